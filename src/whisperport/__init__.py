@@ -1,0 +1,1 @@
+"""Take any Whisper checkpoint to an accelerator, and prove that it still transcribes."""

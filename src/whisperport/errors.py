@@ -1,0 +1,62 @@
+"""Every exception this package raises on purpose.
+
+WhisperportError             catch this one to catch them all
+├── AudioError               the sound is missing, unreadable, empty, or not numbers
+├── CheckpointError          the weights are missing, unknown, damaged, or of another shape
+├── TokenizerError           the tokenizer's file is missing or is not Whisper's
+├── LoweringError            a program cannot be built for the target
+│   └── MissingPackageError  an optional package (an extra, a vendor's SDK) is not installed
+├── VerificationError        a bundle disagrees with its reference, so it is not written
+├── BundleError              a bundle on disk is damaged, incomplete, or of another version
+└── UsageError               an argument names something that does not exist
+"""
+
+
+class WhisperportError(Exception):
+    """What happened, why, and what to do next; the command line prints the three on their own lines."""
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class AudioError(WhisperportError):
+    """The sound is missing, unreadable, empty, or not numbers."""
+
+
+class CheckpointError(WhisperportError):
+    """The weights are missing, unknown, damaged, or of another shape."""
+
+
+class TokenizerError(WhisperportError):
+    """The tokenizer's file is missing or is not Whisper's."""
+
+
+class LoweringError(WhisperportError):
+    """A program cannot be built for the target."""
+
+
+class MissingPackageError(LoweringError):
+    """An optional package (an extra, a vendor's SDK) is not installed."""
+
+
+class VerificationError(WhisperportError):
+    """A bundle disagrees with its reference, so it is not written."""
+
+
+class BundleError(WhisperportError):
+    """A bundle on disk is damaged, incomplete, or of another version."""
+
+
+class UsageError(WhisperportError):
+    """An argument names something that does not exist."""

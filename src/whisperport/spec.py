@@ -1,0 +1,72 @@
+"""Programs and targets as data: read by the checks, the command line, the manifest and the docs alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["run here", "compiled here", "checked against contract"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One named input or output of a program: static shape, dtype by numpy's name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "TensorSpec":
+        return cls(str(data["name"]), tuple(int(n) for n in data["shape"]), str(data["dtype"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """The signature of one program; the order of inputs and outputs is the lowered program's order."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "inputs": [tensor.to_json() for tensor in self.inputs],
+            "outputs": [tensor.to_json() for tensor in self.outputs],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ProgramSpec":
+        return cls(
+            str(data["name"]),
+            tuple(TensorSpec.from_json(tensor) for tensor in data["inputs"]),
+            tuple(TensorSpec.from_json(tensor) for tensor in data["outputs"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One node left alone, and why: the unit of every 'why not' report."""
+
+    node: str
+    reason: str  # states the value met and the limit: "rank 5 is above 4"
+    rule: str = ""  # a stable code, such as "rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSpec:
+    """What a target can run, as data."""
+
+    name: str
+    summary: str  # one line, shown by `whisperport targets`
+    status: Status  # what was done with it on the project's own machines
+    operators: frozenset[str] | None = None  # what its compiler takes; None: its compiler decides
+    max_rank: int = 8  # highest tensor rank its compiler accepts
+    dtypes: frozenset[str] = frozenset({"float32"})  # of inputs and outputs
+    rewrites: tuple[str, ...] = ()  # names, applied in this order
+    extra: str = ""  # pip extra that lowers to it; empty: the core install
+    run_extra: str = ""  # pip extra that runs it; empty: the core install
+    sources: Mapping[str, str] = field(default_factory=dict)  # field name -> where it was read or measured
