@@ -1,0 +1,307 @@
+"""Windows: what the model hears and what it should write.
+
+A window is put together from utterances in the mel domain, with gaps, noise, a room and a microphone. Its tokens are
+those Whisper would write: with timestamps around every utterance, or without; with text before it as a prompt, or not;
+``<|nospeech|>`` for silence. An utterance cut by the window's end gets its start timestamp only, as in Whisper's
+training data: openai-whisper then moves its next window to the end of the last whole utterance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+import augment
+from corpus import Corpus, Utterance
+from mel import FLOOR, whisper_input
+from vocabulary import EN, EOT, NO_SPEECH, NO_TIMESTAMPS, SOT, SOT_PREV, TIME_BEGIN, TRANSCRIBE, nothing_tokens
+
+Frames = NDArray[np.float32]
+WINDOW = 3000  # mel frames of Whisper's window
+STEP = 0.02  # seconds of one encoder position and of one timestamp
+LATEST_FIRST_STAMP = 50  # Whisper's decoding allows no later first timestamp than 1.00 s
+MAX_PROMPT = 223
+GAP_NEEDED = 0.03  # a word must end this long before the window's end to count as heard
+
+
+@dataclass
+class Placed:
+    """An utterance in a window: tokens and their (start, end) in seconds from the window's first frame."""
+
+    utterance: Utterance
+    start: float
+    end: float
+    spans: NDArray[np.float32]
+
+
+@dataclass
+class Script:
+    """What to write, row by row. ``inputs[i]`` is read and ``targets[i]`` predicted (-1: not trained); the alignment
+    heads should look at ``spans[i]`` (seconds in the window; negative: anywhere) while they predict it."""
+
+    inputs: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+
+    def predict(self, token: int, span: tuple[float, float] = (-1.0, -1.0), *, trained: bool = True) -> None:
+        """Append a token: the row before it predicts it, and it is read by the next row."""
+        self.inputs.append(token)
+        self.targets.append(token if trained else -1)
+        self.spans.append(span)
+
+    def finish(self) -> None:
+        """Shift: row i reads what row i - 1 predicted."""
+        self.inputs, self.targets, self.spans = self.inputs[:-1], self.targets[1:], self.spans[1:]
+
+
+@dataclass
+class Window:
+    """``frames``: [n, 80] the model's input. ``offset``: encoder position of the first frame pair (0 in a full
+    window). ``words`` and ``phones``: [n / 2] labels of encoder positions: token id or 0, phone label or 0."""
+
+    frames: Frames
+    script: Script
+    offset: int
+    words: NDArray[np.int64]
+    phones: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How windows of a phase look. ``strength`` scales all augmentation."""
+
+    strength: float = 1.0
+    timestamps: float = 0.5
+    prompts: float = 0.1
+    long_prompts: float = 0.0
+    no_speech: float = 0.04
+    cut: float = 0.0
+    min_utterances: int = 1
+    max_utterances: int = 1
+    long_lead: float = 0.0
+
+
+class Assembler:
+    """Draws windows from a corpus."""
+
+    def __init__(self, corpus: Corpus, seed: int) -> None:
+        self.corpus = corpus
+        self.rng = np.random.default_rng(seed)
+        self.noises = augment.noise_bank(seed=17)
+        self.nothing = nothing_tokens()
+        self.warps = [augment.warp_matrix(factor) for factor in np.linspace(0.87, 1.15, 15)]
+
+    # sound ------------------------------------------------------------------------------------------------------------
+
+    def _sound(self, utterance: Utterance, mix: Mix) -> tuple[Frames, float]:
+        """One utterance's frames after tempo, vocal tract and microphone, and the factor its times shrink by."""
+        rng, frames, factor = self.rng, utterance.frames.astype(np.float32), 1.0
+        if rng.random() < 0.7 * mix.strength:
+            factor = float(rng.uniform(1 - 0.14 * mix.strength, 1 + 0.16 * mix.strength))
+            frames = augment.change_tempo(frames, factor)
+        factor = len(utterance.frames) / len(frames)
+        if rng.random() < 0.6 * mix.strength:
+            frames = frames @ self.warps[rng.integers(len(self.warps))]
+        if rng.random() < 0.7 * mix.strength:
+            frames = frames + augment.microphone(rng, mix.strength)
+        return frames, factor
+
+    def _background(self, canvas: Frames, level: float, mix: Mix) -> Frames:
+        """Room and noise. ``level`` is the log10 power of the speech."""
+        rng = self.rng
+        room, noise, faint = rng.random() < 0.3 * mix.strength, rng.random() < 0.65 * mix.strength, rng.random() < 0.5
+        if not (room or noise or faint):
+            return canvas
+        power = np.exp(canvas * augment.LN10)
+        if room:
+            power = augment.add_room(power, rng)
+        if noise or faint:
+            bank = self.noises[rng.integers(len(self.noises)) if noise else 0]
+            start = int(rng.integers(0, len(bank) - len(canvas)))
+            piece = bank[start : start + len(canvas)]
+            shape = augment.microphone(rng, 1.0)
+            wanted = level - (rng.uniform(0.7, 4.0) if noise else rng.uniform(4.0, 7.0))
+            piece = piece + shape
+            power += np.exp((piece + (wanted - np.log10(np.exp(piece * augment.LN10).mean()))) * augment.LN10)
+        return np.log10(np.maximum(power, 1e-10))
+
+    def _finish_sound(self, canvas: Frames, mix: Mix, level: float, content: int) -> Frames:
+        """Background, gain and Whisper's scale. The recording ends after ``content`` frames; what follows is digital
+        silence (padded samples, as transformers does) or zeros (padded frames, as openai-whisper does)."""
+        rng = self.rng
+        canvas = self._background(canvas, level, mix)
+        canvas[content:] = FLOOR
+        canvas = np.maximum(canvas + np.float32(rng.uniform(-1.8, 0.4)), FLOOR)
+        frames = whisper_input(canvas, rng.uniform(0, 0.7) if rng.random() < 0.3 else 0.0)
+        if rng.random() < 0.6 * mix.strength:
+            augment.mask(frames, rng, mix.strength)
+        if rng.random() < 0.35:
+            frames[content:] = 0.0
+        return frames
+
+    def _content(self, heard: float, frames: int) -> int:
+        """Where the recording ends: at the window's end, or up to 1.5 s after the last speech."""
+        if self.rng.random() < 0.35:
+            return frames
+        return min(frames, int((heard + self.rng.uniform(0.0, 1.5)) * 100) + 2)
+
+    # layout -----------------------------------------------------------------------------------------------------------
+
+    def _gap(self) -> float:
+        """Seconds between two utterances: most often short, once in twelve as long as nine seconds."""
+        low, high = ((0.2, 0.7), (0.2, 0.7), (0.6, 2.0), (1.5, 4.0))[self.rng.integers(4)]
+        return float(self.rng.uniform(3.0, 9.0) if self.rng.random() < 0.08 else self.rng.uniform(low, high))
+
+    def _lead(self, mix: Mix) -> float:
+        if self.rng.random() < mix.long_lead:
+            return float(self.rng.uniform(1.0, 7.0))
+        return float(self.rng.uniform(0.0, 0.95))
+
+    def _draw(self, count: int, one_voice: bool) -> list[Utterance]:
+        """Utterances; of voices from the same part of the corpus (mostly one voice) or of any."""
+        everything = self.corpus.utterances
+        if one_voice:
+            first = int(self.rng.integers(len(everything)))
+            near = self.rng.integers(max(0, first - 150), min(len(everything), first + 150), count)
+            return [everything[i] for i in near]
+        return [everything[i] for i in self.rng.integers(len(everything), size=count)]
+
+    def window(self, mix: Mix, *, frames: int = WINDOW, chosen: Sequence[Utterance] | None = None) -> Window:
+        """Draw a window of ``frames`` mel frames. A shorter one than Whisper's lies at a random place of it."""
+        rng = self.rng
+        offset = int(rng.integers(0, (WINDOW - frames) // 2 + 1))
+        canvas = augment.silence(frames)
+        if rng.random() < mix.no_speech:
+            return self._no_speech(canvas, offset, mix)
+        cut = rng.random() < mix.cut
+        if chosen is None:
+            count = 16 if cut else int(rng.integers(mix.min_utterances, mix.max_utterances + 1))
+            chosen = self._draw(count, one_voice=rng.random() < 0.6)
+            at = self._lead(mix)
+        else:
+            needed = sum(u.seconds for u in chosen) * 1.12
+            at = float(rng.uniform(0, max(0.02, frames / 100 - needed)))
+        if len(chosen) > 1 and rng.random() < 0.25:
+            self._leave_tail(canvas, chosen[-1])
+        placed, levels = [], []
+        for utterance in chosen:
+            sound, factor = self._sound(utterance, mix)
+            first = int(at * 100)
+            if first + len(sound) > frames and not cut:
+                if placed:
+                    break
+                first = max(0, frames - len(sound))
+            if first >= frames - 20:
+                break
+            sound = sound + np.float32(rng.uniform(-0.5, 0.5) * mix.strength)
+            levels.append(augment.speech_level(sound))
+            sound = sound[: frames - first]
+            canvas[first : first + len(sound)] = sound
+            time = first / 100
+            placed.append(
+                Placed(utterance, time + utterance.start / factor, time + utterance.end / factor,
+                       time + utterance.spans / np.float32(factor))
+            )  # fmt: skip
+            at = time + utterance.seconds / factor + self._gap()
+        script = self._script(placed, frames / 100, offset, rng.random() < mix.timestamps, self._prompt(mix))
+        words, phones = self._labels(placed, frames // 2)
+        content = self._content(placed[-1].end, frames)
+        sound = self._finish_sound(canvas, mix, float(np.mean(levels)), content)
+        return Window(sound, script, offset, words, phones)
+
+    def _leave_tail(self, canvas: Frames, utterance: Utterance) -> None:
+        """The last hundredths of a second of a sentence that the previous window has written."""
+        length = min(int(self.rng.integers(1, 9)), len(canvas))
+        canvas[:length] = utterance.frames[-2 - length : -2]
+
+    def _no_speech(self, canvas: Frames, offset: int, mix: Mix) -> Window:
+        script = Script()
+        script.predict(SOT)
+        script.predict(NO_SPEECH if self.rng.random() < 0.97 else EN)
+        script.predict(TRANSCRIBE, trained=False)
+        if self.rng.random() < mix.timestamps:
+            script.predict(TIME_BEGIN + offset)
+        else:
+            script.predict(NO_TIMESTAMPS, trained=False)
+            if self.rng.random() < 0.3:
+                script.predict(int(self.rng.choice(self.nothing)))
+        script.predict(EOT)
+        script.finish()
+        script.inputs[1] = EN
+        level = float(self.rng.uniform(-3.0, 0.5))
+        empty = np.zeros(len(canvas) // 2, np.int64)
+        heavy = Mix(strength=1.0 if self.rng.random() < 0.7 else 0.0)
+        content = self._content(float(self.rng.uniform(0, len(canvas) / 100)), len(canvas))
+        return Window(self._finish_sound(canvas, heavy, level, content), script, offset, empty, empty)
+
+    # text -------------------------------------------------------------------------------------------------------------
+
+    def _prompt(self, mix: Mix) -> list[int]:
+        """Tokens of earlier sentences, most often with the timestamps they were written with."""
+        rng = self.rng
+        if rng.random() >= mix.prompts:
+            return []
+        count = int(rng.integers(1, 4)) if rng.random() >= mix.long_prompts else int(rng.integers(4, 20))
+        stamped, time, tokens = rng.random() < 0.6, 0.0, []
+        for utterance in self._draw(count, one_voice=False):
+            start, time = time, time + utterance.seconds + self._gap()
+            if time > 29:
+                start, time = 0.0, utterance.seconds
+            begin = TIME_BEGIN + round((start + rng.uniform(0, 0.2)) / STEP)
+            sentence = list(utterance.tokens)
+            tokens += [begin, *sentence, TIME_BEGIN + round((start + utterance.end) / STEP)] if stamped else sentence
+        return tokens[-MAX_PROMPT:]
+
+    def _script(
+        self, placed: list[Placed], seconds: float, offset: int, timestamps: bool, prompt: list[int]
+    ) -> Script:
+        script, shift = Script(), offset * STEP
+        if prompt:
+            for token in [SOT_PREV, *prompt]:
+                script.predict(token, trained=False)
+        script.predict(SOT, trained=False)
+        script.predict(EN)
+        script.predict(TRANSCRIBE, trained=False)
+        if not timestamps:
+            script.predict(NO_TIMESTAMPS, trained=False)
+        last = 0.0
+        for i, item in enumerate(placed):
+            whole = item.end <= seconds - GAP_NEEDED
+            if timestamps:
+                stamp = round((item.start + shift) / STEP)
+                if i == 0 and seconds >= 30:
+                    stamp = min(stamp, LATEST_FIRST_STAMP)
+                script.predict(TIME_BEGIN + min(stamp, 1500), (item.start - 0.06, item.start + 0.1))
+                if not whole:
+                    last = item.start
+                    break
+            heard = item.utterance.word_end & (item.spans[:, 1] <= seconds - GAP_NEEDED)
+            count = int(np.flatnonzero(heard)[-1]) + 1 if heard.any() else 0
+            for token, span in zip(item.utterance.tokens[:count], item.spans[:count], strict=True):
+                script.predict(token, (float(span[0]), float(span[1])))
+                last = float(span[1])
+            if timestamps:
+                script.predict(TIME_BEGIN + min(round((item.end + shift) / STEP), 1500), (item.end - 0.1, item.end + 0.06))
+        after = min(last + 0.02, seconds - 0.1)
+        script.predict(EOT, (after, min(after + 0.4, seconds)))
+        script.finish()
+        return script
+
+    def _labels(self, placed: list[Placed], positions: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        words, phones = np.zeros(positions, np.int64), np.zeros(positions, np.int64)
+        for item in placed:
+            for token, (start, end) in zip(item.utterance.tokens, item.spans, strict=True):
+                words[round(start / STEP) : round(end / STEP)] = token
+            utterance = item.utterance
+            factor = (utterance.end - utterance.start) / max(item.end - item.start, 1e-3)
+            begin = round(item.start / STEP)
+            for label, end in utterance.phones:
+                stop = round((item.start + (end - utterance.start) / factor) / STEP)
+                if stop > begin:
+                    phones[begin:stop] = label
+                    begin = stop
+            phones[round(item.end / STEP) :] = 0
+        return words, phones
