@@ -1,0 +1,295 @@
+"""What a bundle says about itself, as one JSON file."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_args
+
+from whisperport.bundle import strict_json
+from whisperport.bundle.strict_json import Field
+from whisperport.dims import Dims
+from whisperport.errors import BundleError
+from whisperport.generation import Generation
+from whisperport.spec import ProgramSpec, Status, TensorSpec
+
+FORMAT = "whisperport bundle"  # tells our manifest.json from the many others of that name
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 16 * 2**20  # ours are some 30 kB
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+EMBEDDING = "embedding.npy"
+POSITIONS = "positions.npy"
+REFERENCE = "reference.npz"
+REQUIRED = (TOKENIZER, EMBEDDING, POSITIONS, REFERENCE)
+
+DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+DTYPES |= {"bfloat16", "float16", "float32", "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file as it was when the bundle was written."""
+
+    sha256: str  # 64 lower-case hexadecimal digits
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEntry:
+    """One lowered program."""
+
+    spec: ProgramSpec
+    target: str  # name of the target it was lowered for
+    method: str  # its name inside a file of several methods; the spec's name otherwise
+    files: tuple[str, ...]  # paths relative to the bundle; the first is the one to load
+    status: Status
+    delegation: Mapping[str, Any] = field(default_factory=dict)  # JSON: counts of (un)delegated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a bundle is, where it came from, and what it should contain."""
+
+    name: str
+    source: Mapping[str, Any]  # JSON: kind, name, revision, sha256 of the checkpoint
+    dims: Dims
+    generation: Generation
+    programs: tuple[ProgramEntry, ...]
+    precision: str = "fp32"
+    rewrites: Mapping[str, Any] = field(default_factory=dict)  # program -> what was changed (JSON)
+    versions: Mapping[str, str] = field(default_factory=dict)  # package -> version that built it
+    machine: Mapping[str, Any] = field(default_factory=dict)  # JSON: where it was built
+    verification: Mapping[str, Any] = field(default_factory=dict)  # JSON: the report
+    verified: bool = False  # stays False if the bundle was written without a passing report
+    files: Mapping[str, FileEntry] = field(default_factory=dict)  # path -> entry; set by the writer
+    format_version: int = FORMAT_VERSION
+
+    def program(self, name: str) -> ProgramEntry:
+        """Raises BundleError if no program has this name."""
+        for entry in self.programs:
+            if entry.spec.name == name:
+                return entry
+        known = ", ".join(entry.spec.name for entry in self.programs) or "none"
+        raise BundleError(f"bundle {self.name!r} has no program {name!r}", why=f"it has: {known}")
+
+    def to_json(self) -> dict[str, Any]:
+        data = {
+            "format": FORMAT,
+            "format_version": self.format_version,
+            "name": self.name,
+            "source": dict(self.source),
+            "dims": self.dims.to_json(),
+            "generation": self.generation.to_json(),
+            "programs": [_program_to_json(entry) for entry in self.programs],
+            "precision": self.precision,
+            "rewrites": dict(self.rewrites),
+            "versions": dict(self.versions),
+            "machine": dict(self.machine),
+            "verification": dict(self.verification),
+            "verified": self.verified,
+            "files": {path: asdict(entry) for path, entry in sorted(self.files.items())},
+        }
+        plain: dict[str, Any] = _lists(data)
+        return plain
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Manifest":
+        """Raises BundleError, naming the field, for anything `to_json` would not have written."""
+        return _manifest(strict_json.plain(data, MANIFEST))
+
+    def to_bytes(self) -> bytes:
+        """The file's contents: `to_json`, and a checksum over all of it."""
+        data = self.to_json()
+        data["checksum"] = _checksum(data)
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)
+        return (text + "\n").encode("utf-8")
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> "Manifest":
+        """Raises BundleError: not strict JSON, another checksum, a newer version, a wrong field."""
+        top = strict_json.parse(raw, MANIFEST)
+        members = top.mapping()
+        _check_version(members, top)
+        if "checksum" not in members:
+            top.refuse("has no `checksum`")
+        data = {name: value for name, value in top.value.items() if name != "checksum"}
+        if members["checksum"].text() != _checksum(data):
+            members["checksum"].refuse("does not match the rest of the file")
+        return _manifest(Field(data, "", MANIFEST))
+
+
+def safe_path(path: Field) -> str:
+    """A path that stays inside of the bundle on every system.
+
+    Raises:
+        BundleError: it is empty or absolute, or holds "..", ".", an empty part, a backslash, a
+            colon (a drive letter, a second stream), or a control character.
+    """
+    text = path.text()
+    if not text or text.startswith("/"):
+        path.refuse(f"is {text[:80]!r}; expected a path relative to the bundle")
+    if "\\" in text or ":" in text or any(ord(c) < 32 or ord(c) == 127 for c in text):
+        path.refuse(f"is {text[:80]!r}; backslashes, colons and control characters are not allowed")
+    if any(part in ("", ".", "..") for part in text.split("/")):
+        path.refuse(f"is {text[:80]!r}; empty parts, `.` and `..` are not allowed")
+    return text
+
+
+def _checksum(data: Mapping[str, Any]) -> str:
+    canonical = json.dumps(data, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
+
+def _check_version(members: Mapping[str, Field], top: Field) -> None:
+    """Before anything else: a newer version may have renamed every other field."""
+    for name in ("format", "format_version"):
+        if name not in members:
+            top.refuse(f"has no `{name}`")
+    if members["format"].text() != FORMAT:
+        members["format"].refuse(f"is not {FORMAT!r}")
+    version = members["format_version"].integer(at_least=1)
+    if version > FORMAT_VERSION:
+        raise BundleError(
+            f"the bundle has format version {version}, and this whisperport reads up to "
+            f"{FORMAT_VERSION}",
+            why="it was written by a newer whisperport",
+            hint="pip install --upgrade whisperport",
+        )
+
+
+def _manifest(top: Field) -> Manifest:
+    _check_version(top.mapping(), top)
+    m = top.members(["format", *(f.name for f in fields(Manifest))])
+    manifest = Manifest(
+        format_version=m["format_version"].integer(at_least=1),
+        name=_word(m["name"]),
+        source=_free(m["source"]),
+        dims=_dims(m["dims"]),
+        generation=_generation(m["generation"]),
+        programs=tuple(_program(entry) for entry in m["programs"].elements()),
+        precision=_word(m["precision"]),
+        rewrites=_free(m["rewrites"]),
+        versions={name: version.text() for name, version in m["versions"].mapping().items()},
+        machine=_free(m["machine"]),
+        verification=_free(m["verification"]),
+        verified=m["verified"].flag(),
+        files=_files(m["files"]),
+    )
+    names = [entry.spec.name for entry in manifest.programs]
+    if len(set(names)) != len(names):
+        m["programs"].refuse("names a program twice")
+    return manifest
+
+
+def _files(listed: Field) -> dict[str, FileEntry]:
+    entries = {}
+    for path, entry in listed.mapping().items():
+        if safe_path(Field(path, listed.path, listed.document)) == MANIFEST:
+            listed.refuse(f"lists {MANIFEST} itself")
+        e = entry.members(["sha256", "bytes"])
+        sha256 = e["sha256"].text()
+        if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
+            e["sha256"].refuse("is not 64 lower-case hexadecimal digits")
+        entries[path] = FileEntry(sha256, e["bytes"].integer())
+    return entries
+
+
+def _program_to_json(entry: ProgramEntry) -> dict[str, Any]:
+    return {
+        "spec": entry.spec.to_json(),
+        "target": entry.target,
+        "method": entry.method,
+        "files": list(entry.files),
+        "status": entry.status,
+        "delegation": dict(entry.delegation),
+    }
+
+
+def _program(entry: Field) -> ProgramEntry:
+    m = entry.members([f.name for f in fields(ProgramEntry)])
+    spec = m["spec"].members(["name", "inputs", "outputs"])
+    files = tuple(safe_path(path) for path in m["files"].elements())
+    if not files:
+        m["files"].refuse("is empty; a program has at least one file")
+    text = m["status"].text()
+    status = next((known for known in get_args(Status) if known == text), None)
+    if status is None:
+        m["status"].refuse(f"is {text[:80]!r}; expected one of {get_args(Status)}")
+    return ProgramEntry(
+        spec=ProgramSpec(
+            _word(spec["name"]),
+            tuple(_tensor(tensor) for tensor in spec["inputs"].elements()),
+            tuple(_tensor(tensor) for tensor in spec["outputs"].elements()),
+        ),
+        target=_word(m["target"]),
+        method=_word(m["method"]),
+        files=files,
+        status=status,
+        delegation=_free(m["delegation"]),
+    )
+
+
+def _tensor(tensor: Field) -> TensorSpec:
+    m = tensor.members(["name", "shape", "dtype"])
+    if m["dtype"].text() not in DTYPES:
+        m["dtype"].refuse(f"is {m['dtype'].text()[:80]!r}; expected one of {sorted(DTYPES)}")
+    shape = tuple(n.integer(at_least=1) for n in m["shape"].elements())
+    return TensorSpec(_word(m["name"]), shape, m["dtype"].text())
+
+
+def _dims(dims: Field) -> Dims:
+    sizes = dims.members([f.name for f in fields(Dims)])
+    try:
+        return Dims(**{name: size.integer(at_least=1) for name, size in sizes.items()})
+    except ValueError as error:
+        dims.refuse(f"is impossible: {error}")
+
+
+def _generation(generation: Field) -> Generation:
+    m = generation.members([f.name for f in fields(Generation)])
+
+    def ids(name: str) -> tuple[int, ...]:
+        return tuple(i.integer() for i in m[name].elements())
+
+    def named(name: str) -> dict[str, int]:
+        return {key: i.integer() for key, i in m[name].mapping().items()}
+
+    heads = []
+    for head in m["alignment_heads"].elements():
+        pair = [i.integer() for i in head.elements()]
+        if len(pair) != 2:
+            head.refuse("is not a (layer, head) pair")
+        heads.append((pair[0], pair[1]))
+    return Generation(
+        start_of_transcript=m["start_of_transcript"].integer(),
+        end_of_text=m["end_of_text"].integer(),
+        start_of_previous=m["start_of_previous"].integer(),
+        no_speech=m["no_speech"].integer(),
+        no_timestamps=m["no_timestamps"].integer(),
+        languages=named("languages"),
+        tasks=named("tasks"),
+        suppressed=ids("suppressed"),
+        suppressed_at_start=ids("suppressed_at_start"),
+        alignment_heads=tuple(heads),
+    )
+
+
+def _word(name: Field) -> str:
+    if not name.text():
+        name.refuse("is empty")
+    return name.text()
+
+
+def _free(mapping: Field) -> dict[str, Any]:
+    """An object whose members are the writer's business."""
+    mapping.mapping()
+    return dict(mapping.value)
+
+
+def _lists(value: Any) -> Any:
+    """Tuples as the arrays that JSON will make of them."""
+    if isinstance(value, dict):
+        return {name: _lists(item) for name, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, tuple | list) else value

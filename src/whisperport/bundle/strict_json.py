@@ -1,0 +1,169 @@
+"""JSON from strangers: each wrong field is named, and nothing but a BundleError is ever raised."""
+
+import json
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from whisperport.errors import BundleError
+
+MAX_DEPTH = 64  # a manifest has 6 levels; Python's own parser gives up near 1,000
+MAX_INTEGER = 2**63 - 1  # what every other reader of JSON can hold
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One value inside a JSON document, which knows where it stands."""
+
+    value: Any
+    path: str  # "programs[0].files"; empty at the top
+    document: str  # "manifest.json"
+
+    def refuse(self, why: str) -> NoReturn:
+        where = f"field `{self.path}`" if self.path else "the top level"
+        raise BundleError(
+            f"{self.document} is not valid: {where} {why}",
+            hint="the file is damaged or was edited; write the bundle again",
+        )
+
+    def mapping(self) -> dict[str, "Field"]:
+        if not isinstance(self.value, dict):
+            self.refuse(f"is {_kind(self.value)}; expected an object")
+        prefix = f"{self.path}." if self.path else ""
+        return {
+            name: Field(value, prefix + name, self.document) for name, value in self.value.items()
+        }
+
+    def members(self, names: Collection[str]) -> dict[str, "Field"]:
+        """The object's members, which must be exactly `names`."""
+        found = self.mapping()
+        for name in names:
+            if name not in found:
+                self.refuse(f"has no `{name}`")
+        for name in found:
+            if name not in names:
+                self.refuse(f"has an unknown member {name[:80]!r}")
+        return found
+
+    def elements(self) -> list["Field"]:
+        if not isinstance(self.value, list):
+            self.refuse(f"is {_kind(self.value)}; expected an array")
+        return [
+            Field(value, f"{self.path}[{i}]", self.document) for i, value in enumerate(self.value)
+        ]
+
+    def text(self) -> str:
+        if not isinstance(self.value, str):
+            self.refuse(f"is {_kind(self.value)}; expected a string")
+        return self.value
+
+    def integer(self, at_least: int = 0) -> int:
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            self.refuse(f"is {_kind(self.value)}; expected an integer")
+        if self.value < at_least:
+            self.refuse(f"is {self.value}; expected at least {at_least}")
+        return self.value
+
+    def number(self) -> float:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            self.refuse(f"is {_kind(self.value)}; expected a number")
+        return float(self.value)
+
+    def flag(self) -> bool:
+        if not isinstance(self.value, bool):
+            self.refuse(f"is {_kind(self.value)}; expected true or false")
+        return self.value
+
+
+def parse(raw: bytes, document: str) -> Field:
+    """The document's top level.
+
+    Raises:
+        BundleError: not UTF-8, not JSON, a name given twice, NaN or infinity, an integer beyond
+            64 bits, or nesting deeper than 64.
+    """
+    try:
+        value = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant
+        )
+    except RecursionError as error:
+        raise BundleError(f"{document} is not valid: it is nested too deeply") from error
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise BundleError(
+            f"{document} is not valid JSON",
+            why=str(error)[:200],
+            hint="the file is damaged or was edited; write the bundle again",
+        ) from error
+    return plain(value, document)
+
+
+def plain(value: Any, document: str) -> Field:
+    """`value` as the top level of `document`, once it is known to be plain JSON.
+
+    Raises:
+        BundleError: it holds anything that JSON has no word for, or that `parse` refuses.
+    """
+    top = Field(value, "", document)
+    level = [value]
+    depth = 0
+    while level:  # by level, not recursive: the depth is the stranger's choice
+        depth += 1
+        if depth > MAX_DEPTH:
+            top.refuse(f"is nested deeper than {MAX_DEPTH}")
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                for name in item:
+                    _check_text(name, top)
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            else:
+                _check_scalar(item, top)
+        level = below
+    return top
+
+
+def _check_scalar(item: Any, top: Field) -> None:
+    if item is None or isinstance(item, bool):
+        return
+    if isinstance(item, str):
+        _check_text(item, top)
+    elif isinstance(item, int):
+        if abs(item) > MAX_INTEGER:
+            top.refuse("holds an integer beyond 64 bits")
+    elif isinstance(item, float):
+        if not math.isfinite(item):
+            top.refuse(f"holds {item}, which JSON has no word for")
+    else:
+        top.refuse(f"holds a {type(item).__name__}, which JSON has no word for")
+
+
+def _check_text(item: Any, top: Field) -> None:
+    if not isinstance(item, str):
+        top.refuse(f"holds a member whose name is a {type(item).__name__}")
+    try:
+        item.encode("utf-8")
+    except UnicodeEncodeError:
+        top.refuse("holds half of a surrogate pair, which is no character")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise ValueError(f"an object gives {name[:80]!r} twice")
+        members[name] = value
+    return members
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
+    return names.get(type(value), "an array" if isinstance(value, list) else "an object")

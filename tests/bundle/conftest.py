@@ -1,0 +1,107 @@
+"""A bundle of a few kilobytes: 2 layers, width 8, every kind of file a real one has."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import (
+    EMBEDDING,
+    POSITIONS,
+    REFERENCE,
+    TOKENIZER,
+    Bundle,
+    Manifest,
+    ProgramEntry,
+    writing_bundle,
+)
+from whisperport.dims import Dims
+from whisperport.generation import Generation
+from whisperport.spec import ProgramSpec, TensorSpec
+
+DIMS = Dims(
+    n_mels=4,
+    n_audio_ctx=6,
+    n_audio_state=8,
+    n_audio_head=2,
+    n_audio_layer=2,
+    n_text_ctx=5,
+    n_text_state=8,
+    n_text_head=2,
+    n_text_layer=2,
+    n_vocab=11,
+    n_audio_ffn=32,
+    n_text_ffn=32,
+)
+
+
+@pytest.fixture
+def fill() -> Callable[..., None]:
+    def fill(folder: Path, program: bytes = b"program") -> None:
+        (folder / TOKENIZER).write_bytes(b'{"version": "1.0"}')
+        np.save(folder / EMBEDDING, np.arange(88, dtype=np.float16).reshape(11, 8))
+        np.save(folder / POSITIONS, np.ones((5, 8), np.float32))
+        np.savez(folder / REFERENCE, mel=np.ones((1, 4, 12), np.float32))
+        (folder / "programs").mkdir()
+        (folder / "programs/encoder.bin").write_bytes(program)
+
+    return fill
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    encoder = ProgramEntry(
+        spec=ProgramSpec(
+            "encoder",
+            (TensorSpec("mel", (1, 4, 12)),),
+            (TensorSpec("features", (1, 6, 8), "float16"),),
+        ),
+        target="fake",
+        method="encoder",
+        files=("programs/encoder.bin",),
+        status="run here",
+        delegation={"delegated": 12, "undelegated": 0},
+    )
+    return Manifest(
+        name="nano",
+        source={"kind": "openai", "name": "nano.pt", "revision": None, "sha256": "0" * 64},
+        dims=DIMS,
+        generation=Generation(
+            start_of_transcript=7,
+            end_of_text=6,
+            start_of_previous=8,
+            no_speech=9,
+            no_timestamps=10,
+            languages={"en": 1},
+            tasks={"transcribe": 2},
+            suppressed=(3, 4),
+            suppressed_at_start=(5,),
+            alignment_heads=((0, 1), (1, 0)),
+        ),
+        programs=(encoder,),
+        rewrites={"encoder": [{"name": "conv1d-as-conv2d", "changed": 2}]},
+        versions={"whisperport": "0.1.0"},
+        machine={"cores": 2},
+        verification={"passed": True},
+        verified=True,
+    )
+
+
+@pytest.fixture
+def write(manifest: Manifest, fill: Callable[..., None]) -> Callable[..., Bundle]:
+    def write(
+        out: Path, program: bytes = b"program", then: Callable[[Path], object] | None = None
+    ) -> Bundle:
+        with writing_bundle(out) as writer:
+            fill(writer.folder, program)
+            if then:
+                then(writer.folder)
+            return writer.commit(manifest)
+
+    return write
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, write: Callable[..., Bundle]) -> Bundle:
+    return write(tmp_path / "nano")

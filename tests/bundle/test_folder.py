@@ -1,0 +1,277 @@
+import contextlib
+import io
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from whisperport.bundle import (
+    EMBEDDING,
+    MANIFEST,
+    POSITIONS,
+    REFERENCE,
+    TOKENIZER,
+    Bundle,
+    Manifest,
+    writing_bundle,
+)
+from whisperport.errors import BundleError
+
+FILES = [TOKENIZER, EMBEDDING, POSITIONS, REFERENCE, "programs/encoder.bin"]
+
+
+@pytest.fixture
+def write_with(
+    tmp_path: Path, manifest: Manifest, fill: Callable[[Path], None]
+) -> Callable[[str, bytes], Bundle]:
+    """A bundle, rightly hashed, in which one file has these contents."""
+
+    def write_with(relative: str, contents: bytes) -> Bundle:
+        with writing_bundle(tmp_path / "hostile") as writer:
+            fill(writer.folder)
+            (writer.folder / relative).write_bytes(contents)
+            return writer.commit(manifest)
+
+    return write_with
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=True)
+    return stream.getvalue()
+
+
+def test_what_was_written_can_be_read(bundle: Bundle, manifest: Manifest) -> None:
+    opened = Bundle.open(str(bundle.folder))
+
+    assert replace(opened.manifest, files={}) == manifest
+    assert sorted(opened.manifest.files) == sorted(FILES)
+    assert opened.path("programs/encoder.bin").read_bytes() == b"program"
+    assert opened.tokenizer_json() == b'{"version": "1.0"}'
+    assert opened.embedding().dtype == np.float16
+    assert opened.embedding()[10, 7] == 87
+    assert opened.positions().shape == (5, 8)
+    assert set(opened.reference()) == {"mel"}
+
+
+def test_tables_cannot_be_written_to(bundle: Bundle) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        bundle.embedding()[0, 0] = 1
+
+
+@pytest.mark.parametrize("relative", FILES)
+def test_one_changed_byte_is_found_and_the_file_named(bundle: Bundle, relative: str) -> None:
+    file = bundle.folder / relative
+    contents = bytearray(file.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    file.write_bytes(contents)
+
+    with pytest.raises(BundleError) as caught:
+        Bundle.open(bundle.folder)
+
+    assert relative in caught.value.what
+
+
+@pytest.mark.parametrize("relative", FILES)
+@pytest.mark.parametrize("check_hashes", [True, False])
+def test_another_size_is_found_without_hashing_too(
+    bundle: Bundle, relative: str, check_hashes: bool
+) -> None:
+    file = bundle.folder / relative
+    file.write_bytes(file.read_bytes() + b"\0")
+
+    with pytest.raises(BundleError, match="bytes") as caught:
+        Bundle.open(bundle.folder, check_hashes=check_hashes)
+
+    assert relative in caught.value.what
+
+
+@pytest.mark.parametrize("relative", [MANIFEST, *FILES])
+def test_each_missing_file_is_named(bundle: Bundle, relative: str) -> None:
+    (bundle.folder / relative).unlink()
+
+    with pytest.raises(BundleError) as caught:
+        Bundle.open(bundle.folder, check_hashes=False)
+
+    assert relative in caught.value.what
+
+
+def test_hashes_are_left_out_when_asked(bundle: Bundle) -> None:
+    (bundle.folder / "programs/encoder.bin").write_bytes(b"PROGRAM")
+
+    opened = Bundle.open(bundle.folder, check_hashes=False)
+
+    assert opened.manifest == bundle.manifest
+
+
+def test_a_note_in_the_folder_is_no_harm(bundle: Bundle) -> None:
+    (bundle.folder / "notes.txt").write_text("mine")
+
+    opened = Bundle.open(bundle.folder)
+
+    with pytest.raises(BundleError, match="does not list"):
+        opened.path("notes.txt")
+
+
+@pytest.mark.parametrize("path", ["missing", "file", "empty", "nul\0"])
+def test_what_is_no_bundle_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(BundleError):
+        Bundle.open(tmp_path / path)
+
+
+@pytest.mark.parametrize("relative", [MANIFEST, *FILES])
+def test_a_link_that_leads_out_is_refused(bundle: Bundle, tmp_path: Path, relative: str) -> None:
+    outside = tmp_path / "outside"
+    (bundle.folder / relative).rename(outside)
+    (bundle.folder / relative).symlink_to(outside)
+
+    with pytest.raises(BundleError, match="leads out") as caught:
+        Bundle.open(bundle.folder)
+
+    assert relative in caught.value.what
+
+
+def test_a_linked_folder_that_leads_out_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    (bundle.folder / "programs").rename(tmp_path / "outside")
+    (bundle.folder / "programs").symlink_to(tmp_path / "outside")
+
+    with pytest.raises(BundleError, match="leads out"):
+        Bundle.open(bundle.folder)
+
+
+def test_a_link_that_stays_inside_and_a_linked_bundle_are_read(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    (bundle.folder / TOKENIZER).rename(bundle.folder / "real.json")
+    (bundle.folder / TOKENIZER).symlink_to("real.json")
+    (tmp_path / "link").symlink_to(bundle.folder)
+
+    assert Bundle.open(tmp_path / "link").tokenizer_json() == b'{"version": "1.0"}'
+
+
+def test_a_circle_of_links_is_refused(bundle: Bundle) -> None:
+    (bundle.folder / TOKENIZER).unlink()
+    (bundle.folder / TOKENIZER).symlink_to(TOKENIZER)
+
+    with pytest.raises(BundleError, match=TOKENIZER):
+        Bundle.open(bundle.folder)
+
+
+@pytest.mark.parametrize("relative", [MANIFEST, TOKENIZER])
+def test_a_pipe_is_refused_and_not_waited_for(bundle: Bundle, relative: str) -> None:
+    (bundle.folder / relative).unlink()
+    os.mkfifo(bundle.folder / relative)
+
+    with pytest.raises(BundleError, match="regular"):
+        Bundle.open(bundle.folder)
+
+
+def test_a_huge_manifest_is_refused_before_it_is_parsed(bundle: Bundle) -> None:
+    with (bundle.folder / MANIFEST).open("r+b") as stream:
+        stream.truncate(2**30)  # sparse: a gigabyte that takes no room
+
+    with pytest.raises(BundleError, match="too large"):
+        Bundle.open(bundle.folder)
+
+
+@pytest.mark.parametrize("relative", FILES)
+def test_a_manifest_that_lists_too_little_is_refused(bundle: Bundle, relative: str) -> None:
+    files = {path: entry for path, entry in bundle.manifest.files.items() if path != relative}
+    raw = replace(bundle.manifest, files=files).to_bytes()
+    (bundle.folder / MANIFEST).write_bytes(raw)
+
+    with pytest.raises(BundleError, match=relative):
+        Bundle.open(bundle.folder)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        npy(np.zeros((11, 9), np.float32)),
+        npy(np.zeros((10, 8), np.float32)),
+        npy(np.zeros((11, 8), np.float64)),
+        npy(np.zeros((11, 8), ">f4")),
+        npy(np.zeros((11, 8), np.int32)),
+        npy(np.array([["x"] * 8] * 11, dtype=object)),
+        npy(np.zeros((11, 8), np.float32))[:-1],
+        b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (11, 8), }\n",
+        b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16,
+        b"\x93NUMPY\x09\x00",
+        b"PK\x03\x04",
+        b"",
+    ],
+)
+def test_an_embedding_that_does_not_fit_is_refused(
+    write_with: Callable[[str, bytes], Bundle], table: bytes
+) -> None:
+    bundle = write_with(EMBEDDING, table)
+
+    with pytest.raises(BundleError, match=EMBEDDING):
+        bundle.embedding()
+
+
+def test_a_reference_that_holds_a_pickle_is_refused(
+    write_with: Callable[[str, bytes], Bundle],
+) -> None:
+    stream = io.BytesIO()
+    np.savez(stream, mel=np.array([print], dtype=object))
+    bundle = write_with(REFERENCE, stream.getvalue())
+
+    with pytest.raises(BundleError, match="pickle"):
+        bundle.reference()
+
+
+def test_a_reference_that_unpacks_to_far_more_is_refused(
+    write_with: Callable[[str, bytes], Bundle],
+) -> None:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, mel=np.zeros(20 * 2**20, np.float32))
+    assert len(stream.getvalue()) < 2**20
+    bundle = write_with(REFERENCE, stream.getvalue())
+
+    with pytest.raises(BundleError, match="unpacks"):
+        bundle.reference()
+
+
+def test_a_reference_that_holds_another_kind_of_file_is_refused(
+    write_with: Callable[[str, bytes], Bundle],
+) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("mel.txt", "not an array")
+    bundle = write_with(REFERENCE, stream.getvalue())
+
+    with pytest.raises(BundleError, match="not an array"):
+        bundle.reference()
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_damaged_arrays_raise_a_bundle_error_or_nothing(
+    bundle: Bundle, data: st.DataObject
+) -> None:
+    """The hashes guard against accidents; a hostile writer has hashed his own damage."""
+    for relative in (EMBEDDING, REFERENCE):
+        file = bundle.folder / relative
+        contents = original = file.read_bytes()
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(contents) - 1))
+            contents = contents[:at] + data.draw(st.binary(max_size=3)) + contents[at + 1 :]
+            contents = contents or b"\0"
+        file.write_bytes(contents)
+
+        with contextlib.suppress(BundleError):
+            bundle.embedding() if relative == EMBEDDING else bundle.reference()
+
+        file.write_bytes(original)

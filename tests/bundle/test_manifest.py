@@ -1,0 +1,259 @@
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from whisperport.bundle import FORMAT_VERSION, FileEntry, Manifest
+from whisperport.errors import BundleError
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(["run here", "float32", "../x", "a" * 64, 0, 1, -1]),
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def paths_into(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path] if path else []
+    if isinstance(value, dict):
+        for name, item in value.items():
+            found += paths_into(item, (*path, name))
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            found += paths_into(item, (*path, i))
+    return found
+
+
+def holder(data: Any, path: tuple[Any, ...]) -> Any:
+    for step in path[:-1]:
+        data = data[step]
+    return data
+
+
+def with_a_file(manifest: Manifest) -> Manifest:
+    return replace(manifest, files={"programs/encoder.bin": FileEntry("a" * 64, 7)})
+
+
+def test_a_manifest_survives_the_round_trip(manifest: Manifest) -> None:
+    given = with_a_file(manifest)
+
+    raw = given.to_bytes()
+
+    assert Manifest.from_bytes(raw) == given
+    assert Manifest.from_json(json.loads(json.dumps(given.to_json()))) == given
+
+
+def test_a_newer_format_says_to_upgrade_even_if_all_else_has_changed() -> None:
+    raw = json.dumps({"format": "whisperport bundle", "format_version": FORMAT_VERSION + 1})
+
+    with pytest.raises(BundleError, match="newer") as caught:
+        Manifest.from_bytes(raw.encode())
+
+    assert "upgrade" in caught.value.hint
+
+
+def test_each_missing_field_is_named(manifest: Manifest) -> None:
+    document = with_a_file(manifest).to_json()
+    free = {"source", "rewrites", "versions", "machine", "verification", "delegation"}
+    free |= {"languages", "tasks"}
+    checked = 0
+
+    for path in paths_into(document):
+        if not isinstance(path[-1], str) or free & set(path[:-1]) or path[-2:-1] == ("files",):
+            continue
+        damaged = copy.deepcopy(document)
+        del holder(damaged, path)[path[-1]]
+        with pytest.raises(BundleError, match=f"`{path[-1]}`"):
+            Manifest.from_json(damaged)
+        checked += 1
+
+    assert checked > 50
+
+
+@pytest.mark.parametrize("wrong", [None, True, 1.5, "text", [], {}, -1, [[1]], {"a": {}}])
+def test_each_field_of_a_wrong_type_is_named(manifest: Manifest, wrong: Any) -> None:
+    document = with_a_file(manifest).to_json()
+    free = {"source", "rewrites", "machine", "verification", "delegation"}
+    refused = 0
+
+    for path in paths_into(document):
+        if free & set(path[:-1]) or type(holder(document, path)[path[-1]]) is type(wrong):
+            continue
+        damaged = copy.deepcopy(document)
+        holder(damaged, path)[path[-1]] = wrong
+        with pytest.raises(BundleError) as caught:
+            Manifest.from_json(damaged)
+        name = path[-1] if isinstance(path[-1], str) else f"[{path[-1]}]"
+        assert name in str(caught.value)
+        refused += 1
+
+    assert refused > 30
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (("format_version",), 0),
+        (("format",), "chrome extension"),
+        (("name",), ""),
+        (("dims", "n_text_head"), 3),
+        (("dims", "n_vocab"), 0),
+        (("programs", 0, "status"), "probably fine"),
+        (("programs", 0, "files"), []),
+        (("programs", 0, "files"), ["../../etc/passwd"]),
+        (("programs", 0, "spec", "inputs", 0, "dtype"), "object"),
+        (("programs", 0, "spec", "inputs", 0, "shape"), [1, 0]),
+        (("generation", "alignment_heads"), [[1, 2, 3]]),
+        (("generation", "suppressed"), [-1]),
+        (("files", "programs/encoder.bin", "sha256"), "A" * 64),
+        (("files", "programs/encoder.bin", "sha256"), "a" * 63),
+        (("files", "programs/encoder.bin", "bytes"), -1),
+        (("files", "manifest.json"), {"sha256": "a" * 64, "bytes": 1}),
+        (("surprise",), 1),
+        (("programs", 0, "surprise"), 1),
+    ],
+)
+def test_an_impossible_value_is_refused(
+    manifest: Manifest, field: tuple[Any, ...], value: Any
+) -> None:
+    document = with_a_file(manifest).to_json()
+    holder(document, field)[field[-1]] = value
+
+    with pytest.raises(BundleError) as caught:
+        Manifest.from_json(document)
+
+    assert "manifest.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "a/..",
+        "./a",
+        "a//b",
+        "a/",
+        "a\\b",
+        "..\\x",
+        "C:x",
+        "C:/x",
+        "a:stream",
+        "a\0b",
+        "a\nb",
+        "\x7f",
+        "\\\\server\\share",
+    ],
+)
+def test_a_path_that_could_leave_the_bundle_is_refused(manifest: Manifest, path: str) -> None:
+    listed = with_a_file(manifest).to_json()
+    listed["files"][path] = {"sha256": "a" * 64, "bytes": 1}
+    named = with_a_file(manifest).to_json()
+    named["programs"][0]["files"] = [path]
+
+    for document in (listed, named):
+        with pytest.raises(BundleError, match="files"):
+            Manifest.from_json(document)
+
+
+def test_two_programs_of_one_name_are_refused(manifest: Manifest) -> None:
+    document = manifest.to_json()
+    document["programs"] *= 2
+
+    with pytest.raises(BundleError, match="twice"):
+        Manifest.from_json(document)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": ' + b"9" * 30 + b"}",
+        b'{"a": ' + b"9" * 10_000 + b"}",
+        b'{"a": "\\ud800"}',
+        b'{"\\ud800": 1}',
+        b"[" * 100_000,
+        b"[" * 900 + b"]" * 900,
+        b'{"a":' * 100_000,
+        b'{"format": "whisperport bundle", "format_version": true}',
+    ],
+)
+def test_hostile_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(BundleError, match=r"manifest\.json"):
+        Manifest.from_bytes(raw)
+
+
+def test_no_changed_byte_of_the_manifest_goes_unnoticed(manifest: Manifest) -> None:
+    given = with_a_file(manifest)
+    raw = given.to_bytes()
+    noticed = 0
+
+    for i in range(len(raw)):
+        damaged = bytearray(raw)
+        damaged[i] ^= 1
+        try:
+            read = Manifest.from_bytes(bytes(damaged))
+        except BundleError:
+            noticed += 1
+        else:
+            assert read == given  # one kind of white space for another
+
+    assert noticed > len(raw) / 2
+
+
+def test_an_unknown_program_is_answered_with_the_known_ones(manifest: Manifest) -> None:
+    assert manifest.program("encoder") is manifest.programs[0]
+
+    with pytest.raises(BundleError, match="encoder"):
+        manifest.program("decoder")
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_any_value_anywhere_raises_a_bundle_error_or_nothing(
+    manifest: Manifest, data: st.DataObject
+) -> None:
+    document = with_a_file(manifest).to_json()
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(paths_into(document)))
+        holder(document, path)[path[-1]] = data.draw(ANYTHING)
+
+    try:
+        read = Manifest.from_json(document)
+    except BundleError:
+        return
+
+    assert Manifest.from_bytes(read.to_bytes()) == read
+
+
+@settings(max_examples=200, deadline=None)
+@given(raw=st.binary(max_size=200) | ANYTHING.map(lambda v: json.dumps(v).encode()))
+def test_any_bytes_raise_a_bundle_error(raw: bytes) -> None:
+    with pytest.raises(BundleError):
+        Manifest.from_bytes(raw)

@@ -1,0 +1,477 @@
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import (
+    MANIFEST,
+    TOKENIZER,
+    Bundle,
+    check_writable,
+    writing_bundle,
+)
+from whisperport.errors import BundleError
+
+Fill = Callable[..., None]
+Write = Callable[..., Bundle]
+
+
+def program_of(folder: Path) -> bytes:
+    """Of a bundle that must be whole."""
+    return Bundle.open(folder).path("programs/encoder.bin").read_bytes()
+
+
+def test_a_bundle_replaces_another_and_leaves_nothing_beside_it(
+    tmp_path: Path, write: Write
+) -> None:
+    write(tmp_path / "nano", b"old")
+
+    written = write(tmp_path / "nano", b"new")
+
+    assert program_of(tmp_path / "nano") == b"new"
+    assert Bundle.open(tmp_path / "nano") == written
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+def test_missing_parents_are_made(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "a" / "b" / "nano")
+
+    assert program_of(tmp_path / "a" / "b" / "nano") == b"program"
+
+
+def test_an_empty_folder_is_used_and_a_link_is_followed(tmp_path: Path, write: Write) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    write(tmp_path / "link")
+
+    assert (tmp_path / "link").is_symlink()
+    assert program_of(tmp_path / "real") == b"program"
+
+
+def test_others_may_read_a_bundle_as_they_may_any_new_folder(tmp_path: Path, write: Write) -> None:
+    (tmp_path / "plain").mkdir()
+
+    write(tmp_path / "nano")
+
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "nano")]
+    assert modes[0] == modes[1]
+
+
+@pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_exception_while_writing_leaves_the_old_bundle(
+    tmp_path: Path, write: Write, stop: type[BaseException]
+) -> None:
+    write(tmp_path / "nano", b"old")
+
+    def then(folder: Path) -> None:
+        raise stop
+
+    with pytest.raises(stop):
+        write(tmp_path / "nano", b"new", then)
+
+    assert program_of(tmp_path / "nano") == b"old"
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+def test_ending_without_commit_is_an_error(tmp_path: Path, fill: Fill) -> None:
+    with (
+        pytest.raises(RuntimeError, match="commit"),
+        writing_bundle(tmp_path / "nano") as writer,
+    ):
+        fill(writer.folder)
+
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("missing", [TOKENIZER, "programs/encoder.bin"])
+def test_an_incomplete_bundle_is_not_written(tmp_path: Path, write: Write, missing: str) -> None:
+    write(tmp_path / "nano", b"old")
+
+    with pytest.raises(BundleError, match=missing):
+        write(tmp_path / "nano", b"new", lambda folder: (folder / missing).unlink())
+
+    assert program_of(tmp_path / "nano") == b"old"
+
+
+@pytest.mark.parametrize("name", ["back\\slash", "a:b", "line\nbreak"])
+def test_a_name_that_could_not_be_read_back_is_not_written(
+    tmp_path: Path, write: Write, name: str
+) -> None:
+    with pytest.raises(BundleError, match="not allowed"):
+        write(tmp_path / "nano", b"new", lambda folder: (folder / name).write_text(""))
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_is_not_written(tmp_path: Path, write: Write) -> None:
+    with pytest.raises(BundleError, match="regular"):
+        write(tmp_path / "nano", b"new", lambda folder: (folder / "x").symlink_to(tmp_path))
+
+    assert os.listdir(tmp_path) == []
+
+
+INTERRUPTIBLE = [
+    (os, "mkdir"),
+    (os, "rename"),
+    (os, "open"),
+    (os, "fsync"),
+    (os, "rmdir"),
+    (os, "unlink"),
+    (hashlib, "sha256"),
+    (Path, "write_bytes"),
+    (Path, "exists"),
+    (shutil, "rmtree"),
+    (np, "save"),
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("owner", "name"), INTERRUPTIBLE, ids=lambda value: str(value)[-12:])
+def test_ctrl_c_at_any_call_leaves_one_whole_bundle(
+    tmp_path: Path,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    after: bool,
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow, and nothing is unplugged here
+    real = getattr(owner, name)
+    interrupted, nth = True, 0
+
+    while interrupted:
+        nth += 1
+        calls = 0
+        interrupted = False
+
+        def call(*args: Any, nth: int = nth, **kwargs: Any) -> Any:
+            nonlocal calls, interrupted
+            calls += 1
+            if calls != nth:
+                return real(*args, **kwargs)
+            interrupted = True
+            if after:
+                real(*args, **kwargs)
+            raise KeyboardInterrupt
+
+        out = tmp_path / str(nth) / "nano"
+        write(out, b"old")
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, call)
+            try:
+                write(out, b"new")
+                completed = True
+            except KeyboardInterrupt:
+                completed = False
+
+        assert program_of(out) in ([b"new"] if completed else [b"old", b"new"])
+        assert os.listdir(out.parent) == ["nano"]
+
+    assert nth > 1
+
+
+@pytest.fixture
+def endless_writer(tmp_path: Path, write: Write) -> Any:
+    """A process that writes the bundle over and over, until a signal meets it."""
+    script = tmp_path / "writer.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from whisperport.bundle import Bundle, writing_bundle\n"
+        "out = Path(sys.argv[1])\n"
+        "old = Bundle.open(out)\n"
+        "contents = {r: old.path(r).read_bytes() for r in old.manifest.files}\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    with writing_bundle(out) as writer:\n"
+        "        for relative, raw in contents.items():\n"
+        "            (writer.folder / relative).parent.mkdir(exist_ok=True)\n"
+        "            (writer.folder / relative).write_bytes(raw)\n"
+        "        writer.commit(old.manifest)\n"
+    )
+    write(tmp_path / "out" / "nano")
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(script), str(tmp_path / "out" / "nano")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("delay_s", [0.011, 0.023, 0.037])
+def test_a_real_ctrl_c_leaves_a_whole_bundle_and_nothing_else(
+    tmp_path: Path, endless_writer: Callable[[], Any], delay_s: float
+) -> None:
+    process = endless_writer()
+    time.sleep(delay_s)
+
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+
+    assert b"KeyboardInterrupt" in stderr
+    assert program_of(tmp_path / "out" / "nano") == b"program"
+    assert os.listdir(tmp_path / "out") == ["nano"]
+
+
+@pytest.mark.parametrize("delay_s", [0.013, 0.029])
+def test_after_a_kill_the_next_writer_clears_what_was_left(
+    tmp_path: Path, endless_writer: Callable[[], Any], write: Write, delay_s: float
+) -> None:
+    process = endless_writer()
+    time.sleep(delay_s)
+
+    process.kill()
+    process.communicate()
+    write(tmp_path / "out" / "nano", b"new")
+
+    assert program_of(tmp_path / "out" / "nano") == b"new"
+    assert os.listdir(tmp_path / "out") == ["nano"]
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_only_leftovers_of_dead_writers_of_this_name_are_removed(
+    tmp_path: Path, write: Write, dead_pid: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    stale = tmp_path / f".nano.partial-{dead_pid}-0123abcd"
+    kept = [
+        tmp_path / f".nano.partial-{os.getpid()}-0123abcd",
+        tmp_path / f".other.partial-{dead_pid}-0123abcd",
+        tmp_path / f".nano.partial-{dead_pid}-notours",
+        tmp_path / f".nano.backup-{dead_pid}-0123abcd",
+    ]
+    for folder in [stale, *kept]:
+        folder.mkdir()
+        (folder / "file").write_text("text")
+
+    write(tmp_path / "nano")
+
+    assert not stale.exists()
+    assert all((folder / "file").exists() for folder in kept)
+    assert str(stale) in caplog.text
+
+
+def test_a_bundle_that_a_kill_left_aside_is_put_back(
+    tmp_path: Path, write: Write, dead_pid: int
+) -> None:
+    write(tmp_path / "nano", b"old")
+    (tmp_path / "nano").rename(tmp_path / f".nano.replaced-{dead_pid}-0123abcd")
+
+    with pytest.raises(ValueError, match="stop"), writing_bundle(tmp_path / "nano"):
+        raise ValueError("stop")
+
+    assert program_of(tmp_path / "nano") == b"old"
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+def test_half_a_bundle_left_aside_is_not_put_back(
+    tmp_path: Path, write: Write, dead_pid: int
+) -> None:
+    aside = tmp_path / f".nano.replaced-{dead_pid}-0123abcd"
+    write(tmp_path / "nano", b"old")
+    (tmp_path / "nano").rename(aside)
+    (aside / TOKENIZER).unlink()
+
+    with pytest.raises(ValueError, match="stop"), writing_bundle(tmp_path / "nano"):
+        raise ValueError("stop")
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failing_second_rename_puts_the_old_bundle_back(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "nano", b"old")
+    real = os.rename
+
+    def rename(source: Any, destination: Any) -> None:
+        if ".partial-" in str(source):
+            raise PermissionError(errno.EACCES, "no")
+        real(source, destination)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(PermissionError):
+        write(tmp_path / "nano", b"new")
+
+    assert program_of(tmp_path / "nano") == b"old"
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+def test_a_full_disk_is_said_to_be_full_and_the_old_bundle_stays(
+    tmp_path: Path, write: Write
+) -> None:
+    write(tmp_path / "nano", b"old")
+
+    def then(folder: Path) -> None:
+        with open("/dev/full", "wb", buffering=0) as full:  # the kernel's own ENOSPC
+            full.write(b"x")
+
+    with pytest.raises(BundleError, match="full") as caught:
+        write(tmp_path / "nano", bytes(3_000_000), then)
+
+    assert "3 MB were written" in caught.value.why
+    assert "free some space" in caught.value.hint
+    assert program_of(tmp_path / "nano") == b"old"
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+def test_a_disk_that_fills_up_while_committing_is_said_to_be_full(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "nano", b"old")
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(BundleError, match="full"):
+            write(tmp_path / "nano", b"new")
+
+    assert program_of(tmp_path / "nano") == b"old"
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+def test_a_short_write_without_an_errno_is_blamed_on_a_disk_that_is_full(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def then(folder: Path) -> None:
+        nothing_left = shutil.disk_usage(folder)._replace(free=0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: nothing_left)
+        raise OSError("1024 requested and 0 written")  # as numpy says it
+
+    with pytest.raises(BundleError, match="full"):
+        write(tmp_path / "nano", b"new", then)
+
+
+def test_another_error_of_the_system_is_passed_on(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), writing_bundle(tmp_path / "nano"):
+        raise FileNotFoundError(errno.ENOENT, "no such checkpoint")
+
+
+def test_too_little_space_is_known_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="too full") as caught:
+        check_writable(tmp_path / "nano", needed_bytes=2**62)
+
+    assert "MB are needed" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "path", ["file", "file/nano", "file/a/nano", "nul\0", "x" * 300, "/proc/nano"]
+)
+def test_a_path_that_cannot_be_written_is_known_beforehand(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("text")
+
+    for write in (check_writable, lambda out: writing_bundle(out).__enter__()):
+        with pytest.raises(BundleError, match="cannot write"):
+            write(tmp_path / path)
+
+    assert (tmp_path / "file").read_text() == "text"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_read_only_disk_is_known_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root, permissions refuse nothing, so the system's answer is stood in for."""
+
+    def mkdir(path: Any, mode: int = 0o777) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+
+    with pytest.raises(BundleError, match="cannot write") as caught:
+        check_writable(tmp_path / "nano")
+
+    assert "Read-only" in caught.value.why
+
+
+def test_the_root_of_a_disk_is_refused_with_a_folder_inside_it() -> None:
+    with pytest.raises(BundleError, match="cannot write") as caught:
+        check_writable(Path("/"))
+
+    assert "inside" in caught.value.hint
+
+
+def test_asking_beforehand_leaves_nothing_behind(tmp_path: Path) -> None:
+    resolved = check_writable(tmp_path / "a" / "nano")
+
+    assert resolved == tmp_path.resolve() / "a" / "nano"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "manifest_json", [None, "not json", "{}", '{"manifest_version": 3, "files": {}}', "[]"]
+)
+def test_a_folder_of_something_else_is_never_replaced(
+    tmp_path: Path, manifest_json: str | None
+) -> None:
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.tex").write_text("years of work")
+    if manifest_json is not None:
+        (folder / MANIFEST).write_text(manifest_json)
+
+    with pytest.raises(BundleError, match="not a bundle"), writing_bundle(folder):
+        pytest.fail("work was begun")
+
+    assert (folder / "chapter.tex").read_text() == "years of work"
+
+
+def test_a_users_own_file_in_a_bundle_is_never_lost(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "nano")
+    (tmp_path / "nano" / "notes.txt").write_text("mine")
+
+    with pytest.raises(BundleError, match=r"notes\.txt"):
+        check_writable(tmp_path / "nano")
+
+    assert (tmp_path / "nano" / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_bundle_may_be_replaced(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "nano")
+    (tmp_path / "nano" / TOKENIZER).write_bytes(b"damaged")
+    manifest = (tmp_path / "nano" / MANIFEST).read_text()
+    (tmp_path / "nano" / MANIFEST).write_text(manifest.replace("nano", "mano", 1))
+
+    write(tmp_path / "nano", b"new")
+
+    assert program_of(tmp_path / "nano") == b"new"
+
+
+def test_a_bundle_is_kept_when_overwriting_was_not_asked_for(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "nano", b"old")
+
+    with (
+        pytest.raises(BundleError, match="exists"),
+        writing_bundle(tmp_path / "nano", overwrite=False),
+    ):
+        pytest.fail("work was begun")
+
+    assert program_of(tmp_path / "nano") == b"old"
