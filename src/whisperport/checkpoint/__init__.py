@@ -1,0 +1,12 @@
+"""Whisper checkpoints of every form, read into one.
+
+load -> huggingface (config, weight_files, tokenizer_files, generation_settings)
+     -> openai (pickled_file)
+     -> tensor_check -> Checkpoint
+"""
+
+from whisperport.checkpoint.checkpoint import Checkpoint, Source
+from whisperport.checkpoint.load import load_checkpoint
+from whisperport.checkpoint.names import default_checkpoint_folder
+
+__all__ = ["Checkpoint", "Source", "default_checkpoint_folder", "load_checkpoint"]

@@ -1,0 +1,145 @@
+"""Load a `.pt` file as openai-whisper writes it: {"dims": {...}, "model_state_dict": {...}}."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from whisperport.checkpoint.checkpoint import Checkpoint, Source
+from whisperport.checkpoint.openai_releases import alignment_heads
+from whisperport.checkpoint.pickled_file import plain_tensors, read_pickled
+from whisperport.checkpoint.sizes import checked_dims, quoted
+from whisperport.checkpoint.tensor_check import check_tensors
+from whisperport.checkpoint.tokenizer_files import assumed_tokenizer
+from whisperport.checkpoint.weight_files import sha256_of
+from whisperport.dims import Dims
+from whisperport.errors import CheckpointError
+from whisperport.text.vocabulary import openai_generation
+
+_STATED = (
+    "n_mels",
+    "n_audio_ctx",
+    "n_audio_state",
+    "n_audio_head",
+    "n_audio_layer",
+    "n_vocab",
+    "n_text_ctx",
+    "n_text_state",
+    "n_text_head",
+    "n_text_layer",
+)
+_WIDTHS = (384, 512, 768, 1024, 1280)  # tiny to large; all with heads 64 wide
+_HEAD_WIDTH = 64
+_CAUSAL_MASK = "decoder.mask"  # a constant some fine-tunes save along
+
+
+def load_pt(path: Path, *, name: str) -> Checkpoint:
+    """Raises CheckpointError or TokenizerError: see `load_checkpoint`."""
+    data = read_pickled(path)
+    if not isinstance(data, dict):
+        raise CheckpointError(
+            f"`{path}` is not a Whisper checkpoint",
+            why=f"it holds a {type(data).__name__}; expected `dims` and `model_state_dict`",
+            hint="give a file openai-whisper can load, or a Hugging Face folder",
+        )
+    state = data.get("model_state_dict", data.get("state_dict", data))
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f"`{path}` is not a Whisper checkpoint",
+            why=f"its `model_state_dict` is {quoted(type(state).__name__)}, not a mapping",
+        )
+    state = {key: value for key, value in state.items() if key not in (_CAUSAL_MASK, "dims")}
+    weights = plain_tensors(state, where=str(path))
+    _refuse_foreign_names(weights, path)
+    warnings: tuple[str, ...] = ()
+    if "dims" in data:
+        dims = _stated_dims(data["dims"], path)
+    else:
+        dims = _inferred_dims(weights, path)
+        warnings = (
+            f"the file states no sizes: they are inferred from its tensors, with heads "
+            f"{_HEAD_WIDTH} wide as in every OpenAI model",
+        )
+    check_tensors(weights, dims, where=str(path))
+    tokenizer = assumed_tokenizer(dims.n_vocab, where=str(path))
+    digest = sha256_of(path)
+    return Checkpoint(
+        dims=dims,
+        generation=replace(
+            openai_generation(dims.n_vocab), alignment_heads=alignment_heads(digest, dims)
+        ),
+        weights=MappingProxyType(weights),
+        tokenizer_json=tokenizer.json,
+        source=Source(kind="openai", name=name, sha256=MappingProxyType({path.name: digest})),
+        warnings=warnings,  # no .pt file has a tokenizer: assuming OpenAI's is what the form means
+    )
+
+
+def _stated_dims(stated: Any, path: Path) -> Dims:
+    what = f"`dims` in `{path}` states impossible sizes"
+    if not isinstance(stated, dict) or set(stated) != set(_STATED):
+        raise CheckpointError(
+            what, why=f"expected the ten sizes {', '.join(_STATED)}; found {quoted(stated)}"
+        )
+    sizes = dict(stated)
+    for side in ("audio", "text"):  # openai-whisper fixes these
+        width = sizes[f"n_{side}_state"]
+        sizes[f"n_{side}_ffn"] = 4 * width if isinstance(width, int) else width
+    return checked_dims(sizes, what=what, words={})
+
+
+def _inferred_dims(weights: Mapping[str, Tensor], path: Path) -> Dims:
+    """Sizes from shapes, for OpenAI's five widths alone: head width shows in no tensor."""
+
+    def shape(name: str, rank: int) -> tuple[int, ...]:
+        found = tuple(weights[name].shape) if name in weights else ()
+        if len(found) != rank:
+            raise CheckpointError(
+                f"`{path}` is not a Whisper checkpoint",
+                why=f"it has no `dims`, and `{name}` is missing or not of rank {rank}",
+                hint="save it as openai-whisper does: "
+                '{"dims": vars(model.dims), "model_state_dict": model.state_dict()}',
+            )
+        return found
+
+    def layers(side: str) -> int:
+        prefix = f"{side}.blocks."
+        numbers = {n.removeprefix(prefix).split(".")[0] for n in weights if n.startswith(prefix)}
+        return len(numbers)
+
+    width, n_mels, _ = shape("encoder.conv1.weight", 3)
+    n_vocab, text_width = shape("decoder.token_embedding.weight", 2)
+    if width not in _WIDTHS:
+        raise CheckpointError(
+            f"`{path}` does not say how many heads its attention has",
+            why=f"it has no `dims`, and its width {width} is none of OpenAI's {_WIDTHS}",
+            hint='save it with sizes: {"dims": vars(model.dims), "model_state_dict": ...}',
+        )
+    heads = width // _HEAD_WIDTH
+    sizes = {
+        "n_mels": n_mels,
+        "n_audio_ctx": shape("encoder.positional_embedding", 2)[0],
+        "n_audio_state": width,
+        "n_audio_head": heads,
+        "n_audio_layer": layers("encoder"),
+        "n_text_ctx": shape("decoder.positional_embedding", 2)[0],
+        "n_text_state": text_width,
+        "n_text_head": heads,
+        "n_text_layer": layers("decoder"),
+        "n_vocab": n_vocab,
+        "n_audio_ffn": 4 * width,
+        "n_text_ffn": 4 * width,
+    }
+    return checked_dims(sizes, what=f"the tensors in `{path}` have impossible sizes", words={})
+
+
+def _refuse_foreign_names(weights: Mapping[str, Tensor], path: Path) -> None:
+    if any(".layers." in name or name.endswith("embed_tokens.weight") for name in weights):
+        raise CheckpointError(
+            f"`{path}` holds a Hugging Face state_dict, not an openai-whisper one",
+            why="its tensors have names such as `model.encoder.layers.0.fc1.weight`",
+            hint="give the folder made by transformers' `save_pretrained`, with its config.json",
+        )

@@ -1,0 +1,92 @@
+"""Read a safetensors file nobody vouches for: its header first, its tensors by memory map after.
+
+Layout: 8 bytes little-endian header length n, n bytes of JSON {name: {dtype, shape, data_offsets}},
+then the tensors. https://huggingface.co/docs/safetensors, "Format"
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from whisperport.checkpoint.sizes import quoted, shortened
+from whisperport.errors import CheckpointError
+
+_LARGEST_HEADER = 8 << 20  # bytes; large-v3's is under 200 KB
+_DTYPES = frozenset({"F32", "F16", "BF16"})
+_HINT = "download the file again, or save the checkpoint again"
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Tensors by the file's own names, views of the mapped file.
+
+    Raises CheckpointError when the file is missing, cut short, not safetensors, inconsistent, or
+    holds a dtype no Whisper is published in.
+    """
+    what = f"cannot read `{path.name}` in `{path.parent}`"
+    try:
+        _check_header(path, what)
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except OSError as error:
+        raise CheckpointError(what, why=error.strerror or str(error), hint=_HINT) from error
+    # The library checks offsets against shapes and the file's end; it has no one type to say so.
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise CheckpointError(what, why=shortened(str(error)), hint=_HINT) from error
+
+
+def _check_header(path: Path, what: str) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        if len(head) < 8:
+            raise CheckpointError(
+                what, why=f"it is {size} bytes long, less than a header", hint=_HINT
+            )
+        (length,) = struct.unpack("<Q", head)
+        if head.startswith(b"version "):
+            raise CheckpointError(
+                what,
+                why="it is a Git LFS pointer, not the weights",
+                hint="run `git lfs pull` in the folder",
+            )
+        if length > min(_LARGEST_HEADER, size - 8):
+            raise CheckpointError(
+                what,
+                why=f"its header claims {length} bytes, in a file of {size}: it is cut short, or "
+                "is not safetensors",
+                hint=_HINT,
+            )
+        raw = file.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_refuse_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(what, why=f"its header is damaged: {error}", hint=_HINT) from error
+    if not isinstance(header, dict):
+        raise CheckpointError(what, why="its header is not a JSON object", hint=_HINT)
+    header.pop("__metadata__", None)
+    others = {
+        name: entry.get("dtype") if isinstance(entry, dict) else entry
+        for name, entry in header.items()
+        if not (isinstance(entry, dict) and entry.get("dtype") in _DTYPES)
+    }
+    if others:
+        name, dtype = next(iter(others.items()))
+        raise CheckpointError(
+            what,
+            why=f"`{shortened(name)}` is of dtype {quoted(dtype)}; expected F32, F16 or BF16 "
+            f"({len(others)} such in the file)",
+            hint="give a checkpoint that is not quantized",
+        )
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"`{shortened(twice)}` is there twice")
+    return found

@@ -1,0 +1,58 @@
+"""Sizes a file states, made into `Dims` only when every one of them is possible."""
+
+from collections.abc import Mapping
+
+from whisperport.dims import Dims
+from whisperport.errors import CheckpointError
+
+# More than any Whisper has, tenfold or so: a damaged size stops here, before anything is allocated.
+_LARGEST = {
+    "n_mels": 1024,
+    "n_audio_ctx": 65_536,
+    "n_audio_state": 16_384,
+    "n_audio_head": 1024,
+    "n_audio_layer": 512,
+    "n_text_ctx": 65_536,
+    "n_text_state": 16_384,
+    "n_text_head": 1024,
+    "n_text_layer": 512,
+    "n_vocab": 1_000_000,
+    "n_audio_ffn": 131_072,
+    "n_text_ffn": 131_072,
+}
+
+
+def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, str]) -> Dims:
+    """Dims from values that may be anything; `words` gives the file's own word for a field.
+
+    Raises CheckpointError, saying `what` could not be read and listing every size at fault.
+    """
+    faults = []
+    for field, largest in _LARGEST.items():
+        size, word = sizes[field], words.get(field, field)
+        if isinstance(size, bool) or not isinstance(size, int):
+            faults.append(f"`{word}` is {quoted(size)}; expected a whole number")
+        elif not 1 <= size <= largest:
+            faults.append(f"`{word}` is {quoted(size)}; expected 1 to {largest}")
+    hint = "the file is damaged, or is not a Whisper's"
+    if faults:
+        raise CheckpointError(what, why="; ".join(faults), hint=hint)
+    try:
+        return Dims.from_json(dict(sizes))
+    except ValueError as error:
+        raise CheckpointError(what, why=str(error), hint=hint) from error
+
+
+def quoted(value: object) -> str:
+    """A value from a hostile file, as Python writes it, short enough for a message."""
+    if (
+        isinstance(value, int) and value.bit_length() > 200
+    ):  # Python refuses to print very long ones
+        return f"a number of {value.bit_length()} bits"
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    """A name from a hostile file, printable and short enough for a message."""
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 160 else f"{text[:157]}..."

@@ -1,0 +1,163 @@
+"""The tokenizer in a checkpoint folder, whichever way it is stored, as one `tokenizer.json`."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from whisperport.checkpoint.json_file import read_json_object
+from whisperport.checkpoint.sizes import shortened
+from whisperport.errors import TokenizerError
+from whisperport.text.vocabulary import openai_tokenizer
+
+KNOWN_VOCABULARIES = (51864, 51865, 51866)  # .en; multilingual; with Cantonese, since large-v3
+
+_LARGEST_BYTES = 64 << 20  # large-v3's tokenizer.json is under 4 MB
+_TIME = re.compile(r"<\|\d+\.\d\d\|>")
+_HINT = "copy the tokenizer files of the checkpoint this one was trained from into its folder"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTokenizer:
+    """A tokenizer as found."""
+
+    json: bytes
+    ids: Mapping[str, int]  # every token, special ones included
+    warnings: tuple[str, ...] = ()
+
+
+def read_tokenizer(folder: Path, n_vocab: int) -> StoredTokenizer:
+    """From tokenizer.json, else vocab.json with merges.txt, else OpenAI's own.
+
+    Raises TokenizerError when a file is damaged, is not Whisper's, or is needed and missing.
+    """
+    whole = folder / "tokenizer.json"
+    if whole.is_file():
+        return _from_json(whole, n_vocab)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        tokenizer = _from_parts(folder)
+        data = tokenizer.to_str().encode()
+        return _stored(tokenizer, data, where=str(folder / "vocab.json"), n_vocab=n_vocab)
+    return assumed_tokenizer(n_vocab, where=str(folder))
+
+
+def assumed_tokenizer(n_vocab: int, *, where: str) -> StoredTokenizer:
+    """OpenAI's tokenizer for a vocabulary of this size; TokenizerError when there is none."""
+    if n_vocab not in KNOWN_VOCABULARIES:
+        sizes = ", ".join(str(size) for size in KNOWN_VOCABULARIES)
+        raise TokenizerError(
+            f"no tokenizer in `{where}`",
+            why=f"its vocabulary has {n_vocab} tokens; OpenAI's own have {sizes}",
+            hint=_HINT,
+        )
+    warning = f"no tokenizer files: OpenAI's tokenizer of {n_vocab} tokens is assumed"
+    tokenizer = openai_tokenizer(n_vocab)
+    data = tokenizer.to_str().encode()
+    return _stored(tokenizer, data, where=where, n_vocab=n_vocab, warnings=(warning,))
+
+
+def _from_json(path: Path, n_vocab: int) -> StoredTokenizer:
+    what = f"cannot read `{path.name}` in `{path.parent}`"
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise TokenizerError(what, why=f"it is longer than {_LARGEST_BYTES} bytes", hint=_HINT)
+        data = path.read_bytes()
+        tokenizer = Tokenizer.from_str(data.decode("utf-8"))
+    except OSError as error:
+        raise TokenizerError(what, why=error.strerror or str(error), hint=_HINT) from error
+    except TokenizerError:
+        raise
+    except Exception as error:  # the library raises `Exception` itself
+        raise TokenizerError(what, why=shortened(str(error)), hint=_HINT) from error
+    return _stored(tokenizer, data, where=str(path), n_vocab=n_vocab)
+
+
+def _stored(
+    tokenizer: Tokenizer, data: bytes, *, where: str, n_vocab: int, warnings: tuple[str, ...] = ()
+) -> StoredTokenizer:
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    if "<|endoftext|>" not in ids:
+        raise TokenizerError(
+            f"`{where}` is not a Whisper tokenizer",
+            why=f"none of its {len(ids)} tokens is <|endoftext|>",
+            hint=_HINT,
+        )
+    beyond = sum(token_id >= n_vocab for token_id in ids.values())
+    if beyond:
+        warnings += (f"{beyond} tokens of the tokenizer are beyond the model's {n_vocab}",)
+    return StoredTokenizer(data, ids, warnings)
+
+
+def _from_parts(folder: Path) -> Tokenizer:
+    """Byte-level pairs from vocab.json and merges.txt, as transformers reads them."""
+    vocabulary = read_json_object(folder / "vocab.json", largest_bytes=_LARGEST_BYTES)
+    what = f"cannot build the tokenizer in `{folder}`"
+    try:
+        tokenizer = Tokenizer(BPE(vocabulary, _read_merges(folder / "merges.txt")))
+    except TokenizerError:
+        raise
+    except Exception as error:  # the library raises `Exception` itself
+        why = f"vocab.json and merges.txt do not fit: {shortened(str(error))}"
+        raise TokenizerError(what, why=why, hint=_HINT) from error
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    added = _read_added(folder, what)
+    for text, _ in sorted(added.items(), key=lambda item: item[1]):
+        tokenizer.add_tokens(
+            [AddedToken(text, normalized=False, special=not _TIME.fullmatch(text))]
+        )
+    for text, token_id in added.items():
+        if tokenizer.token_to_id(text) != token_id:
+            raise TokenizerError(
+                what,
+                why=f"`{shortened(text)}` should be token {token_id}, and the ids before it do not "
+                "reach that far",
+                hint="save the tokenizer again as tokenizer.json",
+            )
+    return tokenizer
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    what = f"cannot read `{path.name}` in `{path.parent}`"
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise TokenizerError(what, why=f"it is longer than {_LARGEST_BYTES} bytes", hint=_HINT)
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(what, why=str(error), hint=_HINT) from error
+    merges = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        left, _, right = line.rstrip("\r").partition(" ")
+        if not left or not right or " " in right:
+            raise TokenizerError(
+                what, why=f"line {number} is not two pieces and a space", hint=_HINT
+            )
+        merges.append((left, right))
+    return merges
+
+
+def _read_added(folder: Path, what: str) -> dict[str, int]:
+    """Special tokens and their ids, from tokenizer_config.json and added_tokens.json together."""
+    added: dict[Any, Any] = {}
+    if (folder / "tokenizer_config.json").is_file():
+        settings = read_json_object(folder / "tokenizer_config.json")
+        decoder = settings.get("added_tokens_decoder") or {}
+        if not isinstance(decoder, dict) or not all(
+            number.isdecimal() and isinstance(token, dict) for number, token in decoder.items()
+        ):
+            raise TokenizerError(
+                what, why="`added_tokens_decoder` maps no ids to tokens", hint=_HINT
+            )
+        added.update({token.get("content"): int(number) for number, token in decoder.items()})
+    if (folder / "added_tokens.json").is_file():
+        added.update(read_json_object(folder / "added_tokens.json"))
+    for text, token_id in added.items():
+        if not isinstance(text, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise TokenizerError(what, why="an added token has no text or no id", hint=_HINT)
+    return added

@@ -1,0 +1,105 @@
+"""Find the weight files in a Hugging Face folder, read them, and hash them."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from whisperport.checkpoint.json_file import read_json_object
+from whisperport.checkpoint.pickled_file import plain_tensors, read_pickled
+from whisperport.checkpoint.safetensors_file import read_safetensors
+from whisperport.checkpoint.sizes import quoted, shortened
+from whisperport.errors import CheckpointError
+
+# In order: whole before sharded, stored precision before half, mapped before pickled.
+_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model.fp16.safetensors",
+    "model.safetensors.index.fp16.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """The tensors of a folder by its own names."""
+
+    tensors: Mapping[str, Tensor]
+    sha256: Mapping[str, str]  # file name -> digest
+
+
+def read_weights(folder: Path) -> StoredWeights:
+    """Raises CheckpointError when no known file is there, or one of them cannot be read."""
+    found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if found is None:
+        others = sorted(path.name for path in folder.glob("*.safetensors"))
+        raise CheckpointError(
+            f"no weights in `{folder}`",
+            why=f"it has none of {', '.join(_FILES)}"
+            + (f"; it has {', '.join(others[:6])}" if others else ""),
+            hint="save the checkpoint with transformers' `save_pretrained`",
+        )
+    files = _shards(found) if found.suffix == ".json" else [found]
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        read = _read_bin if file.suffix == ".bin" else read_safetensors
+        _add(tensors, file, read)
+    return StoredWeights(tensors, {file.name: sha256_of(file) for file in files})
+
+
+def sha256_of(path: Path) -> str:
+    """Digest of a whole file, in hexadecimal; about a second a gigabyte."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _add(
+    tensors: dict[str, Tensor], file: Path, read: Callable[[Path], Mapping[str, Tensor]]
+) -> None:
+    for name, tensor in read(file).items():
+        if name in tensors:
+            raise CheckpointError(
+                f"cannot read the weights in `{file.parent}`",
+                why=f"`{shortened(name)}` is in two of its files",
+                hint="save the checkpoint again with transformers' `save_pretrained`",
+            )
+        tensors[name] = tensor
+
+
+def _read_bin(path: Path) -> dict[str, Tensor]:
+    state = read_pickled(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f"cannot read `{path.name}` in `{path.parent}`",
+            why=f"it holds a {type(state).__name__}; expected a state_dict",
+            hint="save the checkpoint again with transformers' `save_pretrained`",
+        )
+    return plain_tensors(state, where=str(path))
+
+
+def _shards(index: Path) -> list[Path]:
+    """Files an index names; only files beside it, of the one kind, are accepted."""
+    what = f"cannot use `{index.name}` in `{index.parent}`"
+    hint = "save the checkpoint again with transformers' `save_pretrained`"
+    names = read_json_object(index).get("weight_map")
+    suffix = ".bin" if ".bin." in index.name else ".safetensors"
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError(what, why="it has no `weight_map`", hint=hint)
+    shards: dict[str, Path] = {}
+    for name in names.values():
+        if not isinstance(name, str) or not name.endswith(suffix) or set(name) & {"/", "\\", "\0"}:
+            raise CheckpointError(
+                what, why=f"{quoted(name)} is not the name of a {suffix} file beside it", hint=hint
+            )
+        shards[name] = index.parent / name
+    absent = [name for name, path in shards.items() if not path.is_file()]
+    if absent:
+        listed = ", ".join(shortened(name) for name in absent[:6])
+        raise CheckpointError(
+            what, why=f"{len(absent)} of its {len(shards)} files are not there: {listed}", hint=hint
+        )
+    return [shards[name] for name in sorted(shards)]
