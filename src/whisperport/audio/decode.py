@@ -1,0 +1,285 @@
+"""Sound files, decoded piece by piece through FFmpeg's libraries (PyAV), one piece in memory.
+
+Files are opened here and handed over as open objects, never as names, and FFmpeg may open nothing
+else: a playlist posing as sound reaches neither other files nor the network.
+"""
+
+import os
+import stat
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import av
+import numpy as np
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream as AvAudioStream
+from av.container import InputContainer
+from av.error import FFmpegError
+from numpy.typing import NDArray
+
+from whisperport.audio.pcm import MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
+from whisperport.errors import AudioError
+
+_PIECE = SAMPLE_RATE  # samples handed on at once, about 1 s
+# Formats whose header states a length; elsewhere FFmpeg guesses it, or reads it off the last page.
+_HEADER_HAS_LENGTH = {"w64", "aiff", "flac", "mp3", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
+_MISSING_S = 0.5  # a file that ends this much before the length in its header was cut
+_RIFF_UNKNOWN = 0x7FFF_F000  # sizes from here on are what recorders write when they do not know
+
+
+class DamagedAudioWarning(UserWarning):
+    """Part of the sound could not be decoded; what could be is used."""
+
+
+class Decoder:
+    """One open sound. Use it in a `with` block, or call `close()`.
+
+    Down-mixed and resampled by FFmpeg to 16-bit mono at 16 kHz, as openai-whisper's command
+    `ffmpeg -ac 1 -ar 16000 -f s16le` does. Measured against that command of FFmpeg 5.1 (PyAV 18
+    holds 8.1), mono and stereo, 8 to 48 kHz, in steps of 16 bit: float and 24-bit wav, and mp3,
+    equal; ogg, opus and m4a within 1; 16-bit wav and flac equal at 16 kHz, within 4 (mean 0.7)
+    resampled. Opus in webm with a header rate below 48 kHz keeps 5 ms of its lead-in.
+
+    Raises AudioError when the source is missing, is no file, or holds no sound FFmpeg can read.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
+        self._file, self.name, self._is_ours = _opened(source)
+        self._container: InputContainer | None = None
+        try:
+            self._container, self._stream = _probed(self._file, self.name)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def duration_s(self) -> float | None:
+        """Length the container states, in seconds; None where it states none (a pipe, raw mp3)."""
+        if self._stream.duration is not None and self._stream.time_base is not None:
+            seconds = float(self._stream.duration * self._stream.time_base)
+        elif self._container is not None and self._container.duration is not None:
+            seconds = self._container.duration / av.time_base
+        else:
+            return None
+        return seconds if seconds > 0 else None
+
+    def pieces(self) -> Iterator[NDArray[np.float32]]:
+        """The sound in order, about 1 s at a time: (n,) float32, mono, 16 kHz, within [-1, 1].
+
+        Warns:
+            DamagedAudioWarning: packets that do not decode, or an end before the stated length.
+
+        Raises:
+            AudioError: nothing decodes, a float file holds a NaN or an infinity, or there are
+                fewer samples than one mel frame.
+        """
+        n_samples, waiting, n_waiting = 0, [], 0
+        for samples in self._resampled():
+            waiting.append(samples)
+            n_waiting += samples.size
+            if n_waiting >= _PIECE:
+                n_samples += n_waiting
+                yield np.concatenate(waiting).astype(np.float32) / np.float32(32768.0)
+                waiting, n_waiting = [], 0
+        n_samples += n_waiting
+        if n_samples < MIN_SAMPLES:
+            check_length(n_samples, self.name)
+        self._warn_if_cut(n_samples)
+        if waiting:
+            yield np.concatenate(waiting).astype(np.float32) / np.float32(32768.0)
+
+    def close(self) -> None:
+        """Idempotent. A file object that was passed in stays open: it is its owner's."""
+        if self._container is not None:
+            self._container.close()
+        if self._is_ours:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _resampled(self) -> Iterator[NDArray[np.int16]]:
+        """(n,) int16 at 16 kHz. A change of rate or layout midway starts another resampler."""
+        resampler, key = None, None
+        for frame in self._frames():
+            frame_key = (frame.format.name, frame.layout.name, frame.sample_rate)
+            if frame_key != key:
+                yield from _pushed(resampler, None)
+                check_rate(frame.sample_rate, self.name)
+                resampler = AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+                key = frame_key
+            try:
+                yield from _pushed(resampler, frame)
+            except FFmpegError as error:
+                raise AudioError(
+                    f"{self.name} cannot be mixed down to mono",
+                    why=f"{_reason(error)}; its channels are: {frame.layout.name}",
+                    hint="mix it yourself, e.g. `ffmpeg -i IN -ac 1 OUT.wav`",
+                ) from error
+        yield from _pushed(resampler, None)
+
+    def _frames(self) -> Iterator[AudioFrame]:
+        """Decoded frames. As by FFmpeg's own command, a damaged packet is passed over."""
+        n_bad, n_good, last = 0, 0, ""
+        packets = self._container.demux(self._stream) if self._container else iter(())
+        while True:
+            try:
+                packet = next(packets, None)
+            except (FFmpegError, OSError, ValueError) as error:
+                n_bad, last, packet = n_bad + 1, _reason(error), None
+            if packet is None:
+                break
+            try:
+                frames = packet.decode()
+            except (FFmpegError, ValueError) as error:
+                n_bad, last = n_bad + 1, _reason(error)
+                continue
+            for frame in frames:
+                assert isinstance(frame, AudioFrame)
+                _check_finite(frame, self.name)
+                n_good += 1
+                yield frame
+        if n_bad and not n_good:
+            raise AudioError(
+                f"nothing in {self.name} can be decoded", why=last, hint=_convert_hint(self._file)
+            )
+        if n_bad:
+            warnings.warn(
+                f"{self.name}: {n_bad} damaged part{'s' * (n_bad > 1)} passed over ({last})",
+                DamagedAudioWarning,
+                stacklevel=2,
+            )
+
+    def _warn_if_cut(self, n_samples: int) -> None:
+        format_name = self._container.format.name if self._container else ""
+        stated_s, decoded_s = self.duration_s, n_samples / SAMPLE_RATE
+        if format_name == "wav" and (n_missing := _missing_riff_bytes(self._file)) > 0:
+            lost = f"its header states {n_missing} bytes more than it has"
+        elif (
+            format_name in _HEADER_HAS_LENGTH
+            and stated_s is not None
+            and decoded_s < stated_s - _MISSING_S
+        ):
+            lost = f"its header states {stated_s:.1f} s"
+        else:
+            return
+        warnings.warn(
+            f"{self.name} was cut: {lost}; {decoded_s:.1f} s could be decoded",
+            DamagedAudioWarning,
+            stacklevel=2,
+        )
+
+
+def _opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bool]:
+    """The open file, what to call it, and whether it is ours to close."""
+    if isinstance(source, str) and source == "-":
+        if sys.stdin.isatty():
+            raise AudioError(
+                "standard input is a terminal",
+                why="`-` reads a sound from a pipe",
+                hint="e.g. `arecord -f S16_LE -r 16000 | whisperport transcribe DIR -`",
+            )
+        return sys.stdin.buffer, "standard input", False
+    if not isinstance(source, str | os.PathLike):
+        if not callable(getattr(source, "read", None)) or not isinstance(source.read(0), bytes):
+            raise AudioError(
+                f"cannot read sound from {type(source).__name__}",
+                why="expected a path, `-`, a file opened in binary mode, or a numpy array",
+            )
+        name = getattr(source, "name", None)
+        return source, f"`{name}`" if isinstance(name, str) else "the file object", False
+    path = Path(source)
+    name = f"`{path}`"
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise AudioError(
+                f"{name} is a folder, not a sound", hint=f"give one file, e.g. {path}/talk.wav"
+            )
+        file = path.open("rb")
+    except FileNotFoundError as error:
+        hint = "download it first" if "://" in str(source) else "check the path"
+        raise AudioError(f"{name} does not exist", hint=hint) from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise AudioError(f"cannot open {name}", why=_reason(error)) from error
+    if stat.S_ISREG(mode) and path.stat().st_size == 0:
+        file.close()
+        raise AudioError(f"{name} is empty", why="0 bytes")
+    return file, name, True
+
+
+def _probed(file: BinaryIO, name: str) -> tuple[InputContainer, AvAudioStream]:
+    try:
+        container = av.open(
+            file,
+            mode="r",
+            metadata_errors="replace",
+            # No protocol has this name, so nothing the file refers to is opened.
+            container_options={"protocol_whitelist": "none"},
+        )
+    except (FFmpegError, OSError, ValueError) as error:
+        raise AudioError(
+            f"{name} is not a sound file FFmpeg can read",
+            why=_reason(error),
+            hint=_convert_hint(file),
+        ) from error
+    stream = container.streams.best("audio")
+    if not isinstance(stream, AvAudioStream):
+        kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+        container.close()
+        raise AudioError(
+            f"{name} holds no audio that can be decoded",
+            why=f"FFmpeg takes what it holds for: {kinds}",
+        )
+    return container, stream
+
+
+def _pushed(
+    resampler: AudioResampler | None, frame: AudioFrame | None
+) -> Iterator[NDArray[np.int16]]:
+    """What comes out of `resampler` for `frame`; None as frame flushes it."""
+    if resampler is None:
+        return
+    for out in resampler.resample(frame):
+        if out is not None:  # a resampler that changes nothing returns the flush itself
+            yield out.to_ndarray()[0]
+
+
+def _missing_riff_bytes(file: BinaryIO) -> int:
+    """How many bytes a wav file lacks: FFmpeg reports the length of what is there."""
+    if not _is_seekable(file):
+        return 0
+    file.seek(0)
+    header = file.read(8)
+    stated = int.from_bytes(header[4:8], "little")
+    if header[:4] != b"RIFF" or stated >= _RIFF_UNKNOWN:
+        return 0
+    return stated + 8 - file.seek(0, os.SEEK_END)
+
+
+def _check_finite(frame: AudioFrame, name: str) -> None:
+    # A NaN turns into an arbitrary 16-bit number on conversion: it has to be seen before.
+    if frame.format.name[:3] in ("flt", "dbl") and not np.isfinite(frame.to_ndarray()).all():
+        raise AudioError(f"{name} holds a NaN or an infinity", why="that is no sound")
+
+
+def _convert_hint(file: BinaryIO) -> str:
+    if _is_seekable(file):
+        return "convert it, e.g. `ffmpeg -i IN -ac 1 -ar 16000 OUT.wav`"
+    return "formats with an index at the end (m4a, mp4) must be saved to a file first"
+
+
+def _is_seekable(file: BinaryIO) -> bool:
+    seekable = getattr(file, "seekable", None)
+    return bool(seekable and seekable())
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

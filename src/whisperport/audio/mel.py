@@ -1,0 +1,146 @@
+"""The log-mel spectrogram, as Whisper was trained on, in numpy.
+
+    samples ─ reflect 200 on both sides ─ frames of 400 every 160 ─ Hann ─ |rfft|² ─ slaney filters
+            ─ log10 ─ floor 8 below the maximum ─ (x + 4) / 4
+
+The frames go through `numpy.fft.rfft` 256 at a time. Measured for a 30 s window on one thread:
+3.0 ms so, 6 ms in one piece (the spectra leave the cache), 8.5 ms by a product with a DFT basis.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from whisperport.audio.pcm import SAMPLE_RATE
+from whisperport.errors import AudioError
+
+N_FFT = 400  # samples in one frame: 25 ms
+HOP_LENGTH = 160  # samples from one frame to the next: 10 ms
+FRAMES_PER_SECOND = SAMPLE_RATE // HOP_LENGTH  # 100
+DYNAMIC_RANGE = 8.0  # powers of ten kept below the loudest bin: 80 dB
+_FRAMES_AT_ONCE = 256  # see the module's docstring
+
+
+def log_mel(
+    samples: NDArray[Any], n_mels: int, *, n_frames: int | None = None
+) -> NDArray[np.float32]:
+    """Log-mel spectrogram of one array of samples.
+
+    The maximum that sets the floor is taken over the very array given, after padding: cutting
+    afterwards is not the same as cutting before. openai-whisper's `transcribe()` gives the whole
+    recording and 30 s of zeros, then cuts windows; transformers' `WhisperFeatureExtractor` gives
+    one window, padded to 30 s. Give one window with its `n_frames` for the latter.
+
+    Args:
+        samples: (n_samples,) mono, 16 kHz, within [-1, 1]; any float dtype.
+        n_mels: 80, or 128 for large-v3 and turbo.
+        n_frames: pad with zeros, or cut, to this many frames of 10 ms before anything else.
+            None: as many as the samples fill.
+
+    Returns:
+        (n_mels, n_frames or n_samples // 160) float32.
+
+    Raises:
+        AudioError: `samples` is not one-dimensional floats, holds a NaN or an infinity, or is
+            shorter than 201 samples when `n_frames` is None (the reflection needs 200 more).
+
+    Source: openai/whisper@c0d2f62, whisper/audio.py:110-157.
+    """
+    padded = _checked(samples, n_frames)
+    frames = sliding_window_view(np.pad(padded, N_FFT // 2, mode="reflect"), N_FFT)[
+        ::HOP_LENGTH
+    ]  # (1 + n_samples // 160, 400), a view
+    n_frames = padded.size // HOP_LENGTH  # the last, half reflected, is dropped as in the original
+    filters, window = mel_filters(n_mels), _hann_window()
+
+    mel = np.empty((n_mels, n_frames), np.float32)
+    for start in range(0, n_frames, _FRAMES_AT_ONCE):
+        stop = min(start + _FRAMES_AT_ONCE, n_frames)
+        spectrum = np.fft.rfft(frames[start:stop] * window)
+        power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32, copy=False)
+        np.matmul(filters, power.T, out=mel[:, start:stop])
+
+    np.log10(np.maximum(mel, 1e-10, out=mel), out=mel)
+    np.maximum(mel, mel.max() - np.float32(DYNAMIC_RANGE), out=mel)
+    mel += 4.0
+    mel /= 4.0
+    return mel
+
+
+@lru_cache(maxsize=4)
+def mel_filters(n_mels: int) -> NDArray[np.float32]:
+    """Triangles on the slaney mel scale, each of unit area: (n_mels, 201) float32, read-only.
+
+    Computed rather than shipped: equal to openai-whisper's `mel_filters.npz` within 1e-6 (a test).
+    Source: librosa.filters.mel(sr=16000, n_fft=400, n_mels=n_mels), which made that file.
+
+    Raises ValueError when `n_mels` is outside 1 to 201, the number of frequencies.
+    """
+    if not 1 <= n_mels <= N_FFT // 2 + 1:
+        raise ValueError(f"`n_mels` is {n_mels}; expected 1 to {N_FFT // 2 + 1}")
+    bins_hz = np.arange(N_FFT // 2 + 1) * (SAMPLE_RATE / N_FFT)
+    top = float(_hz_to_mel(np.asarray(SAMPLE_RATE / 2)))
+    edges_hz = _mel_to_hz(np.linspace(0.0, top, n_mels + 2))
+    widths = np.diff(edges_hz)
+    ramps = edges_hz[:, None] - bins_hz[None, :]
+    rising = -ramps[:-2] / widths[:-1, None]
+    falling = ramps[2:] / widths[1:, None]
+    area = (edges_hz[2:] - edges_hz[:-2])[:, None] / 2
+    filters = (np.maximum(0.0, np.minimum(rising, falling)) / area).astype(np.float32)
+    filters.setflags(write=False)
+    return filters
+
+
+# The slaney scale: linear to 1 kHz (3 mel per 200 Hz), then 27 mel for each factor of 6.4.
+_LINEAR_HZ_PER_MEL = 200.0 / 3
+_LOG_START_HZ = 1000.0
+_LOG_START_MEL = _LOG_START_HZ / _LINEAR_HZ_PER_MEL
+_LOG_STEP = np.log(6.4) / 27.0
+
+
+def _hz_to_mel(hz: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = np.maximum(hz, _LOG_START_HZ)
+    log_part = _LOG_START_MEL + np.log(above / _LOG_START_HZ) / _LOG_STEP
+    return np.where(hz < _LOG_START_HZ, hz / _LINEAR_HZ_PER_MEL, log_part)
+
+
+def _mel_to_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = np.maximum(mel, _LOG_START_MEL)
+    log_part = _LOG_START_HZ * np.exp(_LOG_STEP * (above - _LOG_START_MEL))
+    return np.where(mel < _LOG_START_MEL, mel * _LINEAR_HZ_PER_MEL, log_part)
+
+
+@lru_cache(maxsize=1)
+def _hann_window() -> NDArray[np.float32]:
+    """(400,) periodic Hann window."""
+    return (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.float32)
+
+
+def _checked(samples: NDArray[Any], n_frames: int | None) -> NDArray[np.float32]:
+    samples = np.asarray(samples)
+    if samples.ndim != 1 or samples.dtype.kind != "f":
+        raise AudioError(
+            f"cannot compute a spectrogram of {samples.dtype} samples, shape {samples.shape}",
+            why="expected (n_samples,) floats: mono, 16 kHz, within [-1, 1]",
+            hint="`load_audio(samples, sample_rate=...)` converts",
+        )
+    samples = samples.astype(np.float32, copy=False)
+    if not np.isfinite(samples).all():
+        raise AudioError("the samples hold a NaN or an infinity", why="no spectrogram is defined")
+    if n_frames is not None:
+        if n_frames < 2:
+            raise ValueError(f"`n_frames` is {n_frames}; expected at least 2")
+        n_samples = n_frames * HOP_LENGTH
+        samples = samples[:n_samples]
+        return np.pad(samples, (0, n_samples - samples.size))
+    if samples.size <= N_FFT // 2:
+        raise AudioError(
+            f"too short for a spectrogram: {samples.size} samples",
+            why=f"the edges are reflected over {N_FFT // 2} samples, so at least "
+            f"{N_FFT // 2 + 1} are needed",
+            hint="give `n_frames`, and the samples are padded with zeros",
+        )
+    return samples

@@ -1,0 +1,36 @@
+"""Text out: token ids to text and back, transcripts as files, and text made comparable."""
+
+from whisperport.text.languages import LANGUAGES, language_code
+from whisperport.text.normalize import normalize
+from whisperport.text.segment import Segment
+from whisperport.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
+from whisperport.text.vocabulary import openai_generation, openai_tokenizer
+from whisperport.text.writers import (
+    WRITERS,
+    format_time,
+    write_as,
+    write_json,
+    write_srt,
+    write_tsv,
+    write_txt,
+    write_vtt,
+)
+
+__all__ = [
+    "LANGUAGES",
+    "SECONDS_PER_TIMESTAMP",
+    "WRITERS",
+    "Segment",
+    "Tokenizer",
+    "format_time",
+    "language_code",
+    "normalize",
+    "openai_generation",
+    "openai_tokenizer",
+    "write_as",
+    "write_json",
+    "write_srt",
+    "write_tsv",
+    "write_txt",
+    "write_vtt",
+]

@@ -1,0 +1,261 @@
+"""Text to token ids and back, for any Whisper checkpoint.
+
+Only the vocabulary, the merges and the special tokens are read from `tokenizer.json`; how text is
+cut into pieces is Whisper's own and the same in every checkpoint. Special tokens are never made
+from text: "<|endoftext|>" typed by a user is thirteen characters, not the end.
+"""
+
+import json
+import os
+import re
+import string
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from whisperport.errors import TokenizerError
+from whisperport.generation import Generation
+from whisperport.text.byte_level import unspelled
+
+SECONDS_PER_TIMESTAMP = 0.02  # from one timestamp token to the next
+_MAX_BYTES = 64 * 2**20  # Whisper's files have 2 to 4 MB
+_MAX_ID = 2**24  # Whisper's ids end at 51,865
+_SPECIAL = re.compile(r"<\|.*\|>", re.DOTALL)
+_REPLACEMENT = "\ufffd"  # what bytes that are no character decode to
+_NO_SPACES = {"zh", "ja", "th", "lo", "my", "yue"}  # languages written without them
+
+
+class Tokenizer:
+    """Byte-level BPE with Whisper's special tokens and timestamps.
+
+    Ids from `generation.timestamp_begin` on are times, 20 ms apart, whether or not the file lists
+    them (older ones do not).
+
+    Args:
+        vocabulary: spelled token (see `byte_level`) to id.
+        merges: pairs of spelled tokens, the first to be merged first.
+        added: content of each added token, to id; those written `<|...|>` are special.
+        generation: which ids mean what; must agree with `added`.
+
+    Raises:
+        TokenizerError: the parts contradict each other, or are not Whisper's.
+    """
+
+    def __init__(
+        self,
+        vocabulary: dict[str, int],
+        merges: Sequence[tuple[str, str]],
+        added: dict[str, int],
+        generation: Generation,
+    ) -> None:
+        self.generation = generation
+        special = {token: i for token, i in added.items() if _SPECIAL.fullmatch(token)}
+        _check_special(special, generation)
+        self._special = frozenset(special.values())
+        self._bytes = {i: token.encode("utf-8", "replace") for token, i in added.items()}
+        for token, i in vocabulary.items():
+            if i not in self._bytes:
+                self._bytes[i] = _bytes_of(token)
+        try:
+            model = BPE(vocab=vocabulary, merges=list(merges))
+        except Exception as error:  # what `tokenizers` raises is a plain Exception
+            raise TokenizerError(
+                "the vocabulary does not fit its merges", why=str(error)
+            ) from error
+        self._encoder = tokenizers.Tokenizer(model)
+        self._encoder.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], generation: Generation) -> "Tokenizer":
+        """Read a `tokenizer.json`. Raises TokenizerError: missing, damaged, or not Whisper's."""
+        path = Path(path)
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                raise TokenizerError(
+                    f"`{path}` is no tokenizer", why=f"it has more than {_MAX_BYTES // 2**20} MB"
+                )
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
+            raise TokenizerError(f"cannot read `{path}`", why=str(error)) from error
+        return cls.from_json(text, generation, name=f"`{path}`")
+
+    @classmethod
+    def from_json(
+        cls, text: str | bytes, generation: Generation, *, name: str = "the tokenizer"
+    ) -> "Tokenizer":
+        """As `from_file`, from the file's text; `name` is what errors call it."""
+        try:
+            data = json.loads(text)
+            vocabulary, merges, added = _parts(data)
+        except (ValueError, RecursionError) as error:
+            raise TokenizerError(
+                f"{name} is not a tokenizer of Whisper",
+                why=str(error) or type(error).__name__,
+                hint="expected the `tokenizer.json` that belongs to the checkpoint",
+            ) from error
+        return cls(vocabulary, merges, added, generation)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, none of them special. A lone surrogate becomes U+FFFD."""
+        safe = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return list(self._encoder.encode(safe, add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int], *, timestamps: bool = False) -> str:
+        """Text of `ids` without special tokens.
+
+        Bytes that make no character become U+FFFD, as in openai-whisper.
+
+        Args:
+            ids: token ids.
+            timestamps: write times as "<|1.02|>", as openai-whisper's `decode_with_timestamps`;
+                otherwise they are left out.
+
+        Raises:
+            TokenizerError: an id below the timestamps is not in the vocabulary.
+        """
+        begin = self.generation.timestamp_begin
+        kept = (i for i in ids if (timestamps if i >= begin else i not in self._special))
+        return self._decode_all(kept)
+
+    def split_to_word_tokens(
+        self, ids: Sequence[int], language: str | None = None
+    ) -> tuple[list[str], list[list[int]]]:
+        """Words, and the ids of each; both joined give the whole back.
+
+        At spaces and punctuation; for languages without spaces at every whole character. Special
+        tokens and times are words of their own, as text.
+
+        Source: openai/whisper@c0d2f62, whisper/tokenizer.py:279-329.
+        """
+        if language in _NO_SPACES:
+            return self._split_at_characters(ids)
+        words: list[str] = []
+        word_ids: list[list[int]] = []
+        for piece, piece_ids in zip(*self._split_at_characters(ids), strict=True):
+            special = piece_ids[0] >= self.generation.end_of_text
+            punctuation = piece.strip() in string.punctuation
+            if special or piece.startswith(" ") or punctuation or not words:
+                words.append(piece)
+                word_ids.append(piece_ids)
+            else:
+                words[-1] += piece
+                word_ids[-1].extend(piece_ids)
+        return words, word_ids
+
+    def _split_at_characters(self, ids: Sequence[int]) -> tuple[list[str], list[list[int]]]:
+        whole = self._decode_all(ids)
+        words: list[str] = []
+        word_ids: list[list[int]] = []
+        waiting: list[int] = []
+        offset = 0  # in `whole`, where `waiting` begins
+        for i in ids:
+            waiting.append(i)
+            piece = self._decode_all(waiting)
+            at = offset + piece.find(_REPLACEMENT)
+            # A replacement that is also in the whole text is no half character, but damage.
+            if _REPLACEMENT not in piece or whole[at : at + 1] in (_REPLACEMENT, ""):
+                words.append(piece)
+                word_ids.append(waiting)
+                offset += len(piece)
+                waiting = []
+        if waiting:
+            words.append(self._decode_all(waiting))
+            word_ids.append(waiting)
+        return words, word_ids
+
+    def _decode_all(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, special tokens and times written out."""
+        return b"".join(map(self._bytes_at, ids)).decode("utf-8", "replace")
+
+    def _bytes_at(self, i: int) -> bytes:
+        begin = self.generation.timestamp_begin
+        if i >= begin:
+            return f"<|{(i - begin) * SECONDS_PER_TIMESTAMP:.2f}|>".encode()
+        try:
+            return self._bytes[i]
+        except KeyError:
+            raise TokenizerError(
+                f"token id {i} is not in the vocabulary",
+                why=f"it has {len(self._bytes)} ids",
+                hint="the tokenizer belongs to another checkpoint",
+            ) from None
+
+
+def _parts(data: Any) -> tuple[dict[str, int], list[tuple[str, str]], dict[str, int]]:
+    """Vocabulary, merges and added tokens. Raises ValueError, which says what is wrong."""
+    model = data.get("model") if isinstance(data, dict) else None
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        raise ValueError("it has no `model` of type BPE")
+    pre_tokenizer = data.get("pre_tokenizer")
+    cut = pre_tokenizer.get("type") if isinstance(pre_tokenizer, dict) else pre_tokenizer
+    if cut != "ByteLevel" or data.get("normalizer"):
+        raise ValueError(f"its text is cut by {str(cut)[:40]} or normalized; expected ByteLevel")
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    if not isinstance(vocabulary, dict) or not vocabulary or not isinstance(merges, list):
+        raise ValueError("`model.vocab` or `model.merges` is missing")
+    added: dict[str, int] = {}
+    entries = data.get("added_tokens") or []
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            raise ValueError(f"an added token has no `content`: {str(entry)[:80]}")
+        added[entry["content"]] = _id_of(entry["content"], entry.get("id"))
+    for token, i in vocabulary.items():
+        _id_of(token, i)
+    if len(set(vocabulary.values())) < len(vocabulary) or len(set(added.values())) < len(added):
+        raise ValueError("two tokens have the same id")
+    return vocabulary, [_pair(merge) for merge in merges], added
+
+
+def _id_of(token: str, i: Any) -> int:
+    if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < _MAX_ID:
+        raise ValueError(f"the id of {token[:40]!r} is {str(i)[:40]}")
+    return i
+
+
+def _pair(merge: Any) -> tuple[str, str]:
+    """Merges are written "a b", or ["a", "b"] in newer files."""
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) for p in parts):
+        raise ValueError(f"a merge is not a pair: {str(merge)[:80]}")
+    return parts[0], parts[1]
+
+
+def _bytes_of(token: str) -> bytes:
+    if _SPECIAL.fullmatch(token):
+        return token.encode("utf-8", "replace")
+    try:
+        return unspelled(token)
+    except KeyError as error:
+        raise TokenizerError(
+            "the vocabulary is not spelled in bytes, as Whisper's is",
+            why=f"{token[:40]!r} holds {error}",
+        ) from error
+
+
+def _check_special(special: dict[str, int], generation: Generation) -> None:
+    """The tokens whose names never changed must have the ids `generation` gives them."""
+    expected = {
+        "<|endoftext|>": generation.end_of_text,
+        "<|startoftranscript|>": generation.start_of_transcript,
+        "<|startofprev|>": generation.start_of_previous,
+        "<|notimestamps|>": generation.no_timestamps,
+        "<|0.00|>": generation.timestamp_begin,
+    }
+    expected |= {f"<|{code}|>": i for code, i in generation.languages.items()}
+    expected |= {f"<|{task}|>": i for task, i in generation.tasks.items()}
+    for token, i in expected.items():
+        if special.get(token, i) != i:
+            raise TokenizerError(
+                f"the tokenizer belongs to another checkpoint: {token} is {special[token]}",
+                why=f"the generation settings say {i}",
+                hint="use the tokenizer.json and generation_config.json of one checkpoint",
+            )
+    if "<|endoftext|>" not in special or "<|startoftranscript|>" not in special:
+        raise TokenizerError(
+            "the tokenizer is not Whisper's",
+            why="<|endoftext|> or <|startoftranscript|> is missing",
+        )

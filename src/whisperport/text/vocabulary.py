@@ -1,0 +1,204 @@
+"""OpenAI's three vocabularies, for checkpoints that come without a tokenizer (their own .pt files).
+
+    n_vocab   ranks          languages   checkpoints
+    51,864    gpt2           99 (unused) tiny.en to medium.en
+    51,865    multilingual   99          tiny to large-v2
+    51,866    multilingual   100         large-v3, turbo
+
+The rank files in `ranks/` are openai-whisper's; see the NOTICE beside them.
+"""
+
+import base64
+import gzip
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from itertools import pairwise
+
+import tokenizers
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from whisperport.errors import TokenizerError
+from whisperport.generation import Generation
+from whisperport.text.byte_level import spelled
+from whisperport.text.languages import LANGUAGES
+from whisperport.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
+
+_TIMESTAMPS = 1501  # <|0.00|> to <|30.00|>
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    ranks: str  # name of the rank file
+    n_languages: int
+    multilingual: bool
+
+
+_VOCABULARIES = {
+    51_864: _Vocabulary("gpt2", 99, False),
+    51_865: _Vocabulary("multilingual", 99, True),
+    51_866: _Vocabulary("multilingual", 100, True),
+}
+
+
+@lru_cache(maxsize=3)
+def openai_tokenizer(n_vocab: int) -> tokenizers.Tokenizer:
+    """The tokenizer of OpenAI's checkpoints with `n_vocab` ids; `.to_str()` is a tokenizer.json.
+
+    Ids, special tokens and their order are openai-whisper's `get_tokenizer`. Takes about a second.
+
+    Raises:
+        TokenizerError: no checkpoint of OpenAI's has `n_vocab` ids.
+    """
+    known = _known(n_vocab)
+    ranks = _ranks(known.ranks)
+    vocabulary = {spelled(token): rank for token, rank in ranks.items()}
+    merges = [(spelled(left), spelled(right)) for left, right in _merges(ranks)]
+    tokenizer = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens(
+        [
+            tokenizers.AddedToken(token, special=True, normalized=False)
+            for token in _special_tokens(known)
+        ]
+    )
+    return tokenizer
+
+
+@lru_cache(maxsize=3)
+def openai_generation(n_vocab: int) -> Generation:
+    """What openai-whisper decodes with: ids, and the tokens its decoding never emits.
+
+    `alignment_heads` is empty: it belongs to a checkpoint, not to a vocabulary.
+
+    Raises:
+        TokenizerError: no checkpoint of OpenAI's has `n_vocab` ids.
+
+    Source: openai/whisper@c0d2f62, whisper/tokenizer.py and whisper/decoding.py:615-642.
+    """
+    known = _known(n_vocab)
+    first = len(_ranks(known.ranks))
+    ids = {token: first + i for i, token in enumerate(_special_tokens(known))}
+    tasks = {task: ids[f"<|{task}|>"] for task in ("translate", "transcribe")}
+    generation = Generation(
+        start_of_transcript=ids["<|startoftranscript|>"],
+        end_of_text=ids["<|endoftext|>"],
+        start_of_previous=ids["<|startofprev|>"],
+        no_speech=ids["<|nospeech|>"],
+        no_timestamps=ids["<|notimestamps|>"],
+        languages=(
+            {code: ids[f"<|{code}|>"] for code in list(LANGUAGES)[: known.n_languages]}
+            if known.multilingual
+            else {}
+        ),
+        tasks=tasks if known.multilingual else {},
+    )
+    tokenizer = Tokenizer.from_json(openai_tokenizer(n_vocab).to_str(), generation)
+    never = {
+        *tasks.values(),
+        ids["<|startoftranscript|>"],
+        ids["<|startofprev|>"],
+        ids["<|startoflm|>"],
+        ids["<|nospeech|>"],
+    }
+    return replace(
+        generation,
+        suppressed=tuple(sorted(_non_speech(tokenizer) | never)),
+        suppressed_at_start=(tokenizer.encode(" ")[0], generation.end_of_text),
+    )
+
+
+def _known(n_vocab: int) -> _Vocabulary:
+    if n_vocab not in _VOCABULARIES:
+        sizes = ", ".join(map(str, _VOCABULARIES))
+        raise TokenizerError(
+            f"no checkpoint of OpenAI's has {n_vocab} token ids",
+            why=f"known vocabularies have {sizes}",
+            hint="give the checkpoint's own tokenizer.json",
+        )
+    return _VOCABULARIES[n_vocab]
+
+
+def _special_tokens(known: _Vocabulary) -> list[str]:
+    """In the order of their ids. The English-only models carry the languages too, unused."""
+    return [
+        "<|endoftext|>",
+        "<|startoftranscript|>",
+        *(f"<|{code}|>" for code in list(LANGUAGES)[: known.n_languages]),
+        "<|translate|>",
+        "<|transcribe|>",
+        "<|startoflm|>",
+        "<|startofprev|>",
+        "<|nospeech|>",
+        "<|notimestamps|>",
+        *(f"<|{i * SECONDS_PER_TIMESTAMP:.2f}|>" for i in range(_TIMESTAMPS)),
+    ]
+
+
+@lru_cache(maxsize=2)
+def _ranks(name: str) -> dict[bytes, int]:
+    """Bytes of each token to its id; a token is made before any with a higher id."""
+    packed = (files("whisperport.text") / "ranks" / f"{name}.tiktoken.gz").read_bytes()
+    lines = (line.split(b" ") for line in gzip.decompress(packed).splitlines())
+    return {base64.b64decode(token): int(rank) for token, rank in lines}
+
+
+def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """The pair each token was merged from, in order: the two parts the tokens below it leave."""
+    merges = []
+    for token, rank in ranks.items():  # in the order of the file, which is that of the ranks
+        if len(token) < 2:
+            continue
+        parts = [token[i : i + 1] for i in range(len(token))]
+        while len(parts) > 2:
+            pairs = [ranks.get(left + right, rank) for left, right in pairwise(parts)]
+            at = min(range(len(pairs)), key=pairs.__getitem__)
+            assert pairs[at] < rank, f"{token!r} cannot be made from the tokens below it"
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        merges.append((parts[0], parts[1]))
+    return merges
+
+
+# Symbols that annotate rather than speak: ♪♪♪, ( LAUGHS ), [DAVID], and speakers' dashes.
+_SYMBOLS = [
+    *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
+    *[
+        "<<",
+        ">>",
+        "<<<",
+        ">>>",
+        "--",
+        "---",
+        "-(",
+        "-[",
+        "('",
+        '("',
+        "((",
+        "))",
+        "(((",
+        ")))",
+        "[[",
+        "]]",
+        "{{",
+        "}}",
+        "♪♪",
+        "♪♪♪",
+    ],
+]
+# One token or several, depending on the vocabulary. The first of several is safe to suppress:
+# U+2640 to U+267F share their first two bytes, and all of them are miscellaneous symbols.
+_MUSIC = set("♩♪♫♬♭♮♯")
+
+
+def _non_speech(tokenizer: Tokenizer) -> set[int]:
+    """Ids of symbols that are not spoken; common punctuation is not among them."""
+    # A hyphen or an apostrophe belongs between letters, not at the beginning of a word.
+    found = {tokenizer.encode(" -")[0], tokenizer.encode(" '")[0]}
+    for symbol in [*_SYMBOLS, *_MUSIC]:
+        for ids in (tokenizer.encode(symbol), tokenizer.encode(" " + symbol)):
+            if len(ids) == 1 or symbol in _MUSIC:
+                found.add(ids[0])
+    return found

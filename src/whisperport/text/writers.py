@@ -1,0 +1,113 @@
+"""Transcripts as txt, srt, vtt, tsv and json: byte for byte what openai-whisper writes.
+
+Source: openai/whisper@c0d2f62, whisper/utils.py. Every writer returns the text of the file, which
+ends in a newline except for json; write it as UTF-8, with `write_atomic`.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+
+from whisperport.errors import UsageError
+from whisperport.text.segment import Segment
+
+
+def write_txt(segments: Sequence[Segment]) -> str:
+    """One segment a line."""
+    return "".join(f"{segment.text.strip()}\n" for segment in segments)
+
+
+def write_srt(segments: Sequence[Segment]) -> str:
+    """SubRip: numbered, with a comma before the milliseconds."""
+    return "".join(
+        f"{number}\n{_span(segment, always_hours=True, marker=',')}\n{_subtitle(segment)}\n\n"
+        for number, segment in enumerate(segments, start=1)
+    )
+
+
+def write_vtt(segments: Sequence[Segment]) -> str:
+    """WebVTT: hours only where there are any."""
+    return "WEBVTT\n\n" + "".join(
+        f"{_span(segment, always_hours=False, marker='.')}\n{_subtitle(segment)}\n\n"
+        for segment in segments
+    )
+
+
+def write_tsv(segments: Sequence[Segment]) -> str:
+    """Tab-separated: start and end in whole milliseconds, text."""
+    return "start\tend\ttext\n" + "".join(
+        f"{round(1000 * s.start)}\t{round(1000 * s.end)}\t{_one_cell(s.text)}\n" for s in segments
+    )
+
+
+def write_json(segments: Sequence[Segment], *, language: str | None = None) -> str:
+    """openai-whisper's result: `text`, `segments`, `language` (a code, or null). ASCII only."""
+    return json.dumps(
+        {
+            "text": "".join(segment.text for segment in segments),
+            "segments": [
+                {
+                    "id": number,
+                    "seek": segment.seek,
+                    "start": segment.start,
+                    "end": segment.end,
+                    "text": segment.text,
+                    "tokens": list(segment.tokens),
+                    "temperature": segment.temperature,
+                    "avg_logprob": segment.avg_logprob,
+                    "compression_ratio": segment.compression_ratio,
+                    "no_speech_prob": segment.no_speech_prob,
+                }
+                for number, segment in enumerate(segments)
+            ],
+            "language": language,
+        }
+    )
+
+
+WRITERS: dict[str, Callable[[Sequence[Segment]], str]] = {
+    "txt": write_txt,
+    "srt": write_srt,
+    "vtt": write_vtt,
+    "tsv": write_tsv,
+    "json": write_json,
+}
+
+
+def write_as(form: str, segments: Sequence[Segment], *, language: str | None = None) -> str:
+    """The text of a transcript file in one of `WRITERS`; `language` goes into json alone.
+
+    Raises UsageError when there is no such form.
+    """
+    if form == "json":
+        return write_json(segments, language=language)
+    try:
+        return WRITERS[form](segments)
+    except KeyError:
+        raise UsageError(
+            f"cannot write a transcript as `{form}`", hint=f"choose one of {', '.join(WRITERS)}"
+        ) from None
+
+
+def format_time(seconds: float, *, always_hours: bool = False, marker: str = ".") -> str:
+    """Seconds, not negative, as [hh:]mm:ss.mmm; `marker` stands before the milliseconds."""
+    milliseconds = round(seconds * 1000.0)
+    hours, milliseconds = divmod(milliseconds, 3_600_000)
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    whole, milliseconds = divmod(milliseconds, 1_000)
+    hours_part = f"{hours:02d}:" if always_hours or hours > 0 else ""
+    return f"{hours_part}{minutes:02d}:{whole:02d}{marker}{milliseconds:03d}"
+
+
+def _span(segment: Segment, *, always_hours: bool, marker: str) -> str:
+    start = format_time(segment.start, always_hours=always_hours, marker=marker)
+    end = format_time(segment.end, always_hours=always_hours, marker=marker)
+    return f"{start} --> {end}"
+
+
+def _subtitle(segment: Segment) -> str:
+    # An arrow in the text would be read as another span.
+    return segment.text.strip().replace("-->", "->")
+
+
+def _one_cell(text: str) -> str:
+    return text.strip().replace("\t", " ")
