@@ -62,13 +62,13 @@ def token_spans(text: str, words: list[tuple[float, float]]) -> tuple[list[int],
 
 
 class Corpus:
-    """All utterances of a folder written by synthesize.py."""
+    """All utterances of folders written by synthesize.py. Phones not among given ``phone_labels`` count as silence."""
 
-    def __init__(self, folder: Path, phone_labels: dict[str, int] | None = None) -> None:
+    def __init__(self, *folders: Path, phone_labels: dict[str, int] | None = None) -> None:
         self.phone_labels = {"": SILENCE} if phone_labels is None else phone_labels
         grow = phone_labels is None
         self.utterances: list[Utterance] = []
-        for index in sorted(folder.glob("*.json")):
+        for index in sorted((file for folder in folders for file in folder.glob("*.json")), key=lambda f: f.name):
             records = json.loads(index.read_text())
             frames = np.load(index.with_suffix(".npy"))
             sound_file = index.with_suffix(".wav.npy")
@@ -86,10 +86,11 @@ class Corpus:
                 self.phone_labels.setdefault(key, len(self.phone_labels))
             phones.append((self.phone_labels.get(key, SILENCE), end))
         first, count = record["first_frame"], record["frames"]
-        tokens, spans, word_end = token_spans(record["text"], record["words"])
+        text = record["text"].replace(":", ",")  # Whisper's decoding suppresses the colon
+        tokens, spans, word_end = token_spans(text, record["words"])
         samples = None if sounds is None else sounds[first * 160 : (first + count) * 160]
         return Utterance(
-            record["text"], record["voice"], frames[first : first + count], tokens, spans, word_end, phones, samples
+            text, record["voice"], frames[first : first + count], tokens, spans, word_end, phones, samples
         )
 
     def vocabulary(self) -> Vocabulary:

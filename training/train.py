@@ -3,7 +3,8 @@
     python train.py --data work/train --run work/run
 
 Phases follow each other by the time spent training (pauses do not count), so the schedule fits a slower machine too:
-``--scale 2`` doubles every phase. The run continues from its checkpoint when started again; SIGSTOP pauses it.
+``--scale 2`` doubles every phase. SIGSTOP pauses the run, SIGTERM saves and ends
+it; started again, it continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -124,13 +126,10 @@ def label_loss(head: torch.nn.Module, x: Tensor, labels: Tensor) -> Tensor:
 class Trainer:
     """Model, optimizers, data and clock of one run."""
 
-    def __init__(self, data: Path, run: Path, phases: tuple[Phase, ...], seed: int) -> None:
+    def __init__(self, data: list[Path], run: Path, phases: tuple[Phase, ...], seed: int) -> None:
         self.run, self.phases, self.seed = run, phases, seed
         run.mkdir(parents=True, exist_ok=True)
-        self.corpus = Corpus(data)
-        self.vocabulary = self.corpus.vocabulary()
-        self.vocabulary.save(run / "vocabulary.json")
-        (run / "phones.json").write_text(json.dumps(self.corpus.phone_labels))
+        self.corpus, self.vocabulary = self._data(data)
         self.classes = self.vocabulary.class_of()
         self.word_classes = np.zeros(51865, np.int64)
         for token, row in self.classes.items():
@@ -140,10 +139,23 @@ class Trainer:
         self.dims = Dims()
         self.model = TrainableWhisper(self.dims, self.vocabulary, len(self.corpus.phone_labels))
         self.optimizers = self._optimizers()
-        self.elapsed, self.step = 0.0, 0
+        self.elapsed, self.step, self.stopped = 0.0, 0, False
         if (run / "checkpoint.pt").exists():
             self._load()
         self.assembler = Assembler(self.corpus, seed + self.step)
+
+    def _data(self, folders: list[Path]) -> tuple[Corpus, Vocabulary]:
+        """The corpus and its tokens. A continued run keeps its tokens and phones, though it may get more speech."""
+        tokens, phones = self.run / "vocabulary.json", self.run / "phones.json"
+        if not tokens.exists():
+            corpus = Corpus(*folders)
+            corpus.vocabulary().save(tokens)
+            phones.write_text(json.dumps(corpus.phone_labels))
+            return corpus, corpus.vocabulary()
+        corpus, vocabulary = Corpus(*folders, phone_labels=json.loads(phones.read_text())), Vocabulary.load(tokens)
+        known = set(vocabulary.tokens)
+        corpus.utterances = [u for u in corpus.utterances if known.issuperset(u.tokens)]
+        return corpus, vocabulary
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """Muon for the matrices of the layers, AdamW for everything else."""
@@ -230,10 +242,14 @@ class Trainer:
             accuracy,
         )
 
+    def _stop(self, *_: object) -> None:
+        self.stopped = True
+
     def train(self) -> None:
-        """Run the phases to their end."""
+        """Run the phases to their end, or until SIGTERM; either way the last step is saved."""
         singles, smooth, saved = self._singles(), np.zeros(5), time.time()
-        while (now := self.current()) is not None:
+        signal.signal(signal.SIGTERM, self._stop)
+        while (now := self.current()) is not None and not self.stopped:
             phase, done = now
             begun = time.time()
             batch = collate(self.windows(phase, done, singles), self.classes, self.word_classes)
@@ -268,7 +284,7 @@ class Trainer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders written by synthesize.py")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies every phase's minutes")
     parser.add_argument("--seed", type=int, default=0)

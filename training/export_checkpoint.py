@@ -1,0 +1,197 @@
+"""Write a training checkpoint as the folder transformers and openai-whisper's users know.
+
+    python export_checkpoint.py --run work/run --out ../src/whisperport/data/model
+
+The factored embedding is written out in full, weights become float16. The tokenizer is the multilingual Whisper one,
+rebuilt from the ranks that openai-whisper ships.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+from pathlib import Path
+
+import torch
+import whisper
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor
+from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor
+from whisper.tokenizer import LANGUAGES
+
+from model import Dims, TrainableWhisper, sinusoids
+from vocabulary import EOT, N_TIMES, N_VOCAB, NO_SPEECH, NO_TIMESTAMPS, SOT, SOT_PREV, TIME_BEGIN, TRANSCRIBE, Vocabulary
+from vocabulary import tokenizer as whisper_tokenizer
+
+TRANSLATE, START_OF_LM = 50358, 50360
+
+
+def load_trained(run: Path) -> tuple[TrainableWhisper, Vocabulary]:
+    """The model and vocabulary of a run's checkpoint."""
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    vocabulary = Vocabulary.load(run / "vocabulary.json")
+    n_phones = len(json.loads((run / "phones.json").read_text()))
+    heads = tuple((layer, head) for layer, head in state["dims"].pop("alignment_heads"))
+    model = TrainableWhisper(Dims(**state["dims"], alignment_heads=heads), vocabulary, n_phones)
+    model.load_state_dict(state["model"])
+    return model, vocabulary
+
+
+def full_embedding(model: TrainableWhisper, vocabulary: Vocabulary) -> Tensor:
+    """[51865, width]: the shared row everywhere, then the rows of used tokens and timestamps."""
+    table = model.embedding.table().detach()
+    full = table[vocabulary.other].repeat(N_VOCAB, 1)
+    full[list(vocabulary.tokens)] = table[: vocabulary.first_time]
+    full[TIME_BEGIN:] = table[vocabulary.first_time : vocabulary.first_time + N_TIMES]
+    return full
+
+
+def weights(model: TrainableWhisper, vocabulary: Vocabulary) -> dict[str, Tensor]:
+    """float16 tensors under transformers' names."""
+    kept = {
+        f"model.{name}": value
+        for name, value in model.state_dict().items()
+        if name.startswith(("encoder.", "decoder."))
+    }
+    kept["model.encoder.embed_positions.weight"] = sinusoids(model.dims.audio_positions, model.dims.width)
+    kept["model.decoder.embed_tokens.weight"] = full_embedding(model, vocabulary)
+    return {name: value.half().contiguous() for name, value in kept.items()}
+
+
+def config(dims: Dims) -> WhisperConfig:
+    """The architecture in transformers' terms."""
+    return WhisperConfig(
+        architectures=["WhisperForConditionalGeneration"],
+        vocab_size=N_VOCAB,
+        num_mel_bins=dims.mels,
+        d_model=dims.width,
+        encoder_layers=dims.encoder_layers,
+        decoder_layers=dims.decoder_layers,
+        encoder_attention_heads=dims.heads,
+        decoder_attention_heads=dims.heads,
+        encoder_ffn_dim=4 * dims.width,
+        decoder_ffn_dim=4 * dims.width,
+        max_source_positions=dims.audio_positions,
+        max_target_positions=dims.text_positions,
+        decoder_start_token_id=SOT,
+        pad_token_id=EOT,
+        bos_token_id=EOT,
+        eos_token_id=EOT,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        dtype="float16",
+    )
+
+
+def generation_config(dims: Dims) -> GenerationConfig:
+    """The settings openai/whisper-tiny has, with this model's alignment heads."""
+    tokens = whisper_tokenizer()
+    languages = {f"<|{code}|>": SOT + 1 + i for i, code in enumerate(LANGUAGES) if SOT + 1 + i < TRANSLATE}
+    control = [SOT, TRANSLATE, TRANSCRIBE, START_OF_LM, SOT_PREV, NO_SPEECH]
+    return GenerationConfig(
+        alignment_heads=[list(pair) for pair in dims.alignment_heads],
+        begin_suppress_tokens=[220, EOT],
+        bos_token_id=EOT,
+        decoder_start_token_id=SOT,
+        eos_token_id=EOT,
+        is_multilingual=True,
+        lang_to_id=languages,
+        max_initial_timestamp_index=50,
+        max_length=dims.text_positions,
+        no_timestamps_token_id=NO_TIMESTAMPS,
+        pad_token_id=EOT,
+        prev_sot_token_id=SOT_PREV,
+        return_timestamps=False,
+        suppress_tokens=[*tokens.non_speech_tokens, *control],
+        task_to_id={"transcribe": TRANSCRIBE, "translate": TRANSLATE},
+    )
+
+
+def _printable_bytes() -> dict[int, str]:
+    """GPT-2's byte -> printable character table."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    rest = [b for b in range(256) if b not in plain]
+    return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(rest)}
+
+
+def _merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    """The last merge that makes ``token``: what is left when only merges of lower rank are applied."""
+    parts = [bytes([b]) for b in token]
+    while len(parts) > 2:
+        candidates = [(ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in range(len(parts) - 1)]
+        rank, i = min(candidates)
+        if rank >= ranks[token]:
+            raise ValueError(f"no merges make {token!r}")
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts[0], parts[1]
+
+
+def special_tokens() -> list[str]:
+    """All tokens from 50257 on, in order of their id."""
+    encoding = whisper_tokenizer().encoding
+    return [encoding.decode([token]) for token in range(EOT, N_VOCAB)]
+
+
+def build_tokenizer() -> Tokenizer:
+    """The multilingual byte-level BPE, all 51865 tokens."""
+    lines = (Path(whisper.__file__).parent / "assets" / "multilingual.tiktoken").read_text().splitlines()
+    ranks = {base64.b64decode(text): int(rank) for text, rank in (line.split() for line in lines)}
+    names = _printable_bytes()
+
+    def name(token: bytes) -> str:
+        return "".join(names[b] for b in token)
+
+    merges = [tuple(map(name, _merge_of(token, ranks))) for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
+    vocabulary = {name(token): rank for token, rank in ranks.items()}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    every = special_tokens()
+    time = TIME_BEGIN - EOT
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in every[:time]])
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in every[time:]])
+    start = [("<|startoftranscript|>", SOT), ("<|notimestamps|>", NO_TIMESTAMPS), ("<|endoftext|>", EOT)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|startoftranscript|> <|notimestamps|> $A <|endoftext|>", special_tokens=start
+    )
+    return tokenizer
+
+
+def write_tokenizer(folder: Path) -> None:
+    """tokenizer.json, and what transformers reads beside it."""
+    build_tokenizer().save(str(folder / "tokenizer.json"), pretty=False)
+    end = "<|endoftext|>"
+    settings = {
+        "tokenizer_class": "WhisperTokenizer",
+        "additional_special_tokens": special_tokens()[1 : TIME_BEGIN - EOT],
+        "add_prefix_space": False,
+        "bos_token": end,
+        "eos_token": end,
+        "pad_token": end,
+        "unk_token": end,
+        "model_max_length": 1024,
+        "errors": "replace",
+        "return_attention_mask": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    model, vocabulary = load_trained(args.run)
+    save_file(weights(model, vocabulary), args.out / "model.safetensors", metadata={"format": "pt"})
+    (args.out / "model.safetensors").chmod(0o644)
+    config(model.dims).save_pretrained(args.out)
+    generation_config(model.dims).save_pretrained(args.out)
+    WhisperFeatureExtractor().save_pretrained(args.out)
+    write_tokenizer(args.out)
+
+
+if __name__ == "__main__":
+    main()
