@@ -20,9 +20,9 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         WhisperportError: the folder is missing, the disk full, writing not permitted, or `path`
             is a folder or a device.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(6)}.tmp")
     try:
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f".{target.name[:60]}.{secrets.token_hex(6)}.tmp")
         is_old = target.exists()
         if is_old and not stat.S_ISREG(target.stat().st_mode):
             raise WhisperportError(
@@ -38,7 +38,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
             raise
         _flush_folder(target.parent)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        hint = "" if target.parent.is_dir() else f"create the folder first: {target.parent}"
+        folder = Path(path).parent
+        hint = "" if os.path.isdir(folder) else f"create the folder first: {folder}"
         raise WhisperportError(
             f"cannot write `{path}`",
             why=getattr(error, "strerror", None) or str(error),

@@ -40,5 +40,7 @@ class Generation:
         data = dict(data)
         for name in ("suppressed", "suppressed_at_start"):
             data[name] = tuple(int(i) for i in data.get(name, ()))
-        data["alignment_heads"] = tuple((int(a), int(b)) for a, b in data.get("alignment_heads", ()))
+        data["alignment_heads"] = tuple(
+            (int(a), int(b)) for a, b in data.get("alignment_heads", ())
+        )
         return cls(**data)

@@ -69,4 +69,6 @@ class TargetSpec:
     rewrites: tuple[str, ...] = ()  # names, applied in this order
     extra: str = ""  # pip extra that lowers to it; empty: the core install
     run_extra: str = ""  # pip extra that runs it; empty: the core install
-    sources: Mapping[str, str] = field(default_factory=dict)  # field name -> where it was read or measured
+    sources: Mapping[str, str] = field(
+        default_factory=dict
+    )  # field name -> where it was read or measured

@@ -1,0 +1,1 @@
+"""Measure: what, on what machine, how to repeat."""

@@ -1,0 +1,114 @@
+"""`whisperport demo`"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from whisperport.cli.console import print_json, print_next, print_table, stages
+from whisperport.cli.options import as_json, threads
+from whisperport.demo import DEMO_TARGETS, DemoRow, run_demo
+
+
+@click.command()
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=Path("build/demo"),
+    show_default=True,
+    metavar="DIR",
+    help="Where to write the bundles",
+)
+@click.option(
+    "--target",
+    "-t",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    default=DEMO_TARGETS,
+    show_default=True,
+    help="May be repeated",
+)
+@threads
+@as_json
+def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool) -> None:
+    """Export the embedded model, verify it, and transcribe the shipped recordings.
+
+    \b
+    Example:
+      $ whisperport demo
+    """
+    with stages() as say:
+        rows = run_demo("default", out, targets, threads=threads, say=say)
+    if as_json:
+        print_json([_as_json(row) for row in rows])
+        return
+    _print_transcripts(rows[-1])
+    print_table(
+        (
+            "target",
+            "programs",
+            "delegated",
+            "parity",
+            "tokens equal",
+            "WER",
+            "encoder ms",
+            "ms/token",
+            "real-time factor",
+        ),
+        [_cells(row) for row in rows],
+    )
+    print(
+        "\ndelegated: nodes the target runs, of all; parity: worst signal-to-error ratio against "
+        "torch;\nreal-time factor: processing seconds per second of audio"
+    )
+    recording = rows[-1].heard[0].recording.path
+    print_next(f"whisperport transcribe {_short(recording)} --bundle {rows[-1].folder}")
+
+
+def _cells(row: DemoRow) -> tuple[str, ...]:
+    equal, of = row.tokens_equal
+    return (
+        row.target,
+        str(row.programs),
+        f"{row.delegated} of {row.delegated + row.undelegated}",
+        f"{row.sqnr_db:.0f} dB",
+        f"{equal} of {of}",
+        f"{row.errors.rate:.1%}",
+        f"{row.encoder_ms:.1f}",
+        f"{row.token_ms:.2f}",
+        f"{row.real_time_factor:.3f}",
+    )
+
+
+def _print_transcripts(row: DemoRow) -> None:
+    print_table(
+        ("recording", "voice", "errors", f"understood by {row.target}"),
+        [
+            (
+                heard.recording.path.name,
+                heard.recording.voice + (" (held out)" if heard.recording.held_out else ""),
+                f"{heard.errors.errors} of {heard.errors.n_words}",
+                _clipped(heard.text) or "(silence)",
+            )
+            for heard in row.heard
+        ],
+    )
+    print()
+
+
+def _clipped(text: str, width: int = 120) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _short(path: Path) -> Path:
+    """Relative to here, where that is shorter."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _as_json(row: DemoRow) -> dict[str, object]:
+    data = asdict(row) | {"folder": str(row.folder), "wer": row.errors.rate}
+    for heard in data["heard"]:
+        heard["recording"]["path"] = heard["recording"]["path"].name
+    return data

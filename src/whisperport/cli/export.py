@@ -1,0 +1,79 @@
+"""`whisperport export`"""
+
+from pathlib import Path
+
+import click
+
+from whisperport.cli.console import print_json, print_next, print_table, stages
+from whisperport.cli.options import as_json, pairs, threads
+from whisperport.exporting import ExportOptions
+from whisperport.exporting import export as run_export
+from whisperport.targets import RunOptions
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option("--target", "-t", required=True, metavar="NAME", help="See `whisperport targets`")
+@click.option(
+    "--out",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where to write the bundle",
+)
+@click.option(
+    "--place",
+    multiple=True,
+    metavar="PROGRAM=NAME",
+    help="Put one program on another target; may be repeated",
+)
+@click.option(
+    "--allow-unverified",
+    is_flag=True,
+    help="Write the bundle although verification failed, marked so for ever",
+)
+@threads
+@as_json
+def export(
+    checkpoint: str,
+    target: str,
+    out: Path,
+    place: tuple[str, ...],
+    allow_unverified: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Lower a checkpoint to one target, verify it, and write a bundle.
+
+    CHECKPOINT is a folder or hub id in Hugging Face's form, an OpenAI .pt file, a name such as
+    tiny.en or turbo, or `default`: the small model that comes with whisperport.
+
+    \b
+    Example:
+      $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
+    """
+    options = ExportOptions(
+        place=pairs(place), allow_unverified=allow_unverified, run=RunOptions(threads=threads)
+    )
+    with stages() as say:
+        bundle = run_export(checkpoint, target, out, options, say=say)
+    manifest = bundle.manifest
+    if as_json:
+        print_json(manifest.to_json())
+    else:
+        print_table(
+            ("program", "target", "delegated", "left", "status"),
+            [
+                (
+                    entry.spec.name,
+                    entry.target,
+                    str(entry.delegation.get("delegated", "")),
+                    ", ".join(entry.delegation.get("undelegated", ())) or "0",
+                    entry.status,
+                )
+                for entry in manifest.programs
+            ],
+        )
+        print(f"\n{out}: {'verified' if manifest.verified else 'NOT VERIFIED'}")
+    print_next(f"whisperport transcribe talk.mp3 --bundle {out}")

@@ -1,0 +1,36 @@
+"""Options that several verbs share."""
+
+import click
+
+from whisperport.targets import RunOptions
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout")
+threads = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="CPU threads of the runtimes  [default: as many as they choose]",
+)
+run_option = click.option(
+    "--run-option",
+    "run_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the target, such as provider=CUDAExecutionProvider; may be repeated",
+)
+
+
+def pairs(values: tuple[str, ...]) -> dict[str, str]:
+    """`NAME=VALUE` strings as a mapping.
+
+    Raises:
+        click.BadParameter: one has no `=`.
+    """
+    split = [value.partition("=") for value in values]
+    for name, equals, _ in split:
+        if not equals or not name:
+            raise click.BadParameter(f"expected NAME=VALUE, got {name!r}")
+    return {name: value for name, _, value in split}
+
+
+def run_options_of(threads: int | None, values: tuple[str, ...]) -> RunOptions:
+    return RunOptions(threads=threads, options=pairs(values))

@@ -1,0 +1,62 @@
+"""`whisperport transcribe`"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from whisperport.cli.console import audio_bar, print_json, stderr
+from whisperport.cli.options import as_json, run_option, run_options_of, threads
+from whisperport.runtime import DecodeOptions
+from whisperport.transcription import TranscribeOptions
+from whisperport.transcription import transcribe as run_transcribe
+
+
+@click.command()
+@click.argument("recording")
+@click.option(
+    "--bundle",
+    "-b",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A bundle  [default: the small model that comes with whisperport]",
+)
+@click.option("--language", metavar="CODE", help="Such as en or de  [default: detected]")
+@click.option(
+    "--task",
+    type=click.Choice(["transcribe", "translate"]),
+    default="transcribe",
+    show_default=True,
+)
+@threads
+@run_option
+@as_json
+def transcribe(
+    recording: str,
+    bundle: Path | None,
+    language: str | None,
+    task: str,
+    threads: int | None,
+    run_options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Transcribe a recording: any file that FFmpeg reads, or - for standard input.
+
+    \b
+    Example:
+      $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack
+    """
+    options = TranscribeOptions(
+        decode=DecodeOptions(language=language, task=task),
+        run=run_options_of(threads, run_options),
+    )
+    with audio_bar(Path(recording).name) as bar:
+        transcript = run_transcribe(recording, bundle, options, progress=bar)
+    for start in transcript.truncated:
+        stderr.print(
+            f"warning: the window at {start:.0f} s met the token limit; its end is missing"
+        )
+    if as_json:
+        print_json(asdict(transcript))
+    else:
+        click.echo(transcript.text)

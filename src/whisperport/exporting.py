@@ -1,0 +1,199 @@
+"""From a checkpoint to a bundle: trace, rewrite, lower, verify, and only then put it in place."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.bundle import (
+    EMBEDDING,
+    POSITIONS,
+    REFERENCE,
+    TOKENIZER,
+    Bundle,
+    Manifest,
+    ProgramEntry,
+    check_writable,
+    writing_bundle,
+)
+from whisperport.errors import MissingPackageError, UsageError, VerificationError
+from whisperport.targets import RunOptions, Target, get_target
+from whisperport.verification import Report, machine, versions
+from whisperport.verification.bundle_check import verify
+from whisperport.verification.clips import Clip, shipped_clips
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.checkpoint import Checkpoint
+    from whisperport.programs.program import Program
+
+BUILD_PACKAGES = (
+    "whisperport",
+    "torch",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "executorch",
+    "numpy",
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How a bundle is made."""
+
+    place: Mapping[str, str] = field(default_factory=dict)  # program -> target, where another
+    clips: Sequence[Clip] | None = None  # recordings to verify with; None: those of the package
+    allow_unverified: bool = False  # write the bundle although it failed, marked so for ever
+    run: RunOptions = field(default_factory=RunOptions)  # also the threads of torch
+
+
+def export(
+    checkpoint: "Checkpoint | str | os.PathLike[str]",
+    target: str,
+    out: str | os.PathLike[str],
+    options: ExportOptions | None = None,
+    *,
+    say: Say = lambda _: None,
+) -> Bundle:
+    """Lower every program of a checkpoint, prove that the result still transcribes, and write it.
+
+    Args:
+        checkpoint: a loaded one, or what `load_checkpoint` takes.
+        target: a name from `TARGETS`; `options.place` puts single programs elsewhere.
+        out: the bundle's folder. A bundle already there stays whole until the new one is complete.
+        say: told what is being done, in a few words.
+
+    Raises:
+        UsageError: no such target or program.
+        CheckpointError, LoweringError: see there.
+        BundleError: `out` cannot be written.
+        VerificationError: the bundle disagrees with its reference; nothing was written.
+    """
+    options, out = options or ExportOptions(), Path(out)
+    _check_targets(target, options.place)
+    check_writable(out)
+    checkpoint = _load(checkpoint, say)
+
+    import torch
+
+    from whisperport.model.whisper import build_model
+    from whisperport.verification.eager import run_eager
+
+    if options.run.threads:
+        torch.set_num_threads(options.run.threads)
+    model = build_model(checkpoint)
+    clips = shipped_clips() if options.clips is None else options.clips
+    say(f"running the model in torch on {len(clips)} clips")
+    reference = run_eager(model, checkpoint.generation, clips)
+
+    with writing_bundle(out) as writer:
+        placed = _place(model, target, options.place, say)
+        entries, rewrites = _lower(placed, writer.folder, say)
+        say("writing the embedding, the tokenizer and the reference")
+        (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
+        np.save(writer.folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
+        np.save(writer.folder / POSITIONS, _table(checkpoint, "decoder.positional_embedding"))
+        np.savez_compressed(writer.folder / REFERENCE, allow_pickle=False, **reference.to_arrays())
+        manifest = Manifest(
+            name=f"{checkpoint.source.name} on {', '.join(dict.fromkeys(t.spec.name for t, _ in placed))}",
+            source=checkpoint.source.to_json(),
+            dims=checkpoint.dims,
+            generation=checkpoint.generation,
+            programs=tuple(entries),
+            rewrites=rewrites,
+            versions=versions(BUILD_PACKAGES),
+            machine=machine(),
+        )
+        report = verify(writer.preview(manifest), run=options.run, say=say)
+        if not report and not options.allow_unverified:
+            raise _not_verified(out, report)
+        say("putting the bundle in its place")
+        return writer.commit(
+            replace(manifest, verification=report.to_json(), verified=bool(report))
+        )
+
+
+def _check_targets(target: str, place: Mapping[str, str]) -> None:
+    """Before any work: every target named exists."""
+    for name in (target, *place.values()):
+        get_target(name)
+
+
+def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", say: Say) -> "Checkpoint":
+    try:
+        import torch  # noqa: F401  # everything on the build side needs it
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot export: torch and its exporters are not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error
+    if not isinstance(checkpoint, str | os.PathLike):
+        return checkpoint
+    from whisperport.checkpoint import load_checkpoint
+
+    say(f"reading {checkpoint}")
+    return load_checkpoint(checkpoint if isinstance(checkpoint, str) else Path(checkpoint))
+
+
+def _place(
+    model: Any, target: str, place: Mapping[str, str], say: Say
+) -> list[tuple[Target, list["Program"]]]:
+    """Trace every program, and group them by the target that each one goes to."""
+    from whisperport.programs.whisper import program_names, whisper_programs
+
+    unknown = [name for name in place if name not in program_names()]
+    if unknown:
+        raise UsageError(
+            f"there is no program `{unknown[0]}` to place",
+            hint=f"programs are {', '.join(program_names())}",
+        )
+    groups: dict[str, list[Program]] = {}
+    for program in whisper_programs(model):
+        say(f"traced {program.name}")
+        groups.setdefault(place.get(program.name, target), []).append(program)
+    return [(get_target(name), programs) for name, programs in groups.items()]
+
+
+def _lower(
+    placed: list[tuple[Target, list["Program"]]], folder: Path, say: Say
+) -> tuple[list[ProgramEntry], dict[str, Any]]:
+    """Rewrite and lower each group; returns the manifest's entries and what each rewrite did."""
+    from whisperport.rewrites import run_rewrites
+
+    entries: list[ProgramEntry] = []
+    rewrites: dict[str, Any] = {}
+    for target, programs in placed:
+        rewritten = []
+        for program in programs:
+            say(f"rewriting {program.name} for {target.spec.name}")
+            program, outcomes = run_rewrites(program, target.spec.rewrites)
+            rewritten.append(program)
+            rewrites[program.name] = [asdict(outcome) for outcome in outcomes]
+        entries += target.lower(rewritten, folder, say)
+    return entries, rewrites
+
+
+def _table(checkpoint: "Checkpoint", name: str) -> NDArray[np.floating[Any]]:
+    """A weight as the host looks it up: float16 where the checkpoint has it so, else float32."""
+    import torch
+
+    weight = checkpoint.weights[name]
+    kept = weight if weight.dtype == torch.float16 else weight.float()
+    return np.ascontiguousarray(kept.numpy())
+
+
+def _not_verified(out: Path, report: Report) -> VerificationError:
+    failures = report.failures()
+    more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
+    return VerificationError(
+        f"the bundle for {out} does not agree with its checkpoint, and was not written",
+        why="; ".join(failures[:3]) + more,
+        hint="`--allow-unverified` writes it all the same, marked as unverified for ever",
+    )

@@ -1,0 +1,49 @@
+"""The `encoder` program: log-mel spectrogram in, features out."""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whisperport.dims import Dims
+from whisperport.model.attention import Attention
+from whisperport.model.feed_forward import feed_forward
+
+
+class EncoderBlock(nn.Module):
+    def __init__(self, width: int, n_head: int, inner: int) -> None:
+        super().__init__()
+        self.attn_ln = nn.LayerNorm(width)
+        self.attn = Attention(width, n_head)
+        self.mlp_ln = nn.LayerNorm(width)
+        self.mlp = feed_forward(width, inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.attn_ln(x))
+        return x + cast(Tensor, self.mlp(self.mlp_ln(x)))
+
+
+class Encoder(nn.Module):
+    """Whisper's audio encoder; parameter names are the checkpoint's, less the leading `encoder.`."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        width = dims.n_audio_state
+        self.conv1 = nn.Conv1d(dims.n_mels, width, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
+        self.positional_embedding = nn.Parameter(torch.empty(dims.n_audio_ctx, width))
+        self.blocks = nn.ModuleList(
+            EncoderBlock(width, dims.n_audio_head, dims.n_audio_ffn)
+            for _ in range(dims.n_audio_layer)
+        )
+        self.ln_post = nn.LayerNorm(width)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """mel (1, n_mels, 2T) float32 to features (1, T, d)."""
+        x = F.gelu(self.conv1(mel))
+        x = F.gelu(self.conv2(x))
+        x = x.permute(0, 2, 1) + self.positional_embedding
+        for block in self.blocks:
+            x = block(x)
+        return cast(Tensor, self.ln_post(x))

@@ -1,0 +1,80 @@
+"""The whole model in eager torch, without a cache: what every lowered program is held against."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from whisperport.checkpoint import Checkpoint
+from whisperport.dims import Dims
+from whisperport.model.decoder import Decoder, DecoderBlock
+from whisperport.model.encoder import Encoder
+
+
+class Whisper(nn.Module):
+    """Encoder and decoder with a checkpoint's weights, in float32.
+
+    `logits` recomputes every row from the tokens alone. It shares the weights of the lowered programs
+    and none of their self-attention cache, so a fault in cache, mask or position shows.
+    """
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.dims = dims
+        self.encoder = Encoder(dims)
+        self.decoder = Decoder(dims)
+
+    @torch.no_grad()
+    def encode(self, mel: Tensor) -> Tensor:
+        """mel (1, n_mels, 2T) to features (1, T, d)."""
+        return cast(Tensor, self.encoder(mel))
+
+    @torch.no_grad()
+    def sound(self, features: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """features (1, T, d) to cross-attention keys (H, D, T) and values (H, T, D) of each layer."""
+        attentions = [cast(DecoderBlock, block).cross_attn for block in self.decoder.blocks]
+        return tuple((a.keys(features), a.values(features)) for a in attentions)
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+        """tokens (S,) int64 and what `sound` gave to logits (S, V)."""
+        rows = self._hidden(tokens, sound)
+        return rows @ self.decoder.token_embedding.weight.T
+
+    @torch.no_grad()
+    def last_logits(self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+        """As `logits`, of the last token alone: (V,)."""
+        row = self._hidden(tokens, sound)[-1]
+        return row @ self.decoder.token_embedding.weight.T
+
+    def _hidden(self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+        """The decoder's rows (S, d), normalized."""
+        decoder, n_rows = self.decoder, tokens.shape[0]
+        x = (decoder.token_embedding(tokens) + decoder.positional_embedding[:n_rows])[None]
+        mask = torch.full((n_rows, n_rows), -torch.inf).triu(1)
+        for block, (keys, values) in zip(decoder.blocks, sound, strict=True):
+            x = _decode_block(cast(DecoderBlock, block), x, mask, keys, values)
+        return cast(Tensor, decoder.ln(x)[0])
+
+
+def _decode_block(
+    block: DecoderBlock, x: Tensor, mask: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    attention, normed = block.attn, block.attn_ln(x)
+    scores = torch.bmm(attention.queries(normed), attention.keys(normed)) + mask
+    x = x + attention.merge(torch.bmm(scores.softmax(-1), attention.values(normed)))
+    queries = block.cross_attn.queries(block.cross_attn_ln(x))
+    x = x + block.cross_attn.attend(queries, keys, values)
+    return x + cast(Tensor, block.mlp(block.mlp_ln(x)))
+
+
+def build_model(checkpoint: Checkpoint) -> Whisper:
+    """The model with this checkpoint's weights, float32, in evaluation mode.
+
+    Parameters are created on the `meta` device and then assigned, so nothing is allocated twice.
+    """
+    with torch.device("meta"):
+        model = Whisper(checkpoint.dims)
+    weights = {name: tensor.float() for name, tensor in checkpoint.weights.items()}
+    model.load_state_dict(weights, strict=True, assign=True)
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,145 @@
+"""Write programs as ONNX files whose weights stand once, in one file that all of them share.
+
+torch's exporter keeps each graph's weights in its own file, so `step` and each `prefill` would repeat
+the decoder. Here every initializer of 1 KiB or more goes to `weights.bin` under its content's hash.
+"""
+
+import contextlib
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from whisperport.errors import LoweringError
+from whisperport.programs.program import Program
+
+OPSET = 20  # the newest that torch 2.13 writes without conversion; has Gelu as one operator
+ALIGNMENT = 4096  # bytes: ONNX Runtime maps external data page by page
+SMALLEST_SHARED = 1024  # bytes; smaller tensors stay inside the graph
+
+
+class SharedWeights:
+    """A growing file of tensors, each stored once; ONNX graphs beside it point into it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offsets: dict[bytes, int] = {}
+        self._end = 0
+        path.touch()
+
+    def place(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+        """Store the tensor's bytes unless they are there already."""
+        data = tensor.tobytes()
+        digest = hashlib.sha256(data).digest()
+        offset = self._offsets.get(digest)
+        if offset is None:
+            offset = self._offsets[digest] = -(-self._end // ALIGNMENT) * ALIGNMENT
+            with self.path.open("r+b") as file:
+                file.seek(offset)
+                file.write(data)
+            self._end = offset + len(data)
+        return ir.ExternalTensor(
+            self.path.name,
+            offset,
+            len(data),
+            tensor.dtype,
+            shape=ir.Shape(list(tensor.shape.numpy())),
+            name=tensor.name or "",
+            base_dir=str(self.path.parent),
+        )
+
+
+def write_onnx(program: Program, path: Path, weights: SharedWeights, *, opset: int = OPSET) -> int:
+    """Write one program to `path`, next to `weights`; returns its number of nodes.
+
+    Raises:
+        LoweringError: torch cannot express the program in ONNX, or wrote another opset than asked for.
+    """
+    model = _convert(program, opset)
+    _rename(model, program)
+    _strip(model)
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= SMALLEST_SHARED:
+            value.const_value = weights.place(tensor)
+    ir.save(model, path)
+    _check(path, program.name, opset)
+    return len(model.graph)
+
+
+def _convert(program: Program, opset: int) -> ir.Model:
+    log = io.StringIO()
+    with torch.no_grad(), _captured(log):
+        try:
+            exported = torch.onnx.export(
+                program.exported, (), dynamo=True, opset_version=opset, verbose=False
+            )
+        except Exception as error:  # torch wraps any failure of its passes in its own class
+            raise LoweringError(
+                f"`{program.name}` cannot be written as ONNX opset {opset}",
+                why=str(error).strip().split("\n")[0],
+                hint=log.getvalue().strip().split("\n")[-1],
+            ) from error
+    assert exported is not None
+    return exported.model
+
+
+@contextlib.contextmanager
+def _captured(log: io.StringIO) -> Iterator[None]:
+    """Keep the exporter's chatter off the screen; it goes to `log`."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _rename(model: ir.Model, program: Program) -> None:
+    """Give inputs and outputs the names of the program's signature."""
+    graph = model.graph
+    for values, specs in (
+        (graph.inputs, program.spec.inputs),
+        (graph.outputs, program.spec.outputs),
+    ):
+        assert len(values) == len(specs), f"`{program.name}`: the exporter changed the signature"
+        for value, spec in zip(values, specs, strict=True):
+            value.name = spec.name
+
+
+def _strip(model: ir.Model) -> None:
+    """Drop the exporter's notes: stack traces with the build machine's paths, 80 % of a small file."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph:
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+
+
+def _check(path: Path, name: str, opset: int) -> None:
+    """Re-read the file: the exporter has been seen to write another opset without an error."""
+    try:
+        onnx.checker.check_model(os.fspath(path), full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise LoweringError(
+            f"the ONNX file of `{name}` is not valid", why=str(error).strip().split("\n")[0]
+        ) from error
+    model = onnx.load(os.fspath(path), load_external_data=False)
+    written = {entry.domain: entry.version for entry in model.opset_import}.get("")
+    if written != opset:
+        raise LoweringError(
+            f"`{name}` was written in ONNX opset {written}",
+            why=f"opset {opset} was asked for and the exporter does not support it for this program",
+            hint="ask for opset 18 or 20",
+        )

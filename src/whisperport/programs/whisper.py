@@ -1,0 +1,58 @@
+"""The programs of a Whisper model: `encoder`, `cross_kv`, `prefill_P` for a few P, and `step`."""
+
+from collections.abc import Iterator
+
+import torch
+
+from whisperport.dims import Dims
+from whisperport.model.decoder import CrossKV, Decode, Prefill
+from whisperport.model.whisper import Whisper
+from whisperport.programs.program import Program, trace
+
+PREFILL_ROWS = (4, 64)  # the start tokens (at most 4), and a text prompt in pieces of 64
+PICKED_ROWS = 2  # logits of a prompt's last row, and of the row that tells whether there is speech
+
+
+def program_names(prefill_rows: tuple[int, ...] = PREFILL_ROWS) -> tuple[str, ...]:
+    """The names of all programs, in the order in which they are made."""
+    return ("encoder", "cross_kv", *(f"prefill_{rows}" for rows in prefill_rows), "step")
+
+
+def whisper_programs(
+    model: Whisper, prefill_rows: tuple[int, ...] = PREFILL_ROWS
+) -> Iterator[Program]:
+    """Trace each program of `model` in turn; they share its weights."""
+    dims, decoder = model.dims, model.decoder
+    mel = torch.zeros(1, dims.n_mels, dims.n_frames)
+    yield trace("encoder", model.encoder, (mel,), ["features"])
+
+    features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
+    yield trace("cross_kv", CrossKV(decoder), (features,), _layers(dims, "cross_k", "cross_v"))
+
+    decoded = ["logits", *_layers(dims, "new_k", "new_v")]
+    for rows in prefill_rows:
+        pick = torch.zeros(1, PICKED_ROWS, rows)
+        inputs = (*_rows(dims, rows), pick, *_caches(dims))
+        yield trace(f"prefill_{rows}", Prefill(decoder), inputs, decoded)
+    yield trace("step", Decode(decoder), (*_rows(dims, 1), *_caches(dims)), decoded)
+
+
+def _layers(dims: Dims, *names: str) -> list[str]:
+    return [f"{name}_{layer}" for name in names for layer in range(dims.n_text_layer)]
+
+
+def _rows(dims: Dims, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.zeros(1, rows, dims.n_text_state)
+    return x, torch.zeros(1, rows, dims.n_text_ctx + rows)
+
+
+def _caches(dims: Dims) -> tuple[list[torch.Tensor], ...]:
+    heads, width = dims.n_text_head, dims.text_head_width
+    cached, sound = dims.n_text_ctx, dims.n_audio_ctx
+    shapes = (
+        (heads, width, cached),
+        (heads, cached, width),
+        (heads, width, sound),
+        (heads, sound, width),
+    )
+    return tuple([torch.zeros(shape) for _ in range(dims.n_text_layer)] for shape in shapes)

@@ -1,0 +1,165 @@
+"""One window of sound and its decoder state, over the runners of a bundle; numpy only."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from whisperport.bundle import Bundle
+from whisperport.dims import Dims
+from whisperport.errors import BundleError
+from whisperport.generation import Generation
+from whisperport.runner import Array, Runner
+from whisperport.runtime.cache import Cache, Floats
+from whisperport.targets import RunOptions, get_target
+
+PREFILL = "prefill_"
+
+
+class Engine:
+    """Runs a bundle's programs and owns the state between them.
+
+    Use: `listen` to a window, then `prefill` the prompt, then `step` token by token. The next
+    `listen` forgets everything.
+    """
+
+    def __init__(
+        self,
+        dims: Dims,
+        generation: Generation,
+        runners: Mapping[str, Runner],
+        embedding: Array,
+        positions: Array,
+    ) -> None:
+        """embedding (V, d) and positions (N, d), float32 or float16.
+
+        Raises:
+            BundleError: a program is missing.
+        """
+        self.dims = dims
+        self.generation = generation
+        self.cache = Cache(dims)
+        self._embedding = embedding
+        self._positions = positions
+        self._encoder = _required(runners, "encoder")
+        self._cross_kv = _required(runners, "cross_kv")
+        self._step = _required(runners, "step")
+        self._prefills = _prefills(runners)
+        self._sound: dict[str, Floats] = {}
+
+    def encode(self, mel: Floats) -> Floats:
+        """mel (n_mels, 2T) to features (T, d)."""
+        features: Floats = self._encoder.run({"mel": np.ascontiguousarray(mel[None])})["features"][
+            0
+        ]
+        return features
+
+    def listen(self, features: Floats) -> None:
+        """Take features (T, d) as the sound to be decoded, and forget every token."""
+        self._sound = self._cross_kv.run({"features": np.ascontiguousarray(features[None])})
+        self.cache.clear()
+
+    def prefill(self, tokens: Sequence[int], *, also: int = 0) -> tuple[Floats, Floats]:
+        """Decode a prompt at once.
+
+        Args:
+            tokens: ids; together with those before they fit the cache.
+            also: index of a second token whose logits are wanted.
+
+        Returns:
+            Logits (V,) after the last token, and logits (V,) after token `also`.
+
+        Raises:
+            ValueError: no tokens, or more than the cache has room for.
+        """
+        if not 0 <= also < len(tokens):
+            raise ValueError(f"`also` is {also}; the prompt has {len(tokens)} tokens")
+        done, second = 0, None
+        last: Floats
+        while done < len(tokens):
+            runner, rows = self._prefill_for(len(tokens) - done)
+            count = min(rows, len(tokens) - done)
+            wanted = also - done if 0 <= also - done < count else 0
+            last, picked = self._prefill_piece(runner, rows, tokens[done : done + count], wanted)
+            if 0 <= also - done < count:
+                second = picked
+            done += count
+        assert second is not None
+        return last, second
+
+    def step(self, token: int) -> Floats:
+        """Decode one token; returns logits (V,), which the caller may change.
+
+        Raises:
+            ValueError: the cache is full.
+        """
+        inputs = {"x": self._rows([token]), "mask": self.cache.mask(1)}
+        outputs = self._step.run({**inputs, **self.cache.arrays, **self._sound})
+        self.cache.store(outputs, 1)
+        logits: Floats = outputs["logits"][0]
+        return logits
+
+    def _prefill_for(self, count: int) -> tuple[Runner, int]:
+        """The smallest prefill that takes `count` tokens at once, or the largest there is."""
+        fitting = [rows for rows in self._prefills if rows >= count]
+        rows = min(fitting) if fitting else max(self._prefills)
+        return self._prefills[rows], rows
+
+    def _prefill_piece(
+        self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int
+    ) -> tuple[Floats, Floats]:
+        x = np.zeros((1, rows, self.dims.n_text_state), np.float32)
+        x[:, : len(tokens)] = self._rows(tokens)
+        pick = np.zeros((1, 2, rows), np.float32)
+        pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
+        inputs = {"x": x, "mask": self.cache.mask(rows), "pick": pick}
+        outputs = runner.run({**inputs, **self.cache.arrays, **self._sound})
+        self.cache.store(outputs, len(tokens))
+        return outputs["logits"][0], outputs["logits"][1]
+
+    def _rows(self, tokens: Sequence[int]) -> Floats:
+        """Embedding plus position of the next tokens: (1, P, d) float32."""
+        start = self.cache.length
+        if start + len(tokens) > self.cache.rows:
+            raise ValueError(f"{start + len(tokens)} tokens do not fit {self.cache.rows} positions")
+        rows = self._embedding[list(tokens)].astype(np.float32)
+        rows += self._positions[start : start + len(tokens)]
+        return rows[None]
+
+
+def load_engine(bundle: Bundle, options: RunOptions | None = None) -> Engine:
+    """Load every program of a bundle on its own target.
+
+    Raises:
+        MissingPackageError: a target's runtime is not installed.
+        BundleError: a program is missing or cannot be read.
+    """
+    manifest, options = bundle.manifest, options or RunOptions()
+    runners: dict[str, Runner] = {}
+    for name in dict.fromkeys(entry.target for entry in manifest.programs):
+        entries = [entry for entry in manifest.programs if entry.target == name]
+        runners |= get_target(name).load(bundle.folder, entries, options)
+    return Engine(
+        manifest.dims, manifest.generation, runners, bundle.embedding(), bundle.positions()
+    )
+
+
+def _required(runners: Mapping[str, Runner], name: str) -> Runner:
+    if name not in runners:
+        raise BundleError(
+            f"the bundle has no program `{name}`",
+            why=f"it has {', '.join(sorted(runners)) or 'none'}",
+            hint="export it again",
+        )
+    return runners[name]
+
+
+def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:
+    """Rows taken at once -> program, for every `prefill_P`."""
+    found = {
+        runner.spec.inputs[0].shape[1]: runner
+        for name, runner in runners.items()
+        if name.startswith(PREFILL)
+    }
+    if not found:
+        _required(runners, f"{PREFILL}P")
+    return found

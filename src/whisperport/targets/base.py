@@ -1,0 +1,63 @@
+"""What a target is: a spec, and three methods."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whisperport.bundle import ProgramEntry
+from whisperport.runner import Runner
+from whisperport.spec import Refusal, TargetSpec
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
+
+Say = Callable[[str], None]
+"""Told what is being done, in a few words, for a progress line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run a bundle's programs.
+
+    Raises:
+        ValueError: `threads` is below 1.
+    """
+
+    threads: int | None = None  # None: one per physical core, as the runtime chooses
+    options: Mapping[str, str] = field(default_factory=dict)  # the target's own
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"`threads` is {self.threads}; expected 1 or more")
+
+
+class Target(ABC):
+    """One accelerator or runtime. Adding one: a file here, a line in the list, an extra, a page."""
+
+    spec: TargetSpec
+
+    @abstractmethod
+    def check(self, program: "Program") -> list[Refusal]:
+        """What this target would refuse of a program as it stands; needs no SDK and no runtime."""
+
+    @abstractmethod
+    def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
+        """Compile programs, already rewritten, into files in `folder`, the root of a bundle.
+
+        Raises:
+            MissingPackageError: the compiler is not installed.
+            LoweringError: the compiler refused.
+        """
+
+    @abstractmethod
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        """Load programs that `lower` wrote, by name; needs the runtime only.
+
+        Raises:
+            MissingPackageError: the runtime is not installed.
+            BundleError: the runtime cannot read a file.
+        """

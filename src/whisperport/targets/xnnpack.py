@@ -1,0 +1,258 @@
+"""XNNPACK through ExecuTorch: phones and boards with Arm or x86 CPUs; one .pte with a method a program."""
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from whisperport.bundle import ProgramEntry
+from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.runner import Array, Runner
+from whisperport.spec import ProgramSpec, Refusal, TargetSpec
+from whisperport.targets.base import RunOptions, Say, Target
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.inspection.delegation import Delegation
+    from whisperport.programs.program import Program
+
+FILE = "xnnpack/model.pte"
+
+# What ExecuTorch's XNNPACK partitioner takes, by the names that torch.export writes.
+OPERATORS = frozenset(
+    [
+        "abs",
+        "add",
+        "addmm",
+        "avg_pool2d",
+        "bmm",
+        "cat",
+        "ceil",
+        "clamp",
+        "clone",
+        "constant_pad_nd",
+        "contiguous",
+        "conv1d",
+        "conv2d",
+        "convolution",
+        "div",
+        "dropout",
+        "elu",
+        "exp",
+        "expand_copy",
+        "floor",
+        "gelu",
+        "hardswish",
+        "hardtanh",
+        "leaky_relu",
+        "linear",
+        "log",
+        "max_pool2d",
+        "maximum",
+        "minimum",
+        "mm",
+        "mul",
+        "neg",
+        "pad",
+        "permute",
+        "pow",
+        "relu",
+        "reshape",
+        "rsqrt",
+        "select",
+        "sigmoid",
+        "slice",
+        "softmax",
+        "_softmax",
+        "sqrt",
+        "squeeze",
+        "sub",
+        "t",
+        "tanh",
+        "to",
+        "transpose",
+        "unsqueeze",
+        "view",
+    ]
+)
+
+
+@final
+class Xnnpack(Target):
+    """Has no options for running beyond `threads`."""
+
+    spec = TargetSpec(
+        name="xnnpack",
+        summary="ExecuTorch with XNNPACK: phones and boards, Arm and x86 CPUs",
+        status="run here",
+        operators=OPERATORS,
+        max_rank=6,
+        rewrites=("layer-norm-by-linear",),
+        extra="xnnpack",
+        run_extra="xnnpack",
+        sources={
+            "operators": "executorch 1.5.1 backends/xnnpack/partition/config/__init__.py, less those "
+            "seen to stay undelegated in Whisper: mean.dim over the last axis, 4-D matmul, layer_norm",
+            "max_rank": "google/XNNPACK include/xnnpack.h: XNN_MAX_TENSOR_DIMS is 6",
+            "dtypes": "float32 is what was lowered and run here",
+        },
+    )
+
+    def check(self, program: "Program") -> list[Refusal]:
+        from whisperport.targets.graph_check import refusals
+
+        return refusals(program, self.spec)
+
+    def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
+        say(f"lowering {len(programs)} programs to XNNPACK")
+        with _quiet():
+            edge, delegated = _lower_to_edge(programs)
+        say("writing the ExecuTorch file")
+        with _quiet():
+            pte = bytes(edge.to_executorch().buffer)
+            delegation = _delegation(pte)
+        path = folder / FILE
+        path.parent.mkdir()
+        path.write_bytes(pte)
+        return [
+            ProgramEntry(
+                spec=program.spec,
+                target=self.spec.name,
+                method=program.name,
+                files=(FILE,),
+                status=self.spec.status,
+                delegation={
+                    "delegated": delegated[program.name],
+                    **delegation[program.name].to_json(),
+                },
+            )
+            for program in programs
+        ]
+
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        with _quiet():
+            runtime = _runtime(options.threads)
+            programs = {}
+            runners: dict[str, Runner] = {}
+            for entry in entries:
+                file = entry.files[0]
+                if file not in programs:
+                    programs[file] = _load_program(runtime, folder / file)
+                runners[entry.spec.name] = _XnnpackRunner(entry, programs[file])
+        return runners
+
+
+def _delegation(pte: bytes) -> "dict[str, Delegation]":
+    from whisperport.inspection.delegation import read_delegation
+
+    return read_delegation(pte)
+
+
+def _lower_to_edge(programs: Sequence["Program"]) -> tuple[Any, dict[str, int]]:
+    """The lowered methods, and for each how many nodes its delegates took."""
+    try:
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.devtools.backend_debug import get_delegation_info
+        from executorch.exir import to_edge_transform_and_lower
+    except ImportError as error:
+        raise _missing(error) from error
+    try:
+        edge = to_edge_transform_and_lower(
+            {program.name: program.exported for program in programs},
+            partitioner=[XnnpackPartitioner()],
+        )
+        delegated = {
+            program.name: get_delegation_info(
+                edge.exported_program(program.name).graph_module
+            ).num_delegated_nodes
+            for program in programs
+        }
+        return edge, delegated
+    except Exception as error:  # ExecuTorch raises anything, from AssertionError to its own
+        raise LoweringError(
+            "ExecuTorch could not lower the programs for XNNPACK",
+            why=str(error).strip().split("\n")[0],
+        ) from error
+
+
+class _XnnpackRunner(Runner):
+    def __init__(self, entry: ProgramEntry, program: Any) -> None:
+        super().__init__(entry.spec)
+        self._method = _load_method(program, entry.method, entry.spec)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        from torch import from_numpy
+
+        outputs = self._method.execute([from_numpy(array) for array in inputs])
+        return [output.numpy() for output in outputs]
+
+
+def _runtime(threads: int | None) -> Any:
+    try:
+        from executorch.extension.pybindings import portable_lib
+        from executorch.runtime import Runtime
+    except ImportError as error:
+        raise _missing(error) from error
+    # Must come before any method is loaded: later it changes the pool and not the methods' use of it.
+    portable_lib._unsafe_reset_threadpool(threads or os.cpu_count() or 1)
+    return Runtime.get()
+
+
+def _load_program(runtime: Any, path: Path) -> Any:
+    try:
+        return runtime.load_program(path)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise _unreadable(path.name, error) from error
+
+
+def _load_method(program: Any, method: str, spec: ProgramSpec) -> Any:
+    try:
+        loaded = program.load_method(method)
+    except (RuntimeError, ValueError) as error:
+        raise _unreadable(f"method `{method}`", error) from error
+    if loaded is None:
+        raise BundleError(f"the ExecuTorch file has no method `{method}`, which the manifest lists")
+    inputs = loaded.metadata.num_inputs()
+    if inputs != len(spec.inputs):
+        raise BundleError(
+            f"method `{method}` takes {inputs} inputs; the manifest lists {len(spec.inputs)}"
+        )
+    return loaded
+
+
+def _unreadable(what: str, error: Exception) -> BundleError:
+    return BundleError(
+        f"ExecuTorch cannot load {what}",
+        why=str(error).strip().split("\n")[0],
+        hint="export the bundle again with this version of executorch",
+    )
+
+
+def _missing(error: ImportError) -> MissingPackageError:
+    return MissingPackageError(
+        "cannot use `xnnpack`: ExecuTorch is not installed",
+        why=str(error),
+        hint='pip install "whisperport[xnnpack]"',
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep ExecuTorch's import-time and compile-time chatter off the screen."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,160 @@
+"""Verify a bundle: run it on its reference clips, and hold every level against the reference."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from whisperport.audio import log_mel
+from whisperport.bundle import Bundle
+from whisperport.runtime import Decoded, DecodeOptions, Engine, decode_greedy, load_engine
+from whisperport.targets import RunOptions
+from whisperport.text import Tokenizer
+from whisperport.verification.compare import GATES, compare
+from whisperport.verification.machine import machine, versions
+from whisperport.verification.reference import Reference, ReferenceClip
+from whisperport.verification.report import Check, Report
+from whisperport.verification.tokens import TOKEN_GATES, compare_logits, compare_tokens
+from whisperport.verification.wer import WordErrors, word_errors
+
+RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch")
+MAX_WER_CHANGE = {"fp32": 0.001, "fp16": 0.001}  # absolute; 0.005 for what is not listed
+
+Say = Callable[[str], None]
+
+
+def verify(
+    bundle: Bundle | str | os.PathLike[str],
+    *,
+    run: RunOptions | None = None,
+    say: Say = lambda _: None,
+) -> Report:
+    """Run a bundle on the reference it carries, and compare arrays, tokens, words, and isolation.
+
+    Needs the runtimes of the bundle's targets, and no torch beyond theirs.
+
+    Raises:
+        BundleError: the bundle is damaged.
+        MissingPackageError: a target's runtime is not installed.
+    """
+    started = time.perf_counter()
+    opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+    reference = Reference.from_arrays(opened.reference())
+    say("loading the programs")
+    engine = load_engine(opened, run)
+    checks = list(_array_checks(engine, reference, opened.manifest.precision, say))
+    heard = [_transcribe(engine, clip, reference, say) for clip in reference.clips]
+    checks += [_token_check(*pair) for pair in zip(heard, reference.clips, strict=True)]
+    checks.append(_word_check(opened, reference, heard))
+    if heard:
+        say("clip by clip in a fresh session")
+        checks.append(_isolation_check(load_engine(opened, run), reference, heard[-1], say))
+    return Report(
+        subject=opened.manifest.name,
+        checks=tuple(checks),
+        machine=machine(),
+        versions=versions(RUNTIMES),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _array_checks(
+    engine: Engine, reference: Reference, precision: str, say: Say
+) -> Iterator[Check]:
+    """Encoder output, and logits under teacher forcing, for the clips that hold them."""
+    gate, token_gate = GATES[precision], TOKEN_GATES[precision]
+    for clip in reference.clips:
+        if not clip.features.size or not clip.logits.size:
+            continue
+        say(f"comparing arrays of {clip.name}")
+        features = engine.encode(_mel(engine, clip))
+        found = compare("features", features, clip.features, gate, frame_axis=0)
+        yield Check.of("arrays", "encoder", clip.name, found)
+
+        logits = _forced_logits(engine, features, clip)
+        first = compare("logits", logits[:1], clip.logits[:1], gate)
+        yield Check.of("arrays", "prefill", clip.name, first)
+        if len(logits) > 1:
+            later = compare("logits", logits[1:], clip.logits[1:], gate)
+            yield Check.of("arrays", "step", clip.name, later)
+        forced = compare_logits(logits, clip.logits, token_gate)
+        yield Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
+
+
+def _mel(engine: Engine, clip: ReferenceClip) -> np.ndarray:
+    return log_mel(clip.sound, engine.dims.n_mels, n_frames=engine.dims.n_frames)
+
+
+def _forced_logits(engine: Engine, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
+    """Logits (K, V) after the prompt and after each of the reference's first K - 1 tokens."""
+    engine.listen(features)
+    rows = [engine.prefill(clip.prompt)[0].copy()]
+    rows += [engine.step(token).copy() for token in clip.tokens[: len(clip.logits) - 1]]
+    return np.stack(rows)
+
+
+def _transcribe(engine: Engine, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
+    say(f"transcribing {clip.name}")
+    codes = {token: code for code, token in engine.generation.languages.items()}
+    options = DecodeOptions(
+        language=next((codes[t] for t in clip.prompt if t in codes), "en"),
+        max_tokens=reference.max_tokens,
+    )
+    return decode_greedy(engine, engine.encode(_mel(engine, clip)), options)
+
+
+def _token_check(decoded: Decoded, clip: ReferenceClip) -> Check:
+    actual = (*decoded.tokens, clip.tokens[-1]) if decoded.ended else decoded.tokens
+    identity = compare_tokens(actual, clip.tokens)
+    return Check.of("tokens", "all programs", f"{clip.name}, free", identity)
+
+
+def _word_check(bundle: Bundle, reference: Reference, heard: list[Decoded]) -> Check:
+    """Word error rate of the bundle and of the reference; their difference is what is judged."""
+    tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), bundle.manifest.generation)
+    end = bundle.manifest.generation.end_of_text
+    ours, theirs, between = WordErrors(), WordErrors(), WordErrors()
+    for clip, decoded in zip(reference.clips, heard, strict=True):
+        text = tokenizer.decode(decoded.tokens)
+        expected = tokenizer.decode([token for token in clip.tokens if token != end])
+        between += word_errors(text, expected)
+        if clip.text:
+            ours += word_errors(text, clip.text)
+            theirs += word_errors(expected, clip.text)
+    limit = MAX_WER_CHANGE.get(bundle.manifest.precision, 0.005)
+    change = ours.rate - theirs.rate if ours.n_words else between.rate
+    value = {"words": ours.n_words or between.n_words, "change": change, "clips": len(heard)}
+    if ours.n_words:
+        value |= {"wer": ours.rate, "reference_wer": theirs.rate}
+    reason = "" if change <= limit else f"WER rose by {change:.2%}"
+    if not value["words"]:
+        reason = "the reference holds no words"
+    return Check(
+        level="words",
+        program="all programs",
+        what="word error rate",
+        value=value,
+        rule=f"WER at most {limit:.1%} above the reference's",
+        passed=not reason,
+        reason=reason,
+    )
+
+
+def _isolation_check(fresh: Engine, reference: Reference, after: Decoded, say: Say) -> Check:
+    """The last clip alone, against the same clip after all others: equal to the last bit."""
+    alone = _transcribe(fresh, reference.clips[-1], reference, say)
+    same = alone == after
+    value = {
+        "tokens": len(alone.tokens),
+        "avg_logprob_change": alone.avg_logprob - after.avg_logprob,
+    }
+    return Check(
+        level="isolation",
+        program="all programs",
+        what=f"{reference.clips[-1].name} after others",
+        value=value,
+        rule="equal to the same clip in a fresh session, to the last bit",
+        passed=same,
+        reason="" if same else "what was heard before changed what was heard",
+    )

@@ -1,0 +1,85 @@
+"""What a bundle's model says in eager torch: the outputs that lowered programs are held against."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.errors import BundleError
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceClip:
+    """One recording, and what the model made of it in float32 on the build machine."""
+
+    name: str
+    text: str  # what was said; empty: not known
+    samples: NDArray[np.int16]  # (n_samples,) 16 kHz mono
+    prompt: tuple[int, ...]  # the tokens given
+    tokens: tuple[int, ...]  # the tokens that followed, end of text included where it came
+    features: Floats  # (T, d) encoder output; (0, d) where it was not kept
+    logits: Floats  # (K, V) after the prompt and after each of the first K - 1 tokens; (0, V): none
+
+    @property
+    def sound(self) -> Floats:
+        """(n_samples,) float32 within [-1, 1]."""
+        return self.samples.astype(np.float32) / np.float32(32768)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The clips of one bundle. Stored as `reference.npz`, without pickle."""
+
+    clips: tuple[ReferenceClip, ...]
+    max_tokens: int  # where the model was stopped if it had not ended by itself
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        arrays: dict[str, NDArray[Any]] = {
+            "names": np.array([clip.name for clip in self.clips], np.str_),
+            "texts": np.array([clip.text for clip in self.clips], np.str_),
+            "max_tokens": np.array(self.max_tokens),
+        }
+        for i, clip in enumerate(self.clips):
+            arrays[f"samples_{i}"] = clip.samples
+            arrays[f"prompt_{i}"] = np.array(clip.prompt, np.int64)
+            arrays[f"tokens_{i}"] = np.array(clip.tokens, np.int64)
+            arrays[f"features_{i}"] = clip.features
+            arrays[f"logits_{i}"] = clip.logits
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Reference":
+        """Raises BundleError if an array is missing or is not what `to_arrays` writes."""
+        try:
+            return cls(
+                tuple(_clip(arrays, i) for i in range(len(arrays["names"]))),
+                int(arrays["max_tokens"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BundleError(
+                "the bundle's reference cannot be read",
+                why=f"{type(error).__name__}: {error}",
+                hint="export the bundle again",
+            ) from error
+
+
+def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
+    return ReferenceClip(
+        name=str(arrays["names"][i]),
+        text=str(arrays["texts"][i]),
+        samples=_of(arrays[f"samples_{i}"], np.int16, 1),
+        prompt=tuple(int(t) for t in _of(arrays[f"prompt_{i}"], np.int64, 1)),
+        tokens=tuple(int(t) for t in _of(arrays[f"tokens_{i}"], np.int64, 1)),
+        features=_of(arrays[f"features_{i}"], np.float32, 2),
+        logits=_of(arrays[f"logits_{i}"], np.float32, 2),
+    )
+
+
+def _of(array: NDArray[Any], dtype: type, ndim: int) -> NDArray[Any]:
+    if array.dtype != dtype or array.ndim != ndim:
+        raise ValueError(f"expected {ndim}-D {np.dtype(dtype)}, got {array.ndim}-D {array.dtype}")
+    return array
