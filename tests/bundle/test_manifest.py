@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.bundle import FORMAT_VERSION, FileEntry, Manifest
+from whisperport.bundle import FORMAT_VERSION, FileEntry, Manifest, strict_json
 from whisperport.errors import BundleError
 
 SCALARS = st.one_of(
@@ -181,29 +181,36 @@ def test_two_programs_of_one_name_are_refused(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "why"),
     [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b"\xff\xfe",
-        b'{"a": NaN}',
-        b'{"a": -Infinity}',
-        b'{"a": 1e999}',
-        b'{"a": 1, "a": 2}',
-        b'{"a": ' + b"9" * 30 + b"}",
-        b'{"a": ' + b"9" * 10_000 + b"}",
-        b'{"a": "\\ud800"}',
-        b'{"\\ud800": 1}',
-        b"[" * 100_000,
-        b"[" * 900 + b"]" * 900,
-        b'{"a":' * 100_000,
-        b'{"format": "whisperport bundle", "format_version": true}',
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": [-Infinity]}', "Infinity is not JSON"),
+        (b'{"a": 1e999}', "no word for"),
+        (b'{"a": 1, "a": 2}', "'a' twice"),
+        (b'{"a": ' + b"9" * 30 + b"}", "beyond 64 bits"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", "not valid JSON"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"\\ud800": 1}', "surrogate"),
+        (b"[" * 100_000, "too deeply"),
+        (b'{"a":' * 100_000, "too deeply"),
+        (b"[" * 65 + b"]" * 65, "deeper than 64"),
     ],
 )
-def test_hostile_json_is_refused(raw: bytes) -> None:
-    with pytest.raises(BundleError, match=r"manifest\.json"):
+def test_hostile_json_is_refused_with_the_reason(raw: bytes, why: str) -> None:
+    with pytest.raises(BundleError, match=why) as caught:
+        strict_json.parse(raw, "manifest.json")
+
+    assert "manifest.json" in caught.value.what
+
+
+@pytest.mark.parametrize("raw", [b"null", b"[]", b"3", b"{}", b"[" * 64 + b"]" * 64])
+def test_json_that_is_no_manifest_is_refused(raw: bytes) -> None:
+    assert strict_json.parse(raw, "manifest.json").path == ""
+
+    with pytest.raises(BundleError, match="top level"):
         Manifest.from_bytes(raw)
 
 

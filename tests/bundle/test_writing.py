@@ -427,7 +427,15 @@ def test_asking_beforehand_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest_json", [None, "not json", "{}", '{"manifest_version": 3, "files": {}}', "[]"]
+    "manifest_json",
+    [
+        None,
+        "not json",
+        "[]",
+        "{}",
+        '{"format": "another", "files": {"chapter.tex": {}}}',
+        '{"format": "whisperport bundle"}',
+    ],
 )
 def test_a_folder_of_something_else_is_never_replaced(
     tmp_path: Path, manifest_json: str | None

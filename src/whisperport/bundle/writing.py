@@ -43,6 +43,14 @@ class BundleWriter:
     folder: Path
     committed: bool = field(default=False, init=False)
 
+    def preview(self, manifest: Manifest) -> Bundle:
+        """What is in the folder so far, as a bundle: to be verified before it is committed.
+
+        Raises:
+            BundleError: a file has a name or kind that could not be read back.
+        """
+        return Bundle(self.folder, replace(manifest, files=_entries(self.folder)))
+
     def commit(self, manifest: Manifest) -> Bundle:
         """Hash all files, write the manifest, flush to disk, and put the folder in its place.
 

@@ -1,0 +1,40 @@
+"""Prove that a bundle still transcribes: arrays, tokens and words against the reference model.
+
+Everything here fails by default: a NaN on either side, an output that is empty, missing or of
+another shape, and nothing compared at all are failures.
+"""
+
+from whisperport.verification.compare import GATES, Comparison, Gate, compare
+from whisperport.verification.machine import machine, versions
+from whisperport.verification.report import LEVELS, Check, Level, Report
+from whisperport.verification.tokens import (
+    TOKEN_GATES,
+    TokenComparison,
+    TokenGate,
+    TokenIdentity,
+    compare_logits,
+    compare_tokens,
+)
+from whisperport.verification.wer import WordErrors, bootstrap_interval, word_errors
+
+__all__ = [
+    "GATES",
+    "LEVELS",
+    "TOKEN_GATES",
+    "Check",
+    "Comparison",
+    "Gate",
+    "Level",
+    "Report",
+    "TokenComparison",
+    "TokenGate",
+    "TokenIdentity",
+    "WordErrors",
+    "bootstrap_interval",
+    "compare",
+    "compare_logits",
+    "compare_tokens",
+    "machine",
+    "versions",
+    "word_errors",
+]

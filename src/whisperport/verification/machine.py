@@ -1,0 +1,60 @@
+"""What a measurement was made on: enough to repeat it, nothing that names its owner."""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+BOARD = Path("/sys/firmware/devicetree/base/model")  # "Raspberry Pi 5 Model B Rev 1.0"
+CPUS = Path("/proc/cpuinfo")
+
+
+def machine() -> dict[str, Any]:
+    """The processor, the cores this process may use, memory, and the system; no names, no paths."""
+    return {
+        "cpu": _cpu(),
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if _HAS_AFFINITY else os.cpu_count(),
+        "memory_mib": _memory_mib(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+    }
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed version of each distribution, or "not installed"."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+_HAS_AFFINITY = hasattr(os, "sched_getaffinity")  # Linux
+
+
+def _cpu() -> str:
+    board = _text(BOARD).strip("\0 \n")
+    for line in _text(CPUS).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return f"{board}, {value.strip()}" if board else value.strip()
+    return board or platform.processor() or "unknown"
+
+
+def _memory_mib() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    except (AttributeError, ValueError, OSError):  # Windows; a system without these names
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

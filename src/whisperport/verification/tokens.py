@@ -1,0 +1,201 @@
+"""Compare what the decoder would say: logits under teacher forcing, and tokens it chose freely."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A flip counts as hard where the reference itself was sure: below this margin between its first and
+# second choice (in logits) rounding alone decides.
+HARD_MARGIN = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGate:
+    """What teacher-forced logits must reach at one precision."""
+
+    min_agreement: float  # share of positions without a hard flip
+    max_mean_kl: float  # mean over positions of KL(expected ‖ actual), in nat
+    because: str
+
+    @property
+    def rule(self) -> str:
+        return (
+            f"no hard flip at ≥ {self.min_agreement:.1%} of positions, mean KL ≤ "
+            f"{self.max_mean_kl:g} nat"
+        )
+
+
+_INT8 = TokenGate(
+    min_agreement=0.99,
+    max_mean_kl=1e-2,
+    because="this project's choice for 8 bits; the word error rate decides beside it",
+)
+
+TOKEN_GATES: Mapping[str, TokenGate] = {
+    "fp32": TokenGate(
+        min_agreement=1.0,
+        max_mean_kl=1e-5,
+        because="60 dB below logits that spread by 5 is a noise σ of 5e-3, and KL ≈ σ²/2",
+    ),
+    "fp16": TokenGate(
+        min_agreement=0.999,
+        max_mean_kl=1e-4,
+        because="this project's choice; float16 keeps 11 bits, some 66 dB per rounding",
+    ),
+    "bf16": _INT8,  # 8 significant bits
+    "w8a16": _INT8,
+    "w8a8": _INT8,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenComparison:
+    """Logits at S positions, compared. `reason` is empty when it passed."""
+
+    rule: str
+    reason: str
+    n_positions: int = 0
+    top1_agreement: float = math.nan  # share of positions with the same first choice
+    hard_flips: int = 0  # other first choice, where the reference's margin was above 0.1
+    mean_kl: float = math.nan  # nat
+    worst_position: int | None = None  # where the KL is largest
+    worst_kl: float = math.nan  # nat
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name."""
+        numbers = {
+            "n_positions": self.n_positions,
+            "top1_agreement": self.top1_agreement,
+            "hard_flips": self.hard_flips,
+            "mean_kl": self.mean_kl,
+            "worst_kl": self.worst_kl,
+        }
+        if self.worst_position is not None:
+            numbers["worst_position"] = self.worst_position
+        return numbers
+
+
+def compare_logits(
+    actual: NDArray[Any] | None, expected: NDArray[Any] | None, gate: TokenGate
+) -> TokenComparison:
+    """Compare teacher-forced logits, (S, V) and (S, V), summing in float64.
+
+    It fails, with the reason in words, if either side is missing, empty, holds a NaN or an
+    infinity, or is not a matrix of floating-point numbers; if shapes differ; or if a number misses
+    the gate.
+    """
+    reason = _incomparable(actual, expected)
+    if reason or actual is None or expected is None:
+        return TokenComparison(rule=gate.rule, reason=reason)
+    kl = np.array([_kl(a, e) for a, e in zip(actual, expected, strict=True)])
+    flips = actual.argmax(axis=1) != expected.argmax(axis=1)
+    top = np.partition(expected.astype(np.float64), -2, axis=1)[:, -2:]
+    hard_flips = int(np.count_nonzero(flips & (top[:, 1] - top[:, 0] > HARD_MARGIN)))
+    n_positions = len(kl)
+    mean_kl = float(kl.mean())
+    worst = int(kl.argmax())
+    misses = []
+    if not 1 - hard_flips / n_positions >= gate.min_agreement:
+        misses.append(f"{hard_flips} of {n_positions} positions choose another token")
+    if not mean_kl <= gate.max_mean_kl:
+        misses.append(f"mean KL {mean_kl:.2g} nat is above {gate.max_mean_kl:g}")
+    return TokenComparison(
+        rule=gate.rule,
+        reason="; ".join(misses),
+        n_positions=n_positions,
+        top1_agreement=1 - float(flips.mean()),
+        hard_flips=hard_flips,
+        mean_kl=mean_kl,
+        worst_position=worst,
+        worst_kl=float(kl[worst]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIdentity:
+    """Two runs of tokens, compared. `reason` is empty when they are the same."""
+
+    actual: tuple[int, ...]
+    expected: tuple[int, ...]
+    first_difference: int | None  # index; the shorter length if one is the start of the other
+    reason: str
+
+    rule = "the same tokens from first to last"
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name."""
+        same = len(self.expected) if self.first_difference is None else self.first_difference
+        return {"n_expected": len(self.expected), "n_actual": len(self.actual), "n_same": same}
+
+    def surroundings(self, decode: Callable[[Sequence[int]], str] | None = None) -> str:
+        """The tokens around the first difference, the two runs one below the other.
+
+        Args:
+            decode: makes text of tokens; without it their ids are shown.
+        """
+        if self.first_difference is None:
+            return ""
+        at = self.first_difference
+        lines = [f"first difference at token {at}"]
+        for side, tokens in (("expected", self.expected), ("actual", self.actual)):
+            before, after = tokens[max(0, at - 4) : at], tokens[at + 1 : at + 4]
+            here = _shown(tokens[at : at + 1], decode) or "(end)"
+            parts = ["…" if at > 4 else "", _shown(before, decode), f"[{here}]"]
+            parts += [_shown(after, decode), "…" if len(tokens) > at + 4 else ""]
+            lines.append(f"  {side:<8}  " + " ".join(part for part in parts if part))
+        return "\n".join(lines)
+
+
+def compare_tokens(actual: Sequence[int], expected: Sequence[int]) -> TokenIdentity:
+    """Where two runs of tokens part. Empty runs fail: nothing was compared."""
+    a, e = tuple(int(token) for token in actual), tuple(int(token) for token in expected)
+    for side, tokens in (("reference", e), ("output", a)):
+        if not tokens:
+            return TokenIdentity(a, e, None if a == e else 0, f"the {side} holds no tokens")
+    if a == e:
+        return TokenIdentity(a, e, None, "")
+    shorter = min(len(a), len(e))
+    first = next((i for i in range(shorter) if a[i] != e[i]), shorter)
+    return TokenIdentity(a, e, first, f"token {first} of {len(e)} is the first to differ")
+
+
+def _incomparable(actual: Any, expected: Any) -> str:
+    for side, logits in (("output", actual), ("reference", expected)):
+        if logits is None:
+            return f"the {side} is missing"
+        if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f" or logits.ndim != 2:
+            found = f"{logits.dtype} {logits.shape}" if isinstance(logits, np.ndarray) else logits
+            return f"the {side} is not a floating-point matrix (positions, vocabulary) but {found}"
+        if logits.shape[0] == 0 or logits.shape[1] < 2:
+            return f"the {side} has shape {logits.shape}, which holds no choice between tokens"
+    if actual.shape != expected.shape:
+        return f"expected shape {expected.shape}, got {actual.shape}"
+    for side, logits in (("output", actual), ("reference", expected)):
+        if not np.isfinite(logits).all():
+            return f"the {side} holds a value that is NaN or infinite"
+    return ""
+
+
+def _kl(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """KL(expected ‖ actual) in nat, of two rows of logits (V,)."""
+    p, q = _log_softmax(expected), _log_softmax(actual)
+    return max(0.0, float(np.sum(np.exp(p) * (p - q))))  # never below 0 but for rounding
+
+
+def _log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return shifted - math.log(float(np.sum(np.exp(shifted))))
+
+
+def _shown(tokens: Sequence[int], decode: Callable[[Sequence[int]], str] | None) -> str:
+    return decode(tokens) if decode and tokens else " ".join(str(token) for token in tokens)

@@ -1,0 +1,235 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whisperport.verification import GATES, Gate, compare
+
+FP32 = GATES["fp32"]
+REPORT_ONLY = Gate(min_cosine=-1, min_sqnr_db=-math.inf, max_relative=math.inf, because="a test")
+
+
+def features(seed: int = 0, shape: tuple[int, ...] = (1, 50, 64)) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def noisy(expected: np.ndarray, sqnr_db: float, seed: int = 1) -> np.ndarray:
+    """`expected` and noise of exactly this SQNR, in float64."""
+    noise = np.random.default_rng(seed).standard_normal(expected.shape)
+    power = np.sum(expected.astype(np.float64) ** 2) / 10 ** (sqnr_db / 10)
+    return expected + noise * math.sqrt(power / np.sum(noise**2))
+
+
+def test_equal_arrays_pass_every_gate() -> None:
+    expected = features()
+
+    for gate in GATES.values():
+        result = compare("features", expected.copy(), expected, gate, frame_axis=1)
+
+        assert result
+        assert result.reason == ""
+        assert result.cosine == pytest.approx(1)
+        assert result.sqnr_db == math.inf
+        assert result.max_abs == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["output", "reference", "both"])
+def test_a_value_that_is_not_finite_fails_on_either_side(bad: float, side: str) -> None:
+    actual, expected = features(), features()
+    if side in ("output", "both"):
+        actual[0, 3, 4] = bad
+    if side in ("reference", "both"):
+        expected[0, 3, 4] = bad
+
+    result = compare("features", actual, expected, REPORT_ONLY)
+
+    assert not result
+    assert "1 of 3200" in result.reason
+    assert "NaN or infinite" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "reason"),
+    [
+        (None, features(), "the output is missing"),
+        (features(), None, "the reference is missing"),
+        (None, None, "missing"),
+        (np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32), "empty"),
+        (features(), np.zeros((0, 4), np.float32), "the reference is empty"),
+        (features(shape=(4, 3)), features(shape=(3, 4)), r"expected shape \(3, 4\), got \(4, 3\)"),
+        (features(shape=(12,)), features(shape=(1, 12)), "expected shape"),
+        (np.ones((3, 4), np.int32), np.ones((3, 4), np.float32), "expected float32, got int32"),
+        (np.ones((3, 4), np.float32), np.ones((3, 4), np.int64), "expected int64, got float32"),
+        (np.ones(3, bool), np.ones(3, bool), "no array of numbers but bool"),
+        (np.ones(3, complex), np.ones(3, complex), "no array of numbers"),
+        (np.array(["a"]), np.array(["a"]), "no array of numbers"),
+        (np.array([None]), np.array([None]), "no array of numbers"),
+        ([1.0, 2.0], np.array([1.0, 2.0]), "no array of numbers but list"),
+        (np.zeros((3, 4)), np.zeros((3, 4)), "all zeros"),
+        (np.ones((3, 4)), np.zeros((3, 4)), "all zeros"),
+    ],
+)
+def test_what_cannot_be_compared_fails_with_the_reason(
+    actual: object, expected: object, reason: str
+) -> None:
+    result = compare("features", actual, expected, REPORT_ONLY)  # type: ignore[arg-type]
+
+    assert not result
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(result.reason)
+    assert math.isnan(result.cosine)
+
+
+def test_zeros_in_place_of_an_output_fail_every_gate() -> None:
+    for gate in GATES.values():
+        assert not compare("features", np.zeros((1, 50, 64)), features(), gate)
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, -1.0])
+def test_a_rescaled_output_fails_although_its_cosine_is_perfect(factor: float) -> None:
+    expected = features()
+
+    for gate in GATES.values():
+        assert not compare("features", expected * np.float32(factor), expected, gate)
+
+
+def test_a_dead_frame_fails_even_where_the_averages_forgive_it() -> None:
+    expected = features(shape=(1, 1500, 16))
+    actual = expected.copy()
+    actual[0, 700] = 0
+
+    averaged = compare("features", actual, expected, GATES["w8a8"])
+    by_frame = compare("features", actual, expected, GATES["w8a8"], frame_axis=1)
+
+    assert averaged
+    assert not by_frame
+    assert "frame 700" in by_frame.reason
+    assert by_frame.worst_frame == 700
+    assert by_frame.worst_frame_cosine == 0
+
+
+def test_the_worst_frame_is_named_along_any_axis() -> None:
+    expected = features(shape=(5, 6, 7))
+    for axis in (0, 1, 2, -1):
+        actual = expected.copy()
+        frame = np.moveaxis(actual, axis, 0)[3]  # a view
+        frame[0] *= 0.5
+
+        result = compare("features", actual, expected, REPORT_ONLY, frame_axis=axis)
+
+        assert result.worst_frame == 3
+        assert 0 < result.worst_frame_cosine < 1
+
+
+def test_a_silent_frame_is_not_held_against_rounding_noise() -> None:
+    expected = features()
+    expected[0, 7] = 0
+    actual = expected.copy()
+    actual[0, 7] = 1e-7
+
+    result = compare("features", actual, expected, FP32, frame_axis=1)
+
+    assert result
+    assert result.worst_frame != 7
+
+
+def test_sums_are_taken_in_float64() -> None:
+    """Squares of float16 overflow at 256; a float32 sum of 4 M ones loses the small ones."""
+    expected = np.full(4_000_000, 300, np.float16)
+    actual = expected.copy()
+    actual[::2] += 1  # float16 keeps 300 and 300.25 apart
+
+    result = compare("features", actual, expected, REPORT_ONLY)
+
+    assert result.sqnr_db == pytest.approx(10 * math.log10(300**2 / 0.5), abs=1e-9)
+    assert result.max_abs == pytest.approx(1)
+
+
+def test_the_reason_lists_each_number_that_misses() -> None:
+    expected = features()
+
+    result = compare("features", noisy(expected, 10), expected, FP32)
+
+    assert "cosine 0.95" in result.reason
+    assert "SQNR 10.0 dB is below 60 dB" in result.reason
+    assert "largest error" in result.reason
+    assert result.rule == "cosine ≥ 0.99999, SQNR ≥ 60 dB, max|Δ| ≤ 0.001 · max|expected|"
+
+
+@pytest.mark.parametrize("precision", GATES)
+def test_each_gate_passes_just_above_and_fails_just_below(precision: str) -> None:
+    """On many values the SQNR is the narrowest of the three, or the cosine, by at most 0.1 dB."""
+    gate = GATES[precision]
+    expected = features(shape=(1, 500, 64)).clip(-1, 1)
+    by_cosine = -10 * math.log10(1 / gate.min_cosine**2 - 1)  # cos = 1/√(1 + 10^(−SQNR/10))
+    limit = max(gate.min_sqnr_db, by_cosine)
+    limit = max(limit, -20 * math.log10(gate.max_relative / 5)) if gate.max_relative < 1 else limit
+
+    assert compare("x", noisy(expected, limit + 0.3), expected, gate)
+    assert not compare("x", noisy(expected, gate.min_sqnr_db - 0.1), expected, gate)
+    assert len(gate.because) > 20
+
+
+@settings(max_examples=50, deadline=None)
+@given(sqnr_db=st.floats(-20, 100), seed=st.integers(0, 99))
+def test_noise_of_a_given_sqnr_is_measured_as_that(sqnr_db: float, seed: int) -> None:
+    expected = features(seed)
+
+    result = compare("features", noisy(expected, sqnr_db, seed + 1), expected, REPORT_ONLY)
+
+    assert result.sqnr_db == pytest.approx(sqnr_db, abs=1e-3)  # float64 at 100 dB keeps 6 digits
+
+
+@settings(max_examples=50, deadline=None)
+@given(exponent=st.integers(-250, 250), sign=st.sampled_from([1.0, -1.0]))
+def test_scaling_both_sides_changes_nothing_but_the_absolute_error(
+    exponent: int, sign: float
+) -> None:
+    expected = features().astype(np.float64)
+    actual = noisy(expected, 30)
+    scale = sign * 10.0**exponent
+
+    plain = compare("features", actual, expected, REPORT_ONLY, frame_axis=1)
+    scaled = compare("features", actual * scale, expected * scale, REPORT_ONLY, frame_axis=1)
+
+    assert scaled.cosine == pytest.approx(plain.cosine)
+    assert scaled.sqnr_db == pytest.approx(plain.sqnr_db)
+    assert scaled.max_relative == pytest.approx(plain.max_relative)
+    assert scaled.worst_frame == plain.worst_frame
+    assert scaled.max_abs == pytest.approx(plain.max_abs * abs(scale))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 99))
+def test_the_order_of_elements_changes_nothing(seed: int) -> None:
+    expected, random = features(), np.random.default_rng(seed)
+    actual, order = noisy(expected, 25), random.permutation(expected.size)
+
+    plain = compare("x", actual.ravel(), expected.ravel(), REPORT_ONLY)
+    mixed = compare("x", actual.ravel()[order], expected.ravel()[order], REPORT_ONLY)
+
+    assert mixed.sqnr_db == pytest.approx(plain.sqnr_db)
+    assert mixed.cosine == pytest.approx(plain.cosine)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    a=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=3, max_size=3),
+    e=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=3, max_size=3),
+    gate=st.sampled_from(sorted(GATES)),
+)
+def test_any_numbers_give_a_verdict_and_only_near_ones_pass(
+    a: list[float], e: list[float], gate: str
+) -> None:
+    actual, expected = np.array(a), np.array(e)
+
+    result = compare("x", actual, expected, GATES[gate], frame_axis=0)
+
+    if result:
+        limit = 10 ** (-GATES[gate].min_sqnr_db / 20)  # of the norm
+        scale = np.abs(expected).max()
+        error = np.linalg.norm(actual / scale - expected / scale)
+        assert error <= limit * np.linalg.norm(expected / scale) * (1 + 1e-9)
