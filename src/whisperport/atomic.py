@@ -22,7 +22,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """
     try:
         target = Path(os.path.realpath(path))
-        temporary = target.with_name(f".{target.name[:60]}.{secrets.token_hex(6)}.tmp")
+        temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
         is_old = target.exists()
         if is_old and not stat.S_ISREG(target.stat().st_mode):
             raise WhisperportError(

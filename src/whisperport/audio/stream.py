@@ -16,7 +16,7 @@ AudioSource = str | os.PathLike[str] | BinaryIO | NDArray[Any]
 class AudioStream:
     """A sound of any length, of which a reader sees one window at a time.
 
-        kept:      [ look_back_s before the last start | the samples read since ]
+        kept:      [ look_back_s before the furthest start | the samples read since ]
         dropped:   everything before
         not yet:   decoded when a read reaches for it
 
@@ -27,7 +27,7 @@ class AudioStream:
     Args:
         source: a path, "-" for standard input, a binary file object, or an array.
         sample_rate: of an array, in Hz; None: 16 kHz. Files state their own.
-        look_back_s: how far before the last `start` a later read may begin.
+        look_back_s: how far before the furthest `start` a later read may begin.
 
     Raises:
         AudioError: see `Decoder` and `from_array`.
@@ -88,15 +88,21 @@ class AudioStream:
 
     def _decode_to(self, stop: int, *, keep_from: int) -> None:
         parts, kept_from, end = [self._kept], self._kept_from, self.n_decoded
-        while end < stop and not self.ended:
+        while True:
+            # Dropped as early as possible: a reader may skip an hour ahead.
+            while parts and kept_from + parts[0].size <= keep_from:
+                kept_from += parts.pop(0).size
+            if end >= stop or self.ended:
+                break
             piece = next(self._pieces, None)
             if piece is None:
                 self.ended = True
-                break
-            parts.append(piece)
-            end += piece.size
-            while parts and kept_from + parts[0].size <= keep_from:  # a reader that skips ahead
-                kept_from += parts.pop(0).size
-        kept = np.concatenate(parts) if parts else np.empty(0, np.float32)
-        drop = min(max(keep_from - kept_from, 0), kept.size)
-        self._kept, self._kept_from = kept[drop:], kept_from + drop
+            else:
+                parts.append(piece)
+                end += piece.size
+        if parts and kept_from < keep_from:
+            parts[0] = parts[0][keep_from - kept_from :]
+            kept_from = keep_from
+        # A fresh array even for one part: a view would keep what was dropped alive.
+        self._kept = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        self._kept_from = kept_from

@@ -1,0 +1,225 @@
+"""Files that are missing, damaged, or no sound."""
+
+import contextlib
+import io
+import struct
+import warnings
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from whisperport.audio import SAMPLE_RATE, DamagedAudioWarning, load_audio
+from whisperport.errors import AudioError
+
+from .conftest import CODECS, WriteSound, tone
+
+SOUND = tone(SAMPLE_RATE, 1.0)
+
+
+def wav(n_bytes: int, *, rate: int = SAMPLE_RATE, channels: int = 1) -> bytes:
+    """A 16-bit wav of `n_bytes` of zeros, written by hand."""
+    form = struct.pack("<HHIIHH", 1, channels, rate, rate * 2 * channels % 2**32, 2 * channels, 16)
+    body = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", n_bytes)
+    return b"RIFF" + struct.pack("<I", len(body) + n_bytes) + body + bytes(n_bytes)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"hello, world\n" * 500, "not a sound file|no audio"),
+        (bytes(100_000), "not a sound file|no audio"),
+        (b"RIFF", "not a sound file"),
+        (wav(0), "holds no samples"),
+        (wav(2), r"too short: 1 sample at 16 kHz(.|\n)*160 samples, 10 ms"),
+        (wav(318), "too short: 159 samples"),
+        (wav(3200, rate=1), "sample rate of 1 Hz"),
+        (wav(3200, rate=2_000_000), "sample rate of 2000000 Hz"),
+        (wav(20_000, channels=20), r"cannot be mixed down(.|\n)*20 channels"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["wav", "mp3", "txt"])
+def test_a_file_that_is_no_sound_is_refused(
+    tmp_path: Path, content: bytes, said: str, suffix: str
+) -> None:
+    path = tmp_path / f"talk.{suffix}"
+    path.write_bytes(content)
+
+    with pytest.raises(AudioError, match=said) as caught:
+        load_audio(path)
+
+    assert "talk." in caught.value.what
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AudioError, match=r"no\.wav` does not exist"):
+        load_audio(tmp_path / "no.wav")
+
+
+def test_an_address_is_not_fetched() -> None:
+    with pytest.raises(AudioError, match="download it first"):
+        load_audio("https://example.org/talk.wav")
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AudioError, match="is a folder"):
+        load_audio(tmp_path)
+
+
+def test_a_name_with_a_zero_byte_is_refused() -> None:
+    with pytest.raises(AudioError, match="null byte"):
+        load_audio("talk\0.wav")
+
+
+def test_a_file_one_may_not_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "talk.wav"
+    path.write_bytes(wav(3200))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # tests may run as root, who may read anything
+    with pytest.raises(AudioError, match=r"cannot open(.|\n)*Permission denied"):
+        load_audio(path)
+
+
+@pytest.mark.parametrize("source", [io.StringIO("text"), 3, None, [0.0] * 400])
+def test_what_is_no_source_is_refused(source: object) -> None:
+    with pytest.raises(AudioError, match="cannot read sound from"):
+        load_audio(source)  # type: ignore[arg-type]
+
+
+def test_a_video_without_sound_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "silent.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        picture = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        container.mux(stream.encode(picture))
+        container.mux(stream.encode(None))
+
+    with pytest.raises(AudioError, match=r"holds no audio(.|\n)*video"):
+        load_audio(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_float_file_with_a_nan_is_refused(write_sound: WriteSound, value: float) -> None:
+    samples = SOUND.copy()
+    samples[5000] = value
+    path = write_sound(samples, SAMPLE_RATE, codec="pcm_f32le")
+
+    with pytest.raises(AudioError, match="NaN or an infinity"):
+        load_audio(path)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "mp3"])
+def test_a_cut_file_gives_what_is_there_and_warns(write_sound: WriteSound, suffix: str) -> None:
+    whole = write_sound(tone(SAMPLE_RATE, 4.0), SAMPLE_RATE, suffix)
+    path = whole.with_name(f"cut_{whole.name}")
+    path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+
+    with pytest.warns(DamagedAudioWarning) as caught:
+        samples = load_audio(path)
+
+    assert any("was cut: its header states" in str(warning.message) for warning in caught)
+    assert SAMPLE_RATE < samples.size < 3 * SAMPLE_RATE  # half the bytes: about 2 s
+    n_common = samples.size - 1600
+    np.testing.assert_allclose(
+        samples[1600:n_common], load_audio(whole)[1600:n_common], atol=1 / 32768
+    )
+
+
+def test_a_cut_m4a_has_lost_its_index_and_is_refused(write_sound: WriteSound) -> None:
+    data = write_sound(SOUND, SAMPLE_RATE, "m4a").read_bytes()
+
+    with pytest.raises(AudioError, match="not a sound file"):
+        load_audio(io.BytesIO(data[: len(data) // 2]))
+
+
+@pytest.mark.parametrize("size", [0, 0xFFFF_FFFF])
+def test_a_wav_that_does_not_know_its_length_is_read_without_a_warning(size: int) -> None:
+    data = bytearray(wav(SAMPLE_RATE * 2))
+    data[40:44] = data[4:8] = struct.pack("<I", size or 0xFFFF_FFFF)
+    data[4:8] = struct.pack("<I", size)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        samples = load_audio(io.BytesIO(bytes(data)))
+
+    assert samples.size == SAMPLE_RATE
+
+
+@pytest.mark.parametrize(
+    "playlist",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{path}\n#EXT-X-ENDLIST\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{path}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile {path}\n",
+        "ffconcat version 1.0\nfile {name}\n",
+    ],
+)
+@pytest.mark.parametrize("suffix", ["wav", "m3u8", "txt"])
+def test_a_playlist_posing_as_sound_reaches_no_other_file(
+    write_sound: WriteSound, playlist: str, suffix: str
+) -> None:
+    secret = write_sound(SOUND, SAMPLE_RATE, "mp3")
+    path = secret.with_name(f"playlist_{secret.stem}.{suffix}")
+    path.write_text(playlist.format(path=secret, name=secret.name))
+
+    with pytest.raises(AudioError):
+        load_audio(path)
+
+
+def test_nothing_is_printed_about_damage(
+    write_sound: WriteSound, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in CODECS:
+        data = bytearray(write_sound(SOUND, SAMPLE_RATE, suffix).read_bytes())
+        for i in range(len(data) // 3, len(data), 97):
+            data[i] ^= 0xFF
+        with warnings.catch_warnings(), contextlib.suppress(AudioError):
+            warnings.simplefilter("ignore")
+            load_audio(io.BytesIO(bytes(data)))
+
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture(scope="session")
+def encoded(write_sound: WriteSound) -> dict[str, bytes]:
+    return {s: write_sound(SOUND[:4800], SAMPLE_RATE, s).read_bytes() for s in CODECS}
+
+
+@given(data=st.data())
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_damage_is_sound_or_refused(encoded: dict[str, bytes], data: st.DataObject) -> None:
+    content = bytearray(encoded[data.draw(st.sampled_from(sorted(CODECS)))])
+    places = st.one_of(st.integers(0, 100), st.integers(0, len(content) - 1))
+    for place in data.draw(st.lists(places, max_size=8)):
+        content[min(place, len(content) - 1)] = data.draw(st.integers(0, 255))
+    del content[data.draw(st.integers(len(content) // 2, len(content))) :]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DamagedAudioWarning)
+        try:
+            samples = load_audio(io.BytesIO(bytes(content)))
+        except AudioError:
+            return
+
+    assert samples.size >= 160
+    assert np.abs(samples).max() <= 1.0
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_are_sound_or_refused(content: bytes) -> None:
+    with contextlib.suppress(AudioError):
+        load_audio(io.BytesIO(content))

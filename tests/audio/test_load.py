@@ -1,0 +1,246 @@
+"""Files, pipes and arrays become mono samples at 16 kHz."""
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from whisperport.audio import SAMPLE_RATE, audio_windows, iter_audio, load_audio
+from whisperport.errors import AudioError
+
+from .conftest import WriteSound, tone
+
+EXPECTED = tone(SAMPLE_RATE)
+MIDDLE = slice(1600, EXPECTED.size - 1600)  # codecs fade in and out
+
+
+def signal_to_noise_db(actual: NDArray[np.float32]) -> float:
+    error = actual[: EXPECTED.size][MIDDLE] - EXPECTED[MIDDLE]
+    return float(10 * np.log10((EXPECTED[MIDDLE] ** 2).sum() / (error**2).sum()))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "rate", "least_db"),
+    # 16 bit allow 88 dB here. The lossy codecs reach 26 (mp3: lame lowers the volume by 5 %) to
+    # 60; a shift by one sample would leave 12.
+    [(suffix, rate, 80) for suffix in ("wav", "flac") for rate in (8000, 22050, 44100, 48000)]
+    + [(suffix, rate, 25) for suffix in ("mp3", "m4a") for rate in (8000, 22050, 44100, 48000)]
+    + [("ogg", rate, 25) for rate in (8000, 48000)],
+)
+@pytest.mark.parametrize("n_channels", [1, 2])
+def test_a_tone_survives_format_rate_and_channels(
+    write_sound: WriteSound, suffix: str, rate: int, least_db: float, n_channels: int
+) -> None:
+    path = write_sound(np.stack([tone(rate)] * n_channels), rate, suffix)
+
+    samples = load_audio(path)
+
+    assert samples.dtype == np.float32
+    assert samples.ndim == 1
+    # AAC counts in frames of 1024 samples, and its last one is not cut off.
+    n_extra = samples.size - EXPECTED.size
+    assert 0 <= n_extra <= (1024 * SAMPLE_RATE / rate if suffix == "m4a" else 0)
+    assert signal_to_noise_db(samples) > least_db
+
+
+def test_a_16_khz_wav_is_read_bit_for_bit(write_sound: WriteSound) -> None:
+    samples = load_audio(write_sound(EXPECTED, SAMPLE_RATE))
+
+    assert np.abs(samples - EXPECTED).max() <= 0.5 / 32768 + 1e-7
+
+
+def test_channels_are_averaged(write_sound: WriteSound) -> None:
+    path = write_sound(np.stack([EXPECTED, np.zeros_like(EXPECTED)]), SAMPLE_RATE)
+
+    samples = load_audio(path)
+
+    assert np.abs(samples - EXPECTED / 2).max() <= 1.5 / 32768
+
+
+def test_five_point_one_is_mixed_down(write_sound: WriteSound) -> None:
+    path = write_sound(np.stack([EXPECTED] * 6), SAMPLE_RATE)
+
+    samples = load_audio(path)
+
+    assert samples.size == EXPECTED.size
+    assert np.corrcoef(samples, EXPECTED)[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("suffix", ["wav", "mp3", "m4a"])
+def test_path_string_and_file_object_agree(write_sound: WriteSound, suffix: str) -> None:
+    path = write_sound(tone(44100), 44100, suffix)
+
+    by_path = load_audio(path)
+
+    np.testing.assert_array_equal(by_path, load_audio(str(path)))
+    with path.open("rb") as file:
+        np.testing.assert_array_equal(by_path, load_audio(file))
+        assert not file.closed  # its owner closes it
+    np.testing.assert_array_equal(by_path, load_audio(io.BytesIO(path.read_bytes())))
+
+
+class Pipe(io.RawIOBase):
+    """Bytes that can be read once, in order."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:
+        return self._data.readinto(buffer)
+
+    def isatty(self) -> bool:
+        return False
+
+
+class StandardInput:
+    def __init__(self, data: bytes, *, terminal: bool = False) -> None:
+        self.buffer = Pipe(data)
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
+def test_a_dash_reads_standard_input(
+    write_sound: WriteSound, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    path = write_sound(tone(48000), 48000, suffix)
+    monkeypatch.setattr(sys, "stdin", StandardInput(path.read_bytes()))
+
+    samples = load_audio("-")
+
+    np.testing.assert_array_equal(samples, load_audio(path))
+
+
+def test_a_terminal_as_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", StandardInput(b"", terminal=True))
+
+    with pytest.raises(AudioError, match="standard input is a terminal"):
+        load_audio("-")
+
+
+def test_an_m4a_from_a_pipe_says_to_save_it_first(write_sound: WriteSound) -> None:
+    noise = 0.1 * np.random.default_rng(0).standard_normal(20 * SAMPLE_RATE)
+    data = write_sound(noise, SAMPLE_RATE, "m4a").read_bytes()  # too long to be buffered whole
+
+    with pytest.raises(AudioError, match="must be saved to a file first"):
+        load_audio(Pipe(data))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16", "int32"])
+def test_arrays_of_numbers_are_scaled(dtype: str) -> None:
+    full_scale = {"int16": 2**15, "int32": 2**31}.get(dtype, 1)
+    given = (EXPECTED.astype(np.float64) * full_scale).astype(dtype)
+
+    samples = load_audio(given)
+
+    assert samples.dtype == np.float32
+    np.testing.assert_allclose(samples, EXPECTED, atol=2.0**-11 if dtype == "float16" else 2.0**-15)
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+def test_an_array_at_another_rate_is_resampled(rate: int) -> None:
+    samples = load_audio(tone(rate), sample_rate=rate)
+
+    assert samples.size == EXPECTED.size
+    assert signal_to_noise_db(samples) > 80
+
+
+def test_hot_floats_are_clipped_as_a_file_would() -> None:
+    samples = load_audio(EXPECTED * 3)  # peaks at 1.2
+
+    np.testing.assert_array_equal(samples, np.clip(EXPECTED * 3, -1, 1))
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (np.zeros(0, np.float32), "holds no samples"),
+        (np.zeros(1, np.float32), r"too short: 1 sample at 16 kHz(.|\n)*160 samples, 10 ms"),
+        (np.zeros(159, np.float32), "too short: 159 samples"),
+        (np.zeros((1, 400), np.float32), r"got \(1, 400\)"),
+        (np.float32(0), r"got \(\)"),
+        (np.full(400, np.nan), "NaN or an infinity"),
+        (np.full(400, -np.inf), "NaN or an infinity"),
+        (np.full(400, 3000.0), r"reach 3000(.|\n)*divide by"),
+        (np.zeros(400, np.uint8), "dtype uint8"),
+        (np.zeros(400, np.complex64), "dtype complex64"),
+        (np.array(["a"] * 400), "dtype <U1"),
+    ],
+)
+def test_arrays_that_are_no_sound_are_refused(samples: NDArray[np.float32], said: str) -> None:
+    with pytest.raises(AudioError, match=said):
+        load_audio(np.asarray(samples))
+
+
+@pytest.mark.parametrize("rate", [-1, 0, 999, 768_001])
+def test_an_impossible_rate_is_refused(rate: int) -> None:
+    with pytest.raises(AudioError, match=f"{rate} Hz"):
+        load_audio(EXPECTED, sample_rate=rate)
+
+
+def test_a_rate_beside_a_file_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="for arrays"):
+        load_audio(tmp_path / "talk.wav", sample_rate=8000)
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64, np.int16, np.int32]),
+        st.integers(0, 2000),
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_any_array_is_sound_or_refused(samples: NDArray[np.float32]) -> None:
+    try:
+        loaded = load_audio(samples)
+    except AudioError:
+        return
+
+    assert loaded.size == samples.size
+    assert np.isfinite(loaded).all()
+    assert np.abs(loaded).max() <= 1.0
+
+
+@given(block_s=st.floats(0.001, 3.0))
+@settings(max_examples=30, deadline=None)
+def test_blocks_joined_are_the_sound(block_s: float) -> None:
+    blocks = list(iter_audio(EXPECTED, block_s=block_s))
+
+    np.testing.assert_array_equal(np.concatenate(blocks), EXPECTED)
+    assert {block.size for block in blocks[:-1]} <= {round(block_s * SAMPLE_RATE)}
+
+
+@given(window=st.integers(1, 900), step=st.integers(1, 1200), n_samples=st.integers(160, 2000))
+@settings(max_examples=100, deadline=None)
+def test_windows_begin_every_step_and_each_brings_something_new(
+    window: int, step: int, n_samples: int
+) -> None:
+    sound = EXPECTED[:n_samples]
+
+    windows = list(audio_windows(sound, window / SAMPLE_RATE, step_s=step / SAMPLE_RATE))
+
+    seen = 0
+    for number, found in enumerate(windows):
+        start = round(found.start_s * SAMPLE_RATE)
+        assert start == number * step
+        np.testing.assert_array_equal(found.samples, sound[start : start + window])
+        assert start + found.samples.size > seen
+        seen = start + found.samples.size
+    assert seen == n_samples or step > window
+
+
+@pytest.mark.parametrize(("window_s", "step_s"), [(0.0, None), (1.0, 0.0), (-1.0, None)])
+def test_a_window_of_nothing_is_refused(window_s: float, step_s: float | None) -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        next(audio_windows(EXPECTED, window_s, step_s=step_s))

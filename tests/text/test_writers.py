@@ -1,0 +1,92 @@
+"""Transcript files, byte for byte against openai-whisper's writers."""
+
+import io
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from whisper.utils import get_writer
+
+from whisperport.errors import UsageError
+from whisperport.text import WRITERS, Segment, format_time, write_as
+
+SEGMENTS = [
+    Segment(0.0, 2.5, " Hello, world.", (50364, 2425, 50489), -0.25, 0.01, 0.2, 1.1, 0),
+    Segment(2.5, 3599.9996, " a --> b\tc ", seek=3000),
+    Segment(3600.0, 36_000.123, "  日本語 👍\n第二行 "),
+    Segment(100 * 3600.0, 100 * 3600.5, ""),
+]
+
+
+def as_openai(segments: list[Segment], language: str | None) -> dict[str, Any]:
+    """What openai-whisper's `transcribe()` would have returned."""
+    order = "seek start end text tokens temperature avg_logprob compression_ratio no_speech_prob"
+    dicts = [asdict(segment) for segment in segments]
+    return {
+        "text": "".join(segment.text for segment in segments),
+        "segments": [
+            {"id": i, **{name: d[name] for name in order.split()}} for i, d in enumerate(dicts)
+        ],
+        "language": language,
+    }
+
+
+def written_by_openai(form: str, segments: list[Segment], language: str | None) -> str:
+    file = io.StringIO(newline="")
+    get_writer(form, ".").write_result(as_openai(segments, language), file=file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("segments", [SEGMENTS, SEGMENTS[:1], []], ids=["all", "one", "none"])
+def test_each_form_is_openais(form: str, segments: list[Segment]) -> None:
+    text = write_as(form, segments, language="en")
+
+    assert text == written_by_openai(form, segments, "en")
+
+
+TIMES = st.floats(0, 400_000) | st.sampled_from([0.0, 59.9995, 59.9994, 3599.9995, 0.0005])
+
+
+@given(
+    form=st.sampled_from(sorted(WRITERS)),
+    segments=st.lists(st.builds(Segment, TIMES, TIMES, st.text('ab ->\t\n\r"\\é👍', max_size=12))),
+    language=st.none() | st.sampled_from(["en", "yue"]),
+)
+@example(form="srt", segments=[Segment(0.0015, 3599.9999, "---->")], language=None)
+@settings(max_examples=300, deadline=None)
+def test_any_segments_are_written_as_by_openai(
+    form: str, segments: list[Segment], language: str | None
+) -> None:
+    text = write_as(form, segments, language=language)
+
+    assert text == written_by_openai(form, segments, language)
+
+
+def test_json_reads_back() -> None:
+    data = json.loads(write_as("json", SEGMENTS, language=None))
+
+    assert data == json.loads(json.dumps(as_openai(SEGMENTS, None)))
+    assert data["language"] is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.0, "00:00.000"), (59.9996, "01:00.000"), (3600.0, "01:00:00.000"), (1e6, "277:46:40.000")],
+)
+def test_times_roll_over(seconds: float, expected: str) -> None:
+    assert format_time(seconds) == expected
+
+
+def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="txt, srt, vtt, tsv, json"):
+        write_as("docx", SEGMENTS)
+
+
+@pytest.mark.parametrize(("start", "end"), [(-0.1, 1.0), (0.0, float("nan")), (float("inf"), 1.0)])
+def test_a_segment_needs_two_times(start: float, end: float) -> None:
+    with pytest.raises(ValueError, match="expected seconds"):
+        Segment(start, end, "text")
