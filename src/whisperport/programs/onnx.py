@@ -11,10 +11,13 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
+from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError
 from whisperport.programs.program import Program
@@ -33,9 +36,9 @@ class SharedWeights:
         self._end = 0
         path.touch()
 
-    def place(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-        """Store the tensor's bytes unless they are there already."""
-        data = tensor.tobytes()
+    def place(self, array: NDArray[Any], dtype: ir.DataType, name: str) -> ir.ExternalTensor:
+        """Store an array's bytes unless they are there already."""
+        data = np.ascontiguousarray(array).tobytes()
         digest = hashlib.sha256(data).digest()
         offset = self._offsets.get(digest)
         if offset is None:
@@ -48,9 +51,9 @@ class SharedWeights:
             self.path.name,
             offset,
             len(data),
-            tensor.dtype,
-            shape=ir.Shape(list(tensor.shape.numpy())),
-            name=tensor.name or "",
+            dtype,
+            shape=ir.Shape(list(array.shape)),
+            name=name,
             base_dir=str(self.path.parent),
         )
 
@@ -64,13 +67,53 @@ def write_onnx(program: Program, path: Path, weights: SharedWeights, *, opset: i
     model = _convert(program, opset)
     _rename(model, program)
     _strip(model)
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and tensor.nbytes >= SMALLEST_SHARED:
-            value.const_value = weights.place(tensor)
+    nodes = len(model.graph)
+    for value in list(model.graph.initializers.values()):
+        if value.const_value is not None and value.const_value.nbytes >= SMALLEST_SHARED:
+            _share(model.graph, value, weights)
     ir.save(model, path)
     _check(path, program.name, opset)
-    return len(model.graph)
+    return nodes
+
+
+def _share(graph: ir.Graph, value: ir.Value, weights: SharedWeights) -> None:
+    """Move an initializer to the shared file, as float16 behind a Cast where that loses nothing.
+
+    Checkpoints are mostly published in float16: their float32 values halve without any change.
+    The runtime folds the Cast when it loads the graph, so it computes what it always did.
+    """
+    assert value.const_value is not None
+    assert value.name
+    array, dtype, name = value.const_value.numpy(), value.const_value.dtype, value.name
+    half = _as_half(array)
+    if half is None:
+        value.const_value = weights.place(array, dtype, name)
+        return
+    stored = ir.Value(
+        name=f"{name}_half",
+        shape=value.shape,
+        type=ir.TensorType(ir.DataType.FLOAT16),
+        const_value=weights.place(half, ir.DataType.FLOAT16, f"{name}_half"),
+    )
+    graph.initializers.pop(name)
+    cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT.value})
+    cast.outputs[0].name, cast.outputs[0].shape, cast.outputs[0].type = (
+        name,
+        value.shape,
+        value.type,
+    )
+    ir.convenience.replace_all_uses_with(value, cast.outputs[0])
+    graph.initializers[f"{name}_half"] = stored
+    graph.insert_before(graph[0], cast)
+
+
+def _as_half(array: NDArray[Any]) -> NDArray[np.float16] | None:
+    """The same values as float16, or None if one of them would change."""
+    if array.dtype != np.float32:
+        return None
+    with np.errstate(over="ignore"):
+        half = array.astype(np.float16)
+    return half if np.array_equal(half.astype(np.float32), array) else None
 
 
 def _convert(program: Program, opset: int) -> ir.Model:
