@@ -19,6 +19,8 @@ from whisperport.text.vocabulary import openai_generation
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _TASKS = ("transcribe", "translate")
+# What transformers writes for a multilingual model too when nobody set them: the English-only ids.
+_NEVER_SET = {"decoder_start_token_id": 50257, "eos_token_id": 50256}
 _ENGLISH_ONLY = 51864  # its tokenizer lists the languages too; they were never trained
 
 
@@ -83,12 +85,15 @@ class _Reader:
         )
 
     def special(self, field: str, key: str, token: str) -> int:
-        for value, word, where in (
-            (self.stated.get(key), key, "generation_config.json"),
-            (self.ids.get(token), token, "the tokenizer"),
-            (self.config.get(key), key, "config.json"),
-        ):
-            found = self.token_id(value, word, where)
+        stated = self.token_id(self.stated.get(key), key, "generation_config.json")
+        known = self.token_id(self.ids.get(token), token, "the tokenizer")
+        if known is not None and stated != known and stated == _NEVER_SET.get(key, known):
+            self.warnings.append(
+                f"generation_config.json has transformers' default {stated} for `{key}`; "
+                f"the tokenizer's {token}, {known}, is used"
+            )
+            stated = None
+        for found in (stated, known, self.token_id(self.config.get(key), key, "config.json")):
             if found is not None:
                 return found
         if self.openai is not None:
@@ -100,12 +105,10 @@ class _Reader:
         )
 
     def token_id(self, value: Any, key: str, where: str) -> int | None:
-        if (
-            isinstance(value, list) and value
-        ):  # several ends of text are allowed; the first is OpenAI's
-            value = value[0]
         if value is None or value == []:
             return None
+        if isinstance(value, list):  # several ends of text are allowed; the first is OpenAI's
+            value = value[0]
         if isinstance(value, bool) or not isinstance(value, int):
             why = f"`{key}` is {quoted(value)}; expected a token id"
             raise CheckpointError(f"{where} cannot be used", why=why, hint="correct or remove it")

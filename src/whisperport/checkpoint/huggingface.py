@@ -14,7 +14,7 @@ from whisperport.checkpoint.encoder_positions import sinusoids
 from whisperport.checkpoint.generation_settings import read_generation
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.names import from_huggingface, to_huggingface
-from whisperport.checkpoint.sizes import quoted
+from whisperport.checkpoint.sizes import quoted, shortened
 from whisperport.checkpoint.tensor_check import check_tensors
 from whisperport.checkpoint.tokenizer_files import read_tokenizer
 from whisperport.checkpoint.weight_files import read_weights
@@ -75,7 +75,7 @@ def _canonical(
     if lora is not None:
         raise CheckpointError(
             f"`{where}` holds LoRA weights beside the model's",
-            why=f"one is `{lora}`",
+            why=f"one is `{shortened(lora)}`",
             hint="merge first: `PeftModel.merge_and_unload()`, then `save_pretrained`",
         )
     weights: dict[str, Tensor] = {}

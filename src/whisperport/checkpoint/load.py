@@ -9,6 +9,7 @@ from whisperport.checkpoint.hub import fetch
 from whisperport.checkpoint.huggingface import load_folder
 from whisperport.checkpoint.names import HUB_IDS, default_checkpoint_folder
 from whisperport.checkpoint.openai import load_pt
+from whisperport.checkpoint.sizes import shortened
 from whisperport.errors import CheckpointError, UsageError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -45,7 +46,7 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
     hub_id = HUB_IDS.get(name, name)
     if isinstance(source, Path) or not _HUB_ID.fullmatch(hub_id) or hub_id.endswith(".pt"):
         raise CheckpointError(
-            f"no checkpoint `{name}`",
+            f"no checkpoint `{shortened(name)}`",
             why="it is no folder or file here, and no name this package knows",
             hint=_nearest(name),
         )
@@ -57,7 +58,7 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
 def _load_path(path: Path, name: str) -> Checkpoint:
     if path.is_dir():
         return load_folder(path, name=name)
-    if path.suffix == ".pt":
+    if path.suffix == ".pt" and path.is_file():
         return load_pt(path, name=name)
     if path.suffix in {".safetensors", ".bin", ".json"}:
         raise CheckpointError(

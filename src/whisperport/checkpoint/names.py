@@ -1,7 +1,6 @@
 """Names: Hugging Face's tensors in openai-whisper's words, and models by their short names."""
 
 import re
-from importlib.resources import files
 from pathlib import Path
 
 # Whole names, without Hugging Face's leading `model.`.
@@ -85,4 +84,4 @@ HUB_IDS = {
 
 def default_checkpoint_folder() -> Path:
     """The small model shipped inside the package, loaded by the name `default`."""
-    return Path(str(files("whisperport"))) / "data" / "model"
+    return Path(__file__).parents[1] / "data" / "model"

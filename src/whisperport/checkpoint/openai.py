@@ -66,11 +66,10 @@ def load_pt(path: Path, *, name: str) -> Checkpoint:
     check_tensors(weights, dims, where=str(path))
     tokenizer = assumed_tokenizer(dims.n_vocab, where=str(path))
     digest = sha256_of(path)
+    heads = alignment_heads(digest, n_layers=dims.n_text_layer, n_heads=dims.n_text_head)
     return Checkpoint(
         dims=dims,
-        generation=replace(
-            openai_generation(dims.n_vocab), alignment_heads=alignment_heads(digest, dims)
-        ),
+        generation=replace(openai_generation(dims.n_vocab), alignment_heads=heads),
         weights=MappingProxyType(weights),
         tokenizer_json=tokenizer.json,
         source=Source(kind="openai", name=name, sha256=MappingProxyType({path.name: digest})),

@@ -9,8 +9,6 @@ import gzip
 
 import numpy as np
 
-from whisperport.dims import Dims
-
 # SHA-256 of the file, then its mask.
 _RELEASES = {
     # tiny.en
@@ -64,14 +62,14 @@ _RELEASES = {
 }
 
 
-def alignment_heads(sha256: str, dims: Dims) -> tuple[tuple[int, int], ...]:
+def alignment_heads(sha256: str, *, n_layers: int, n_heads: int) -> tuple[tuple[int, int], ...]:
     """Pairs (decoder layer, head) of the release with this digest.
 
     For any other file, every head of the decoder's upper half, as openai-whisper does.
     """
-    layers, heads = dims.n_text_layer, dims.n_text_head
     if sha256 in _RELEASES:
         mask = np.frombuffer(gzip.decompress(base64.b85decode(_RELEASES[sha256])), dtype=bool)
-        found = np.argwhere(mask.reshape(layers, heads))
+        found = np.argwhere(mask.reshape(n_layers, n_heads))
         return tuple((int(layer), int(head)) for layer, head in found)
-    return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
+    upper_half = range(n_layers // 2, n_layers)
+    return tuple((layer, head) for layer in upper_half for head in range(n_heads))

@@ -16,7 +16,7 @@ from whisperport.checkpoint.sizes import quoted, shortened
 from whisperport.errors import CheckpointError
 
 _LARGEST_HEADER = 8 << 20  # bytes; large-v3's is under 200 KB
-_DTYPES = frozenset({"F32", "F16", "BF16"})
+_DTYPES = ("F32", "F16", "BF16")
 _HINT = "download the file again, or save the checkpoint again"
 
 

@@ -106,10 +106,10 @@ def _from_parts(folder: Path) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     added = _read_added(folder, what)
-    for text, _ in sorted(added.items(), key=lambda item: item[1]):
-        tokenizer.add_tokens(
-            [AddedToken(text, normalized=False, special=not _TIME.fullmatch(text))]
-        )
+    in_order = sorted(added, key=lambda text: added[text])
+    tokenizer.add_tokens(
+        [AddedToken(t, normalized=False, special=not _TIME.fullmatch(t)) for t in in_order]
+    )
     for text, token_id in added.items():
         if tokenizer.token_to_id(text) != token_id:
             raise TokenizerError(

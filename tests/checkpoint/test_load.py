@@ -1,0 +1,251 @@
+"""What a name stands for: folders and files first, then names, then the hub. No test uses a network."""
+
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+import whisperport.checkpoint.load as load_module
+from whisperport.checkpoint import default_checkpoint_folder, load_checkpoint
+from whisperport.checkpoint.names import HUB_IDS
+from whisperport.errors import CheckpointError, MissingPackageError, UsageError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Which folders are loaded under which names, without loading them."""
+    calls = []
+    monkeypatch.setattr(
+        load_module,
+        "load_folder",
+        lambda folder, *, name, revision="": calls.append((folder.name, name, revision)),
+    )
+    return calls
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub that has every repository; it records what it was asked for."""
+    asked = []
+    snapshot = tmp_path / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").touch()
+
+    def snapshot_download(repo_id, *, revision=None, allow_patterns=None):
+        asked.append((repo_id, revision, allow_patterns))
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return asked
+
+
+def refusal(source, **options):
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(source, **options)
+    assert caught.value.why
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_short_name_is_fetched_from_its_place_on_the_hub(hub, loaded):
+    load_checkpoint("turbo")
+
+    assert [repo for repo, _, _ in hub] == ["openai/whisper-large-v3-turbo"]
+    assert loaded == [(COMMIT, "turbo", COMMIT)]
+
+
+def test_a_hub_id_is_fetched_at_the_revision_asked_for(hub, loaded):
+    load_checkpoint("someone/whisper-finetuned", revision="v2")
+
+    assert [(repo, revision) for repo, revision, _ in hub] == [("someone/whisper-finetuned", "v2")]
+    assert loaded == [(COMMIT, "someone/whisper-finetuned", COMMIT)]
+
+
+def test_only_files_that_are_read_are_fetched(hub, loaded):
+    load_checkpoint("tiny")
+
+    (_, _, patterns) = hub[0]
+    assert {"config.json", "model.safetensors", "model-*-of-*.safetensors"} <= set(patterns)
+    # Neither other precisions nor code, and no pattern that would match them.
+    assert not {"*", "*.safetensors", "*.bin", "*.py", "*.json"} & set(patterns)
+
+
+def test_a_repository_without_safetensors_is_asked_for_its_other_files(
+    hub, monkeypatch, altered_folder
+):
+    folder = altered_folder(without=("model.safetensors",))
+    asked = []
+
+    def snapshot_download(repo_id, *, revision, allow_patterns):
+        asked.append(allow_patterns)
+        if "pytorch_model.bin" in allow_patterns:
+            (folder / "pytorch_model.bin").write_bytes(b"not one")
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+    error = refusal("someone/old")
+
+    assert len(asked) == 3
+    assert "pytorch_model.bin" in error.what
+
+
+@pytest.mark.parametrize("name", ["tiny", "default", "openai/whisper-base"])
+def test_a_folder_here_wins_over_a_name_and_a_hub_id(name, hub, loaded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir(parents=True)
+
+    load_checkpoint(name)
+
+    assert loaded == [(Path(name).name, name, "")]
+    assert hub == []
+
+
+def test_default_is_the_model_inside_the_package(loaded, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr(load_module, "default_checkpoint_folder", lambda: tmp_path / "model")
+
+    load_checkpoint("default")
+
+    assert loaded == [("model", "default", "")]
+
+
+def test_the_default_folder_is_inside_the_package():
+    folder = default_checkpoint_folder()
+
+    assert folder.parts[-3:] == ("whisperport", "data", "model")
+    assert folder.parents[1] == Path(load_module.__file__).parents[1]
+
+
+def test_a_missing_default_is_said_to_be_missing(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(load_module, "default_checkpoint_folder", lambda: tmp_path / "none")
+
+    error = refusal("default")
+
+    assert "no default checkpoint" in error.what
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-en", "trubo", "./no/such", "no/such/file.pt", "a b", "\0", "x" * 5000]
+)
+def test_an_unknown_name_is_refused_with_the_known_ones(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    error = refusal(name)
+
+    assert "no checkpoint" in error.what
+    assert "did you mean" in error.hint or "known names" in error.hint
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert "turbo" in refusal("trubo").hint
+    assert "tiny.en" in refusal("tiny-en").hint
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("model.safetensors", "give its folder"),
+        ("config.json", "give its folder"),
+        ("speech.wav", "give a folder, a .pt file"),
+        ("noname", "give a folder, a .pt file"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_what_to_give(file, said, tmp_path):
+    (tmp_path / file).write_bytes(b"x")
+
+    assert said in refusal(tmp_path / file).hint
+
+
+def test_a_revision_of_a_folder_is_refused(tiny_checkpoint_folder):
+    with pytest.raises(UsageError, match="has no revisions"):
+        load_checkpoint(tiny_checkpoint_folder, revision="main")
+
+
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(hub):
+    refusal(Path("openai/whisper-tiny"))
+
+    assert hub == []
+
+
+def test_without_the_hub_package_the_error_names_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
+    with pytest.raises(MissingPackageError) as caught:
+        load_checkpoint("tiny")
+
+    assert "whisperport[export]" in caught.value.hint
+
+
+def response_error(kind):
+    """The hub's HTTP errors need a response; building one depends on the HTTP library below."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, "the hub's own words\nand more")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (response_error(errors.RepositoryNotFoundError), "no such repository"),
+        (response_error(errors.GatedRepoError), "grants access"),
+        (response_error(errors.RevisionNotFoundError), "no revision 'v9'"),
+        (errors.LocalEntryNotFoundError("no"), "no copy in the local cache"),
+        (errors.OfflineModeIsEnabled("no"), "no copy in the local cache"),
+        (errors.HFValidationError("bad id"), "bad id"),
+        (OSError("disk full"), "disk full"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_every_failure_of_the_hub_says_why(error, said, monkeypatch, tmp_path):
+    def snapshot_download(*_args, **_options):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+    found = refusal("someone/model", revision="v9")
+
+    assert said in found.why
+    assert found.__cause__ is error
+
+
+def test_offline_with_an_empty_cache_is_said_by_the_real_hub_package(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+
+    error = refusal("tiny")
+
+    assert "no copy in the local cache" in error.why, version("huggingface_hub")
+
+
+def test_offline_with_a_copy_in_the_cache_loads_it(monkeypatch, tmp_path, tiny_checkpoint_folder):
+    repository = tmp_path / "models--openai--whisper-tiny"
+    shutil.copytree(tiny_checkpoint_folder, repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+
+    checkpoint = load_checkpoint("tiny")
+
+    assert checkpoint.source.revision == COMMIT
+
+
+def test_every_short_name_of_openai_whisper_is_known():
+    import whisper
+
+    assert set(whisper.available_models()) <= set(HUB_IDS)

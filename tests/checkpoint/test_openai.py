@@ -1,0 +1,207 @@
+"""`.pt` files that anyone may have written: nothing in them is ever run."""
+
+import os
+import pickle
+import zipfile
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from whisperport.checkpoint import load_checkpoint
+from whisperport.checkpoint.pickled_file import read_pickled
+from whisperport.errors import CheckpointError, TokenizerError
+
+
+class Trap:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def refusal(path):
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    return caught.value
+
+
+def without_dims(model, path, **changes):
+    torch.save({"model_state_dict": model.state_dict(), **changes}, path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["zip", "old", "bare pickle"])
+def test_code_in_a_pt_file_is_named_and_not_run(form, tmp_path):
+    data = {"dims": Trap(tmp_path / "sprung"), "model_state_dict": {}}
+    path = tmp_path / "trap.pt"
+    if form == "bare pickle":
+        path.write_bytes(pickle.dumps(data, protocol=2))
+    else:
+        torch.save(data, path, _use_new_zipfile_serialization=form == "zip")
+
+    error = refusal(path)
+
+    assert not (tmp_path / "sprung").exists()
+    assert "contains code, which was not run" in error.what
+    assert "system" in error.why
+    assert "safetensors" in error.hint
+
+
+def test_the_trap_does_spring_where_it_is_run(tmp_path):
+    data = pickle.dumps(Trap(tmp_path / "sprung"))
+
+    pickle.loads(data)
+
+    assert (tmp_path / "sprung").exists()
+
+
+def test_code_in_pytorch_model_bin_is_not_run_either(altered_folder, tmp_path):
+    folder = altered_folder(without=("model.safetensors",))
+    torch.save({"x": Trap(tmp_path / "sprung")}, folder / "pytorch_model.bin")
+
+    error = refusal(folder)
+
+    assert not (tmp_path / "sprung").exists()
+    assert "contains code" in error.what
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 100, b"hello", b"PK\3\4" + b"\0" * 60, b"\x80\x02."])
+def test_bytes_that_are_no_checkpoint_are_refused_as_damaged(data, tmp_path):
+    (tmp_path / "any.pt").write_bytes(data)
+
+    error = refusal(tmp_path / "any.pt")
+
+    assert "damaged" in error.why
+    assert "weights_only=False" not in str(error)
+
+
+SMALL = {"dims": {"n_mels": 80}, "model_state_dict": {"x": torch.arange(40.0)}}
+FUZZ = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@FUZZ
+@given(at=st.floats(0, 1), bit=st.integers(0, 7), cut=st.booleans(), zipped=st.booleans())
+def test_a_damaged_file_is_refused_or_read_as_plain_data(at, bit, cut, zipped, tmp_path):
+    path = tmp_path / "any.pt"
+    torch.save(SMALL, path, _use_new_zipfile_serialization=zipped)
+    data = bytearray(path.read_bytes())
+    at = min(int(at * len(data)), len(data) - 1)
+    data[at] ^= 1 << bit
+    path.write_bytes(bytes(data[:at]) if cut else bytes(data))
+
+    try:
+        data = read_pickled(path)
+    except CheckpointError:
+        return
+    assert not isinstance(data, dict) or all(isinstance(key, str | bytes) for key in data)
+
+
+def test_a_compressed_archive_is_read_not_mapped(random_openai_whisper, tmp_path):
+    model = random_openai_whisper()
+    torch.save(
+        {"dims": vars(model.dims), "model_state_dict": model.state_dict()}, tmp_path / "a.pt"
+    )
+    with (
+        zipfile.ZipFile(tmp_path / "a.pt") as stored,
+        zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed,
+    ):
+        for entry in stored.infolist():
+            packed.writestr(entry.filename, stored.read(entry))
+
+    weights = load_checkpoint(tmp_path / "b.pt").weights
+
+    assert torch.equal(weights["encoder.conv1.weight"], model.state_dict()["encoder.conv1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([1, 2], "holds a list"),
+        ({"model_state_dict": 3}, "is 'int', not a mapping"),
+        ({"dims": {}, "model_state_dict": {"x": "text"}}, "`x` is not a plain tensor but str"),
+        (
+            {"dims": {}, "model_state_dict": {"x": torch.eye(3).to_sparse()}},
+            "a tensor of layout torch.sparse_coo",
+        ),
+        ({"dims": {"n_mels": 80}, "model_state_dict": {}}, "expected the ten sizes"),
+        ({"dims": 5, "model_state_dict": {}}, "expected the ten sizes"),
+        ({"epoch": 3, "optimizer": {}}, "`epoch` is not a plain tensor but int"),
+        ({"x": torch.zeros(2)}, "`encoder.conv1.weight` is missing"),
+        ({}, "`encoder.conv1.weight` is missing"),
+        ({"model.encoder.layers.0.fc1.bias": torch.zeros(2)}, "model.encoder.layers.0.fc1.weight"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_what_it_holds(data, said, tmp_path):
+    torch.save(data, tmp_path / "any.pt")
+
+    error = refusal(tmp_path / "any.pt")
+
+    assert said in error.why
+
+
+@pytest.mark.parametrize(
+    ("size", "value", "said"),
+    [
+        ("n_mels", "80", "`n_mels` is '80'; expected a whole number"),
+        ("n_audio_layer", -1, "`n_audio_layer` is -1; expected 1 to 512"),
+        ("n_text_layer", 10**9, "`n_text_layer` is 1000000000; expected 1 to 512"),
+        ("n_vocab", 1 << 2000, "`n_vocab` is a number of 2001 bits"),
+        ("n_audio_state", None, "`n_audio_state` is None; expected a whole number"),
+        ("n_text_state", 128, "encoder width 64 differs from decoder width 128"),
+    ],
+)
+def test_impossible_sizes_are_refused(size, value, said, random_openai_whisper, tmp_path):
+    model = random_openai_whisper()
+    torch.save(
+        {"dims": {**vars(model.dims), size: value}, "model_state_dict": {}}, tmp_path / "any.pt"
+    )
+
+    error = refusal(tmp_path / "any.pt")
+
+    assert said in error.why
+
+
+def test_a_saved_causal_mask_is_ignored(random_openai_whisper, tmp_path):
+    model = random_openai_whisper()
+    state = {**model.state_dict(), "decoder.mask": model.decoder.mask}
+    torch.save({"dims": vars(model.dims), "model_state_dict": state}, tmp_path / "any.pt")
+
+    checkpoint = load_checkpoint(tmp_path / "any.pt")
+
+    assert checkpoint.weights.keys() == model.state_dict().keys()
+
+
+def test_sizes_are_inferred_at_openais_widths_and_said_to_be(random_openai_whisper, tmp_path):
+    sizes = {"n_audio_state": 384, "n_audio_head": 6, "n_text_state": 384, "n_text_head": 6}
+    model = random_openai_whisper(**sizes, n_text_layer=1, n_audio_layer=1)
+
+    checkpoint = load_checkpoint(without_dims(model, tmp_path / "any.pt"))
+
+    assert {name: getattr(checkpoint.dims, name) for name in vars(model.dims)} == vars(model.dims)
+    assert "inferred" in checkpoint.warnings[0]
+
+
+def test_sizes_are_not_guessed_at_other_widths(random_openai_whisper, tmp_path):
+    path = without_dims(random_openai_whisper(), tmp_path / "any.pt")
+
+    error = refusal(path)
+
+    assert "how many heads" in error.what
+    assert "width 64" in error.why
+
+
+def test_a_vocabulary_of_another_size_needs_a_tokenizer(random_openai_whisper, tmp_path):
+    model = random_openai_whisper(n_vocab=1000)
+    path = without_dims(model, tmp_path / "any.pt", dims=vars(model.dims))
+
+    with pytest.raises(TokenizerError, match="no tokenizer in") as caught:
+        load_checkpoint(path)
+
+    assert "1000 tokens" in caught.value.why

@@ -1,0 +1,168 @@
+"""The ways a folder may hold its tokenizer."""
+
+import json
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from whisperport.checkpoint import load_checkpoint
+from whisperport.checkpoint.tokenizer_files import read_tokenizer
+from whisperport.errors import TokenizerError
+from whisperport.text.vocabulary import openai_tokenizer
+
+TEXT = " The naïve café, 12 o'clock: 日本語 \U0001f600!"
+# Two merges over four bytes; <|endoftext|> is in vocab.json, as in OpenAI's English-only checkpoints.
+VOCAB = {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4, "<|endoftext|>": 5}
+MERGES = "#version: 0.2\na b\nĠ ab\n"
+ADDED = {"<|startoftranscript|>": 6, "<|notimestamps|>": 7, "<|0.00|>": 8}
+
+
+def write_parts(folder, *, vocab=VOCAB, merges=MERGES, added=ADDED):
+    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    (folder / "merges.txt").write_text(merges, encoding="utf-8")
+    if added is not None:
+        (folder / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")
+
+
+def refusal(folder, n_vocab=51865):
+    with pytest.raises(TokenizerError) as caught:
+        read_tokenizer(folder, n_vocab)
+    assert caught.value.why
+    return caught.value
+
+
+def test_tokenizer_json_is_kept_byte_for_byte(tmp_path):
+    text = openai_tokenizer(51865).to_str(pretty=True)
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+
+    found = read_tokenizer(tmp_path, 51865)
+
+    assert found.json == text.encode()
+    assert found.ids["<|notimestamps|>"] == 50363
+    assert found.warnings == ()
+
+
+def test_a_folder_without_tokenizer_files_gets_openais_and_says_so(tmp_path):
+    found = read_tokenizer(tmp_path, 51866)
+
+    assert found.ids["<|notimestamps|>"] == 50364
+    assert "assumed" in found.warnings[0]
+
+
+def test_openais_tokenizer_in_parts_is_put_together_again(tmp_path):
+    whole = json.loads(openai_tokenizer(51865).to_str())
+    merges = "\n".join(" ".join(pair) for pair in whole["model"]["merges"])
+    added = {token["content"]: token["id"] for token in whole["added_tokens"]}
+    write_parts(tmp_path, vocab=whole["model"]["vocab"], merges=merges, added=added)
+
+    found = read_tokenizer(tmp_path, 51865)
+
+    built = tokenizers.Tokenizer.from_str(found.json.decode())
+    assert built.encode(TEXT).ids == openai_tokenizer(51865).encode(TEXT).ids
+    assert built.get_vocab() == openai_tokenizer(51865).get_vocab()
+
+
+@pytest.mark.parametrize("place", ["added_tokens.json", "tokenizer_config.json"])
+def test_special_tokens_are_found_in_either_file(place, tmp_path):
+    write_parts(tmp_path, added=ADDED if place == "added_tokens.json" else None)
+    if place == "tokenizer_config.json":
+        decoder = {str(i): {"content": text, "special": True} for text, i in ADDED.items()}
+        (tmp_path / place).write_text(json.dumps({"added_tokens_decoder": decoder}))
+
+    found = read_tokenizer(tmp_path, 9)
+
+    assert found.ids == {**VOCAB, **ADDED}
+    built = tokenizers.Tokenizer.from_str(found.json.decode())
+    assert built.encode("ab ab<|notimestamps|>").ids == [3, 4, 7]
+    # Times are read back as text by those who ask for them, so they are added but not special.
+    assert [t.special for t in built.get_added_tokens_decoder().values()] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"vocab": {}}, "do not fit"),
+        ({"vocab": {"a": "0"}}, "do not fit"),
+        ({"vocab": {"a": -1}}, "do not fit"),
+        ({"merges": "a z\n"}, "do not fit"),
+        ({"merges": "a\n"}, "line 1 is not two pieces"),
+        ({"merges": "a b c\n"}, "line 1 is not two pieces"),
+        ({"added": {"<|startoftranscript|>": 7}}, "should be token 7"),
+        ({"added": {"<|endoftext|>": 9}}, "should be token 9"),
+        ({"added": {"<|x|>": None}}, "no text or no id"),
+        ({"added": {"<|x|>": "8"}}, "no text or no id"),
+        ({"vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4}, "added": {}}, "<|endoftext|>"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(parts, said, tmp_path):
+    write_parts(tmp_path, **parts)
+
+    assert said in refusal(tmp_path).why
+
+
+@pytest.mark.parametrize("decoder", [{"x": {}}, {"6": "text"}, [1]])
+def test_a_damaged_list_of_special_tokens_is_refused(decoder, tmp_path):
+    write_parts(tmp_path, added=None)
+    settings_text = json.dumps({"added_tokens_decoder": decoder})
+    (tmp_path / "tokenizer_config.json").write_text(settings_text)
+
+    assert "maps no ids" in refusal(tmp_path).why
+
+
+def test_an_unknown_size_without_a_tokenizer_is_refused(tmp_path):
+    error = refusal(tmp_path, n_vocab=50_000)
+
+    assert "50000 tokens" in error.why
+    assert error.hint
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+
+    assert "none of its 1 tokens is <|endoftext|>" in refusal(tmp_path).why
+
+
+def test_another_checkpoints_tokenizer_beside_a_checkpoint_is_refused(altered_folder):
+    folder = altered_folder(without=("tokenizer.json",))
+    (folder / "tokenizer.json").write_text(openai_tokenizer(51866).to_str(), encoding="utf-8")
+
+    with pytest.raises(TokenizerError, match="belongs to another checkpoint"):
+        load_checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def small_json(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    write_parts(folder)
+    return read_tokenizer(folder, 9).json
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(at=st.floats(0, 1), byte=st.integers(0, 255), cut=st.booleans())
+def test_a_damaged_tokenizer_json_is_refused_or_still_a_tokenizer(
+    at, byte, cut, small_json, tmp_path
+):
+    data = bytearray(small_json)
+    at = min(int(at * len(data)), len(data) - 1)
+    data[at] = byte
+    (tmp_path / "tokenizer.json").write_bytes(bytes(data[:at]) if cut else bytes(data))
+
+    try:
+        found = read_tokenizer(tmp_path, 9)
+    except TokenizerError:
+        return
+
+    assert "<|endoftext|>" in found.ids
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 50_000, b"{}", b"null"])
+def test_garbage_for_a_tokenizer_json_is_refused(data, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(data)
+
+    assert "tokenizer.json" in refusal(tmp_path).what
