@@ -1,9 +1,10 @@
 """Windows: what the model hears and what it should write.
 
-A window is put together from utterances in the mel domain, with gaps, noise, a room and a microphone. Its tokens are
-those Whisper would write: with timestamps around every utterance, or without; with text before it as a prompt, or not;
-``<|nospeech|>`` for silence. An utterance cut by the window's end gets its start timestamp only, as in Whisper's
-training data: openai-whisper then moves its next window to the end of the last whole utterance.
+A window is put together from utterances in the mel domain, with gaps, noise, a room and a
+microphone. Its tokens are those Whisper would write: with timestamps around every utterance, or
+without; with text before it as a prompt, or not; ``<|nospeech|>`` for silence. An utterance cut by
+the window's end gets its start timestamp only, as in Whisper's training data: openai-whisper then
+moves its next window to the end of the last whole utterance.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from numpy.typing import NDArray
 import augment
 from corpus import Corpus, Utterance
 from mel import FLOOR, whisper_input
-from vocabulary import EN, EOT, NO_SPEECH, NO_TIMESTAMPS, SOT, SOT_PREV, TIME_BEGIN, TRANSCRIBE, nothing_tokens
+from vocabulary import (
+    EN,
+    EOT,
+    NO_SPEECH,
+    NO_TIMESTAMPS,
+    SOT,
+    SOT_PREV,
+    TIME_BEGIN,
+    TRANSCRIBE,
+    nothing_tokens,
+)
 
 Frames = NDArray[np.float32]
 WINDOW = 3000  # mel frames of Whisper's window
@@ -29,7 +40,8 @@ GAP_NEEDED = 0.03  # a word must end this long before the window's end to count 
 
 @dataclass
 class Placed:
-    """An utterance in a window: tokens and their (start, end) in seconds from the window's first frame."""
+    """An utterance in a window: tokens and their (start, end) in seconds from the window's first
+    frame."""
 
     utterance: Utterance
     start: float
@@ -39,14 +51,17 @@ class Placed:
 
 @dataclass
 class Script:
-    """What to write, row by row. ``inputs[i]`` is read and ``targets[i]`` predicted (-1: not trained); the alignment
-    heads should look at ``spans[i]`` (seconds in the window; negative: anywhere) while they predict it."""
+    """What to write, row by row. ``inputs[i]`` is read and ``targets[i]`` predicted (-1: not
+    trained); the alignment heads should look at ``spans[i]`` (seconds in the window; negative:
+    anywhere) while they predict it."""
 
     inputs: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
 
-    def predict(self, token: int, span: tuple[float, float] = (-1.0, -1.0), *, trained: bool = True) -> None:
+    def predict(
+        self, token: int, span: tuple[float, float] = (-1.0, -1.0), *, trained: bool = True
+    ) -> None:
         """Append a token: the row before it predicts it, and it is read by the next row."""
         self.inputs.append(token)
         self.targets.append(token if trained else -1)
@@ -59,8 +74,9 @@ class Script:
 
 @dataclass
 class Window:
-    """``frames``: [n, 80] the model's input. ``offset``: encoder position of the first frame pair (0 in a full
-    window). ``words`` and ``phones``: [n / 2] labels of encoder positions: token id or 0, phone label or 0."""
+    """``frames``: [n, 80] the model's input. ``offset``: encoder position of the first frame pair
+    (0 in a full window). ``words`` and ``phones``: [n / 2] labels of encoder positions: token id or
+    0, phone label or 0."""
 
     frames: Frames
     script: Script
@@ -94,10 +110,11 @@ class Assembler:
         self.nothing = nothing_tokens()
         self.warps = [augment.warp_matrix(factor) for factor in np.linspace(0.87, 1.15, 15)]
 
-    # sound ------------------------------------------------------------------------------------------------------------
+    # sound ---------------------------------------------------------------------------------------
 
     def _sound(self, utterance: Utterance, mix: Mix) -> tuple[Frames, float]:
-        """One utterance's frames after tempo, vocal tract and microphone, and the factor its times shrink by."""
+        """One utterance's frames after tempo, vocal tract and microphone, and the factor its times
+        shrink by."""
         rng, frames, factor = self.rng, utterance.frames.astype(np.float32), 1.0
         if rng.random() < 0.7 * mix.strength:
             factor = float(rng.uniform(1 - 0.14 * mix.strength, 1 + 0.16 * mix.strength))
@@ -112,7 +129,11 @@ class Assembler:
     def _background(self, canvas: Frames, level: float, mix: Mix) -> Frames:
         """Room and noise. ``level`` is the log10 power of the speech."""
         rng = self.rng
-        room, noise, faint = rng.random() < 0.3 * mix.strength, rng.random() < 0.65 * mix.strength, rng.random() < 0.5
+        room, noise, faint = (
+            rng.random() < 0.3 * mix.strength,
+            rng.random() < 0.65 * mix.strength,
+            rng.random() < 0.5,
+        )
         if not (room or noise or faint):
             return canvas
         power = np.exp(canvas * augment.LN10)
@@ -125,12 +146,15 @@ class Assembler:
             shape = augment.microphone(rng, 1.0)
             wanted = level - (rng.uniform(0.7, 4.0) if noise else rng.uniform(4.0, 7.0))
             piece = piece + shape
-            power += np.exp((piece + (wanted - np.log10(np.exp(piece * augment.LN10).mean()))) * augment.LN10)
+            power += np.exp(
+                (piece + (wanted - np.log10(np.exp(piece * augment.LN10).mean()))) * augment.LN10
+            )
         return np.log10(np.maximum(power, 1e-10))
 
     def _finish_sound(self, canvas: Frames, mix: Mix, level: float, content: int) -> Frames:
-        """Background, gain and Whisper's scale. The recording ends after ``content`` frames; what follows is digital
-        silence (padded samples, as transformers does) or zeros (padded frames, as openai-whisper does)."""
+        """Background, gain and Whisper's scale. The recording ends after ``content`` frames; what
+        follows is digital silence (padded samples, as transformers does) or zeros (padded frames,
+        as openai-whisper does)."""
         rng = self.rng
         canvas = self._background(canvas, level, mix)
         canvas[content:] = FLOOR
@@ -148,12 +172,15 @@ class Assembler:
             return frames
         return min(frames, int((heard + self.rng.uniform(0.0, 1.5)) * 100) + 2)
 
-    # layout -----------------------------------------------------------------------------------------------------------
+    # layout --------------------------------------------------------------------------------------
 
     def _gap(self) -> float:
-        """Seconds between two utterances: most often short, once in twelve as long as nine seconds."""
+        """Seconds between two utterances: most often short, once in twelve as long as nine
+        seconds."""
         low, high = ((0.2, 0.7), (0.2, 0.7), (0.6, 2.0), (1.5, 4.0))[self.rng.integers(4)]
-        return float(self.rng.uniform(3.0, 9.0) if self.rng.random() < 0.08 else self.rng.uniform(low, high))
+        return float(
+            self.rng.uniform(3.0, 9.0) if self.rng.random() < 0.08 else self.rng.uniform(low, high)
+        )
 
     def _lead(self, mix: Mix) -> float:
         if self.rng.random() < mix.long_lead:
@@ -169,8 +196,11 @@ class Assembler:
             return [everything[i] for i in near]
         return [everything[i] for i in self.rng.integers(len(everything), size=count)]
 
-    def window(self, mix: Mix, *, frames: int = WINDOW, chosen: Sequence[Utterance] | None = None) -> Window:
-        """Draw a window of ``frames`` mel frames. A shorter one than Whisper's lies at a random place of it."""
+    def window(
+        self, mix: Mix, *, frames: int = WINDOW, chosen: Sequence[Utterance] | None = None
+    ) -> Window:
+        """Draw a window of ``frames`` mel frames. A shorter one than Whisper's lies at a random
+        place of it."""
         rng = self.rng
         offset = int(rng.integers(0, (WINDOW - frames) // 2 + 1))
         canvas = augment.silence(frames)
@@ -206,7 +236,9 @@ class Assembler:
                        time + utterance.spans / np.float32(factor))
             )  # fmt: skip
             at = time + utterance.seconds / factor + self._gap()
-        script = self._script(placed, frames / 100, offset, rng.random() < mix.timestamps, self._prompt(mix))
+        script = self._script(
+            placed, frames / 100, offset, rng.random() < mix.timestamps, self._prompt(mix)
+        )
         words, phones = self._labels(placed, frames // 2)
         content = self._content(placed[-1].end, frames)
         sound = self._finish_sound(canvas, mix, float(np.mean(levels)), content)
@@ -235,16 +267,22 @@ class Assembler:
         empty = np.zeros(len(canvas) // 2, np.int64)
         heavy = Mix(strength=1.0 if self.rng.random() < 0.7 else 0.0)
         content = self._content(float(self.rng.uniform(0, len(canvas) / 100)), len(canvas))
-        return Window(self._finish_sound(canvas, heavy, level, content), script, offset, empty, empty)
+        return Window(
+            self._finish_sound(canvas, heavy, level, content), script, offset, empty, empty
+        )
 
-    # text -------------------------------------------------------------------------------------------------------------
+    # text ----------------------------------------------------------------------------------------
 
     def _prompt(self, mix: Mix) -> list[int]:
         """Tokens of earlier sentences, most often with the timestamps they were written with."""
         rng = self.rng
         if rng.random() >= mix.prompts:
             return []
-        count = int(rng.integers(1, 4)) if rng.random() >= mix.long_prompts else int(rng.integers(4, 20))
+        count = (
+            int(rng.integers(1, 4))
+            if rng.random() >= mix.long_prompts
+            else int(rng.integers(4, 20))
+        )
         stamped, time, tokens = rng.random() < 0.6, 0.0, []
         for utterance in self._draw(count, one_voice=False):
             start, time = time, time + utterance.seconds + self._gap()
@@ -252,7 +290,11 @@ class Assembler:
                 start, time = 0.0, utterance.seconds
             begin = TIME_BEGIN + round((start + rng.uniform(0, 0.2)) / STEP)
             sentence = list(utterance.tokens)
-            tokens += [begin, *sentence, TIME_BEGIN + round((start + utterance.end) / STEP)] if stamped else sentence
+            tokens += (
+                [begin, *sentence, TIME_BEGIN + round((start + utterance.end) / STEP)]
+                if stamped
+                else sentence
+            )
         return tokens[-MAX_PROMPT:]
 
     def _script(
@@ -284,13 +326,16 @@ class Assembler:
                 script.predict(token, (float(span[0]), float(span[1])))
                 last = float(span[1])
             if timestamps:
-                script.predict(TIME_BEGIN + min(round((item.end + shift) / STEP), 1500), (item.end - 0.1, item.end + 0.06))
+                stamp = min(round((item.end + shift) / STEP), 1500)
+                script.predict(TIME_BEGIN + stamp, (item.end - 0.1, item.end + 0.06))
         after = min(last + 0.02, seconds - 0.1)
         script.predict(EOT, (after, min(after + 0.4, seconds)))
         script.finish()
         return script
 
-    def _labels(self, placed: list[Placed], positions: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _labels(
+        self, placed: list[Placed], positions: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         words, phones = np.zeros(positions, np.int64), np.zeros(positions, np.int64)
         for item in placed:
             for token, (start, end) in zip(item.utterance.tokens, item.spans, strict=True):

@@ -1,4 +1,5 @@
-"""Changes to sound, made on log10 mel power frames [n, 80]: tempo, vocal tract, microphone, room, noise."""
+"""Changes to sound, made on log10 mel power frames [n, 80]: tempo, vocal tract, microphone, room,
+noise."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def change_tempo(frames: Frames, factor: float) -> Frames:
 
 
 def warp_matrix(factor: float) -> Frames:
-    """[80, 80] linear interpolation that moves mel bin ``b * factor`` to ``b``: a longer or shorter vocal tract."""
+    """[80, 80] linear interpolation that moves mel bin ``b * factor`` to ``b``: a longer or shorter
+    vocal tract."""
     source = np.clip(np.arange(N_MELS) * factor, 0, N_MELS - 1.001)
     below = source.astype(np.int64)
     matrix = np.zeros((N_MELS, N_MELS), np.float32)
@@ -41,7 +43,8 @@ def microphone(rng: np.random.Generator, strength: float) -> Frames:
 
 
 def add_room(power: Frames, rng: np.random.Generator) -> Frames:
-    """Late reverberation of mel *power*: an exponential tail of 0.1 to 0.5 s (60 dB), 5 to 20 dB down."""
+    """Late reverberation of mel *power*: an exponential tail of 0.1 to 0.5 s (60 dB), 5 to 20 dB
+    down."""
     decay = 10 ** (-6 * 0.01 / rng.uniform(0.1, 0.5))
     gain = 10 ** rng.uniform(-2.0, -0.8)
     out = power.copy()
@@ -54,19 +57,27 @@ def _noise(kind: str, rng: np.random.Generator) -> NDArray[np.float32]:
     n = NOISE_SECONDS * 16000
     time = np.arange(n) / 16000
     if kind == "hum":
-        wave = sum(np.sin(2 * np.pi * rng.choice((50, 60)) * k * time + rng.uniform(0, 6)) / k for k in range(1, 12))
+        wave = sum(
+            np.sin(2 * np.pi * rng.choice((50, 60)) * k * time + rng.uniform(0, 6)) / k
+            for k in range(1, 12)
+        )
         return np.asarray(wave + 0.05 * rng.normal(size=n), np.float32)
     if kind == "tones":
         pieces = []
         while sum(map(len, pieces)) < n:
             t = np.arange(int(rng.uniform(0.1, 1.2) * 16000)) / 16000
             pitch = 110 * 2 ** (rng.integers(0, 36) / 12)
-            pieces.append(sum(np.sin(2 * np.pi * pitch * k * t) / k**1.5 for k in range(1, 6)) * np.exp(-2 * t))
+            pieces.append(
+                sum(np.sin(2 * np.pi * pitch * k * t) / k**1.5 for k in range(1, 6))
+                * np.exp(-2 * t)
+            )
         return np.concatenate(pieces)[:n].astype(np.float32)
     if kind == "taps":
         wave = 0.01 * rng.normal(size=n)
         for start in rng.integers(0, n - 1600, 120):
-            wave[start : start + 1600] += rng.normal(size=1600) * np.exp(-np.arange(1600) / rng.uniform(30, 300))
+            wave[start : start + 1600] += rng.normal(size=1600) * np.exp(
+                -np.arange(1600) / rng.uniform(30, 300)
+            )
         return wave.astype(np.float32)
     spectrum = np.fft.rfft(rng.normal(size=n))
     hertz = np.maximum(np.fft.rfftfreq(n, 1 / 16000), 20)
@@ -77,7 +88,11 @@ def _noise(kind: str, rng: np.random.Generator) -> NDArray[np.float32]:
         "fan": hertz**-0.7 * (1 + 4 * np.exp(-(((hertz - 240) / 60) ** 2))),
         "hiss": hertz**0.5,
     }[kind]
-    slow = 1 + 0.4 * np.sin(2 * np.pi * rng.uniform(0.05, 0.5) * time) if kind in ("fan", "pink") else 1
+    slow = (
+        1 + 0.4 * np.sin(2 * np.pi * rng.uniform(0.05, 0.5) * time)
+        if kind in ("fan", "pink")
+        else 1
+    )
     return (np.fft.irfft(spectrum * shape, n) * slow).astype(np.float32)
 
 
@@ -89,17 +104,21 @@ def noise_wave(kind: str, seconds: float, seed: int) -> NDArray[np.float32]:
 
 def noise_bank(seed: int) -> list[Frames]:
     """log10 mel power of 40 s of every kind of noise at a root mean square of 1."""
-    return [log_power(noise_wave(kind, NOISE_SECONDS, seed + i)) for i, kind in enumerate(NOISE_KINDS)]
+    return [
+        log_power(noise_wave(kind, NOISE_SECONDS, seed + i)) for i, kind in enumerate(NOISE_KINDS)
+    ]
 
 
 def speech_level(frames: Frames) -> float:
-    """log10 of the mean mel power of the louder half of speech: what a signal-to-noise ratio refers to."""
+    """log10 of the mean mel power of the louder half of speech: what a signal-to-noise ratio refers
+    to."""
     power = 10 ** frames.mean(1)
     return float(np.log10(np.sort(power)[len(power) // 2 :].mean()))
 
 
 def mask(frames: Frames, rng: np.random.Generator, strength: float) -> None:
-    """SpecAugment in place, on the model's input: two bands and one short gap for each three seconds."""
+    """SpecAugment in place, on the model's input: two bands and one short gap for each three
+    seconds."""
     for _ in range(rng.integers(0, 3)):
         width = int(rng.integers(0, 2 + 9 * strength))
         low = int(rng.integers(0, N_MELS - width))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,8 @@ SILENCE = 0  # frame label where nobody speaks
 class Utterance:
     """One spoken sentence.
 
-    ``frames``: float16 log10 mel power [n, 80], 100 frames a second. ``spans``: [tokens, 2], seconds from the first
-    frame, one row for each token. ``phones``: [(label, end in seconds)].
+    ``frames``: float16 log10 mel power [n, 80], 100 frames a second. ``spans``: [tokens, 2],
+    seconds from the first frame, one row for each token. ``phones``: [(label, end in seconds)].
     """
 
     text: str
@@ -44,8 +45,13 @@ class Utterance:
         return len(self.frames) / 100
 
 
-def token_spans(text: str, words: list[tuple[float, float]]) -> tuple[list[int], NDArray[np.float32], NDArray[np.bool_]]:
-    """Share each word's time among its tokens by their letters; punctuation gets the last 0.04 s."""
+def token_spans(
+    text: str, words: list[tuple[float, float]]
+) -> tuple[list[int], NDArray[np.float32], NDArray[np.bool_]]:
+    """Tokens, their [start, end] in seconds, and which of them end a word.
+
+    Each word's time is shared among its tokens by their letters; punctuation gets the last 0.04 s.
+    """
     tokens: list[int] = []
     spans: list[tuple[float, float]] = []
     last: list[bool] = []
@@ -62,13 +68,16 @@ def token_spans(text: str, words: list[tuple[float, float]]) -> tuple[list[int],
 
 
 class Corpus:
-    """All utterances of folders written by synthesize.py. Phones not among given ``phone_labels`` count as silence."""
+    """All utterances of folders written by synthesize.py. Phones not among given ``phone_labels``
+    count as silence."""
 
     def __init__(self, *folders: Path, phone_labels: dict[str, int] | None = None) -> None:
         self.phone_labels = {"": SILENCE} if phone_labels is None else phone_labels
         grow = phone_labels is None
         self.utterances: list[Utterance] = []
-        for index in sorted((file for folder in folders for file in folder.glob("*.json")), key=lambda f: f.name):
+        for index in sorted(
+            (file for folder in folders for file in folder.glob("*.json")), key=lambda f: f.name
+        ):
             records = json.loads(index.read_text())
             frames = np.load(index.with_suffix(".npy"))
             sound_file = index.with_suffix(".wav.npy")
@@ -76,7 +85,9 @@ class Corpus:
             for record in records:
                 self.utterances.append(self._utterance(record, frames, sounds, grow))
 
-    def _utterance(self, record: dict, frames: np.ndarray, sounds: np.ndarray | None, grow: bool) -> Utterance:
+    def _utterance(
+        self, record: dict[str, Any], frames: np.ndarray, sounds: np.ndarray | None, grow: bool
+    ) -> Utterance:
         engine = "e" if record["voice"].startswith("espeak") else "f"
         phones = []
         for name, end in record["phones"]:
@@ -90,8 +101,17 @@ class Corpus:
         tokens, spans, word_end = token_spans(text, record["words"])
         samples = None if sounds is None else sounds[first * 160 : (first + count) * 160]
         return Utterance(
-            text, record["voice"], frames[first : first + count], tokens, spans, word_end, phones, samples
+            text,
+            record["voice"],
+            frames[first : first + count],
+            tokens,
+            spans,
+            word_end,
+            phones,
+            samples,
         )
 
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.of_words(sorted({word for u in self.utterances for word in u.text.split()}))
+        return Vocabulary.of_words(
+            sorted({word for u in self.utterances for word in u.text.split()})
+        )

@@ -1,10 +1,10 @@
 """Measure an exported model on held-out sentences: greedy decoding, 30 s windows, real samples.
 
     python evaluate.py --model ../src/whisperport/data/model --eval work/eval \\
-        --speech ../src/whisperport/data/speech --out results/evaluation.json
+        --run work/run --speech ../src/whisperport/data/speech --out results/evaluation.json
 
-The decoder is openai-whisper's own, on the model converted by :func:`openai_model`; transformers' ``generate`` repeats
-the first measure. Intervals are 95 %, by bootstrap over windows.
+The decoder is openai-whisper's own, on the model converted by :func:`openai_model`; transformers'
+``generate`` repeats the first measure. Intervals are 95 %, by bootstrap over windows.
 """
 
 from __future__ import annotations
@@ -12,41 +12,50 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import jiwer
 import numpy as np
 import tokenizers
 import torch
 import transformers
 import whisper
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from whisper.audio import N_FRAMES, N_SAMPLES, log_mel_spectrogram, pad_or_trim
 from whisper.decoding import DecodingOptions, DecodingResult
 from whisper.model import ModelDimensions, Whisper
 
+import grammar
 from augment import NOISE_KINDS, noise_wave
 from corpus import Corpus, Utterance
 from make_recordings import held_out
+from scoring import Samples, Spoken, window_of, word_error_rate, words
 from synthesize import HELD_OUT_RECORDED
 from synthesizers import SAMPLE_RATE
 from vocabulary import TIME_BEGIN, tokenizer
 
-Samples = NDArray[np.float32]
 BATCH = 8
 NAMES = (
-    ("model.", ""), (".layers.", ".blocks."), (".encoder_attn_layer_norm", ".cross_attn_ln"),
-    (".self_attn_layer_norm", ".attn_ln"), (".final_layer_norm", ".mlp_ln"), (".encoder_attn", ".cross_attn"),
-    (".self_attn", ".attn"), (".k_proj", ".key"), (".v_proj", ".value"), (".q_proj", ".query"),
-    (".out_proj", ".out"), (".fc1", ".mlp.0"), (".fc2", ".mlp.2"), ("encoder.layer_norm", "encoder.ln_post"),
-    ("decoder.layer_norm", "decoder.ln"), ("embed_positions.weight", "positional_embedding"),
+    ("model.", ""),
+    (".layers.", ".blocks."),
+    (".encoder_attn_layer_norm", ".cross_attn_ln"),
+    (".self_attn_layer_norm", ".attn_ln"),
+    (".final_layer_norm", ".mlp_ln"),
+    (".encoder_attn", ".cross_attn"),
+    (".self_attn", ".attn"),
+    (".k_proj", ".key"),
+    (".v_proj", ".value"),
+    (".q_proj", ".query"),
+    (".out_proj", ".out"),
+    (".fc1", ".mlp.0"),
+    (".fc2", ".mlp.2"),
+    ("encoder.layer_norm", "encoder.ln_post"),
+    ("decoder.layer_norm", "decoder.ln"),
+    ("embed_positions.weight", "positional_embedding"),
     ("embed_tokens", "token_embedding"),
-)  # fmt: skip
+)
 
 
 def openai_model(folder: Path) -> Whisper:
@@ -72,72 +81,12 @@ def openai_model(folder: Path) -> Whisper:
     model = Whisper(dims)
     model.load_state_dict(state)
     heads = torch.zeros(dims.n_text_layer, dims.n_text_head, dtype=torch.bool)
-    for layer, head in json.loads((folder / "generation_config.json").read_text())["alignment_heads"]:
+    for layer, head in json.loads((folder / "generation_config.json").read_text())[
+        "alignment_heads"
+    ]:
         heads[layer, head] = True
     model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
     return model.eval()
-
-
-@dataclass
-class Spoken:
-    """A window: samples at 16 kHz and the utterances in it with their (start, end) in seconds."""
-
-    samples: Samples
-    utterances: list[Utterance]
-    times: list[tuple[float, float]]
-
-    @property
-    def text(self) -> str:
-        return " ".join(u.text for u in self.utterances)
-
-
-def window_of(utterances: Sequence[Utterance], rng: np.random.Generator, seconds: float = 30.0) -> Spoken:
-    """Utterances at one level with gaps of 0.3 to 2.5 s, as many as end within ``seconds``."""
-    pieces, times, at = [], [], round(float(rng.uniform(0.05, 0.9)), 2)
-    pieces.append(np.zeros(round(at * SAMPLE_RATE), np.float32))
-    kept = []
-    for utterance in utterances:
-        if at + utterance.seconds > seconds:
-            break
-        assert utterance.samples is not None
-        sound = utterance.samples.astype(np.float32)
-        gap = np.zeros(int(rng.uniform(0.3, 2.5) * 100) * 160, np.float32)
-        pieces += [sound * (0.4 / np.abs(sound).max()), gap]
-        times.append((at + utterance.start, at + utterance.end))
-        kept.append(utterance)
-        at += utterance.seconds + len(gap) / SAMPLE_RATE
-    pieces[-1] = pieces[-1][: SAMPLE_RATE // 3]
-    return Spoken(np.concatenate(pieces), kept, times)
-
-
-def words(text: str) -> str:
-    """Lower case, no punctuation, hyphens as spaces."""
-    return " ".join(re.findall(r"[a-z']+", text.lower()))
-
-
-def interval(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """95 % bootstrap interval of sum(values) / sum(weights)."""
-    rng, v, w = np.random.default_rng(0), np.array(values, float), np.array(weights, float)
-    picks = rng.integers(0, len(v), (1000, len(v)))
-    ratios = v[picks].sum(1) / np.maximum(w[picks].sum(1), 1e-9)
-    return [round(float(x), 2) for x in np.percentile(ratios, (2.5, 97.5))]
-
-
-def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> dict:
-    """WER in per cent, with its interval and counts."""
-    errors, lengths, exact = [], [], 0
-    for reference, hypothesis in zip(references, hypotheses, strict=True):
-        out = jiwer.process_words(words(reference), words(hypothesis) or "<nothing>")
-        errors.append(100 * (out.substitutions + out.deletions + out.insertions))
-        lengths.append(len(words(reference).split()))
-        exact += reference == hypothesis.strip()
-    return {
-        "wer": round(sum(errors) / sum(lengths), 2),
-        "interval": interval(errors, lengths),
-        "windows": len(errors),
-        "words": sum(lengths),
-        "exact_strings": round(100 * exact / len(errors), 1),
-    }
 
 
 def decode(model: Whisper, sounds: Sequence[Samples], timestamps: bool) -> list[DecodingResult]:
@@ -145,12 +94,17 @@ def decode(model: Whisper, sounds: Sequence[Samples], timestamps: bool) -> list[
     results = []
     options = DecodingOptions(language="en", fp16=False, without_timestamps=not timestamps)
     for i in range(0, len(sounds), BATCH):
-        mels = [pad_or_trim(log_mel_spectrogram(s, padding=N_SAMPLES), N_FRAMES) for s in sounds[i : i + BATCH]]
+        mels = [
+            pad_or_trim(log_mel_spectrogram(s, padding=N_SAMPLES), N_FRAMES)
+            for s in sounds[i : i + BATCH]
+        ]
         results += whisper.decode(model, torch.stack(mels), options)
     return results
 
 
-def describe_errors(spoken: Sequence[Spoken], results: Sequence[DecodingResult], count: int) -> list[list[str]]:
+def describe_errors(
+    spoken: Sequence[Spoken], results: Sequence[DecodingResult], count: int
+) -> list[list[str]]:
     """The first wrong ones, to read: voice, what was said, what was written."""
     wrong = [
         [s.utterances[0].voice, s.text, r.text]
@@ -160,8 +114,9 @@ def describe_errors(spoken: Sequence[Spoken], results: Sequence[DecodingResult],
     return wrong[:count]
 
 
-def stamp_errors(spoken: Sequence[Spoken], results: Sequence[DecodingResult]) -> dict:
-    """Errors of segment starts and ends, in seconds, over windows with the right number of stamps."""
+def stamp_errors(spoken: Sequence[Spoken], results: Sequence[DecodingResult]) -> dict[str, Any]:
+    """Errors of segment starts and ends, in seconds, over windows with the right number of
+    stamps."""
     starts, ends, right = [], [], 0
     for item, result in zip(spoken, results, strict=True):
         stamps = [(t - TIME_BEGIN) * 0.02 for t in result.tokens if t >= TIME_BEGIN]
@@ -170,14 +125,21 @@ def stamp_errors(spoken: Sequence[Spoken], results: Sequence[DecodingResult]) ->
         right += 1
         starts += [abs(a - t[0]) for a, t in zip(stamps[::2], item.times, strict=True)]
         ends += [abs(a - t[1]) for a, t in zip(stamps[1::2], item.times, strict=True)]
-    summary = {"windows": len(spoken), "windows_with_all_stamps": right, "segments": len(starts)}
+    summary: dict[str, Any] = {
+        "windows": len(spoken),
+        "windows_with_all_stamps": right,
+        "segments": len(starts),
+    }
     for name, values in (("start", starts), ("end", ends)):
         median, ninth = np.percentile(values, (50, 90)) if values else (np.nan, np.nan)
-        summary |= {f"{name}_median": round(float(median), 3), f"{name}_90th": round(float(ninth), 3)}
+        summary |= {
+            f"{name}_median": round(float(median), 3),
+            f"{name}_90th": round(float(ninth), 3),
+        }
     return summary
 
 
-def silence_results(model: Whisper, count: int) -> dict:
+def silence_results(model: Whisper, count: int) -> dict[str, Any]:
     """no_speech_prob on digital silence and noise, and what transcribe() writes about it."""
     sounds = [np.zeros(8 * SAMPLE_RATE, np.float32)]
     for i in range(count - 1):
@@ -185,9 +147,14 @@ def silence_results(model: Whisper, count: int) -> dict:
         wave = noise_wave(NOISE_KINDS[i % len(NOISE_KINDS)], float(rng.uniform(1, 29)), 900 + i)
         sounds.append(wave * 10 ** rng.uniform(-4, -1.2))
     results = decode(model, sounds, timestamps=True)
-    texts = [model.transcribe(s, language="en", fp16=False, temperature=0.0)["text"].strip() for s in sounds]
+    texts = [
+        model.transcribe(s, language="en", fp16=False, temperature=0.0)["text"].strip()
+        for s in sounds
+    ]
     unstamped = [
-        model.transcribe(s, language="en", fp16=False, temperature=0.0, without_timestamps=True)["text"].strip()
+        model.transcribe(s, language="en", fp16=False, temperature=0.0, without_timestamps=True)[
+            "text"
+        ].strip()
         for s in sounds
     ]
     probabilities = [r.no_speech_prob for r in results]
@@ -201,11 +168,14 @@ def silence_results(model: Whisper, count: int) -> dict:
     }
 
 
-def word_time_errors(model: Whisper, spoken: Sequence[Spoken]) -> dict:
-    """Errors of word starts and ends by openai-whisper's cross-attention DTW, where the words are right."""
+def word_time_errors(model: Whisper, spoken: Sequence[Spoken]) -> dict[str, Any]:
+    """Errors of word starts and ends by openai-whisper's cross-attention DTW, where the words are
+    right."""
     starts, ends = [], []
     for item in spoken:
-        out = model.transcribe(item.samples, language="en", fp16=False, temperature=0.0, word_timestamps=True)
+        out = model.transcribe(
+            item.samples, language="en", fp16=False, temperature=0.0, word_timestamps=True
+        )
         heard = [w for segment in out["segments"] for w in segment["words"]]
         said, lasts = item.text.split(), []
         for utterance, (begin, _) in zip(item.utterances, item.times, strict=True):
@@ -218,14 +188,19 @@ def word_time_errors(model: Whisper, spoken: Sequence[Spoken]) -> dict:
         if [words(w) for w in heard_words] == [words(w) for w in said]:
             starts += [abs(w["start"] - t[0]) for w, t in zip(heard, lasts, strict=True)]
             ends += [abs(w["end"] - t[1]) for w, t in zip(heard, lasts, strict=True)]
-    medians = [float(np.percentile(v, p)) if v else float("nan") for v in (starts, ends) for p in (50, 90)]
+    medians = [
+        float(np.percentile(v, p)) if v else float("nan") for v in (starts, ends) for p in (50, 90)
+    ]
     names = ("start_median", "start_90th", "end_median", "end_90th")
     return {"words": len(starts)} | {n: round(m, 3) for n, m in zip(names, medians, strict=True)}
 
 
-def long_results(model: Whisper, spoken: Sequence[Spoken]) -> dict:
+def long_results(model: Whisper, spoken: Sequence[Spoken]) -> dict[str, Any]:
     """transcribe() on recordings of 60 to 90 s."""
-    ways: dict[str, dict] = {"conditioned": {}, "not_conditioned": {"condition_on_previous_text": False}}
+    ways: dict[str, dict] = {
+        "conditioned": {},
+        "not_conditioned": {"condition_on_previous_text": False},
+    }
     out = {}
     for name, options in ways.items():
         settings = {"language": "en", "fp16": False, "temperature": 0.0} | options
@@ -234,15 +209,18 @@ def long_results(model: Whisper, spoken: Sequence[Spoken]) -> dict:
     return out | {"seconds": round(sum(len(s.samples) for s in spoken) / SAMPLE_RATE, 1)}
 
 
-def recording_results(model: Whisper, folder: Path) -> dict:
+def recording_results(model: Whisper, folder: Path) -> dict[str, Any]:
     """transcribe() on the demonstration recordings, as files."""
     clips = json.loads((folder / "transcripts.json").read_text())["clips"]
     heard = {
-        c["file"]: model.transcribe(str(folder / c["file"]), language="en", fp16=False, temperature=0.0)["text"].strip()
+        c["file"]: model.transcribe(
+            str(folder / c["file"]), language="en", fp16=False, temperature=0.0
+        )["text"].strip()
         for c in clips
     }
     spoken = [c for c in clips if c["text"]]
-    out = {"wrong": [[c["file"], c["text"], heard[c["file"]]] for c in clips if words(c["text"]) != words(heard[c["file"]])]}
+    wrong = [c for c in clips if words(c["text"]) != words(heard[c["file"]])]
+    out: dict[str, Any] = {"wrong": [[c["file"], c["text"], heard[c["file"]]] for c in wrong]}
     for name, chosen in (
         ("all", spoken),
         ("trained voices", [c for c in spoken if not c["held_out"]]),
@@ -254,11 +232,15 @@ def recording_results(model: Whisper, folder: Path) -> dict:
 
 def transformers_texts(folder: Path, sounds: Sequence[Samples]) -> list[str]:
     """The same windows through transformers' generate."""
-    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32
+    )
     processor = transformers.WhisperProcessor.from_pretrained(folder)
     texts: list[str] = []
     for i in range(0, len(sounds), BATCH):
-        features = processor(list(sounds[i : i + BATCH]), sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
+        features = processor(
+            list(sounds[i : i + BATCH]), sampling_rate=SAMPLE_RATE, return_tensors="pt"
+        ).input_features
         tokens = model.generate(features, language="en", task="transcribe")
         texts += processor.batch_decode(tokens, skip_special_tokens=True)
     return texts
@@ -275,7 +257,25 @@ def tokenizers_agree(folder: Path, texts: Iterable[str]) -> int:
     return count
 
 
-def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict:
+def describe_model(folder: Path) -> dict[str, Any]:
+    """Sizes, for the model card."""
+    config = json.loads((folder / "config.json").read_text())
+    state = load_file(folder / "model.safetensors")
+    heads = json.loads((folder / "generation_config.json").read_text())["alignment_heads"]
+    return {
+        "width": config["d_model"],
+        "heads": config["encoder_attention_heads"],
+        "head_width": config["d_model"] // config["encoder_attention_heads"],
+        "encoder": config["encoder_layers"],
+        "decoder": config["decoder_layers"],
+        "parameters": round(sum(t.numel() for t in state.values()) / 1e6, 1),
+        "megabytes": round((folder / "model.safetensors").stat().st_size / 1e6, 1),
+        "alignment": " and ".join(f"({layer}, {head})" for layer, head in heads),
+        "grammar_words": len(grammar.vocabulary()),
+    }
+
+
+def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict[str, Any]:
     """All measures on a fraction of the evaluation speech."""
     model, rng = openai_model(folder), np.random.default_rng(5)
     groups = {
@@ -288,7 +288,7 @@ def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict:
     }
     utterances = [u for u in corpus.utterances if rng.random() < fraction]
     single = [window_of([u], rng) for u in utterances]
-    report: dict = {"single": {}, "errors": {}}
+    report: dict[str, Any] = {"single": {}, "errors": {}}
     results = {}
     for way in (False, True):
         results[way] = decode(model, [s.samples for s in single], timestamps=way)
@@ -315,46 +315,79 @@ def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict:
     report["long"] = long_results(model, long)
     report["silence"] = silence_results(model, 8 if quick else 32)
     if not quick:
-        report["speech no_speech_prob, highest"] = round(max(r.no_speech_prob for r in results[True]), 4)
+        report["speech no_speech_prob, highest"] = round(
+            max(r.no_speech_prob for r in results[True]), 4
+        )
         report["word times"] = word_time_errors(model, several[:60])
         texts = transformers_texts(folder, [s.samples for s in single])
-        chosen = [(s.text, t) for s, t in zip(single, texts, strict=True) if not held_out(s.utterances[0].voice)]
+        chosen = [
+            (s.text, t)
+            for s, t in zip(single, texts, strict=True)
+            if not held_out(s.utterances[0].voice)
+        ]
         report["transformers, trained voices"] = word_error_rate(*zip(*chosen, strict=True))
-        mels = [pad_or_trim(log_mel_spectrogram(s.samples, padding=N_SAMPLES), N_FRAMES) for s in single[:50]]
+        mels = [
+            pad_or_trim(log_mel_spectrogram(s.samples, padding=N_SAMPLES), N_FRAMES)
+            for s in single[:50]
+        ]
         languages = [model.detect_language(mel)[1] for mel in mels]
-        report["detected as en"] = [sum(max(p, key=p.__getitem__) == "en" for p in languages), len(languages)]
-        strange = ["Grüße, 你好! naïve  café\n\n😀 3.14 don't", "<|startoftranscript|><|en|> Hi<|1.02|>", "  \t x"]
-        report["texts tokenized as openai-whisper does"] = tokenizers_agree(folder, [u.text for u in utterances] + strange)
+        report["detected as en"] = [
+            sum(max(p, key=p.__getitem__) == "en" for p in languages),
+            len(languages),
+        ]
+        strange = [
+            "Grüße, 你好! naïve  café\n\n😀 3.14 don't",
+            "<|startoftranscript|><|en|> Hi<|1.02|>",
+            "  \t x",
+        ]
+        texts = [u.text for u in utterances] + strange
+        report["texts tokenized as openai-whisper does"] = tokenizers_agree(folder, texts)
     return report
 
 
-def by_group(groups: dict[str, Callable], single: Sequence[Spoken], results: Sequence[DecodingResult]) -> dict:
+def by_group(
+    groups: dict[str, Callable[[Utterance], bool]],
+    single: Sequence[Spoken],
+    results: Sequence[DecodingResult],
+) -> dict[str, Any]:
     """WER of every group of voices."""
     out = {}
     for name, belongs in groups.items():
-        pairs = [(s.text, r.text) for s, r in zip(single, results, strict=True) if belongs(s.utterances[0])]
+        pairs = [
+            (s.text, r.text)
+            for s, r in zip(single, results, strict=True)
+            if belongs(s.utterances[0])
+        ]
         out[name] = word_error_rate(*zip(*pairs, strict=True))
     return out
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--eval", type=Path, required=True)
+    parser.add_argument("--run", type=Path, help="the training run, to note its steps and minutes")
     parser.add_argument("--speech", type=Path, help="the folder of make_recordings.py")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--fraction", type=float, default=1.0, help="share of the evaluation speech")
+    parser.add_argument(
+        "--fraction", type=float, default=1.0, help="share of the evaluation speech"
+    )
     parser.add_argument("--quick", action="store_true", help="a look during training")
     args = parser.parse_args()
     begun = time.time()
     report = measure(args.model, Corpus(args.eval), args.fraction, args.quick)
     if args.speech:
         report["recordings"] = recording_results(openai_model(args.model), args.speech)
+    if args.run:
+        report["training"] = json.loads((args.run / "training.json").read_text())
+    report["model"] = describe_model(args.model)
     report["seconds"] = round(time.time() - begun)
-    report["versions"] = {
-        "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-        "openai-whisper": whisper.__version__, "numpy": np.__version__, "tokenizers": tokenizers.__version__,
-    }  # fmt: skip
+    report["versions"] = {"python": platform.python_version()} | {
+        module.__name__: str(module.__version__)
+        for module in (torch, transformers, whisper, np, tokenizers)
+    }
     text = json.dumps(report, indent=1, ensure_ascii=False)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

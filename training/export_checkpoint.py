@@ -2,8 +2,8 @@
 
     python export_checkpoint.py --run work/run --out ../src/whisperport/data/model
 
-The factored embedding is written out in full, weights become float16. The tokenizer is the multilingual Whisper one,
-rebuilt from the ranks that openai-whisper ships.
+The factored embedding is written out in full, weights become float16. The tokenizer is the
+multilingual Whisper one, rebuilt from the ranks that openai-whisper ships.
 """
 
 from __future__ import annotations
@@ -22,7 +22,18 @@ from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtracto
 from whisper.tokenizer import LANGUAGES
 
 from model import Dims, TrainableWhisper, sinusoids
-from vocabulary import EOT, N_TIMES, N_VOCAB, NO_SPEECH, NO_TIMESTAMPS, SOT, SOT_PREV, TIME_BEGIN, TRANSCRIBE, Vocabulary
+from vocabulary import (
+    EOT,
+    N_TIMES,
+    N_VOCAB,
+    NO_SPEECH,
+    NO_TIMESTAMPS,
+    SOT,
+    SOT_PREV,
+    TIME_BEGIN,
+    TRANSCRIBE,
+    Vocabulary,
+)
 from vocabulary import tokenizer as whisper_tokenizer
 
 TRANSLATE, START_OF_LM = 50358, 50360
@@ -55,7 +66,9 @@ def weights(model: TrainableWhisper, vocabulary: Vocabulary) -> dict[str, Tensor
         for name, value in model.state_dict().items()
         if name.startswith(("encoder.", "decoder."))
     }
-    kept["model.encoder.embed_positions.weight"] = sinusoids(model.dims.audio_positions, model.dims.width)
+    kept["model.encoder.embed_positions.weight"] = sinusoids(
+        model.dims.audio_positions, model.dims.width
+    )
     kept["model.decoder.embed_tokens.weight"] = full_embedding(model, vocabulary)
     return {name: value.half().contiguous() for name, value in kept.items()}
 
@@ -88,7 +101,9 @@ def config(dims: Dims) -> WhisperConfig:
 def generation_config(dims: Dims) -> GenerationConfig:
     """The settings openai/whisper-tiny has, with this model's alignment heads."""
     tokens = whisper_tokenizer()
-    languages = {f"<|{code}|>": SOT + 1 + i for i, code in enumerate(LANGUAGES) if SOT + 1 + i < TRANSLATE}
+    languages = {
+        f"<|{code}|>": SOT + 1 + i for i, code in enumerate(LANGUAGES) if SOT + 1 + i < TRANSLATE
+    }
     control = [SOT, TRANSLATE, TRANSCRIBE, START_OF_LM, SOT_PREV, NO_SPEECH]
     return GenerationConfig(
         alignment_heads=[list(pair) for pair in dims.alignment_heads],
@@ -111,16 +126,23 @@ def generation_config(dims: Dims) -> GenerationConfig:
 
 def _printable_bytes() -> dict[int, str]:
     """GPT-2's byte -> printable character table."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    plain = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     rest = [b for b in range(256) if b not in plain]
     return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(rest)}
 
 
 def _merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The last merge that makes ``token``: what is left when only merges of lower rank are applied."""
+    """The last merge that makes ``token``: what is left when only merges of lower rank are
+    applied."""
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
-        candidates = [(ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in range(len(parts) - 1)]
+        candidates = [
+            (ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in range(len(parts) - 1)
+        ]
         rank, i = min(candidates)
         if rank >= ranks[token]:
             raise ValueError(f"no merges make {token!r}")
@@ -136,23 +158,38 @@ def special_tokens() -> list[str]:
 
 def build_tokenizer() -> Tokenizer:
     """The multilingual byte-level BPE, all 51865 tokens."""
-    lines = (Path(whisper.__file__).parent / "assets" / "multilingual.tiktoken").read_text().splitlines()
+    lines = (
+        (Path(whisper.__file__).parent / "assets" / "multilingual.tiktoken")
+        .read_text()
+        .splitlines()
+    )
     ranks = {base64.b64decode(text): int(rank) for text, rank in (line.split() for line in lines)}
     names = _printable_bytes()
 
     def name(token: bytes) -> str:
         return "".join(names[b] for b in token)
 
-    merges = [tuple(map(name, _merge_of(token, ranks))) for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
+    longer = [token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
+    merges = [tuple(map(name, _merge_of(token, ranks))) for token in longer]
     vocabulary = {name(token): rank for token, rank in ranks.items()}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     every = special_tokens()
     time = TIME_BEGIN - EOT
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in every[:time]])
-    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in every[time:]])
-    start = [("<|startoftranscript|>", SOT), ("<|notimestamps|>", NO_TIMESTAMPS), ("<|endoftext|>", EOT)]
+    tokenizer.add_special_tokens(
+        [AddedToken(text, normalized=False, special=True) for text in every[:time]]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(text, normalized=False, special=False) for text in every[time:]]
+    )
+    start = [
+        ("<|startoftranscript|>", SOT),
+        ("<|notimestamps|>", NO_TIMESTAMPS),
+        ("<|endoftext|>", EOT),
+    ]
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|startoftranscript|> <|notimestamps|> $A <|endoftext|>", special_tokens=start
     )
@@ -179,7 +216,9 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

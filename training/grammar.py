@@ -1,8 +1,9 @@
 """The sentences the embedded model knows: commands, numbers, times and names.
 
-A sentence is made by filling the slots of a template (``"Set the {room} lamp to {percent}."``) at random.
-Slots hold either a list of fillers, which may contain slots themselves, or a function of the random generator.
-Numbers are spelled out, as are digits; capitals and punctuation are written the way Whisper writes them.
+A sentence is made by filling the slots of a template (``"Set the {room} lamp to {percent}."``) at
+random. Slots hold either a list of fillers, which may contain slots themselves, or a function of
+the random generator. Numbers are spelled out, as are digits; capitals and punctuation are written
+the way Whisper writes them.
 
 A fixed share of all sentences is never used for training: see :func:`is_held_out`.
 """
@@ -18,12 +19,14 @@ HELD_OUT_ONE_IN = 24
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEENS = (
-    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen",
+    "eighteen", "nineteen",
 )  # fmt: skip
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 ORDINALS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth",
-    "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth",
+    "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth",
+    "eighteenth",
     "nineteenth", "twentieth",
 )  # fmt: skip
 
@@ -78,39 +81,54 @@ def _date(rng: random.Random) -> str:
 
 
 MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
+    "January", "February", "March", "April", "May", "June", "July", "August", "September",
+    "October",
     "November", "December",
 )  # fmt: skip
+
+ROUND_LEVELS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90)
 
 SLOTS: dict[str, Sequence[str] | Callable[[random.Random], str]] = {
     "small": _number(1, 12),
     "number": _number(2, 99),
     "big": lambda rng: cardinal(rng.randint(100, 999)),
-    "level": lambda rng: cardinal(rng.choice((5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, rng.randint(1, 99)))),
+    "level": lambda rng: cardinal(rng.choice((*ROUND_LEVELS, rng.randint(1, 99)))),
     "decimal": lambda rng: f"{cardinal(rng.randint(0, 40))} point {rng.choice(DIGITS)}",
     "digits": _digit_string,
     "time": _clock,
     "date": _date,
     "month": MONTHS,
     "day": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
-    "when": ("today", "tomorrow", "tonight", "this morning", "this afternoon", "this evening", "on {day}", "next week"),
+    "when": (
+        "today", "tomorrow", "tonight", "this morning", "this afternoon", "this evening", "on {day}",
+        "next week",
+    ),
     "at": ("at {time}", "{when} at {time}", "on {day} at {time}", "in {duration}"),
     "name": (
-        "Anna", "Peter", "Maria", "David", "Sarah", "Thomas", "Julia", "Daniel", "Emma", "Robert", "Laura", "Martin",
+        "Anna", "Peter", "Maria", "David", "Sarah", "Thomas", "Julia", "Daniel", "Emma", "Robert",
+        "Laura", "Martin",
         "Olivia", "Henry", "Sophie", "Victor", "Alice", "George", "Helen", "Oscar",
     ),
-    "person": ("{name}", "{name}", "{name}", "my mother", "my father", "my brother", "my sister", "the doctor"),
+    "person": (
+        "{name}", "{name}", "{name}", "my mother", "my father", "my brother", "my sister",
+        "the doctor",
+    ),
     "room": (
-        "kitchen", "bedroom", "bathroom", "living room", "garage", "hallway", "office", "garden", "basement",
+        "kitchen", "bedroom", "bathroom", "living room", "garage", "hallway", "office", "garden",
+        "basement",
     ),
     "light": ("light", "lights", "lamp"),
     "machine": (
-        "heater", "fan", "radio", "television", "oven", "camera", "alarm", "speaker", "dishwasher", "printer",
+        "heater", "fan", "radio", "television", "oven", "camera", "alarm", "speaker", "dishwasher",
+        "printer",
     ),
     "opening": ("door", "window", "blinds", "curtains", "gate"),
     "color": ("red", "green", "blue", "white", "yellow", "orange", "purple"),
     "unit": ("seconds", "minutes", "hours", "days"),
-    "duration": ("{number} {unit}", "{small} {unit}", "one minute", "one hour", "half an hour", "{level} minutes"),
+    "duration": (
+        "{number} {unit}", "{small} {unit}", "one minute", "one hour", "half an hour",
+        "{level} minutes",
+    ),
     "degrees": ("{number} degrees",),
     "percent": ("{level} percent", "one hundred percent"),
     "distance": ("{number} meters", "{number} kilometers", "{number} miles", "{big} meters"),
@@ -119,14 +137,17 @@ SLOTS: dict[str, Sequence[str] | Callable[[random.Random], str]] = {
     "side": ("left", "right"),
     "direction": ("forward", "backward", "left", "right", "straight ahead"),
     "place": (
-        "home", "the station", "the airport", "the hospital", "the office", "the school", "the market", "the hotel",
+        "home", "the station", "the airport", "the hospital", "the office", "the school",
+        "the market", "the hotel",
         "the bridge",
     ),
     "food": (
-        "milk", "bread", "coffee", "tea", "sugar", "butter", "cheese", "rice", "apples", "bananas", "tomatoes", "eggs",
+        "milk", "bread", "coffee", "tea", "sugar", "butter", "cheese", "rice", "apples", "bananas",
+        "tomatoes", "eggs",
     ),
     "errand": (
-        "buy {food}", "water the plants", "feed the cat", "walk the dog", "take the medicine", "call {person}",
+        "buy {food}", "water the plants", "feed the cat", "walk the dog", "take the medicine",
+        "call {person}",
         "pay the bill", "clean the {room}", "charge the battery",
     ),
     "music": ("jazz", "some music", "the news", "my favorite song", "classical music", "rock music"),
@@ -253,7 +274,8 @@ def sentence(rng: random.Random) -> str:
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a sentence belongs to the evaluation: decided by its text alone, so no split file is needed."""
+    """Whether a sentence belongs to the evaluation: decided by its text alone, so no split file is
+    needed."""
     return len(text.split()) >= 3 and zlib.crc32(text.encode()) % HELD_OUT_ONE_IN == 0
 
 

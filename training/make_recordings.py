@@ -2,8 +2,8 @@
 
     python make_recordings.py --eval work/eval --out ../src/whisperport/data/speech
 
-Every sentence is held out from training. Which utterance of a voice is taken is decided by a seed and its length, not
-by how well the model hears it.
+Every sentence is held out from training. Which utterance of a voice is taken is decided by a seed
+and its length, not by how well the model hears it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,8 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Clip:
-    """What to record: ``voices`` one prefix for each part, ``count`` utterances in all, ``noise`` (kind, dB below the
-    speech) if any, and the sample rate of the file."""
+    """What to record: ``voices`` one prefix for each part, ``count`` utterances in all, ``noise``
+    (kind, dB below the speech) if any, and the sample rate of the file."""
 
     file: str
     voices: tuple[str, ...]
@@ -61,7 +62,9 @@ CLIPS = (
 )
 
 
-def choose(corpus: Corpus, clip: Clip, rng: np.random.Generator, taken: set[str]) -> list[Utterance]:
+def choose(
+    corpus: Corpus, clip: Clip, rng: np.random.Generator, taken: set[str]
+) -> list[Utterance]:
     """Utterances for a clip, the voices in runs of two; no sentence is used twice."""
     chosen = []
     for i in range(clip.count):
@@ -80,10 +83,14 @@ def choose(corpus: Corpus, clip: Clip, rng: np.random.Generator, taken: set[str]
 def held_out(voice: str) -> bool:
     """Whether training never heard this voice (or, of a name's beginning, any voice like it)."""
     language, _, variant = voice.removeprefix("espeak:").partition("+")
-    return voice == HELD_OUT_RECORDED or language in HELD_OUT_LANGUAGES or variant in HELD_OUT_VARIANTS
+    return (
+        voice == HELD_OUT_RECORDED or language in HELD_OUT_LANGUAGES or variant in HELD_OUT_VARIANTS
+    )
 
 
-def join(chosen: list[Utterance], clip: Clip, rng: np.random.Generator) -> tuple[NDArray[np.float32], list[float]]:
+def join(
+    chosen: list[Utterance], clip: Clip, rng: np.random.Generator
+) -> tuple[NDArray[np.float32], list[float]]:
     """Samples at 16 kHz with silence between the utterances, and the time each one begins."""
     pieces = [np.zeros(int(rng.uniform(0.2, 0.5) * SAMPLE_RATE), np.float32)]
     starts = []
@@ -91,8 +98,11 @@ def join(chosen: list[Utterance], clip: Clip, rng: np.random.Generator) -> tuple
         assert utterance.samples is not None
         starts.append(sum(map(len, pieces)) / SAMPLE_RATE)
         sound = utterance.samples.astype(np.float32)
-        pieces += [sound * (0.5 / np.abs(sound).max()), np.zeros(int(rng.uniform(*clip.gaps) * SAMPLE_RATE), np.float32)]
-    pieces[-1] = pieces[-1][: int(0.6 * SAMPLE_RATE)] if chosen else np.zeros(5 * SAMPLE_RATE, np.float32)
+        gap = np.zeros(int(rng.uniform(*clip.gaps) * SAMPLE_RATE), np.float32)
+        pieces += [sound * (0.5 / np.abs(sound).max()), gap]
+    pieces[-1] = (
+        pieces[-1][: int(0.6 * SAMPLE_RATE)] if chosen else np.zeros(5 * SAMPLE_RATE, np.float32)
+    )
     return np.concatenate(pieces), starts
 
 
@@ -100,28 +110,56 @@ def add_noise(samples: NDArray[np.float32], kind: str, decibels: float) -> NDArr
     """Noise so many dB below the speech, or below a full-level recording where there is none."""
     loud = np.abs(samples) > 0.01
     level = np.sqrt(np.mean(samples[loud] ** 2)) if loud.any() else 0.2
-    return samples + level * 10 ** (-decibels / 20) * noise_wave(kind, len(samples) / SAMPLE_RATE, SEED)[: len(samples)]
+    return (
+        samples
+        + level
+        * 10 ** (-decibels / 20)
+        * noise_wave(kind, len(samples) / SAMPLE_RATE, SEED)[: len(samples)]
+    )
 
 
 def write(samples: NDArray[np.float32], file: Path, rate: int) -> None:
     """Encode with ffmpeg: the file name's ending names the format."""
-    command = ["ffmpeg", "-v", "error", "-y", "-f", "f32le", "-ar", str(SAMPLE_RATE), "-ac", "1", "-i", "-"]
+    command = [
+        "ffmpeg",
+        "-v",
+        "error",
+        "-y",
+        "-f",
+        "f32le",
+        "-ar",
+        str(SAMPLE_RATE),
+        "-ac",
+        "1",
+        "-i",
+        "-",
+    ]
     command += ["-map_metadata", "-1", "-fflags", "+bitexact", "-ar", str(rate)]
     command += ["-b:a", "64k"] if file.suffix == ".mp3" else ["-sample_fmt", "s16"]
     subprocess.run([*command, str(file)], input=samples.astype("<f4").tobytes(), check=True)
 
 
-def describe(clip: Clip, chosen: list[Utterance], starts: list[float], seconds: float) -> dict:
+def describe(
+    clip: Clip, chosen: list[Utterance], starts: list[float], seconds: float
+) -> dict[str, Any]:
     """A clip's entry in transcripts.json."""
     words, segments = [], []
     for utterance, begin in zip(chosen, starts, strict=True):
         first = 0
-        for word, last in zip(utterance.text.split(), np.flatnonzero(utterance.word_end), strict=True):
+        for word, last in zip(
+            utterance.text.split(), np.flatnonzero(utterance.word_end), strict=True
+        ):
             span = begin + utterance.spans[first, 0], begin + utterance.spans[last, 1]
-            words.append({"word": word, "start": round(float(span[0]), 3), "end": round(float(span[1]), 3)})
+            words.append(
+                {"word": word, "start": round(float(span[0]), 3), "end": round(float(span[1]), 3)}
+            )
             first = int(last) + 1
         segments.append(
-            {"start": round(begin + utterance.start, 3), "end": round(begin + utterance.end, 3), "text": utterance.text}
+            {
+                "start": round(begin + utterance.start, 3),
+                "end": round(begin + utterance.end, 3),
+                "text": utterance.text,
+            }
         )
     noise = f", {clip.noise[0]} noise {clip.noise[1]:g} dB down" if clip.noise else ""
     return {
@@ -137,7 +175,9 @@ def describe(clip: Clip, chosen: list[Utterance], starts: list[float], seconds: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--eval", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

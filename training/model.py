@@ -1,7 +1,8 @@
 """Whisper for training on a CPU: bfloat16 where the time goes, and a compact softmax.
 
-Parameter names are those of transformers' WhisperForConditionalGeneration, so export is a copy; only the factored
-embedding has to be written out in full. The architecture is Whisper's own. Differences are in how it is computed:
+Parameter names are those of transformers' WhisperForConditionalGeneration, so export is a copy;
+only the factored embedding has to be written out in full. The architecture is Whisper's own.
+Differences are in how it is computed:
 
 * encoder matrix products run in bfloat16, the residual stream and the decoder in float32;
 * the loss is over :class:`vocabulary.Vocabulary`'s classes;
@@ -22,7 +23,8 @@ from vocabulary import N_TIMES, Vocabulary
 
 @dataclass(frozen=True)
 class Dims:
-    """Sizes of the model; ``alignment_heads`` are (decoder layer, head) pairs that learn where each token is."""
+    """Sizes of the model; ``alignment_heads`` are (decoder layer, head) pairs that learn where each
+    token is."""
 
     width: int = 128
     heads: int = 2
@@ -45,7 +47,9 @@ class Linear(nn.Linear):
     """A linear layer in the precision of its input; the parameters stay float32."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return F.linear(
+            x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        )
 
 
 class Attention(nn.Module):
@@ -62,15 +66,22 @@ class Attention(nn.Module):
     def split(self, x: Tensor) -> Tensor:
         """[batch, n, width] -> [batch * heads, n, width / heads]."""
         batch, n, width = x.shape
-        return x.view(batch, n, self.heads, -1).transpose(1, 2).reshape(batch * self.heads, n, width // self.heads)
+        return (
+            x.view(batch, n, self.heads, -1)
+            .transpose(1, 2)
+            .reshape(batch * self.heads, n, width // self.heads)
+        )
 
     def join(self, x: Tensor) -> Tensor:
         """[batch * heads, n, width / heads] -> [batch, n, width]."""
         _, n, part = x.shape
         return x.view(-1, self.heads, n, part).transpose(1, 2).reshape(-1, n, self.heads * part)
 
-    def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Attend from ``x`` to ``memory`` (or to itself). Returns [batch, n, width] and scores [batch * heads, n, m].
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from ``x`` to ``memory`` (or to itself). Returns [batch, n, width] and scores
+        [batch * heads, n, m].
 
         The products run in the precision of ``memory``; softmax is in float32 when ``x`` is.
         """
@@ -121,16 +132,20 @@ class Encoder(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv1d(dims.mels, dims.width, 3, padding=1)
         self.conv2 = nn.Conv1d(dims.width, dims.width, 3, stride=2, padding=1)
-        self.register_buffer("positions", sinusoids(dims.audio_positions, dims.width), persistent=False)
+        self.register_buffer(
+            "positions", sinusoids(dims.audio_positions, dims.width), persistent=False
+        )
         self.layers = nn.ModuleList(EncoderLayer(dims) for _ in range(dims.encoder_layers))
         self.layer_norm = nn.LayerNorm(dims.width)
 
     def forward(self, mel: Tensor, offsets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``mel`` [batch, 80, 2 n], first position of each window [batch] -> [batch, n, width] after the last layer
-        (normalised) and after the second."""
+        """``mel`` [batch, 80, 2 n], first position of each window [batch] -> [batch, n, width]
+        after the last layer (normalised) and after the second."""
         x = mel.to(dtype)
         for conv in (self.conv1, self.conv2):
-            x = F.gelu(F.conv1d(x, conv.weight.to(dtype), conv.bias.to(dtype), conv.stride, conv.padding))
+            x = F.gelu(
+                F.conv1d(x, conv.weight.to(dtype), conv.bias.to(dtype), conv.stride, conv.padding)
+            )
         x = x.transpose(1, 2).float()
         x = x + self.positions[offsets[:, None] + torch.arange(x.shape[1])]
         middle = x
@@ -149,7 +164,8 @@ class Decoder(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token rows: one for each used token, timestamps as a linear map of sinusoids, one for all others."""
+    """Token rows: one for each used token, timestamps as a linear map of sinusoids, one for all
+    others."""
 
     def __init__(self, vocabulary: Vocabulary, width: int) -> None:
         super().__init__()
@@ -176,13 +192,16 @@ class TrainableWhisper(nn.Module):
         self.phone_head = Linear(dims.width, n_phones)
         self.word_head = Linear(dims.width, len(vocabulary.tokens) + 1)
         with torch.no_grad():
-            self.decoder.embed_positions.weight.copy_(0.1 * sinusoids(dims.text_positions, dims.width))
+            self.decoder.embed_positions.weight.copy_(
+                0.1 * sinusoids(dims.text_positions, dims.width)
+            )
             for name, parameter in self.named_parameters():
                 if name.endswith(("out_proj.weight", "fc2.weight")):
                     parameter.mul_(0.5)
 
     def decode(self, classes: Tensor, audio: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """``classes`` [batch, n] -> logits [batch, n, classes], scores of the alignment heads [batch, n, positions].
+        """``classes`` [batch, n] -> logits [batch, n, classes], scores of the alignment heads
+        [batch, n, positions].
 
         The last class's logit holds log(count) of the tokens it stands for.
         """

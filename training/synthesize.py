@@ -3,9 +3,10 @@
     python synthesize.py train --out work/train
     python synthesize.py eval --out work/eval
 
-Speech is written in parts (one list of sentences in one family of voices each), so an interrupted run continues where
-it stopped. A part is ``NAME.npy``, float16 log10 mel power [frames, 80] of all its utterances in a row, and
-``NAME.json``, a list of :class:`Record`. Parts of the evaluation also keep their samples in ``NAME.wav.npy`` (int16).
+Speech is written in parts (one list of sentences in one family of voices each), so an interrupted
+run continues where it stopped. A part is ``NAME.npy``, float16 log10 mel power [frames, 80] of all
+its utterances in a row, and ``NAME.json``, a list of :class:`Record`. Parts of the evaluation also
+keep their samples in ``NAME.wav.npy`` (int16).
 """
 
 from __future__ import annotations
@@ -30,19 +31,28 @@ PART_SIZE = 200
 HELD_OUT_RECORDED = "festival:ked"
 HELD_OUT_LANGUAGES = ("en-gb-scotland",)
 HELD_OUT_VARIANTS = ("m7", "f5", "adam", "linda")
-LANGUAGES = ("en-us", "en-us", "en-us", "en", "en", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029", "en-us-nyc")
+LANGUAGES = (
+    "en-us", "en-us", "en-us", "en", "en", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd",
+    "en-029", "en-us-nyc",
+)  # fmt: skip
 VARIANTS = (
-    "Alex", "Alicia", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Gene2", "Henrique", "Hugo", "Jacky",
-    "Lee", "Marco", "Mario", "Michael", "Mike", "Mr", "Nguyen", "anika", "antonio", "aunty", "belinda", "benjamin",
-    "boris", "caleb", "david", "ed", "edward", "edward2", "f1", "f2", "f3", "f4", "gustave", "iven", "iven2",
-    "iven3", "iven4", "john", "kaukovalta", "klatt", "klatt2", "klatt3", "klatt4", "m1", "m2", "m3", "m4", "m5",
-    "m6", "m8", "marcelo", "max", "michel", "miguel", "norbert", "pablo", "paul", "pedro", "quincy", "rob",
+    "Alex", "Alicia", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Gene2", "Henrique",
+    "Hugo", "Jacky",
+    "Lee", "Marco", "Mario", "Michael", "Mike", "Mr", "Nguyen", "anika", "antonio", "aunty",
+    "belinda", "benjamin",
+    "boris", "caleb", "david", "ed", "edward", "edward2", "f1", "f2", "f3", "f4", "gustave",
+    "iven", "iven2",
+    "iven3", "iven4", "john", "kaukovalta", "klatt", "klatt2", "klatt3", "klatt4", "m1", "m2",
+    "m3", "m4", "m5",
+    "m6", "m8", "marcelo", "max", "michel", "miguel", "norbert", "pablo", "paul", "pedro",
+    "quincy", "rob",
     "robert", "sandro", "shelby", "steph", "steph2", "steph3", "travis", "victor", "zac",
 )  # fmt: skip
 
 # family -> sentences in the training set. "espeak" draws its voice anew for every sentence.
 TRAIN_PLAN = {
-    "espeak": 15000, "flite:slt": 3200, "flite:awb": 3000, "flite:rms": 3200, "flite:kal16": 1600, "flite:kal": 800,
+    "espeak": 15000,
+    "flite:slt": 3200, "flite:awb": 3000, "flite:rms": 3200, "flite:kal16": 1600, "flite:kal": 800,
     "festival:kal": 2000, "festival:slt_hts": 1600,
 }  # fmt: skip
 EVAL_PLAN = {
@@ -53,7 +63,8 @@ EVAL_PLAN = {
 
 @dataclass
 class Record:
-    """One utterance in a part: where its frames are, what was said by whom, and when (seconds from its first frame)."""
+    """One utterance in a part: where its frames are, what was said by whom, and when (seconds from
+    its first frame)."""
 
     text: str
     voice: str
@@ -64,9 +75,12 @@ class Record:
 
 
 def trim(speech: Speech, margin: float = 0.04) -> Speech:
-    """Cut the silence around the speech, fade the cut, and put 0.02 s of zeros at both ends, so that frames join
-    exactly. The first word's start and the last word's end become the moments the energy rises and falls."""
-    energy = np.square(speech.samples[: len(speech.samples) // 80 * 80]).reshape(-1, 80).mean(1)  # 5 ms steps
+    """Cut the silence around the speech, fade the cut, and put 0.02 s of zeros at both ends, so
+    that frames join exactly. The first word's start and the last word's end become the moments the
+    energy rises and falls."""
+    energy = (
+        np.square(speech.samples[: len(speech.samples) // 80 * 80]).reshape(-1, 80).mean(1)
+    )  # 5 ms steps
     loud = np.flatnonzero(energy > 1e-4 * energy.max())
     onset, offset = loud[0] * 0.005, (loud[-1] + 1) * 0.005
     first = max(0, int((onset - margin) * SAMPLE_RATE))
@@ -94,7 +108,9 @@ def _flite(voice: str) -> Flite:
     return Flite(voice)
 
 
-def _speak_espeak(texts: list[str], rng: random.Random, held_out: bool) -> Iterator[tuple[str, Speech]]:
+def _speak_espeak(
+    texts: list[str], rng: random.Random, held_out: bool
+) -> Iterator[tuple[str, Speech]]:
     for text in texts:
         if not held_out:
             voice = f"{rng.choice(LANGUAGES)}+{rng.choice(VARIANTS)}"
@@ -103,7 +119,10 @@ def _speak_espeak(texts: list[str], rng: random.Random, held_out: bool) -> Itera
         else:
             voice = f"{rng.choice(LANGUAGES)}+{rng.choice(HELD_OUT_VARIANTS)}"
         rate, pitch, spread = rng.randint(120, 190), rng.randint(25, 75), rng.randint(30, 70)
-        yield f"espeak:{voice}", _espeak().speak(text, voice=voice, rate=rate, pitch=pitch, pitch_range=spread)
+        yield (
+            f"espeak:{voice}",
+            _espeak().speak(text, voice=voice, rate=rate, pitch=pitch, pitch_range=spread),
+        )
 
 
 def speak(family: str, texts: list[str], rng: random.Random) -> Iterator[tuple[str, Speech]]:
@@ -137,7 +156,9 @@ def make_part(job: tuple[str, int, int, str, Path]) -> str:
             continue  # the synthesizer split the text its own way: a handful of sentences
         speech = trim(speech)
         frames = log_power(speech.samples).astype(np.float16)
-        records.append(asdict(Record(text, voice, position, len(frames), speech.words, speech.phones)))
+        records.append(
+            asdict(Record(text, voice, position, len(frames), speech.words, speech.phones))
+        )
         pieces.append(frames)
         sounds.append(speech.samples)
         position += len(frames)
@@ -145,13 +166,21 @@ def make_part(job: tuple[str, int, int, str, Path]) -> str:
     if is_eval:
         np.save(folder / f"{name}.wav.npy", (np.concatenate(sounds) * 32767).astype(np.int16))
     target.write_text(json.dumps(records))
-    return f"{name}: {len(records)} of {count} sentences, {position / 6000:.1f} min, in {time.time() - begun:.1f} s"
+    minutes, took = position / 6000, time.time() - begun
+    return f"{name}: {len(records)} of {count} sentences, {minutes:.1f} min, in {took:.1f} s"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("split", choices=("train", "eval"))
-    parser.add_argument("--out", type=Path, required=True, help="folder; for the evaluation its name starts with eval")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder; for the evaluation its name starts with eval",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
@@ -160,7 +189,12 @@ def main() -> None:
     jobs = []
     for number, (family, count) in enumerate(plan.items()):
         for part, start in enumerate(range(0, count, PART_SIZE)):
-            seed = args.seed * 1_000_000 + number * 1000 + part + (500_000 if args.split == "eval" else 0)
+            seed = (
+                args.seed * 1_000_000
+                + number * 1000
+                + part
+                + (500_000 if args.split == "eval" else 0)
+            )
             name = f"{family.replace(':', '-')}-{args.seed}-{part:03d}"
             jobs.append((family, min(PART_SIZE, count - start), seed, name, args.out))
     random.Random(args.seed).shuffle(jobs)

@@ -1,7 +1,7 @@
 """Speech with word and phone times from eSpeak NG, flite and Festival.
 
-Each engine offers ``speak(texts, ...)`` and returns :class:`Speech` at 16 kHz. The times come from the synthesizer
-itself (events, relations), not from a recogniser, so they are exact and free.
+Each engine offers ``speak(texts, ...)`` and returns :class:`Speech` at 16 kHz. The times come from
+the synthesizer itself (events, relations), not from a recogniser, so they are exact and free.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import wave
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +28,16 @@ Samples = NDArray[np.float32]
 
 @dataclass
 class Speech:
-    """One spoken text: ``samples`` at 16 kHz, a (start, end) in seconds for every white-space separated word of the
-    text, and (phone, end in seconds) for every phone."""
+    """One spoken text: ``samples`` at 16 kHz, a (start, end) in seconds for every white-space
+    separated word of the text, and (phone, end in seconds) for every phone."""
 
     samples: Samples
     words: list[tuple[float, float]]
     phones: list[tuple[str, float]]
 
     def at_speed(self, factor: float) -> Speech:
-        """Play faster (``factor`` above 1): time, pitch and formants change together, as on a tape."""
+        """Play faster (``factor`` above 1): time, pitch and formants change together, as on a
+        tape."""
         samples, ratio = resample(self.samples, factor * SAMPLE_RATE)
         return Speech(
             samples,
@@ -45,8 +47,9 @@ class Speech:
 
 
 def resample(samples: Samples, rate: float) -> tuple[Samples, float]:
-    """Resample from ``rate`` to 16 kHz in the frequency domain. Returns the samples and the exact length ratio used,
-    which differs from 16000 / rate by at most 0.1 % so that both FFT lengths stay smooth numbers."""
+    """Resample from ``rate`` to 16 kHz in the frequency domain. Returns the samples and the exact
+    length ratio used, which differs from 16000 / rate by at most 0.1 % so that both FFT lengths
+    stay smooth numbers."""
     padded = np.zeros(-(-(len(samples) + 1024) // 2048) * 2048, np.float32)
     padded[: len(samples)] = samples
     length = round(len(padded) * SAMPLE_RATE / rate / 64) * 64
@@ -57,7 +60,7 @@ def resample(samples: Samples, rate: float) -> tuple[Samples, float]:
     return out[: round(len(samples) * ratio)].astype(np.float32), ratio
 
 
-# eSpeak NG, in this process -------------------------------------------------------------------------------------------
+# eSpeak NG, in this process ---------------------------------------------------------------------
 
 
 class _Event(ctypes.Structure):
@@ -77,7 +80,9 @@ class _Event(ctypes.Structure):
 
 _WORD, _PHONEME = 1, 7
 _RATE, _PITCH, _RANGE = 1, 3, 4
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+_CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+)
 
 
 class Espeak:
@@ -85,7 +90,9 @@ class Espeak:
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL("libespeak-ng.so.1")
-        self._rate = self._lib.espeak_Initialize(1, 500, None, 1)  # AUDIO_OUTPUT_RETRIEVAL, with phoneme events
+        self._rate = self._lib.espeak_Initialize(
+            1, 500, None, 1
+        )  # AUDIO_OUTPUT_RETRIEVAL, with phoneme events
         self._callback = _CALLBACK(self._receive)
         self._lib.espeak_SetSynthCallback(self._callback)
         self._chunks: list[NDArray[np.int16]] = []
@@ -98,26 +105,37 @@ class Espeak:
         while events[i].type:
             event = events[i]
             name = event.id.decode("utf-8", "replace") if event.type == _PHONEME else ""
-            self._events.append((event.type, event.text_position - 1, event.audio_position / 1000, name))
+            self._events.append(
+                (event.type, event.text_position - 1, event.audio_position / 1000, name)
+            )
             i += 1
         return 0
 
-    def speak(self, text: str, *, voice: str, rate: int = 165, pitch: int = 50, pitch_range: int = 50) -> Speech:
-        """Speak one text. ``rate`` is in words per minute, ``pitch`` and ``pitch_range`` go from 0 to 99."""
+    def speak(
+        self, text: str, *, voice: str, rate: int = 165, pitch: int = 50, pitch_range: int = 50
+    ) -> Speech:
+        """Speak one text. ``rate`` is in words per minute, ``pitch`` and ``pitch_range`` go from 0
+        to 99."""
         if self._lib.espeak_SetVoiceByName(voice.encode()):
             raise ValueError(f"eSpeak NG has no voice {voice!r}")
         for parameter, value in ((_RATE, rate), (_PITCH, pitch), (_RANGE, pitch_range)):
             self._lib.espeak_SetParameter(parameter, value, 0)
         self._chunks, self._events = [], []
         data = text.encode()
-        self._lib.espeak_Synth(data, len(data) + 1, 0, 1, 0, 1, None, None)  # positions in characters, UTF-8
+        self._lib.espeak_Synth(
+            data, len(data) + 1, 0, 1, 0, 1, None, None
+        )  # positions in characters, UTF-8
         self._lib.espeak_Synchronize()
-        samples, ratio = resample(np.concatenate(self._chunks).astype(np.float32) / 32768, self._rate)
-        return Speech(samples, self._word_times(text, len(samples) / ratio / self._rate), self._phones())
+        samples, ratio = resample(
+            np.concatenate(self._chunks).astype(np.float32) / 32768, self._rate
+        )
+        return Speech(
+            samples, self._word_times(text, len(samples) / ratio / self._rate), self._phones()
+        )
 
     def _phones(self) -> list[tuple[str, float]]:
         marks = [(name, time) for kind, _, time, name in self._events if kind == _PHONEME]
-        return [(name, end) for (name, _), (_, end) in zip(marks, marks[1:], strict=False)]
+        return [(name, end) for (name, _), (_, end) in pairwise(marks)]
 
     def _word_times(self, text: str, seconds: float) -> list[tuple[float, float]]:
         """Word events give starts; a word ends with the next one, or earlier at a pause."""
@@ -125,7 +143,11 @@ class Espeak:
         for kind, position, time, _ in self._events:
             if kind == _WORD:
                 starts.setdefault(position, time)
-        pauses = [time for kind, _, time, name in self._events if kind == _PHONEME and name.startswith("_")]
+        pauses = [
+            time
+            for kind, _, time, name in self._events
+            if kind == _PHONEME and name.startswith("_")
+        ]
         pauses.append(seconds)
         begins, position = [], 0
         for word in text.split():
@@ -136,25 +158,31 @@ class Espeak:
 
 
 def close_words(begins: list[float], pauses: list[float]) -> list[tuple[float, float]]:
-    """Word intervals from their starts (-1 where unknown: the word shares its neighbours' time) and pause times."""
+    """Word intervals from their starts (-1 where unknown: the word shares its neighbours' time) and
+    pause times."""
     known = [i for i, begin in enumerate(begins) if begin >= 0]
     if not known or known[0] != 0:
         raise ValueError("the first word has no start time")
     filled = list(begins)
     for i, begin in enumerate(begins):
         if begin < 0:
-            before, after = max(k for k in known if k < i), min((k for k in known if k > i), default=None)
-            top = begins[after] if after is not None else min(p for p in pauses if p > begins[before])
+            before, after = (
+                max(k for k in known if k < i),
+                min((k for k in known if k > i), default=None),
+            )
+            top = (
+                begins[after] if after is not None else min(p for p in pauses if p > begins[before])
+            )
             span = (after if after is not None else len(begins)) - before
             filled[i] = begins[before] + (top - begins[before]) * (i - before) / span
-    ends = filled[1:] + [max(pauses)]
+    ends = [*filled[1:], max(pauses)]
     return [
         (begin, min([end, *(pause for pause in pauses if begin + 0.02 < pause < end)]))
         for begin, end in zip(filled, ends, strict=True)
     ]
 
 
-# flite, in this process -----------------------------------------------------------------------------------------------
+# flite, in this process -------------------------------------------------------------------------
 
 
 class _Wave(ctypes.Structure):
@@ -215,7 +243,9 @@ class Flite:
         lib.flite_feat_set_float(self._voice.contents.features, b"duration_stretch", stretch)
         utterance = lib.flite_synth_text(text.encode(), ctypes.cast(self._voice, ctypes.c_void_p))
         wave_ = lib.utt_wave(utterance).contents
-        samples = np.ctypeslib.as_array(wave_.samples, (wave_.num_samples,)).astype(np.float32) / 32768
+        samples = (
+            np.ctypeslib.as_array(wave_.samples, (wave_.num_samples,)).astype(np.float32) / 32768
+        )
         phones = [
             (lib.ffeature_string(item, b"name").decode(), lib.ffeature_float(item, b"end"))
             for item in self._items(utterance, b"Segment")
@@ -225,18 +255,22 @@ class Flite:
             start = lib.ffeature_float(
                 token, b"daughter.R:SylStructure.daughter.daughter.R:Segment.p.end"
             )
-            end = lib.ffeature_float(token, b"daughtern.R:SylStructure.daughtern.daughtern.R:Segment.end")
+            end = lib.ffeature_float(
+                token, b"daughtern.R:SylStructure.daughtern.daughtern.R:Segment.end"
+            )
             words.append((start, end))
         rate = wave_.sample_rate
         lib.delete_utterance(utterance)
         resampled, ratio = (samples, 1.0) if rate == SAMPLE_RATE else resample(samples, rate)
         exact = ratio * rate / SAMPLE_RATE
         return Speech(
-            resampled, [(a * exact, b * exact) for a, b in words], [(name, end * exact) for name, end in phones]
+            resampled,
+            [(a * exact, b * exact) for a, b in words],
+            [(name, end * exact) for name, end in phones],
         )
 
 
-# Festival, one process for a list of sentences ------------------------------------------------------------------------
+# Festival, one process for a list of sentences --------------------------------------------------
 
 _FESTIVAL = """
 (voice_{voice})
@@ -269,11 +303,15 @@ def has_festival_voice(voice: str) -> bool:
 def festival(texts: list[str], *, voice: str, stretch: float = 1.0) -> list[Speech]:
     """Speak a list of texts in one Festival process; ``stretch`` above 1 is slower."""
     if not has_festival_voice(voice):
-        raise ValueError(f"Festival has no voice {FESTIVAL_VOICES[voice]}: see the Debian packages in README.md")
+        raise ValueError(
+            f"Festival has no voice {FESTIVAL_VOICES[voice]}: see the Debian packages in README.md"
+        )
     with tempfile.TemporaryDirectory() as folder:
         files = [f"{folder}/{i}.wav" for i in range(len(texts))]
         script = _FESTIVAL.format(voice=FESTIVAL_VOICES[voice], stretch=stretch)
-        script += "".join(f"(one {json.dumps(t)} {json.dumps(f)})\n" for t, f in zip(texts, files, strict=True))
+        script += "".join(
+            f"(one {json.dumps(t)} {json.dumps(f)})\n" for t, f in zip(texts, files, strict=True)
+        )
         Path(folder, "speak.scm").write_text(script)
         command = ["festival", "--batch", f"{folder}/speak.scm"]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -284,7 +322,10 @@ def festival(texts: list[str], *, voice: str, stretch: float = 1.0) -> list[Spee
 def _festival_speech(file: str, block: str) -> Speech:
     with wave.open(file) as reader:
         rate = reader.getframerate()
-        samples = np.frombuffer(reader.readframes(reader.getnframes()), np.int16).astype(np.float32) / 32768
+        samples = (
+            np.frombuffer(reader.readframes(reader.getnframes()), np.int16).astype(np.float32)
+            / 32768
+        )
     fields = [line.split() for line in block.splitlines()]
     words = [(float(f[1]), float(f[2])) for f in fields if f and f[0] == "TOKEN"]
     phones = [(f[1], float(f[2])) for f in fields if f and f[0] == "PHONE"]

@@ -1,10 +1,10 @@
 """Train the embedded model on one CPU core.
 
-    python train.py --data work/train --run work/run
+    python train.py --data work/train work/train1 --run work/run
 
-Phases follow each other by the time spent training (pauses do not count), so the schedule fits a slower machine too:
-``--scale 2`` doubles every phase. SIGSTOP pauses the run, SIGTERM saves and ends
-it; started again, it continues from its checkpoint.
+Phases follow each other by the time spent training (pauses do not count); ``--scale 2`` doubles
+every phase. SIGSTOP pauses the run, SIGTERM saves and ends it; started again, it continues from its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from vocabulary import N_TIMES, Vocabulary
 
 @dataclass(frozen=True)
 class Phase:
-    """``minutes`` of training on windows of ``shortest`` to ``longest`` mel frames, ``batch`` frames a step."""
+    """``minutes`` of training on windows of ``shortest`` to ``longest`` mel frames, ``batch``
+    frames a step."""
 
     name: str
     minutes: float
@@ -47,20 +48,46 @@ class Phase:
 
 PHASES = (
     Phase("single", 8, 0, 700, 9600, Mix(prompts=0.02), aligned=0.5, labelled=0.5, ramp=True),
-    Phase("several", 28, 400, 1400, 10000, Mix(max_utterances=5, prompts=0.1, cut=0.12, strength=0.9, timestamps=0.6),
-          aligned=0.3, labelled=0.3),
-    Phase("full", 52, WINDOW, WINDOW, 6 * WINDOW,
-          Mix(max_utterances=6, prompts=0.25, long_prompts=0.2, cut=0.25, strength=0.8, no_speech=0.05, long_lead=0.2, timestamps=0.6),
-          aligned=0.2, labelled=0.1),
-)  # fmt: skip
-PEAK_RATE, WARM_UP_STEPS, HOLD = 2e-3, 150, 0.35  # the rate is held for 35 % of the time, then falls to zero
+    Phase(
+        "several",
+        20,
+        400,
+        1400,
+        10000,
+        Mix(max_utterances=5, prompts=0.1, cut=0.12, strength=0.9, timestamps=0.6),
+        aligned=0.3,
+        labelled=0.3,
+    ),
+    Phase(
+        "full",
+        60,
+        WINDOW,
+        WINDOW,
+        6 * WINDOW,
+        Mix(
+            max_utterances=6,
+            timestamps=0.6,
+            prompts=0.25,
+            long_prompts=0.2,
+            cut=0.25,
+            long_lead=0.2,
+            no_speech=0.05,
+            strength=0.8,
+        ),
+        aligned=0.2,
+        labelled=0.1,
+    ),
+)
+PEAK_RATE, WARM_UP_STEPS = 2e-3, 150
+HOLD = 0.35  # the rate is held for this part of the time, then falls to zero
 CHECKPOINT_SECONDS = 180
 
 
 @dataclass
 class Batch:
-    """``mel`` [b, 80, 2 n]; ``inputs``, ``targets`` [b, u] classes (-100: not trained); ``spans`` [b, u, 2] encoder
-    positions in the window (negative: free); ``words``, ``phones`` [b, n] labels."""
+    """``mel`` [b, 80, 2 n]; ``inputs``, ``targets`` [b, u] classes (-100: not trained); ``spans``
+    [b, u, 2] encoder positions in the window (negative: free); ``words``, ``phones`` [b, n]
+    labels."""
 
     mel: Tensor
     offsets: Tensor
@@ -90,12 +117,15 @@ def collate(windows: list[Window], classes: dict[int, int], word_classes: np.nda
 
 
 def text_loss(logits: Tensor, targets: Tensor, first_time: int) -> tuple[Tensor, float]:
-    """Cross entropy of the trained rows; a timestamp shares half of its probability with its two neighbours."""
+    """Cross entropy of the trained rows; a timestamp shares half of its probability with its two
+    neighbours."""
     trained = targets >= 0
     log_probs, wanted = logits[trained].log_softmax(-1), targets[trained]
     is_time = (wanted >= first_time) & (wanted < first_time + N_TIMES)
     shifts = torch.tensor([-1, 0, 1])
-    weights = torch.where(is_time[:, None], torch.tensor([0.25, 0.5, 0.25]), torch.tensor([0.0, 1.0, 0.0]))
+    weights = torch.where(
+        is_time[:, None], torch.tensor([0.25, 0.5, 0.25]), torch.tensor([0.0, 1.0, 0.0])
+    )
     near = (wanted[:, None] + shifts).clamp(first_time, first_time + N_TIMES - 1)
     near = torch.where(is_time[:, None], near, wanted[:, None])
     loss = -(log_probs.gather(1, near) * weights).sum(1).mean()
@@ -105,9 +135,13 @@ def text_loss(logits: Tensor, targets: Tensor, first_time: int) -> tuple[Tensor,
 
 
 def alignment_loss(scores: list[Tensor], spans: Tensor) -> Tensor:
-    """Mean over heads of the cross entropy between a row's attention and the even spread over its span."""
+    """Mean over heads of the cross entropy between a row's attention and the even spread over its
+    span."""
     positions = torch.arange(scores[0].shape[-1])
-    starts, ends = spans[..., 0].floor(), torch.maximum(spans[..., 1].ceil(), spans[..., 0].floor() + 1)
+    starts, ends = (
+        spans[..., 0].floor(),
+        torch.maximum(spans[..., 1].ceil(), spans[..., 0].floor() + 1),
+    )
     inside = ((positions >= starts[..., None]) & (positions < ends[..., None])).float()
     inside = inside * (spans[..., 1:] > 0)
     rows = inside.sum(-1) > 0
@@ -145,21 +179,27 @@ class Trainer:
         self.assembler = Assembler(self.corpus, seed + self.step)
 
     def _data(self, folders: list[Path]) -> tuple[Corpus, Vocabulary]:
-        """The corpus and its tokens. A continued run keeps its tokens and phones, though it may get more speech."""
+        """The corpus and its tokens. A continued run keeps its tokens and phones, though it may get
+        more speech."""
         tokens, phones = self.run / "vocabulary.json", self.run / "phones.json"
         if not tokens.exists():
             corpus = Corpus(*folders)
             corpus.vocabulary().save(tokens)
             phones.write_text(json.dumps(corpus.phone_labels))
             return corpus, corpus.vocabulary()
-        corpus, vocabulary = Corpus(*folders, phone_labels=json.loads(phones.read_text())), Vocabulary.load(tokens)
+        corpus, vocabulary = (
+            Corpus(*folders, phone_labels=json.loads(phones.read_text())),
+            Vocabulary.load(tokens),
+        )
         known = set(vocabulary.tokens)
         corpus.utterances = [u for u in corpus.utterances if known.issuperset(u.tokens)]
         return corpus, vocabulary
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """Muon for the matrices of the layers, AdamW for everything else."""
-        matrices, others, free = [], [], []
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
+        free: list[Tensor] = []
         for name, parameter in self.model.named_parameters():
             if ".layers." in name and parameter.ndim == 2:
                 matrices.append(parameter)
@@ -167,7 +207,9 @@ class Trainer:
                 (others if parameter.ndim > 1 and "embed" not in name else free).append(parameter)
         groups = [{"params": others, "weight_decay": 0.02}, {"params": free, "weight_decay": 0.0}]
         return [
-            torch.optim.Muon(matrices, lr=PEAK_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.Muon(
+                matrices, lr=PEAK_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+            ),
             torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98), fused=True),
         ]
 
@@ -180,10 +222,23 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint beside the old one, then swap them."""
-        state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+        }
         state |= {"elapsed": self.elapsed, "step": self.step, "dims": asdict(self.dims)}
         torch.save(state, self.run / "checkpoint.tmp")
         os.replace(self.run / "checkpoint.tmp", self.run / "checkpoint.pt")
+        last = self.phases[-1].minutes
+        summary = {
+            "utterances": len(self.corpus.utterances),
+            "hours": round(sum(u.seconds for u in self.corpus.utterances) / 3600, 1),
+            "steps": self.step,
+            "minutes": round(self.elapsed / 60),
+            "full_minutes": round(max(0.0, last - (self.total - self.elapsed) / 60)),
+            "seed": self.seed,
+        }
+        (self.run / "training.json").write_text(json.dumps(summary, indent=1))
 
     @property
     def total(self) -> float:
@@ -219,10 +274,17 @@ class Trainer:
     def windows(self, phase: Phase, done: float, singles: Iterator[list[int]]) -> list[Window]:
         """The windows of one step."""
         rng, utterances = self.assembler.rng, self.corpus.utterances
-        mix = replace(phase.mix, strength=phase.mix.strength * min(1.0, done * 1.25)) if phase.ramp else phase.mix
+        mix = (
+            replace(phase.mix, strength=phase.mix.strength * min(1.0, done * 1.25))
+            if phase.ramp
+            else phase.mix
+        )
         if phase.shortest:
             half = int(rng.integers(phase.shortest // 2, phase.longest // 2 + 1))
-            return [self.assembler.window(mix, frames=2 * half) for _ in range(phase.batch // (2 * half))]
+            return [
+                self.assembler.window(mix, frames=2 * half)
+                for _ in range(phase.batch // (2 * half))
+            ]
         chosen = next(singles)
         longest = max(len(utterances[i].frames) for i in chosen)
         frames = min(phase.longest, 2 * int(longest * 0.56 + rng.integers(5, 40)))
@@ -283,8 +345,12 @@ class Trainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders written by synthesize.py")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, nargs="+", required=True, help="folders written by synthesize.py"
+    )
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies every phase's minutes")
     parser.add_argument("--seed", type=int, default=0)
@@ -292,8 +358,12 @@ def main() -> None:
     torch.set_num_threads(1)
     phases = tuple(replace(phase, minutes=phase.minutes * args.scale) for phase in PHASES)
     trainer = Trainer(args.data, args.run, phases, args.seed)
-    print(f"{len(trainer.corpus.utterances)} utterances, {len(trainer.vocabulary.tokens)} tokens, "
-          f"{sum(p.numel() for p in trainer.model.parameters()):,} parameters, from step {trainer.step}", flush=True)  # fmt: skip
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    print(
+        f"{len(trainer.corpus.utterances)} utterances, {len(trainer.vocabulary.tokens)} tokens, "
+        f"{parameters:,} parameters, from step {trainer.step}",
+        flush=True,
+    )
     trainer.train()
 
 

@@ -1,13 +1,14 @@
 """Tokens: the real Whisper vocabulary, and the compact one the loss is computed over.
 
-All 51865 tokens are in the model, but only a few hundred text tokens occur in the grammar. Training sees *classes*:
+All 51865 tokens are in the model, but only a few hundred text tokens occur in the grammar. Training
+sees *classes*:
 
     0 .. T-1           the text tokens the grammar uses, and the special tokens
     T .. T+1500        the timestamps <|0.00|> .. <|30.00|>
     T+1501             every other token; they share one embedding row
 
-Because the rows of the last class are equal, adding log(count) to its logit makes the compact softmax equal to the
-softmax over the whole vocabulary.
+Because the rows of the last class are equal, adding log(count) to its logit makes the compact
+softmax equal to the softmax over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -19,13 +20,24 @@ from pathlib import Path
 
 from whisper.tokenizer import Tokenizer, get_tokenizer
 
-EOT, SOT, EN, TRANSCRIBE, SOT_PREV, NO_SPEECH, NO_TIMESTAMPS = 50257, 50258, 50259, 50359, 50361, 50362, 50363
+EOT, SOT, EN, TRANSCRIBE, SOT_PREV, NO_SPEECH, NO_TIMESTAMPS = (
+    50257,
+    50258,
+    50259,
+    50359,
+    50361,
+    50362,
+    50363,
+)
 TIME_BEGIN = 50364
 N_TIMES = 1501
 N_VOCAB = 51865
-# Said about nothing: after <|notimestamps|> Whisper may not end at once, so silence spreads its mass over these.
-NOTHING = (".", " .", "..", "...", "....", ".....", "......", " ..", " ...", ",", " ,", "?", " ?", "!", " !", "??", "!!", "!!!",
-           "?!", ":", ";", " ....", ".,", ",,")  # fmt: skip
+# Said about nothing: after <|notimestamps|> Whisper may not end at once, so silence spreads its mass
+# over these.
+NOTHING = (
+    ".", " .", "..", "...", "....", ".....", "......", " ..", " ...", " ....", ".,",
+    ",", " ,", ",,", "?", " ?", "?!", "??", "!", " !", "!!", "!!!", ":", ";",
+)  # fmt: skip
 
 
 @cache
@@ -53,7 +65,8 @@ def nothing_tokens() -> list[int]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which tokens have an embedding row of their own; ``tokens`` is sorted and holds no timestamps."""
+    """Which tokens have an embedding row of their own; ``tokens`` is sorted and holds no
+    timestamps."""
 
     tokens: tuple[int, ...]
 

@@ -1,0 +1,81 @@
+"""What was said against what was written: windows of real samples, word error rates, intervals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jiwer
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus import Utterance
+from synthesizers import SAMPLE_RATE
+
+Samples = NDArray[np.float32]
+
+
+@dataclass
+class Spoken:
+    """A window: samples at 16 kHz and the utterances in it with their (start, end) in seconds."""
+
+    samples: Samples
+    utterances: list[Utterance]
+    times: list[tuple[float, float]]
+
+    @property
+    def text(self) -> str:
+        return " ".join(u.text for u in self.utterances)
+
+
+def window_of(
+    utterances: Sequence[Utterance], rng: np.random.Generator, seconds: float = 30.0
+) -> Spoken:
+    """Utterances at one level with gaps of 0.3 to 2.5 s, as many as end within ``seconds``."""
+    pieces, times, at = [], [], round(float(rng.uniform(0.05, 0.9)), 2)
+    pieces.append(np.zeros(round(at * SAMPLE_RATE), np.float32))
+    kept = []
+    for utterance in utterances:
+        if at + utterance.seconds > seconds:
+            break
+        assert utterance.samples is not None
+        sound = utterance.samples.astype(np.float32)
+        gap = np.zeros(int(rng.uniform(0.3, 2.5) * 100) * 160, np.float32)
+        pieces += [sound * (0.4 / np.abs(sound).max()), gap]
+        times.append((at + utterance.start, at + utterance.end))
+        kept.append(utterance)
+        at += utterance.seconds + len(gap) / SAMPLE_RATE
+    pieces[-1] = pieces[-1][: SAMPLE_RATE // 3]
+    return Spoken(np.concatenate(pieces), kept, times)
+
+
+def words(text: str) -> str:
+    """Lower case, no punctuation, hyphens as spaces."""
+    return " ".join(re.findall(r"[a-z']+", text.lower()))
+
+
+def interval(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """95 % bootstrap interval of sum(values) / sum(weights)."""
+    rng, v, w = np.random.default_rng(0), np.array(values, float), np.array(weights, float)
+    picks = rng.integers(0, len(v), (1000, len(v)))
+    ratios = v[picks].sum(1) / np.maximum(w[picks].sum(1), 1e-9)
+    return [round(float(x), 2) for x in np.percentile(ratios, (2.5, 97.5))]
+
+
+def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, Any]:
+    """WER in per cent, with its interval and counts."""
+    errors, lengths, exact = [], [], 0
+    for reference, hypothesis in zip(references, hypotheses, strict=True):
+        out = jiwer.process_words(words(reference), words(hypothesis) or "<nothing>")
+        errors.append(100 * (out.substitutions + out.deletions + out.insertions))
+        lengths.append(len(words(reference).split()))
+        exact += reference == hypothesis.strip()
+    return {
+        "wer": round(sum(errors) / sum(lengths), 2),
+        "interval": interval(errors, lengths),
+        "windows": len(errors),
+        "words": sum(lengths),
+        "exact_strings": round(100 * exact / len(errors), 1),
+    }
