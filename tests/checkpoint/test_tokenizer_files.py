@@ -166,3 +166,34 @@ def test_garbage_for_a_tokenizer_json_is_refused(data, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(data)
 
     assert "tokenizer.json" in refusal(tmp_path).what
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": None},
+        {"model": {"vocab": ["a"]}},
+        {"model": {"vocab": {"a": "0"}}},
+        {"model": {"vocab": {"a": -1}}},
+        {"added_tokens": {"a": 1}},
+        {"added_tokens": [["a", 1]]},
+        {"added_tokens": [{"content": "a"}]},
+        {"added_tokens": [{"id": 3}]},
+        {"added_tokens": [{"content": "a", "id": True}]},
+    ],
+)
+def test_a_tokenizer_json_of_another_structure_is_refused(change, small_json, tmp_path):
+    data = {**json.loads(small_json), **change}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+
+    assert "is not a tokenizer" in refusal(tmp_path).what
+
+
+def test_a_file_that_makes_the_tokenizers_library_panic_is_refused(altered_folder, small_json):
+    data = json.loads(small_json)
+    data["model"]["continuing_subword_prefix"] = "x" * 1000
+    folder = altered_folder(without=("tokenizer.json",))
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+
+    with pytest.raises(TokenizerError):
+        load_checkpoint(folder)

@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from whisperport.checkpoint.json_file import read_json_object
-from whisperport.checkpoint.sizes import shortened
-from whisperport.errors import TokenizerError
+from whisperport.checkpoint.sizes import quoted, shortened
+from whisperport.errors import CheckpointError, TokenizerError
 from whisperport.text.vocabulary import openai_tokenizer
 
 KNOWN_VOCABULARIES = (51864, 51865, 51866)  # .en; multilingual; with Cantonese, since large-v3
@@ -41,7 +41,8 @@ def read_tokenizer(folder: Path, n_vocab: int) -> StoredTokenizer:
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         tokenizer = _from_parts(folder)
         data = tokenizer.to_str().encode()
-        return _stored(tokenizer, data, where=str(folder / "vocab.json"), n_vocab=n_vocab)
+        ids = tokenizer.get_vocab(with_added_tokens=True)
+        return _stored(ids, data, where=str(folder / "vocab.json"), n_vocab=n_vocab)
     return assumed_tokenizer(n_vocab, where=str(folder))
 
 
@@ -57,29 +58,43 @@ def assumed_tokenizer(n_vocab: int, *, where: str) -> StoredTokenizer:
     warning = f"no tokenizer files: OpenAI's tokenizer of {n_vocab} tokens is assumed"
     tokenizer = openai_tokenizer(n_vocab)
     data = tokenizer.to_str().encode()
-    return _stored(tokenizer, data, where=where, n_vocab=n_vocab, warnings=(warning,))
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    return _stored(ids, data, where=where, n_vocab=n_vocab, warnings=(warning,))
 
 
 def _from_json(path: Path, n_vocab: int) -> StoredTokenizer:
-    what = f"cannot read `{path.name}` in `{path.parent}`"
-    try:
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise TokenizerError(what, why=f"it is longer than {_LARGEST_BYTES} bytes", hint=_HINT)
-        data = path.read_bytes()
-        tokenizer = Tokenizer.from_str(data.decode("utf-8"))
-    except OSError as error:
-        raise TokenizerError(what, why=error.strerror or str(error), hint=_HINT) from error
-    except TokenizerError:
-        raise
-    except Exception as error:  # the library raises `Exception` itself
-        raise TokenizerError(what, why=shortened(str(error)), hint=_HINT) from error
-    return _stored(tokenizer, data, where=str(path), n_vocab=n_vocab)
+    """Only the ids are read here; the text layer reads the rest, and checks it."""
+    ids = _ids_in(_read_json(path), what=f"`{path.name}` in `{path.parent}` is not a tokenizer")
+    return _stored(ids, path.read_bytes(), where=str(path), n_vocab=n_vocab)
+
+
+def _ids_in(data: Mapping[str, Any], *, what: str) -> dict[str, int]:
+    """Every token of a tokenizer.json and its id.
+
+    Not by `tokenizers.Tokenizer.from_str`: a hostile file makes it panic, past any `except Exception`.
+    """
+    model, added = data.get("model"), data.get("added_tokens") or []
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict):
+        raise TokenizerError(what, why="it has no `model.vocab`", hint=_HINT)
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise TokenizerError(what, why="its `added_tokens` is no list of tokens", hint=_HINT)
+    pairs = [*vocabulary.items(), *((token.get("content"), token.get("id")) for token in added)]
+    for text, token_id in pairs:
+        if not isinstance(text, str) or type(token_id) is not int or token_id < 0:
+            why = f"token {quoted(text)} has the id {quoted(token_id)}"
+            raise TokenizerError(what, why=why, hint=_HINT)
+    return dict(pairs)
 
 
 def _stored(
-    tokenizer: Tokenizer, data: bytes, *, where: str, n_vocab: int, warnings: tuple[str, ...] = ()
+    ids: Mapping[str, int],
+    data: bytes,
+    *,
+    where: str,
+    n_vocab: int,
+    warnings: tuple[str, ...] = (),
 ) -> StoredTokenizer:
-    ids = tokenizer.get_vocab(with_added_tokens=True)
     if "<|endoftext|>" not in ids:
         raise TokenizerError(
             f"`{where}` is not a Whisper tokenizer",
@@ -94,7 +109,7 @@ def _stored(
 
 def _from_parts(folder: Path) -> Tokenizer:
     """Byte-level pairs from vocab.json and merges.txt, as transformers reads them."""
-    vocabulary = read_json_object(folder / "vocab.json", largest_bytes=_LARGEST_BYTES)
+    vocabulary = _read_json(folder / "vocab.json")
     what = f"cannot build the tokenizer in `{folder}`"
     try:
         tokenizer = Tokenizer(BPE(vocabulary, _read_merges(folder / "merges.txt")))
@@ -146,7 +161,7 @@ def _read_added(folder: Path, what: str) -> dict[str, int]:
     """Special tokens and their ids, from tokenizer_config.json and added_tokens.json together."""
     added: dict[Any, Any] = {}
     if (folder / "tokenizer_config.json").is_file():
-        settings = read_json_object(folder / "tokenizer_config.json")
+        settings = _read_json(folder / "tokenizer_config.json")
         decoder = settings.get("added_tokens_decoder") or {}
         if not isinstance(decoder, dict) or not all(
             number.isdecimal() and isinstance(token, dict) for number, token in decoder.items()
@@ -156,8 +171,15 @@ def _read_added(folder: Path, what: str) -> dict[str, int]:
             )
         added.update({token.get("content"): int(number) for number, token in decoder.items()})
     if (folder / "added_tokens.json").is_file():
-        added.update(read_json_object(folder / "added_tokens.json"))
+        added.update(_read_json(folder / "added_tokens.json"))
     for text, token_id in added.items():
         if not isinstance(text, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
             raise TokenizerError(what, why="an added token has no text or no id", hint=_HINT)
     return added
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path, largest_bytes=_LARGEST_BYTES)
+    except CheckpointError as error:
+        raise TokenizerError(error.what, why=error.why, hint=_HINT) from error
