@@ -137,7 +137,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from(sorted(GOOD)), JSON, max_size=4))
 def test_any_config_is_either_refused_or_read_as_it_stands(changes, tmp_path):
     config = {**GOOD, **changes}
@@ -153,7 +153,7 @@ def test_any_config_is_either_refused_or_read_as_it_stands(changes, tmp_path):
     assert config["model_type"] == "whisper"
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_config_is_refused_or_still_possible(at, byte, cut, tmp_path):
     text = bytearray(json.dumps(GOOD).encode())

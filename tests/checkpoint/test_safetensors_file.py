@@ -17,7 +17,7 @@ TENSORS = {"one": torch.arange(6.0).reshape(2, 3), "two": torch.ones(4, dtype=to
 GOOD = save(TENSORS, {"format": "pt"})
 HEADER_END = 8 + struct.unpack("<Q", GOOD[:8])[0]
 FUZZ = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
