@@ -63,7 +63,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`Checkpoint` and `load_checkpoint` need torch, so they are imported when first asked for."""
     if name in ("Checkpoint", "load_checkpoint"):
-        from whisperport import checkpoint
-
+        try:
+            from whisperport import checkpoint
+        except ImportError as error:
+            raise MissingPackageError(
+                f"cannot use `whisperport.{name}`: torch is not installed",
+                why=str(error),
+                hint='pip install "whisperport[export]"',
+            ) from error
         return getattr(checkpoint, name)
     raise AttributeError(f"module 'whisperport' has no attribute {name!r}")
