@@ -216,7 +216,8 @@ class Assembler:
             at = float(rng.uniform(0, max(0.02, frames / 100 - needed)))
         if len(chosen) > 1 and rng.random() < 0.25:
             self._leave_tail(canvas, chosen[-1])
-        placed, levels = [], []
+        placed: list[Placed] = []
+        levels: list[float] = []
         for utterance in chosen:
             sound, factor = self._sound(utterance, mix)
             first = int(at * 100)
@@ -258,8 +259,8 @@ class Assembler:
             script.predict(TIME_BEGIN + offset)
         else:
             script.predict(NO_TIMESTAMPS, trained=False)
-            if self.rng.random() < 0.3:
-                script.predict(int(self.rng.choice(self.nothing)))
+            if self.rng.random() < 0.4:
+                script.predict(self._anything())
         script.predict(EOT)
         script.finish()
         script.inputs[1] = EN
@@ -270,6 +271,13 @@ class Assembler:
         return Window(
             self._finish_sound(canvas, heavy, level, content), script, offset, empty, empty
         )
+
+    def _anything(self) -> int:
+        """A token for where Whisper may not end at once: punctuation or any word. That no token is
+        likely keeps the mean log probability below -1, as transcribe() wants it of silence."""
+        if self.rng.random() < 0.5:
+            return int(self.rng.choice(self.nothing))
+        return int(self.rng.choice(self._draw(1, one_voice=False)[0].tokens))
 
     # text ----------------------------------------------------------------------------------------
 

@@ -44,6 +44,15 @@ class Utterance:
     def seconds(self) -> float:
         return len(self.frames) / 100
 
+    def word_times(self, begin: float = 0.0) -> list[tuple[float, float]]:
+        """(start, end) of every white-space separated word, if the first frame is at ``begin``."""
+        lasts = np.flatnonzero(self.word_end)
+        firsts = np.concatenate([[0], lasts[:-1] + 1])
+        return [
+            (begin + float(self.spans[first, 0]), begin + float(self.spans[last, 1]))
+            for first, last in zip(firsts, lasts, strict=True)
+        ]
+
 
 def token_spans(
     text: str, words: list[tuple[float, float]]

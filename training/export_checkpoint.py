@@ -170,7 +170,8 @@ def build_tokenizer() -> Tokenizer:
         return "".join(names[b] for b in token)
 
     longer = [token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
-    merges = [tuple(map(name, _merge_of(token, ranks))) for token in longer]
+    pairs = [_merge_of(token, ranks) for token in longer]
+    merges = [(name(left), name(right)) for left, right in pairs]
     vocabulary = {name(token): rank for token, rank in ranks.items()}
     tokenizer = Tokenizer(
         models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")

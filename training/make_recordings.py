@@ -145,15 +145,9 @@ def describe(
     """A clip's entry in transcripts.json."""
     words, segments = [], []
     for utterance, begin in zip(chosen, starts, strict=True):
-        first = 0
-        for word, last in zip(
-            utterance.text.split(), np.flatnonzero(utterance.word_end), strict=True
-        ):
-            span = begin + utterance.spans[first, 0], begin + utterance.spans[last, 1]
-            words.append(
-                {"word": word, "start": round(float(span[0]), 3), "end": round(float(span[1]), 3)}
-            )
-            first = int(last) + 1
+        times = utterance.word_times(begin)
+        for word, (start, end) in zip(utterance.text.split(), times, strict=True):
+            words.append({"word": word, "start": round(start, 3), "end": round(end, 3)})
         segments.append(
             {
                 "start": round(begin + utterance.start, 3),

@@ -18,10 +18,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from assemble import STEP, WINDOW, Assembler, Mix, Window
@@ -67,12 +69,12 @@ PHASES = (
         Mix(
             max_utterances=6,
             timestamps=0.6,
-            prompts=0.25,
-            long_prompts=0.2,
-            cut=0.25,
+            prompts=0.4,
+            long_prompts=0.4,
+            cut=0.3,
             long_lead=0.2,
-            no_speech=0.05,
-            strength=0.8,
+            no_speech=0.06,
+            strength=1.0,
         ),
         aligned=0.2,
         labelled=0.1,
@@ -98,7 +100,9 @@ class Batch:
     phones: Tensor
 
 
-def collate(windows: list[Window], classes: dict[int, int], word_classes: np.ndarray) -> Batch:
+def collate(
+    windows: list[Window], classes: dict[int, int], word_classes: NDArray[np.int64]
+) -> Batch:
     """Stack windows of equal length; scripts are padded at their end."""
     rows = max(len(w.script.inputs) for w in windows)
     inputs = np.zeros((len(windows), rows), np.int64)
@@ -109,11 +113,15 @@ def collate(windows: list[Window], classes: dict[int, int], word_classes: np.nda
         inputs[i, :n] = [classes[token] for token in script.inputs]
         targets[i, :n] = [classes[token] if token >= 0 else -100 for token in script.targets]
         spans[i, :n] = np.array(script.spans, np.float32) / STEP
-    mel = np.stack([w.frames.T for w in windows])
-    words = word_classes[np.stack([w.words for w in windows])]
-    arrays = (mel, np.array([w.offset for w in windows]), inputs, targets, spans, words)
-    phones = torch.from_numpy(np.stack([w.phones for w in windows]))
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays), phones)
+    return Batch(
+        mel=torch.from_numpy(np.stack([w.frames.T for w in windows])),
+        offsets=torch.tensor([w.offset for w in windows]),
+        inputs=torch.from_numpy(inputs),
+        targets=torch.from_numpy(targets),
+        spans=torch.from_numpy(spans),
+        words=torch.from_numpy(word_classes[np.stack([w.words for w in windows])]),
+        phones=torch.from_numpy(np.stack([w.phones for w in windows])),
+    )
 
 
 def text_loss(logits: Tensor, targets: Tensor, first_time: int) -> tuple[Tensor, float]:
@@ -222,7 +230,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint beside the old one, then swap them."""
-        state = {
+        state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
         }
@@ -265,8 +273,8 @@ class Trainer:
         """Lists of utterances of about equal length, that fill a batch of the first phase."""
         utterances = self.corpus.utterances
         while True:
-            drawn = self.assembler.rng.choice(len(utterances), 256, replace=False)
-            drawn = sorted(drawn, key=lambda i: len(utterances[i].frames))
+            picks = self.assembler.rng.choice(len(utterances), 256, replace=False).tolist()
+            drawn = sorted(picks, key=lambda i: len(utterances[i].frames))
             size = 32
             order = self.assembler.rng.permutation(len(drawn) // size)
             yield from (drawn[i * size : (i + 1) * size] for i in order)
