@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SAMPLES_PER_POSITION = 320  # 16 kHz, hop 160, and the second convolution has stride 2: 20 ms
+SAMPLES_PER_POSITION = 320  # 16 kHz, hop 160, and the second convolution has stride 2
+SECONDS_PER_POSITION = SAMPLES_PER_POSITION / 16_000  # 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Dims:
     @property
     def window_s(self) -> float:
         """Seconds of audio in one window."""
-        return self.n_audio_ctx * SAMPLES_PER_POSITION / 16_000
+        return self.n_audio_ctx * SECONDS_PER_POSITION
 
     @property
     def audio_head_width(self) -> int:

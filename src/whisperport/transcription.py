@@ -1,17 +1,37 @@
-"""Transcribe a recording with a bundle: windows in a row, each decoded greedily."""
+"""Transcribe a recording with a bundle, as openai-whisper does: window by window, led by timestamps.
+
+Source: openai/whisper@v20250625, whisper/transcribe.py.
+"""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 
-from whisperport.audio import SAMPLE_RATE, AudioSource, AudioStream, log_mel
+from whisperport.audio import FRAMES_PER_SECOND, AudioSource, RecordingMel
 from whisperport.bundle import Bundle
-from whisperport.errors import BundleError
-from whisperport.runtime import Decoded, DecodeOptions, Engine, decode_greedy, load_engine
+from whisperport.errors import BundleError, UsageError
+from whisperport.runtime import (
+    TEMPERATURES,
+    Cut,
+    Decoded,
+    DecodeOptions,
+    Draw,
+    Engine,
+    Floats,
+    Piece,
+    Thresholds,
+    cut_segments,
+    decode_with_fallback,
+    detect_language,
+    is_silence,
+    load_engine,
+)
 from whisperport.targets import RunOptions
 from whisperport.text import Segment, Tokenizer
+
+WARM = 0.5  # above this temperature what was said is no context for what follows
 
 Heard = Callable[[float, float | None], None]
 """Told how many seconds were transcribed, and of how many where that is known."""
@@ -19,12 +39,31 @@ Heard = Callable[[float, float | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscribeOptions:
-    """How a recording is transcribed; defaults are openai-whisper's."""
+    """How a recording is transcribed; defaults are those of openai-whisper's `transcribe`.
 
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    Raises:
+        UsageError: no temperature, or clip times that go back.
+    """
+
+    decode: DecodeOptions = field(default_factory=DecodeOptions)  # its temperature is not used
     run: RunOptions = field(default_factory=RunOptions)
-    no_speech_threshold: float = 0.6  # a window above it, and unsure of its words, is silence
-    logprob_threshold: float = -1.0  # average per token; at or below it the words are unsure
+    temperatures: tuple[float, ...] = TEMPERATURES  # tried in order, until one does not fail
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    condition_on_previous_text: bool = True  # what was said is the prompt of what follows
+    initial_prompt: str = ""  # said, as it were, before the recording
+    carry_initial_prompt: bool = False  # before every window, and not only before the first
+    clips: tuple[float, ...] = ()  # start, end, start, … in seconds; the last end may be left out
+
+    def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise UsageError("`temperatures` is empty", hint="give at least one, such as 0")
+        if any(not 0 <= t <= 10 for t in self.temperatures):
+            raise UsageError(f"`temperatures` are {self.temperatures}", why="expected 0 to 10")
+        if list(self.clips) != sorted(self.clips) or any(time < 0 for time in self.clips):
+            raise UsageError(
+                f"clip times are {', '.join(map(str, self.clips))}",
+                why="expected seconds in rising order: start, end, start, end",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +71,7 @@ class Transcript:
     """What was said in a recording."""
 
     text: str
-    segments: tuple[Segment, ...]  # one for each window with speech
+    segments: tuple[Segment, ...]
     language: str
     duration_s: float
     truncated: tuple[float, ...]  # starts of windows that met the token limit, in seconds
@@ -52,7 +91,7 @@ class Transcriber:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
         self.bundle = opened
         self.engine: Engine = load_engine(opened, run)
-        self._tokenizer = Tokenizer.from_json(opened.tokenizer_json(), self.engine.generation)
+        self.tokenizer = Tokenizer.from_json(opened.tokenizer_json(), self.engine.generation)
 
     def transcribe(
         self,
@@ -61,6 +100,7 @@ class Transcriber:
         *,
         sample_rate: int | None = None,
         progress: Heard = lambda _done, _of: None,
+        draw: Draw | None = None,
     ) -> Transcript:
         """Transcribe a recording of any length, one window in memory at a time.
 
@@ -68,54 +108,136 @@ class Transcriber:
             source: a path, "-" for standard input, a binary file object, or an array of samples.
             sample_rate: of an array, in Hz; None: 16 kHz.
             progress: called after every window.
+            draw: chooses tokens at temperatures above 0; None: numpy, seeded by the sound.
 
         Raises:
             AudioError: the sound is missing, unreadable, empty, or not numbers.
             UsageError: the checkpoint has no such language or task.
         """
-        options = options or TranscribeOptions()
-        window = round(self.engine.dims.window_s * SAMPLE_RATE)
-        segments: list[Segment] = []
-        truncated: list[float] = []
-        language, start, seconds = options.decode.language, 0, 0.0
-        with AudioStream(source, sample_rate=sample_rate, look_back_s=0.0) as stream:
-            while (samples := stream.read(start, window)).size:
-                dims, begin = self.engine.dims, start / SAMPLE_RATE
-                features = self.engine.encode(log_mel(samples, dims.n_mels, n_frames=dims.n_frames))
-                decode = DecodeOptions(
-                    language=language,
-                    task=options.decode.task,
-                    max_tokens=options.decode.max_tokens,
-                )
-                decoded = decode_greedy(self.engine, features, decode)
-                language = decoded.language  # as in the original, the first window decides
-                seconds = begin + samples.size / SAMPLE_RATE
-                if not _is_silence(decoded, options):
-                    segments.append(self._segment(decoded, begin, seconds))
-                    if not decoded.ended:
-                        truncated.append(begin)
-                start += window
-                progress(seconds, stream.duration_s)
-        text = "".join(segment.text for segment in segments).strip()
-        return Transcript(text, tuple(segments), language or "", seconds, tuple(truncated))
+        dims = self.engine.dims
+        mel = RecordingMel(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
+        try:
+            return _Session(self, options or TranscribeOptions(), mel, draw).run(progress)
+        finally:
+            mel.close()
 
-    def _segment(self, decoded: Decoded, start: float, end: float) -> Segment:
-        return Segment(
-            start=start,
-            end=end,
-            text=self._tokenizer.decode(decoded.tokens),
-            tokens=decoded.tokens,
-            avg_logprob=decoded.avg_logprob,
-            no_speech_prob=decoded.no_speech_prob,
+
+class _Session:
+    """One recording on its way: what was said so far, and where the next window begins."""
+
+    def __init__(
+        self, owner: Transcriber, options: TranscribeOptions, mel: RecordingMel, draw: Draw | None
+    ) -> None:
+        self.engine, self.tokenizer = owner.engine, owner.tokenizer
+        self.options, self.mel, self.draw = options, mel, draw
+        self.initial = self._initial_prompt()
+        self.said: list[int] = list(self.initial)
+        self.seek = 0  # mel frame at which the next window begins
+        self.forgotten = 0  # how many of `said` are no longer context
+        self.segments: list[Segment] = []
+        self.truncated: list[float] = []
+
+    def run(self, progress: Heard) -> Transcript:
+        language = self.options.decode.language or self._language()
+        seconds = 0.0
+        for seek, mel, n_frames in self._windows():
+            self._window(seek, mel, n_frames, language)
+            seconds = (seek + n_frames) / FRAMES_PER_SECOND
+            progress(min(self.seek / FRAMES_PER_SECOND, seconds), self.mel.duration_s)
+        return Transcript(
+            text=self.tokenizer.decode(self.said[len(self.initial) :]).strip(),
+            segments=tuple(self.segments),
+            language=language,
+            duration_s=self.mel.duration_s or seconds,
+            truncated=tuple(self.truncated),
         )
 
+    def _windows(self) -> Iterator[tuple[int, Floats, int]]:
+        """First frame, spectrogram (n_mels, 2T) without the sound after the clip, frames of sound."""
+        for start, end in _clip_frames(self.options.clips):
+            self.seek = max(start, self.seek)
+            while end is None or self.seek < end:
+                mel, n_frames = self.mel.window(self.seek)
+                if end is not None:
+                    n_frames = min(n_frames, end - self.seek)
+                if n_frames == 0:
+                    return
+                mel[:, n_frames:] = 0  # the original pads the spectrogram, not the sound
+                yield self.seek, mel, n_frames
 
-def _is_silence(decoded: Decoded, options: TranscribeOptions) -> bool:
-    """openai-whisper's rule: the no-speech token is probable, and the words are not."""
-    return (
-        decoded.no_speech_prob > options.no_speech_threshold
-        and decoded.avg_logprob <= options.logprob_threshold
-    )
+    def _window(self, seek: int, mel: Floats, n_frames: int, language: str) -> None:
+        options = replace(self.options.decode, language=language, prompt=self._prompt())
+        decoded, ratio = decode_with_fallback(
+            self.engine,
+            self.engine.encode(mel),
+            options,
+            self.options.temperatures,
+            self.options.thresholds,
+            self.tokenizer.decode,
+            self.draw,
+        )
+        if is_silence(decoded, self.options.thresholds):
+            self.seek += n_frames
+            return
+        cut = cut_segments(decoded.tokens, self.engine.generation.timestamp_begin, n_frames)
+        if not decoded.ended:
+            self.truncated.append(seek / FRAMES_PER_SECOND)
+        segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.pieces]
+        self._keep(segments, decoded)
+        self.seek = seek + _forward(cut, n_frames)
+
+    def _keep(self, segments: list[Segment], decoded: Decoded) -> None:
+        self.segments += segments
+        for segment in segments:
+            self.said += segment.tokens
+        if not self.options.condition_on_previous_text or decoded.temperature > WARM:
+            self.forgotten = len(self.said)
+
+    def _segment(self, piece: Piece, seek: int, decoded: Decoded, ratio: float) -> Segment:
+        start = seek / FRAMES_PER_SECOND
+        text = self.tokenizer.decode(piece.tokens)
+        kept = piece.start_s != piece.end_s and text.strip() != ""
+        return Segment(
+            start=start + piece.start_s,
+            end=start + piece.end_s,
+            text=text if kept else "",
+            tokens=piece.tokens if kept else (),
+            avg_logprob=decoded.avg_logprob,
+            no_speech_prob=decoded.no_speech_prob,
+            temperature=decoded.temperature,
+            compression_ratio=ratio,
+            seek=seek,
+        )
+
+    def _language(self) -> str:
+        """Of the first window, with the sound after the first clip and the padding in it."""
+        if not self.engine.generation.languages:
+            return "en"
+        self.engine.listen(self.engine.encode(self.mel.window(0)[0]))
+        return detect_language(self.engine)
+
+    def _initial_prompt(self) -> list[int]:
+        prompt = self.options.initial_prompt.strip()
+        return self.tokenizer.encode(f" {prompt}") if prompt else []
+
+    def _prompt(self) -> tuple[int, ...]:
+        if not self.options.carry_initial_prompt:
+            return tuple(self.said[self.forgotten :])
+        room = self.engine.dims.n_text_ctx // 2 - 1 - len(self.initial)
+        recent = self.said[max(len(self.initial), self.forgotten) :]
+        return (*self.initial, *recent[-room:])
+
+
+def _forward(cut: Cut, n_frames: int) -> int:
+    """Frames to the next window; at least one, since a window that ends at 0 would never end."""
+    return cut.advance if cut.advance > 0 else n_frames
+
+
+def _clip_frames(clips: tuple[float, ...]) -> list[tuple[int, int | None]]:
+    points: list[int | None] = [round(time * FRAMES_PER_SECOND) for time in clips] or [0]
+    if len(points) % 2:
+        points.append(None)
+    return [(start or 0, end) for start, end in zip(points[::2], points[1::2], strict=True)]
 
 
 def transcribe(

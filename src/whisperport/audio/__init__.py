@@ -4,6 +4,7 @@ from whisperport.audio.decode import DamagedAudioWarning
 from whisperport.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
 from whisperport.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_filters
 from whisperport.audio.pcm import SAMPLE_RATE
+from whisperport.audio.recording import RecordingMel
 from whisperport.audio.stream import AudioSource, AudioStream
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "AudioStream",
     "AudioWindow",
     "DamagedAudioWarning",
+    "RecordingMel",
     "audio_windows",
     "iter_audio",
     "load_audio",

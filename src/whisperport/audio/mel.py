@@ -49,25 +49,35 @@ def log_mel(
 
     Source: openai/whisper@c0d2f62, whisper/audio.py:110-157.
     """
-    padded = _checked(samples, n_frames)
-    frames = sliding_window_view(np.pad(padded, N_FFT // 2, mode="reflect"), N_FFT)[
-        ::HOP_LENGTH
-    ]  # (1 + n_samples // 160, 400), a view
-    n_frames = padded.size // HOP_LENGTH  # the last, half reflected, is dropped as in the original
-    filters, window = mel_filters(n_mels), _hann_window()
+    checked = _checked(samples, n_frames)
+    padded = np.pad(checked, N_FFT // 2, mode="reflect")
+    # The last frame, half reflected, is dropped as in the original.
+    power = mel_log_power(padded[: checked.size // HOP_LENGTH * HOP_LENGTH + N_FFT - 1], n_mels)
+    return to_whisper_scale(power, float(power.max()))
 
-    mel = np.empty((n_mels, n_frames), np.float32)
-    for start in range(0, n_frames, _FRAMES_AT_ONCE):
-        stop = min(start + _FRAMES_AT_ONCE, n_frames)
+
+def mel_log_power(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
+    """log10 of the mel power of every whole frame: (n_mels, n) float32, at least -10.
+
+    samples  (n_samples,) float32; frames of 400 begin every 160 samples, nothing is padded
+    """
+    frames = sliding_window_view(samples, N_FFT)[::HOP_LENGTH]  # (n, 400), a view
+    filters, window = mel_filters(n_mels), _hann_window()
+    mel = np.empty((n_mels, len(frames)), np.float32)
+    for start in range(0, len(frames), _FRAMES_AT_ONCE):
+        stop = min(start + _FRAMES_AT_ONCE, len(frames))
         spectrum = np.fft.rfft(frames[start:stop] * window)
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32, copy=False)
         np.matmul(filters, power.T, out=mel[:, start:stop])
+    return np.log10(np.maximum(mel, 1e-10, out=mel), out=mel)
 
-    np.log10(np.maximum(mel, 1e-10, out=mel), out=mel)
-    np.maximum(mel, mel.max() - np.float32(DYNAMIC_RANGE), out=mel)
-    mel += 4.0
-    mel /= 4.0
-    return mel
+
+def to_whisper_scale(power: NDArray[np.float32], peak: float) -> NDArray[np.float32]:
+    """Floor log10 power 8 below `peak`, then (x + 4) / 4; changes `power` and returns it."""
+    np.maximum(power, np.float32(peak - DYNAMIC_RANGE), out=power)
+    power += 4.0
+    power /= 4.0
+    return power
 
 
 @lru_cache(maxsize=4)

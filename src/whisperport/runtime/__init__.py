@@ -1,23 +1,42 @@
 """Run a bundle: an engine over its programs, the cache it owns, and the decoding loop."""
 
-from whisperport.runtime.cache import MASKED, Cache
+from whisperport.runtime.cache import MASKED, Cache, Floats
 from whisperport.runtime.decode import (
     Decoded,
     DecodeOptions,
-    decode_greedy,
+    decode_window,
     detect_language,
     start_tokens,
 )
 from whisperport.runtime.engine import Engine, load_engine
+from whisperport.runtime.fallback import (
+    TEMPERATURES,
+    Thresholds,
+    compression_ratio,
+    decode_with_fallback,
+    is_silence,
+)
+from whisperport.runtime.search import Draw
+from whisperport.runtime.segments import Cut, Piece, cut_segments
 
 __all__ = [
     "MASKED",
+    "TEMPERATURES",
     "Cache",
+    "Cut",
     "DecodeOptions",
     "Decoded",
+    "Draw",
     "Engine",
-    "decode_greedy",
+    "Floats",
+    "Piece",
+    "Thresholds",
+    "compression_ratio",
+    "cut_segments",
+    "decode_window",
+    "decode_with_fallback",
     "detect_language",
+    "is_silence",
     "load_engine",
     "start_tokens",
 ]

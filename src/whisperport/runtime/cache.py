@@ -32,6 +32,15 @@ class Cache:
         self._step_mask = np.full((1, 1, rows + 1), MASKED, np.float32)
         self._step_mask[..., rows] = 0
 
+    def copy_of(self, other: "Cache") -> None:
+        """Take the rows of another cache of the same sizes."""
+        for mine, theirs in zip(self.keys, other.keys, strict=True):
+            mine[:, :, : other.length] = theirs[:, :, : other.length]
+        for mine, theirs in zip(self.values, other.values, strict=True):
+            mine[:, : other.length] = theirs[:, : other.length]
+        self._step_mask[:] = other._step_mask
+        self.length = other.length
+
     def clear(self) -> None:
         """Forget every row."""
         self.length = 0

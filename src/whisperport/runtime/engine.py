@@ -58,12 +58,15 @@ class Engine:
         self._sound = self._cross_kv.run({"features": np.ascontiguousarray(features[None])})
         self.cache.clear()
 
-    def prefill(self, tokens: Sequence[int], *, also: int = 0) -> tuple[Floats, Floats]:
+    def prefill(
+        self, tokens: Sequence[int], *, also: int = 0, cache: Cache | None = None
+    ) -> tuple[Floats, Floats]:
         """Decode a prompt at once.
 
         Args:
             tokens: ids; together with those before they fit the cache.
             also: index of a second token whose logits are wanted.
+            cache: what came before, and takes the new rows; None: the engine's own.
 
         Returns:
             Logits (V,) after the last token, and logits (V,) after token `also`.
@@ -73,28 +76,33 @@ class Engine:
         """
         if not 0 <= also < len(tokens):
             raise ValueError(f"`also` is {also}; the prompt has {len(tokens)} tokens")
+        cache = cache or self.cache
         done, second = 0, None
         last: Floats
         while done < len(tokens):
             runner, rows = self._prefill_for(len(tokens) - done)
             count = min(rows, len(tokens) - done)
             wanted = also - done if 0 <= also - done < count else 0
-            last, picked = self._prefill_piece(runner, rows, tokens[done : done + count], wanted)
+            piece = tokens[done : done + count]
+            last, picked = self._prefill_piece(runner, rows, piece, wanted, cache)
             if 0 <= also - done < count:
                 second = picked
             done += count
         assert second is not None
         return last, second
 
-    def step(self, token: int) -> Floats:
-        """Decode one token; returns logits (V,), which the caller may change.
+    def step(self, token: int, cache: Cache | None = None) -> Floats:
+        """Decode one token after those of `cache` (None: the engine's own), which takes its row.
+
+        Returns logits (V,), which the caller may change.
 
         Raises:
             ValueError: the cache is full.
         """
-        inputs = {"x": self._rows([token]), "mask": self.cache.mask(1)}
-        outputs = self._step.run({**inputs, **self.cache.arrays, **self._sound})
-        self.cache.store(outputs, 1)
+        cache = cache or self.cache
+        inputs = {"x": self._rows([token], cache), "mask": cache.mask(1)}
+        outputs = self._step.run({**inputs, **cache.arrays, **self._sound})
+        cache.store(outputs, 1)
         logits: Floats = outputs["logits"][0]
         return logits
 
@@ -105,22 +113,22 @@ class Engine:
         return self._prefills[rows], rows
 
     def _prefill_piece(
-        self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int
+        self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int, cache: Cache
     ) -> tuple[Floats, Floats]:
         x = np.zeros((1, rows, self.dims.n_text_state), np.float32)
-        x[:, : len(tokens)] = self._rows(tokens)
+        x[:, : len(tokens)] = self._rows(tokens, cache)
         pick = np.zeros((1, 2, rows), np.float32)
         pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
-        inputs = {"x": x, "mask": self.cache.mask(rows), "pick": pick}
-        outputs = runner.run({**inputs, **self.cache.arrays, **self._sound})
-        self.cache.store(outputs, len(tokens))
+        inputs = {"x": x, "mask": cache.mask(rows), "pick": pick}
+        outputs = runner.run({**inputs, **cache.arrays, **self._sound})
+        cache.store(outputs, len(tokens))
         return outputs["logits"][0], outputs["logits"][1]
 
-    def _rows(self, tokens: Sequence[int]) -> Floats:
+    def _rows(self, tokens: Sequence[int], cache: Cache) -> Floats:
         """Embedding plus position of the next tokens: (1, P, d) float32."""
-        start = self.cache.length
-        if start + len(tokens) > self.cache.rows:
-            raise ValueError(f"{start + len(tokens)} tokens do not fit {self.cache.rows} positions")
+        start = cache.length
+        if start + len(tokens) > cache.rows:
+            raise ValueError(f"{start + len(tokens)} tokens do not fit {cache.rows} positions")
         rows = self._embedding[list(tokens)].astype(np.float32)
         rows += self._positions[start : start + len(tokens)]
         return rows[None]

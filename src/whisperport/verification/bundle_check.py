@@ -8,7 +8,7 @@ import numpy as np
 
 from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
-from whisperport.runtime import Decoded, DecodeOptions, Engine, decode_greedy, load_engine
+from whisperport.runtime import Decoded, DecodeOptions, Engine, decode_window, load_engine
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.verification.compare import GATES, compare
@@ -100,8 +100,9 @@ def _transcribe(engine: Engine, clip: ReferenceClip, reference: Reference, say: 
     options = DecodeOptions(
         language=next((codes[t] for t in clip.prompt if t in codes), "en"),
         max_tokens=reference.max_tokens,
+        timestamps=False,
     )
-    return decode_greedy(engine, engine.encode(_mel(engine, clip)), options)
+    return decode_window(engine, engine.encode(_mel(engine, clip)), options)
 
 
 def _token_check(decoded: Decoded, clip: ReferenceClip) -> Check:
