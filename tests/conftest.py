@@ -133,3 +133,99 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(0.1 * noise + float(name.endswith("weight")))
             else:
                 parameter.copy_(0.1 * noise)
+
+
+@pytest.fixture(scope="session")
+def exported(tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """`exported("xnnpack")`: a verified bundle of the tiny checkpoint, with 2 s windows.
+
+    Made once a session for each target: do not write in it.
+    """
+    from functools import cache
+
+    from whisperport.exporting import ExportOptions, export
+    from whisperport.targets import RunOptions
+
+    @cache
+    def make(target: str) -> Any:
+        folder = tmp_path_factory.mktemp("exported") / target
+        options = ExportOptions(clips=noise_clips(), run=RunOptions(threads=1))
+        return export(tiny_checkpoint, target, folder, options)
+
+    return make
+
+
+def noise_clips() -> tuple[Any, ...]:
+    """Two recordings that a random model hears as well as any: 1 s and 2 s of noise."""
+    import numpy as np
+
+    from whisperport.verification.clips import Clip
+
+    random = np.random.default_rng(0)
+    first, second = (0.1 * random.standard_normal(n) for n in (16_000, 32_000))
+    return (
+        Clip("hiss", "so they say", first.astype(np.float32)),
+        Clip("longer hiss", "", second.astype(np.float32)),
+    )
+
+
+@pytest.fixture(scope="session")
+def eager_runners() -> Make:
+    """`eager_runners(model, prefill_rows=(4,))`: every program of a model as a Runner, in torch.
+
+    The modules are those that are lowered; only the lowering is left out, so it takes no time.
+    """
+    import numpy as np
+
+    from whisperport.model.decoder import CrossKV, Decode, Prefill
+    from whisperport.runner import Runner
+    from whisperport.spec import ProgramSpec, TensorSpec
+
+    class EagerRunner(Runner):
+        def __init__(self, module: Any, spec: ProgramSpec, n_single: int, n_layers: int) -> None:
+            super().__init__(spec)
+            self._module, self._n_single, self._n_layers = module.eval(), n_single, n_layers
+
+        def _run(self, inputs: Any) -> Any:
+            tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
+            single, layered = tensors[: self._n_single], tensors[self._n_single :]
+            n = self._n_layers
+            lists = [layered[i : i + n] for i in range(0, len(layered), n)]
+            with torch.no_grad():
+                outputs = self._module(*single, *lists)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            return [output.numpy().copy() for output in outputs]
+
+    def make(model: Any, prefill_rows: tuple[int, ...] = (4,)) -> dict[str, Runner]:
+        dims, n_layers = model.dims, model.dims.n_text_layer
+        heads, width = dims.n_text_head, dims.text_head_width
+        n, t, d = dims.n_text_ctx, dims.n_audio_ctx, dims.n_text_state
+
+        def layers(**shapes: tuple[int, ...]) -> tuple[TensorSpec, ...]:
+            return tuple(
+                TensorSpec(f"{name}_{i}", shape)
+                for name, shape in shapes.items()
+                for i in range(n_layers)
+            )
+
+        sound = layers(cross_k=(heads, width, t), cross_v=(heads, t, width))
+        caches = layers(self_k=(heads, width, n), self_v=(heads, n, width)) + sound
+        features = TensorSpec("features", (1, t, d))
+        mel = TensorSpec("mel", (1, dims.n_mels, dims.n_frames))
+        found = {
+            "encoder": (model.encoder, 1, (mel,), (features,)),
+            "cross_kv": (CrossKV(model.decoder), 1, (features,), sound),
+        }
+        for name, rows in [("step", 1), *((f"prefill_{rows}", rows) for rows in prefill_rows)]:
+            x = (TensorSpec("x", (1, rows, d)), TensorSpec("mask", (1, rows, n + rows)))
+            pick = () if name == "step" else (TensorSpec("pick", (1, 2, rows)),)
+            logits = (TensorSpec("logits", (1 if name == "step" else 2, dims.n_vocab)),)
+            new = layers(new_k=(heads, width, rows), new_v=(heads, rows, width))
+            module = (Decode if name == "step" else Prefill)(model.decoder)
+            found[name] = (module, len(x + pick), x + pick + caches, logits + new)
+        return {
+            name: EagerRunner(module, ProgramSpec(name, inputs, outputs), n_single, n_layers)
+            for name, (module, n_single, inputs, outputs) in found.items()
+        }
+
+    return make
