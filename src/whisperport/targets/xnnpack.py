@@ -204,7 +204,12 @@ def _runtime(threads: int | None) -> Any:
 
 
 def _load_program(runtime: Any, path: Path) -> Any:
+    """ExecuTorch prints the identifier of a file it refuses, and aborts where that is no text."""
     try:
+        with path.open("rb") as file:
+            identifier = file.read(8)[4:]  # b"ET12": executorch/schema/program.fbs
+        if not (identifier.startswith(b"ET") and identifier[2:].isdigit()):
+            raise ValueError("it is not an ExecuTorch program")
         return runtime.load_program(path)
     except (RuntimeError, OSError, ValueError) as error:
         raise _unreadable(path.name, error) from error
