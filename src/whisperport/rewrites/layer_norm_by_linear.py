@@ -26,8 +26,8 @@ def layer_norm_by_linear(module: GraphModule) -> tuple[list[str], list[Refusal]]
     """Replace each layer norm over the last axis; decline the others."""
     changed: list[str] = []
     refused: list[Refusal] = []
-    for node in _layer_norms(module):
-        reason = _obstacle(node)
+    # All are judged before any is replaced: what is put in has no recorded dtype to judge by.
+    for node, reason in [(node, _obstacle(node)) for node in _layer_norms(module)]:
         if reason:
             refused.append(Refusal(node.name, reason))
             continue
