@@ -7,21 +7,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from whisperport.errors import WhisperportError
 
-WIDTH = 100  # columns of a table on no terminal
+WIDTH = 100  # columns, where no terminal says how many it has
+WORTH_A_LINE_S = 1.0  # a stage that took less leaves none behind
 
-stdout = Console(soft_wrap=True, highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    print(json.dumps(data, ensure_ascii=False, indent=2))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -31,23 +32,57 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(
-        table, markup=False
-    )
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    with console.capture() as drawn:
+        console.print(table)
+    for line in drawn.get().splitlines():
+        print(line.rstrip())
 
 
 def print_next(command: str) -> None:
     """The last line: the command to try next."""
-    stderr.print(f"\nnext: {command}", markup=False)
+    _say("")
+    _say(f"next: {command}")
 
 
 def print_error(error: WhisperportError) -> None:
     """What happened, why, and what to do next."""
-    stderr.print(f"error: {error.what}", markup=False, style="bold red", soft_wrap=True)
+    _say(f"error: {error.what}", style="bold red")
     if error.why:
-        stderr.print(f"  why: {error.why}", markup=False, soft_wrap=True)
+        _say(f"  why: {error.why}")
     if error.hint:
-        stderr.print(f"\nhint: {error.hint}", markup=False, soft_wrap=True)
+        _say("")
+        _say(f"hint: {error.hint}")
+
+
+def print_usage_error(error: click.ClickException) -> None:
+    """A command line that does not say what to do, in the form of every other error."""
+    _say(f"error: {_uncapitalized(error.format_message()).rstrip('.')}", style="bold red")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        _say(f"  {_uncapitalized(context.get_usage())}")
+        _say("")
+        _say(f"hint: {context.command_path} --help")
+
+
+def print_warning(message: str) -> None:
+    """Something the user should know, and can go on with."""
+    _say(f"warning: {message}", style="yellow")
+
+
+def print_note(message: str) -> None:
+    """One line beside the result."""
+    _say(message)
+
+
+def print_interrupted() -> None:
+    """Ctrl-C: every write is whole or not at all."""
+    _say("interrupted: nothing was left half-written")
+
+
+def _say(line: str, style: str | None = None) -> None:
+    """A line on stderr as it is: neither wrapped nor read as markup, so that it can be copied."""
+    stderr.print(line, markup=False, soft_wrap=True, style=style)
 
 
 class Stages:
@@ -66,23 +101,23 @@ class Stages:
             self._progress.update(self._task, description=stage)
 
     def finish(self) -> None:
-        """Leave a line for the stage that is over."""
-        if self._stage:
-            seconds = time.perf_counter() - self._started
+        """Leave a line for the stage that is over, if one would want to know what took so long."""
+        seconds = time.perf_counter() - self._started
+        if self._stage and seconds >= WORTH_A_LINE_S:
             console = self._progress.console if self._progress else stderr
             console.print(f"  {seconds:6.1f} s  {self._stage}", markup=False, style="dim")
-            self._stage = ""
+        self._stage = ""
 
 
 @contextmanager
 def stages() -> Iterator[Stages]:
     """A progress line for work in stages."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     if not stderr.is_terminal:
         shown = Stages(None)
         yield shown
         shown.finish()
         return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as progress:
         shown = Stages(progress)
         yield shown
@@ -94,7 +129,7 @@ class AudioBar:
 
     def __init__(self, progress: Progress, label: str) -> None:
         self._progress = progress
-        self._task = progress.add_task(label, total=None, at="0:00")
+        self._task = progress.add_task(label, total=None, at="loading")
 
     def __call__(self, done_s: float, of_s: float | None) -> None:
         of = f" of {_clock(of_s)}" if of_s else ""
@@ -103,15 +138,21 @@ class AudioBar:
 
 @contextmanager
 def audio_bar(label: str) -> Iterator[AudioBar]:
-    """A bar for one recording."""
+    """A bar for one recording; nothing where there is no terminal."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[at]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=stderr, transient=True) as progress:
+    with Progress(
+        *columns, console=stderr, transient=True, disable=not stderr.is_terminal
+    ) as progress:
         yield AudioBar(progress, label)
+
+
+def _uncapitalized(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _clock(seconds: float) -> str:

@@ -10,7 +10,7 @@ from whisperport.cli.options import as_json, threads
 from whisperport.demo import DEMO_TARGETS, DemoRow, run_demo
 
 
-@click.command()
+@click.command(short_help="Show the whole way on the model that comes with whisperport.")
 @click.option(
     "--out",
     "-o",
@@ -49,7 +49,7 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
         (
             "target",
             "programs",
-            "delegated",
+            "delegated nodes",
             "parity",
             "tokens equal",
             "WER",

@@ -1,43 +1,66 @@
 """`whisperport doctor`"""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 
 from whisperport.bundle import Bundle
-from whisperport.cli.console import print_json, print_next, print_table
+from whisperport.cli.console import print_error, print_json, print_next, print_table
 from whisperport.cli.options import as_json
-from whisperport.doctor import examine
+from whisperport.doctor import Finding, examine
 from whisperport.errors import BundleError
 from whisperport.transcription import default_bundle
 from whisperport.verification.machine import machine
 
+CORE = "the core"
 
-@click.command()
+
+@click.command(short_help="Say what is installed, what is missing, and how to get it.")
 @as_json
 def doctor(as_json: bool) -> None:
-    """Say what is installed, what is missing, and how to get it. Exits 1 if the core is damaged."""
-    findings, bundle = examine(), _bundle_state()
+    """Say what is installed, what is missing, and how to get it. Exits 1 if the core is damaged.
+
+    \b
+    Example:
+      $ whisperport doctor
+    """
+    findings, damage = examine(), _damage()
     if as_json:
         packages = [asdict(finding) for finding in findings]
-        print_json({"machine": machine(), "packages": packages, "default bundle": bundle})
+        state = damage.what if damage else "whole"
+        print_json({"machine": machine(), "packages": packages, "default bundle": state})
     else:
         for name, value in machine().items():
-            print(f"{name:14}{value}")
-        print(f"{'bundle':14}{bundle}\n")
-        print_table(
-            ("package", "version", "needed for", "to install"),
-            [(f.package, f.version, f.needed_for, f.fix) for f in findings],
-        )
-    if bundle != "whole" or any(f.fix and f.needed_for == "the core" for f in findings):
+            print(f"{name:15} {value}")
+        print(f"{'default bundle':15} {'damaged or missing' if damage else 'whole'}\n")
+        _print_packages(findings)
+    if damage:
+        print_error(damage)
+    if damage or any(finding.fix and finding.needed_for == CORE for finding in findings):
         sys.exit(1)
     print_next("whisperport targets")
 
 
-def _bundle_state() -> str:
+def _print_packages(findings: Sequence[Finding]) -> None:
+    """A line for each package, and below them how to install what is missing."""
+    needed_for: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        needed_for.setdefault((finding.package, finding.version), []).append(finding.needed_for)
+    print_table(
+        ("package", "version", "needed for"),
+        [(*package, ", ".join(uses)) for package, uses in needed_for.items()],
+    )
+    missing = {finding.fix: finding.needed_for for finding in findings if finding.fix}
+    for fix, use in missing.items():
+        print(f"\nto have {use}: {fix}")
+
+
+def _damage() -> BundleError | None:
+    """What is wrong with the bundle that comes with the package."""
     try:
         Bundle.open(default_bundle())
     except BundleError as error:
-        return error.what
-    return "whole"
+        return error
+    return None

@@ -11,7 +11,7 @@ from whisperport.exporting import export as run_export
 from whisperport.targets import RunOptions
 
 
-@click.command()
+@click.command(short_help="Lower a checkpoint to a target, verify it, and write a bundle.")
 @click.argument("checkpoint")
 @click.option("--target", "-t", required=True, metavar="NAME", help="See `whisperport targets`")
 @click.option(

@@ -1,11 +1,20 @@
 """The command line: verbs, and what happens when one of them fails."""
 
+import os
 import sys
+import warnings
+from typing import TextIO
 
 import click
 
 import whisperport
-from whisperport.cli.console import print_error, stderr
+from whisperport.cli.console import (
+    WIDTH,
+    print_error,
+    print_interrupted,
+    print_usage_error,
+    print_warning,
+)
 from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
 from whisperport.cli.export import export
@@ -13,6 +22,8 @@ from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
 from whisperport.cli.verify import verify
 from whisperport.errors import WhisperportError
+
+FAILED = 1  # or not equal, where something was compared; click's own 2 means wrong usage
 
 
 class _InOrder(click.Group):
@@ -22,15 +33,22 @@ class _InOrder(click.Group):
         return list(self.commands)
 
 
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_InOrder,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+)
 @click.version_option(whisperport.__version__, prog_name="whisperport")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Take any Whisper checkpoint to an accelerator, and prove that it still transcribes.
 
     \b
     Example:
       $ whisperport demo
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 for verb in (export, verify, transcribe, targets, doctor, demo):
@@ -39,14 +57,34 @@ for verb in (export, verify, transcribe, targets, doctor, demo):
 
 def main() -> None:
     """Exit 0: done, and equal where something was compared; 1: failed or not equal; 2: wrong usage."""
+    warnings.showwarning = _show_warning
+    # Away from a terminal click would break lines at 80 columns, or at whatever COLUMNS says.
+    width = None if sys.stdout is not None and sys.stdout.isatty() else WIDTH
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="whisperport", standalone_mode=False, terminal_width=width)
+        print(end="", flush=True)  # a closed pipe shows now, and not when the interpreter ends
     except WhisperportError as error:
         print_error(error)
-        sys.exit(1)
+        sys.exit(FAILED)
     except click.ClickException as error:
-        error.show()
+        print_usage_error(error)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        stderr.print("interrupted: nothing was left half-written")
-        sys.exit(1)
+        print_interrupted()
+        sys.exit(FAILED)
+    except BrokenPipeError:  # `| head -1` has what it wanted
+        # The interpreter flushes once more as it ends, and must not fail then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """In place of Python's own, which shows the line of code that warned."""
+    print_warning(str(message))

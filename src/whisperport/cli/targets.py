@@ -10,10 +10,15 @@ from whisperport.doctor import is_installed
 from whisperport.targets import TARGETS
 
 
-@click.command()
+@click.command(short_help="List the targets, and what was proven of each.")
 @as_json
 def targets(as_json: bool) -> None:
-    """List the targets, what was proven of each, and what is installed here."""
+    """List the targets, what was proven of each, and what is installed here.
+
+    \b
+    Example:
+      $ whisperport targets
+    """
     specs = [target.spec for target in TARGETS]
     if as_json:
         print_json(

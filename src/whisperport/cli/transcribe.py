@@ -5,14 +5,15 @@ from pathlib import Path
 
 import click
 
-from whisperport.cli.console import audio_bar, print_json, stderr
+from whisperport.cli.console import audio_bar, print_json, print_next, print_note, print_warning
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
 from whisperport.runtime import DecodeOptions
+from whisperport.text import write_as
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription import transcribe as run_transcribe
 
 
-@click.command()
+@click.command(short_help="Transcribe a recording: any file that FFmpeg reads.")
 @click.argument("recording")
 @click.option(
     "--bundle",
@@ -27,6 +28,15 @@ from whisperport.transcription import transcribe as run_transcribe
     type=click.Choice(["transcribe", "translate"]),
     default="transcribe",
     show_default=True,
+    help="translate: to English",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["txt", "srt", "vtt", "tsv"]),
+    default="txt",
+    show_default=True,
+    help="Text alone, or with times",
 )
 @threads
 @run_option
@@ -36,6 +46,7 @@ def transcribe(
     bundle: Path | None,
     language: str | None,
     task: str,
+    form: str,
     threads: int | None,
     run_options: tuple[str, ...],
     as_json: bool,
@@ -50,13 +61,19 @@ def transcribe(
         decode=DecodeOptions(language=language, task=task),
         run=run_options_of(threads, run_options),
     )
-    with audio_bar(Path(recording).name) as bar:
+    with audio_bar("standard input" if recording == "-" else Path(recording).name) as bar:
         transcript = run_transcribe(recording, bundle, options, progress=bar)
     for start in transcript.truncated:
-        stderr.print(
-            f"warning: the window at {start:.0f} s met the token limit; its end is missing"
-        )
+        print_warning(f"the window at {start:.0f} s met the token limit; its end is missing")
     if as_json:
         print_json(asdict(transcript))
+        return
+    if form == "txt":
+        print(transcript.text)
     else:
-        click.echo(transcript.text)
+        print(write_as(form, transcript.segments), end="")
+    if not transcript.segments:
+        print_note("no speech was heard")
+    with_bundle = "" if bundle is None else f" --bundle {bundle}"
+    otherwise = "--format srt" if form == "txt" else "--json"
+    print_next(f"whisperport transcribe {recording}{with_bundle} {otherwise}")

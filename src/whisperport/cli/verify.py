@@ -1,17 +1,19 @@
 """`whisperport verify`"""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from whisperport.bundle import Bundle
-from whisperport.cli.console import print_json, print_next, print_table, stages, stderr
+from whisperport.cli.console import print_json, print_next, print_table, print_warning, stages
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
+from whisperport.verification import Report
 from whisperport.verification.bundle_check import verify as run_verify
 
 
-@click.command()
+@click.command(short_help="Run a bundle on the reference it carries, and compare.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @threads
 @run_option
@@ -31,17 +33,43 @@ def verify(bundle: Path, threads: int | None, run_options: tuple[str, ...], as_j
     if as_json:
         print_json(report.to_json())
     else:
-        rows = report.summary()
-        print_table(
-            ("level", "program", "what", "measured", "result"),
-            [
-                tuple(row[k] for k in ("level", "program", "what", "measured", "result"))
-                for row in rows
-            ],
-        )
+        _print_report(report)
         print(f"\n{bundle}: {'verified' if report else 'NOT VERIFIED'}")
     if not opened.manifest.verified:
-        stderr.print("warning: this bundle was written with --allow-unverified")
+        print_warning("this bundle was written with --allow-unverified")
     if not report:
         sys.exit(1)
     print_next(f"whisperport transcribe talk.mp3 --bundle {bundle}")
+
+
+def _print_report(report: Report) -> None:
+    """One line a check, then the rules they were held against, then what failed in full."""
+    print_table(
+        ("level", "program", "what", "measured", "result"),
+        [
+            (c.level, c.program, c.what, _measured(c.value), "pass" if c.passed else "FAIL")
+            for c in report.checks
+        ],
+    )
+    print()
+    rules = dict.fromkeys((check.level, check.rule) for check in report.checks)
+    print_table(("level", "rule"), list(rules))
+    for failure in report.failures():
+        print(f"\nFAIL: {failure}")
+
+
+# The numbers that tell a reader most, and how they are said; `--json` has all of them.
+_SAID = {
+    "sqnr_db": "SQNR {:.0f} dB",
+    "max_relative": "max|Δ| {:.1e} of max",
+    "hard_flips": "{:.0f} hard flips",
+    "mean_kl": "mean KL {:.1e}",
+    "n_same": "{:.0f} tokens equal",
+    "wer": "WER {:.2%}",
+    "reference_wer": "reference's {:.2%}",
+    "avg_logprob_change": "log-probability changed by {:g}",
+}
+
+
+def _measured(value: Mapping[str, float]) -> str:
+    return ", ".join(said.format(value[name]) for name, said in _SAID.items() if name in value)

@@ -1,0 +1,68 @@
+# make demo    install, then show everything on the embedded model
+# make test    install the development extra as well, then run every check and every test
+#
+# Choose the interpreter with `make demo PYTHON=/usr/bin/python3.12`.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-input
+
+# The first interpreter that is new enough; a shim that cannot run counts as none.
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3.11 python3 python; do \
+	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
+
+.PHONY: demo test check docs bench clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/whisperport demo
+
+test: check
+	@$(BIN)/python -m pytest
+
+# The chores.
+
+check: $(VENV)/.installed-dev
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/mypy --strict
+
+docs: $(VENV)/.installed-dev
+	@$(BIN)/python docs/make_reference.py
+	@$(BIN)/python -m pytest tests/docs
+
+bench: $(VENV)/.installed-dev
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The environment. A stamp per extra: a second `make demo` installs nothing.
+
+$(BIN)/python:
+	@if ! "$(or $(PYTHON),python3)" -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1; then \
+		echo "error: no Python 3.11 or later was found" >&2; \
+		echo "  why: $(or $(PYTHON),python3) is missing or older" >&2; \
+		echo >&2; \
+		echo "hint: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python3.11" >&2; \
+		exit 1; \
+	fi
+	@if ! "$(PYTHON)" -m venv $(VENV); then \
+		rm -rf $(VENV); \
+		echo "error: $(PYTHON) cannot make a virtual environment" >&2; \
+		echo >&2; \
+		echo "hint: on Debian and Ubuntu, apt install python3-venv" >&2; \
+		exit 1; \
+	fi
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing whisperport with torch, ONNX and ExecuTorch into $(VENV)."
+	@echo "This is done once; they are large, so it takes a few minutes."
+	@$(PIP) --editable '.[xnnpack]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing whisperport and what its tests compare it with into $(VENV)."
+	@echo "This is done once; torch, ExecuTorch and transformers are large, so it takes a few minutes."
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.installed $@

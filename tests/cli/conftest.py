@@ -1,0 +1,90 @@
+"""The command line, called as the shell calls it, and a small bundle to call it on."""
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.cli import main
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left: its exit code, its result, and what it told the person."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.err.splitlines()
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run("verify", folder, stdin=b"…")`: what `whisperport verify folder` would do."""
+
+    def run(*arguments: object, stdin: bytes = b"") -> Ran:
+        monkeypatch.setattr(sys, "argv", ["whisperport", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def bundle(exported: Callable[..., Any]) -> Path:
+    """A bundle of the tiny random checkpoint on onnxruntime; made once, so do not write in it."""
+    folder: Path = exported("onnxruntime").folder
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model never says that it is done: stop it early, and do not try again warmer."""
+    import whisperport.cli.transcribe as verb
+
+    monkeypatch.setattr(verb, "DecodeOptions", partial(verb.DecodeOptions, max_tokens=4))
+    monkeypatch.setattr(
+        verb, "TranscribeOptions", partial(verb.TranscribeOptions, temperatures=(0,))
+    )
+
+
+@pytest.fixture
+def copied_bundle(bundle: Path, tmp_path: Path) -> Path:
+    """The same bundle, to be damaged: its files are links, so replace them and do not edit them."""
+    return shutil.copytree(bundle, tmp_path / "bundle", copy_function=os.link)
+
+
+@pytest.fixture
+def wav(tmp_path: Path) -> Path:
+    """A second of a 440 Hz tone: 16 kHz, mono, 16 bit."""
+    import wave
+
+    path = tmp_path / "tone.wav"
+    tone = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes((8000 * tone).astype("<i2").tobytes())
+    return path

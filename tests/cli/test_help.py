@@ -1,0 +1,89 @@
+"""What a person reads first. `RENEW_SNAPSHOTS=1 pytest tests/cli/test_help.py` accepts a change."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whisperport.cli.main import cli
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+VERBS = list(cli.commands)
+RENEW = "RENEW_SNAPSHOTS=1 pytest tests/cli/test_help.py"
+
+# Everything that only a build machine or a runtime needs: help must not wait for it.
+HEAVY = ("torch", "onnx", "onnxruntime", "executorch", "transformers", "safetensors")
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_says_what_its_snapshot_says(run, verb):
+    # given
+    snapshot = SNAPSHOTS / f"{verb or 'whisperport'}.txt"
+
+    # when
+    ran = run(*([verb] if verb else []), "--help")
+
+    # then
+    if "RENEW_SNAPSHOTS" in os.environ:
+        snapshot.write_text(ran.out, encoding="utf-8")
+    assert ran.code == 0
+    assert ran.out == snapshot.read_text(encoding="utf-8"), f"if this is meant: {RENEW}"
+
+
+def test_there_is_a_snapshot_for_every_verb_and_none_for_others():
+    assert {path.stem for path in SNAPSHOTS.glob("*.txt")} == {"whisperport", *VERBS}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_shows_an_example_that_calls_it(run, verb):
+    # when
+    out = run(verb, "--help").out
+
+    # then
+    assert re.search(rf"^    \$ .*whisperport {verb}", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_can_answer_in_json(verb):
+    assert "--json" in {o for p in cli.commands[verb].params for o in p.opts}
+
+
+def test_no_line_of_help_is_cut_short(run):
+    assert "..." not in run("--help").out.replace("[ARGS]...", "")
+
+
+def test_without_a_verb_the_help_is_shown(run):
+    # when
+    ran = run()
+
+    # then
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == run("--help").out
+
+
+def test_help_is_100_columns_wide_wherever_it_is_not_a_terminal(run, monkeypatch):
+    # given
+    monkeypatch.setenv("COLUMNS", "40")
+
+    # when
+    out = run("export", "--help").out
+
+    # then
+    assert 80 < max(len(line) for line in out.splitlines()) <= 100
+
+
+def test_help_loads_no_torch_and_no_runtime():
+    # given: an interpreter of its own, since other tests have loaded torch into this one
+    code = (
+        "import sys; from whisperport.cli.main import cli; cli(['--help'], standalone_mode=False);"
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+
+    # when
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    # then
+    assert ran.stderr.strip() == "[]"

@@ -1,0 +1,169 @@
+"""What cannot be done: exit code 1, what, why and what to do on stderr, and nothing on stdout."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def refused(ran, says):
+    """An error in its form, and no traceback."""
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.lines[0].startswith("error: ")
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    for line in ran.lines[1:]:
+        assert line.startswith(("  why: ", "hint: ")) or not line
+
+
+def replace(file: Path, data: bytes) -> None:
+    """Not written in place: the file is a link to one that other tests read."""
+    file.unlink()
+    file.write_bytes(data)
+
+
+def edited(manifest: Path, change) -> None:
+    """Change a manifest, and make its checksum fit, as a careful forger would."""
+    from whisperport.bundle.manifest import _checksum
+
+    data = json.loads(manifest.read_bytes())
+    del data["checksum"]
+    change(data)
+    data["checksum"] = _checksum(data)
+    replace(manifest, json.dumps(data).encode())
+
+
+def test_an_unknown_target_is_refused_with_those_there_are(run, tmp_path):
+    # when
+    ran = run("export", "default", "--target", "toaster", "--out", tmp_path / "out")
+
+    # then
+    refused(ran, "no target is called `toaster`")
+    assert ran.lines[-1] == "hint: known: onnxruntime, xnnpack"
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_target_for_one_program_is_refused_before_any_work(run, tmp_path):
+    # when
+    ran = run(
+        *("export", "default", "--target", "onnxruntime", "--place", "encoder=toaster"),
+        *("--out", tmp_path / "out"),
+    )
+
+    # then
+    refused(ran, "no target is called `toaster`")
+
+
+def test_a_folder_of_something_else_is_not_overwritten(run, tmp_path):
+    # given
+    (tmp_path / "thesis.txt").write_text("years of work")
+
+    # when
+    ran = run("export", "default", "--target", "onnxruntime", "--out", tmp_path)
+
+    # then
+    refused(ran, "is not a bundle")
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_near_names(run, tmp_path):
+    # when
+    ran = run("export", "tiny.eng", "--target", "onnxruntime", "--out", tmp_path / "out")
+
+    # then
+    refused(ran, "no checkpoint `tiny.eng`")
+    assert "tiny.en" in ran.lines[-1]
+
+
+def test_a_recording_that_is_not_there_is_refused(run, bundle):
+    refused(run("transcribe", "no-such.wav", "--bundle", bundle), "`no-such.wav` does not exist")
+
+
+def test_a_file_that_is_no_sound_is_refused(run, bundle):
+    refused(run("transcribe", __file__, "--bundle", bundle), "is not a sound file")
+
+
+def test_standard_input_without_a_sound_is_refused(run, bundle):
+    refused(run("transcribe", "-", "--bundle", bundle, stdin=b""), "standard input")
+
+
+def test_a_language_that_the_checkpoint_has_not_is_refused(run, bundle, wav):
+    refused(
+        run("transcribe", wav, "--bundle", bundle, "--language", "xx"),
+        "this checkpoint has no language `xx`",
+    )
+
+
+@pytest.mark.parametrize("verb", [("verify",), ("transcribe", __file__, "--bundle")])
+def test_a_bundle_that_is_not_there_is_refused(run, tmp_path, verb):
+    refused(run(*verb, tmp_path / "none"), "there is no bundle at")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "embedding.npy", "onnxruntime/step.onnx"])
+def test_one_byte_changed_is_found(run, copied_bundle, name):
+    # given
+    file = copied_bundle / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    replace(file, bytes(data))
+
+    # when
+    ran = run("verify", copied_bundle)
+
+    # then
+    refused(ran, f"{name} in bundle {copied_bundle} is damaged")
+    assert "SHA-256" in ran.lines[1]
+
+
+def test_a_missing_file_is_found(run, copied_bundle):
+    # given
+    (copied_bundle / "onnxruntime" / "weights.bin").unlink()
+
+    # when / then
+    refused(run("verify", copied_bundle), "onnxruntime/weights.bin")
+
+
+def test_a_newer_format_is_refused_with_how_to_read_it(run, copied_bundle):
+    # given
+    edited(copied_bundle / "manifest.json", lambda data: data.update(format_version=99))
+
+    # when
+    ran = run("verify", copied_bundle)
+
+    # then
+    refused(ran, "the bundle has format version 99")
+    assert "upgrade" in ran.lines[-1]
+
+
+def test_a_path_that_leads_out_of_the_bundle_is_refused(run, copied_bundle):
+    # given
+    def lead_out(data):
+        data["programs"][0]["files"][0] = "../../etc/passwd"
+
+    edited(copied_bundle / "manifest.json", lead_out)
+
+    # when / then
+    refused(run("verify", copied_bundle), "`..` are not allowed")
+
+
+def test_an_unverified_bundle_says_so_for_ever(run, copied_bundle, wav):
+    # given
+    edited(copied_bundle / "manifest.json", lambda data: data.update(verified=False))
+
+    # when
+    ran = run("verify", copied_bundle)
+
+    # then
+    assert ran.code == 0  # it agrees with its reference all the same
+    assert "warning: this bundle was written with --allow-unverified" in ran.lines
+
+
+def test_a_folder_that_cannot_be_written_is_refused(run, tmp_path):
+    # given: a folder below a file, which not even root can make
+    (tmp_path / "file").write_text("")
+
+    # when
+    ran = run("export", "default", "-t", "onnxruntime", "-o", tmp_path / "file" / "out")
+
+    # then
+    refused(ran, "cannot write a bundle to")

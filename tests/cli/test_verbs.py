@@ -1,0 +1,318 @@
+"""What each verb prints: the result on stdout, the next command on stderr's last line."""
+
+import json
+import re
+
+import pytest
+
+from whisperport.errors import WhisperportError
+
+
+def last_line_names_a_command(ran):
+    assert re.fullmatch(r"next: whisperport \w+ ?.*", ran.lines[-1])
+
+
+def test_verify_shows_every_level_and_passes(run, bundle):
+    # when
+    ran = run("verify", bundle)
+
+    # then
+    assert ran.code == 0
+    for level in ("arrays", "tokens", "words", "isolation"):
+        assert re.search(rf"^{level} .*pass$", ran.out, re.MULTILINE)
+    assert ran.out.splitlines()[-1] == f"{bundle}: verified"
+    last_line_names_a_command(ran)
+
+
+def test_verify_exits_1_and_says_what_differs(run, bundle, monkeypatch):
+    # given: a rule that no arithmetic in floating point can meet
+    from whisperport.verification import GATES, Gate, bundle_check
+
+    strict = Gate(min_cosine=0.0, min_sqnr_db=1e6, max_relative=1.0, because="a test")
+    monkeypatch.setattr(bundle_check, "GATES", {**GATES, "fp32": strict})
+
+    # when
+    ran = run("verify", bundle)
+
+    # then
+    assert ran.code == 1
+    assert f"{bundle}: NOT VERIFIED" in ran.out
+    assert re.search(r"^FAIL: encoder, .* SQNR .* dB is below 1e\+06 dB", ran.out, re.MULTILINE)
+    assert "next:" not in ran.err
+
+
+def test_verify_in_json_is_the_report(run, bundle):
+    # when
+    ran = run("verify", bundle, "--json")
+
+    # then
+    report = json.loads(ran.out)
+    assert report["passed"] is True
+    assert {check["level"] for check in report["checks"]} == set(report["required"])
+
+
+def test_transcribe_prints_the_text_alone(run, bundle, wav):
+    # when
+    ran = run("transcribe", wav, "--bundle", bundle, "--language", "en")
+
+    # then
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 1
+    last_line_names_a_command(ran)
+
+
+def test_transcribe_reads_standard_input(run, bundle, wav):
+    # given
+    by_name = run("transcribe", wav, "--bundle", bundle, "--language", "en", "--json")
+
+    # when
+    by_pipe = run(
+        *("transcribe", "-", "--bundle", bundle, "--language", "en", "--json"),
+        stdin=wav.read_bytes(),
+    )
+
+    # then
+    assert by_pipe.code == 0
+    assert json.loads(by_pipe.out) == json.loads(by_name.out)
+
+
+def test_transcribe_in_json_has_segments_with_times(run, bundle, wav):
+    # when
+    transcript = json.loads(run("transcribe", wav, "--bundle", bundle, "--json").out)
+
+    # then
+    assert transcript["duration_s"] == 1.0
+    assert transcript["segments"]
+    assert all(0 <= s["start"] <= s["end"] for s in transcript["segments"])
+
+
+@pytest.mark.parametrize(("form", "start"), [("srt", "1\n00:00:"), ("vtt", "WEBVTT\n\n")])
+def test_transcribe_writes_subtitles(run, bundle, wav, form, start):
+    # when
+    ran = run("transcribe", wav, "--bundle", bundle, "--format", form)
+
+    # then
+    assert ran.out.startswith(start)
+    assert " --> " in ran.out
+
+
+def test_silence_is_said_to_be_silence(run, bundle, wav, monkeypatch):
+    # given: a model that hears no speech, whatever the sound
+    import whisperport.transcription
+
+    monkeypatch.setattr(whisperport.transcription, "is_silence", lambda *_: True)
+
+    # when
+    ran = run("transcribe", wav, "--bundle", bundle)
+
+    # then
+    assert (ran.code, ran.out) == (0, "\n")
+    assert "no speech was heard" in ran.lines
+
+
+def test_export_shows_where_each_program_went(run, tiny_checkpoint_folder, tmp_path, bundle):
+    # given: the export itself takes half a minute, and has tests of its own
+    import whisperport.cli.export
+    from whisperport import Bundle
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whisperport.cli.export, "run_export", lambda *_, **__: Bundle.open(bundle))
+
+        # when
+        ran = run("export", tiny_checkpoint_folder, "-t", "onnxruntime", "-o", tmp_path)
+        in_json = run("export", tiny_checkpoint_folder, "-t", "x", "-o", tmp_path, "--json")
+
+    # then
+    assert ran.code == 0
+    assert re.search(r"^encoder +onnxruntime +\d+ +0 +run here$", ran.out, re.MULTILINE)
+    last_line_names_a_command(ran)
+    assert json.loads(in_json.out)["verified"] is True
+
+
+def test_targets_says_what_was_proven_and_what_is_installed(run):
+    # when
+    ran = run("targets")
+
+    # then
+    assert re.search(r"^xnnpack .*run here +yes +yes$", ran.out, re.MULTILINE)
+    last_line_names_a_command(ran)
+    assert [spec["name"] for spec in json.loads(run("targets", "--json").out)] == [
+        "onnxruntime",
+        "xnnpack",
+    ]
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """A machine with the core install alone. Blocks the search for torch and what needs it."""
+    import importlib.util
+
+    find, absent = importlib.util.find_spec, {"torch", "onnx", "onnxscript", "executorch"}
+    absent |= {"torchao", "safetensors", "huggingface_hub"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in absent else find(name)
+    )
+
+
+@pytest.mark.usefixtures("board")
+def test_targets_on_a_board_says_which_extra_is_missing(run):
+    # when
+    out = run("targets").out
+
+    # then
+    assert re.search(r"^onnxruntime .*no: \[export\] +yes$", out, re.MULTILINE)
+    assert re.search(r"^xnnpack .*no: \[xnnpack\] +no: \[xnnpack\]$", out, re.MULTILINE)
+
+
+@pytest.fixture
+def default_bundle(bundle, monkeypatch):
+    """Stands for the bundle that comes with the package."""
+    import whisperport.cli.doctor
+
+    monkeypatch.setattr(whisperport.cli.doctor, "default_bundle", lambda: bundle)
+
+
+@pytest.mark.usefixtures("board", "default_bundle")
+def test_doctor_on_a_board_says_how_to_get_what_is_missing_and_exits_0(run):
+    # when
+    ran = run("doctor")
+
+    # then
+    assert ran.code == 0  # a board needs no torch
+    assert 'pip install "whisperport[export]"' in ran.out
+    assert 'pip install "whisperport[xnnpack]"' in ran.out
+    last_line_names_a_command(ran)
+
+
+@pytest.mark.usefixtures("default_bundle")
+def test_doctor_where_all_is_there_names_versions_and_nothing_to_install(run):
+    # when
+    ran = run("doctor")
+
+    # then
+    assert ran.code == 0
+    assert re.search(r"^torch +2\.\S+ ", ran.out, re.MULTILINE)
+    assert "pip install" not in ran.out
+    assert json.loads(run("doctor", "--json").out)["default bundle"] == "whole"
+
+
+def test_doctor_exits_1_when_the_shipped_bundle_is_damaged(run, copied_bundle, monkeypatch):
+    # given
+    import whisperport.cli.doctor
+
+    (copied_bundle / "embedding.npy").unlink()
+    monkeypatch.setattr(whisperport.cli.doctor, "default_bundle", lambda: copied_bundle)
+
+    # when
+    ran = run("doctor")
+
+    # then
+    assert ran.code == 1
+    assert "default bundle  damaged or missing" in ran.out
+    assert any(line.startswith("error: embedding.npy") for line in ran.lines)
+
+
+def demo_row(bundle):
+    from pathlib import Path
+
+    from whisperport.demo import DemoRow, Heard
+    from whisperport.verification import WordErrors
+    from whisperport.verification.clips import Recording
+
+    recording = Recording(Path("one.wav"), "Lock the door.", "a voice", True, 1.0)
+    heard = Heard(recording=recording, text="Lock a door.", errors=WordErrors(1, 0, 0, 3))
+    return DemoRow(
+        target="onnxruntime",
+        folder=bundle,
+        programs=5,
+        delegated=592,
+        undelegated=0,
+        sqnr_db=129.0,
+        tokens_equal=(6, 6),
+        encoder_ms=77.3,
+        token_ms=1.49,
+        heard=(heard,),
+        real_time_factor=0.013,
+    )
+
+
+def test_demo_prints_what_was_heard_and_one_table(run, bundle, monkeypatch):
+    # given: the demo itself takes minutes, and `make demo` runs it
+    import whisperport.cli.demo
+
+    monkeypatch.setattr(whisperport.cli.demo, "run_demo", lambda *_, **__: [demo_row(bundle)])
+
+    # when
+    ran = run("demo")
+
+    # then
+    assert ran.code == 0
+    assert re.search(r"^one\.wav .*1 of 3 +Lock a door\.$", ran.out, re.MULTILINE)
+    assert re.search(r"^onnxruntime .*592 of 592 +129 dB +6 of 6 +33\.3%", ran.out, re.MULTILINE)
+    last_line_names_a_command(ran)
+    assert json.loads(run("demo", "--json").out)[0]["wer"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("verb", ["targets", "doctor"])
+def test_no_line_is_wider_than_100_columns_away_from_a_terminal(run, verb):
+    assert max(len(line) for line in run(verb).out.splitlines()) <= 100
+
+
+@pytest.mark.usefixtures("default_bundle")
+@pytest.mark.parametrize("verb", ["targets", "doctor"])
+def test_a_file_gets_no_colour_codes(run, verb):
+    # when
+    ran = run(verb)
+
+    # then
+    assert "\x1b" not in ran.out + ran.err
+
+
+def test_an_interrupt_exits_1_and_says_that_nothing_was_lost(run, monkeypatch):
+    # given
+    import whisperport.cli.doctor
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(whisperport.cli.doctor, "examine", interrupt)
+
+    # when
+    ran = run("doctor")
+
+    # then
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.lines[-1] == "interrupted: nothing was left half-written"
+    assert "Traceback" not in ran.err
+
+
+def test_an_error_is_shown_as_what_why_and_hint(run, monkeypatch):
+    # given: text that rich would read as markup, and a line longer than any terminal
+    import whisperport.cli.doctor
+
+    def fail():
+        raise WhisperportError("[red]what", why="why " * 60 + "[0]", hint='pip install "x[y]"')
+
+    monkeypatch.setattr(whisperport.cli.doctor, "examine", fail)
+
+    # when
+    ran = run("doctor")
+
+    # then
+    assert ran.lines == [
+        "error: [red]what",
+        f"  why: {'why ' * 60}[0]",
+        "",
+        'hint: pip install "x[y]"',
+    ]
+
+
+def test_a_mistake_of_ours_is_not_dressed_as_the_user_s(run, monkeypatch):
+    # given
+    import whisperport.cli.doctor
+
+    monkeypatch.setattr(whisperport.cli.doctor, "examine", lambda: 1 / 0)
+
+    # when / then
+    with pytest.raises(ZeroDivisionError):
+        run("doctor")
