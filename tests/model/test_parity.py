@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,20 +27,24 @@ ATOL = 1e-4
 # Random matrices give logits that spread by 1; trained ones spread by several, and errors with them.
 LOGIT_SPREAD = 5.0
 
+
+class Size(NamedTuple):
+    d: int
+    heads: int
+    encoder: int  # layers
+    decoder: int  # layers
+    mels: int
+    vocab: int
+
+
 # The sizes that tell Whisper's families apart. Narrowed ones keep depth, mels and vocabulary: width
 # only repeats.
 SIZES = {
-    "tiny": {"d": 384, "heads": 6, "encoder": 4, "decoder": 4, "mels": 80, "vocab": 51865},
-    "base.en": {"d": 512, "heads": 8, "encoder": 6, "decoder": 6, "mels": 80, "vocab": 51864},
-    "turbo, narrowed": {
-        **{"d": 64, "heads": 2, "encoder": 32, "decoder": 4, "mels": 128, "vocab": 51866}
-    },
-    "large-v3, narrowed": {
-        **{"d": 64, "heads": 4, "encoder": 5, "decoder": 5, "mels": 128, "vocab": 51866}
-    },
-    "distil, narrowed": {
-        **{"d": 64, "heads": 2, "encoder": 8, "decoder": 2, "mels": 80, "vocab": 51864}
-    },
+    "tiny": Size(d=384, heads=6, encoder=4, decoder=4, mels=80, vocab=51865),
+    "base.en": Size(d=512, heads=8, encoder=6, decoder=6, mels=80, vocab=51864),
+    "turbo, narrowed": Size(d=64, heads=2, encoder=32, decoder=4, mels=128, vocab=51866),
+    "large-v3, narrowed": Size(d=64, heads=4, encoder=5, decoder=5, mels=128, vocab=51866),
+    "distil, narrowed": Size(d=64, heads=2, encoder=8, decoder=2, mels=80, vocab=51864),
 }
 FORMS = ("transformers", "openai-whisper")
 
@@ -70,14 +74,14 @@ def pair(
 ) -> Iterator[Pair]:
     form, _, name = request.param.partition(": ")
     size, folder = SIZES[name], tmp_path_factory.mktemp("parity")
-    mel = torch.randn(1, size["mels"], 3000, generator=torch.Generator().manual_seed(1))
+    mel = torch.randn(1, size.mels, 3000, generator=torch.Generator().manual_seed(1))
     make, run = {
         "transformers": (random_hf_whisper, transformers_outputs),
         "openai-whisper": (random_openai_whisper, openai_outputs),
     }[form]
     theirs = make(**(hf_config(size) if form == "transformers" else openai_dims(size)))
     with torch.no_grad():
-        features, logits = run(theirs, mel, torch.tensor([tokens_of(size["vocab"])]))
+        features, logits = run(theirs, mel, torch.tensor([tokens_of(size.vocab)]))
     path = save(theirs, form, size, folder)
     del theirs
     checkpoint = load_checkpoint(path)
@@ -85,30 +89,30 @@ def pair(
     shutil.rmtree(folder)  # pytest keeps three sessions' folders, and this one is of 300 MB
 
 
-def hf_config(size: dict[str, int]) -> dict[str, int]:
+def hf_config(size: Size) -> dict[str, int]:
     return {
-        "d_model": size["d"],
-        "encoder_layers": size["encoder"],
-        "decoder_layers": size["decoder"],
-        "encoder_attention_heads": size["heads"],
-        "decoder_attention_heads": size["heads"],
-        "encoder_ffn_dim": 4 * size["d"],
-        "decoder_ffn_dim": 4 * size["d"],
-        "num_mel_bins": size["mels"],
+        "d_model": size.d,
+        "encoder_layers": size.encoder,
+        "decoder_layers": size.decoder,
+        "encoder_attention_heads": size.heads,
+        "decoder_attention_heads": size.heads,
+        "encoder_ffn_dim": 4 * size.d,
+        "decoder_ffn_dim": 4 * size.d,
+        "num_mel_bins": size.mels,
         "max_source_positions": 1500,
-        "vocab_size": size["vocab"],
+        "vocab_size": size.vocab,
     }
 
 
-def openai_dims(size: dict[str, int]) -> dict[str, int]:
+def openai_dims(size: Size) -> dict[str, int]:
     return {
-        "n_mels": size["mels"],
-        "n_vocab": size["vocab"],
+        "n_mels": size.mels,
+        "n_vocab": size.vocab,
         "n_audio_ctx": 1500,
-        **{f"n_{side}_state": size["d"] for side in ("audio", "text")},
-        **{f"n_{side}_head": size["heads"] for side in ("audio", "text")},
-        "n_audio_layer": size["encoder"],
-        "n_text_layer": size["decoder"],
+        **{f"n_{side}_state": size.d for side in ("audio", "text")},
+        **{f"n_{side}_head": size.heads for side in ("audio", "text")},
+        "n_audio_layer": size.encoder,
+        "n_text_layer": size.decoder,
     }
 
 
@@ -126,13 +130,13 @@ def openai_outputs(model: Any, mel: Tensor, tokens: Tensor) -> tuple[Tensor, Ten
     return features, model.logits(tokens, features)[0]
 
 
-def save(model: Any, form: str, size: dict[str, int], folder: Path) -> Path:
+def save(model: Any, form: str, size: Size, folder: Path) -> Path:
     if form == "openai-whisper":
         path = folder / "model.pt"
         torch.save({"dims": vars(model.dims), "model_state_dict": model.state_dict()}, path)
         return path
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(openai_tokenizer(size["vocab"]).to_str())
+    (folder / "tokenizer.json").write_text(openai_tokenizer(size.vocab).to_str())
     return folder
 
 

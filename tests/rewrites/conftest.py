@@ -1,0 +1,83 @@
+"""Programs to rewrite, ours and strangers', and how one is run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from whisperport.programs.program import Program, as_program, trace
+
+
+@pytest.fixture(scope="session")
+def programs(
+    tiny_checkpoint: Any,
+    random_hf_whisper: Callable[..., Any],
+    random_openai_whisper: Callable[..., Any],
+) -> dict[str, Program]:
+    """Graphs of a whole program's size: our four, openai-whisper's encoder, transformers' encoder."""
+    from whisperport.model.whisper import build_model
+    from whisperport.programs.whisper import whisper_programs
+
+    ours = {p.name: p for p in whisper_programs(build_model(tiny_checkpoint), prefill_rows=(4,))}
+    mel = torch.zeros(1, 80, 200)
+    return {
+        **ours,
+        "openai-whisper's encoder": trace("theirs", random_openai_whisper().encoder, (mel,)),
+        "transformers' encoder": trace("theirs", _Encoder(random_hf_whisper()), (mel,)),
+        "decomposed": decomposed(ours["encoder"]),
+    }
+
+
+def decomposed(program: Program) -> Program:
+    """In core ATen operators, as other people's pipelines hand programs over."""
+    outputs = [t.name for t in program.spec.outputs]
+    return as_program(program.name, program.exported.run_decompositions(), outputs)
+
+
+class _Encoder(torch.nn.Module):
+    """transformers' encoder returns an object of its own; a program returns tensors."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder = model.model.encoder
+
+    def forward(self, mel: Tensor) -> Tensor:
+        return self.encoder(mel).last_hidden_state
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., list[Tensor]]:
+    """`run(program, seed=0)`: the outputs on random inputs, masks and all."""
+
+    def run(program: Program, *, seed: int = 0, scale: float = 1.0) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        module = program.exported.module(check_guards=False)
+        args, kwargs = program.exported.example_inputs or ((), {})
+        leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+        noise = [scale * torch.randn(t.shape, generator=generator).to(t.dtype) for t in leaves]
+        args, kwargs = torch.utils._pytree.tree_unflatten(noise, spec)
+        with torch.no_grad():
+            outputs = module(*args, **kwargs)
+        return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def largest_error() -> Callable[[list[Tensor], list[Tensor]], float]:
+    """max|actual - expected| / max|expected|, over all outputs."""
+
+    def error(actual: list[Tensor], expected: list[Tensor]) -> float:
+        assert len(actual) == len(expected) > 0
+        errors = []
+        for a, e in zip(actual, expected, strict=True):
+            assert a.shape == e.shape
+            assert a.dtype == e.dtype
+            assert torch.isfinite(a).all()
+            errors.append(float((a - e).abs().max() / e.abs().max()))
+        return float(np.max(errors))
+
+    return error
