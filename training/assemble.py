@@ -75,12 +75,13 @@ class Script:
 @dataclass
 class Window:
     """``frames``: [n, 80] the model's input. ``offset``: encoder position of the first frame pair
-    (0 in a full window). ``words`` and ``phones``: [n / 2] labels of encoder positions: token id or
-    0, phone label or 0."""
+    (0 in a full window). ``text_offset``: decoder position of the first token. ``words`` and
+    ``phones``: [n / 2] labels of encoder positions: token id or 0, phone label or 0."""
 
     frames: Frames
     script: Script
     offset: int
+    text_offset: int
     words: NDArray[np.int64]
     phones: NDArray[np.int64]
 
@@ -243,7 +244,7 @@ class Assembler:
         words, phones = self._labels(placed, frames // 2)
         content = self._content(placed[-1].end, frames)
         sound = self._finish_sound(canvas, mix, float(np.mean(levels)), content)
-        return Window(sound, script, offset, words, phones)
+        return Window(sound, script, offset, self._text_offset(script), words, phones)
 
     def _leave_tail(self, canvas: Frames, utterance: Utterance) -> None:
         """The last hundredths of a second of a sentence that the previous window has written."""
@@ -268,9 +269,8 @@ class Assembler:
         empty = np.zeros(len(canvas) // 2, np.int64)
         heavy = Mix(strength=1.0 if self.rng.random() < 0.7 else 0.0)
         content = self._content(float(self.rng.uniform(0, len(canvas) / 100)), len(canvas))
-        return Window(
-            self._finish_sound(canvas, heavy, level, content), script, offset, empty, empty
-        )
+        sound = self._finish_sound(canvas, heavy, level, content)
+        return Window(sound, script, offset, self._text_offset(script), empty, empty)
 
     def _anything(self) -> int:
         """A token for where Whisper may not end at once: punctuation or any word. That no token is
@@ -278,6 +278,13 @@ class Assembler:
         if self.rng.random() < 0.5:
             return int(self.rng.choice(self.nothing))
         return int(self.rng.choice(self._draw(1, one_voice=False)[0].tokens))
+
+    def _text_offset(self, script: Script) -> int:
+        """Position of the first token: 0, or where the script would be after a prompt. So all
+        positions are trained, at no cost in tokens."""
+        if script.inputs[0] == SOT_PREV or self.rng.random() < 0.5:
+            return 0
+        return int(self.rng.integers(0, MAX_PROMPT + 2))
 
     # text ----------------------------------------------------------------------------------------
 

@@ -199,15 +199,18 @@ class TrainableWhisper(nn.Module):
                 if name.endswith(("out_proj.weight", "fc2.weight")):
                     parameter.mul_(0.5)
 
-    def decode(self, classes: Tensor, audio: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """``classes`` [batch, n] -> logits [batch, n, classes], scores of the alignment heads
-        [batch, n, positions].
+    def decode(
+        self, classes: Tensor, offsets: Tensor, audio: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """``classes`` [batch, n] and the position of the first of them [batch] -> logits
+        [batch, n, classes], scores of the alignment heads [batch, n, audio positions].
 
         The last class's logit holds log(count) of the tokens it stands for.
         """
         batch, n = classes.shape
         table = self.embedding.table()
-        x = table[classes] + self.decoder.embed_positions.weight[:n]
+        positions = offsets[:, None] + torch.arange(n)
+        x = table[classes] + self.decoder.embed_positions.weight[positions]
         mask = torch.full((n, n), -torch.inf).triu(1)
         aligned = []
         for i, layer in enumerate(self.decoder.layers):

@@ -62,15 +62,15 @@ PHASES = (
     ),
     Phase(
         "full",
-        60,
+        52,
         WINDOW,
         WINDOW,
         6 * WINDOW,
         Mix(
             max_utterances=6,
             timestamps=0.6,
-            prompts=0.4,
-            long_prompts=0.4,
+            prompts=0.5,
+            long_prompts=0.6,
             cut=0.3,
             long_lead=0.2,
             no_speech=0.06,
@@ -82,6 +82,7 @@ PHASES = (
 )
 PEAK_RATE, WARM_UP_STEPS = 2e-3, 150
 HOLD = 0.35  # the rate is held for this part of the time, then falls to zero
+PROMPTED = 0.9  # share of windows with a prompt, in batches that have any
 CHECKPOINT_SECONDS = 180
 
 
@@ -93,6 +94,7 @@ class Batch:
 
     mel: Tensor
     offsets: Tensor
+    text_offsets: Tensor
     inputs: Tensor
     targets: Tensor
     spans: Tensor
@@ -116,6 +118,7 @@ def collate(
     return Batch(
         mel=torch.from_numpy(np.stack([w.frames.T for w in windows])),
         offsets=torch.tensor([w.offset for w in windows]),
+        text_offsets=torch.tensor([w.text_offset for w in windows]),
         inputs=torch.from_numpy(inputs),
         targets=torch.from_numpy(targets),
         spans=torch.from_numpy(spans),
@@ -287,6 +290,8 @@ class Trainer:
             if phase.ramp
             else phase.mix
         )
+        prompted = rng.random() < mix.prompts / PROMPTED  # whole batches: padding costs time
+        mix = replace(mix, prompts=PROMPTED if prompted else 0.0)
         if phase.shortest:
             half = int(rng.integers(phase.shortest // 2, phase.longest // 2 + 1))
             return [
@@ -302,7 +307,7 @@ class Trainer:
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
         """Text, alignment, phone and word losses, and the share of text tokens predicted right."""
         audio, middle = self.model.encoder(batch.mel, batch.offsets, torch.bfloat16)
-        logits, scores = self.model.decode(batch.inputs, audio.bfloat16())
+        logits, scores = self.model.decode(batch.inputs, batch.text_offsets, audio.bfloat16())
         text, accuracy = text_loss(logits, batch.targets, self.vocabulary.first_time)
         return (
             text,
