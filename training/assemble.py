@@ -35,6 +35,7 @@ WINDOW = 3000  # mel frames of Whisper's window
 STEP = 0.02  # seconds of one encoder position and of one timestamp
 LATEST_FIRST_STAMP = 50  # Whisper's decoding allows no later first timestamp than 1.00 s
 MAX_PROMPT = 223
+TEXT_POSITIONS = 448
 GAP_NEEDED = 0.03  # a word must end this long before the window's end to count as heard
 
 
@@ -284,7 +285,8 @@ class Assembler:
         positions are trained, at no cost in tokens."""
         if script.inputs[0] == SOT_PREV or self.rng.random() < 0.5:
             return 0
-        return int(self.rng.integers(0, MAX_PROMPT + 2))
+        room = TEXT_POSITIONS - len(script.inputs)
+        return int(self.rng.integers(0, min(MAX_PROMPT + 2, max(1, room))))
 
     # text ----------------------------------------------------------------------------------------
 

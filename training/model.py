@@ -210,6 +210,7 @@ class TrainableWhisper(nn.Module):
         batch, n = classes.shape
         table = self.embedding.table()
         positions = offsets[:, None] + torch.arange(n)
+        positions = positions.clamp_max(self.dims.text_positions - 1)  # only padding is beyond
         x = table[classes] + self.decoder.embed_positions.weight[positions]
         mask = torch.full((n, n), -torch.inf).triu(1)
         aligned = []
