@@ -98,8 +98,14 @@ class _OnnxRunner(Runner):
 
 
 def _session(path: Path, provider: str, options: RunOptions) -> Any:
-    import onnxruntime as ort
-
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot use `onnxruntime`: it is not installed, or not for this Python",
+            why=str(error),
+            hint="pip install --upgrade whisperport",
+        ) from error
     if provider not in ort.get_available_providers():
         raise LoweringError(
             f"ONNX Runtime has no execution provider `{provider}` here",
