@@ -26,7 +26,7 @@ class Runner(ABC):
 
         Args:
             inputs: one array per input of `spec`, of exactly its shape and dtype. Arrays that are
-                C-contiguous are read in place.
+                C-contiguous are read in place, others are copied.
 
         Returns:
             One array per output of `spec`, which later runs do not overwrite.
@@ -39,7 +39,7 @@ class Runner(ABC):
             array = inputs.get(name)
             if array is None or array.shape != shape or array.dtype != dtype:
                 raise ValueError(self._complaint(name, array, shape, dtype))
-            feed.append(array)
+            feed.append(np.asarray(array, order="C"))
         return dict(zip(self._outputs, self._run(feed), strict=True))
 
     def _complaint(

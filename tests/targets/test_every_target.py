@@ -1,0 +1,398 @@
+"""What every target promises. A new one gets all of these by being listed in TARGETS."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whisperport.bundle import Bundle
+from whisperport.doctor import EXTRAS
+from whisperport.errors import MissingPackageError, UsageError
+from whisperport.model.whisper import build_model
+from whisperport.programs.program import Program, trace
+from whisperport.rewrites import REWRITES
+from whisperport.runner import Runner
+from whisperport.runtime import MASKED, DecodeOptions, decode_window, load_engine
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets import TARGETS, RunOptions, Target, get_target
+from whisperport.verification import GATES, compare
+
+ONE_THREAD = RunOptions(threads=1)
+
+
+@pytest.fixture(params=TARGETS, ids=lambda target: target.spec.name)
+def target(request: pytest.FixtureRequest) -> Target:
+    return request.param
+
+
+@pytest.fixture
+def bundle(target: Target, exported: Callable[[str], Bundle]) -> Bundle:
+    return exported(target.spec.name)
+
+
+@pytest.fixture
+def runners(target: Target, bundle: Bundle) -> dict[str, Runner]:
+    return target.load(bundle.folder, bundle.manifest.programs, ONE_THREAD)
+
+
+def linear(width: int = 8) -> Program:
+    return trace("plain", nn.Linear(width, 4), (torch.zeros(1, width),), ["y"])
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def random_inputs(spec: ProgramSpec, seed: int = 0) -> dict[str, np.ndarray]:
+    """Noise, and a mask that hides half of the rows as the runtime's masks do."""
+    random = np.random.default_rng(seed)
+
+    def of(tensor: TensorSpec) -> np.ndarray:
+        if tensor.name == "mask":
+            hidden = np.where(random.random(tensor.shape) < 0.5, MASKED, 0)
+            return hidden.astype(np.float32)
+        return random.standard_normal(tensor.shape).astype(tensor.dtype)
+
+    return {tensor.name: of(tensor) for tensor in spec.inputs}
+
+
+# The spec ----------------------------------------------------------------------------------------
+
+
+def test_names_are_unique_and_found() -> None:
+    names = [target.spec.name for target in TARGETS]
+
+    assert len(set(names)) == len(names) > 0
+    assert all(get_target(name) is target for name, target in zip(names, TARGETS, strict=True))
+
+
+def test_an_unknown_name_lists_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match="hailo9000") as unknown:
+        get_target("hailo9000")
+
+    assert all(target.spec.name in unknown.value.hint for target in TARGETS)
+
+
+def test_every_limit_has_a_source(target: Target) -> None:
+    limits = {"dtypes", "max_rank"} | (
+        {"operators"} if target.spec.operators is not None else set()
+    )
+
+    assert {name for name, source in target.spec.sources.items() if source} == limits
+
+
+def test_its_rewrites_exist(target: Target) -> None:
+    assert set(target.spec.rewrites) <= set(REWRITES)
+
+
+def test_its_extras_are_known_to_the_doctor(target: Target) -> None:
+    assert {target.spec.extra, target.spec.run_extra} <= set(EXTRAS)
+
+
+def test_its_summary_is_one_line(target: Target) -> None:
+    assert 0 < len(target.spec.summary) < 90
+    assert "\n" not in target.spec.summary
+
+
+# The check ---------------------------------------------------------------------------------------
+
+
+def test_check_accepts_a_plain_linear(target: Target) -> None:
+    assert target.check(linear()) == []
+
+
+def test_check_accepts_our_programs_once_rewritten(target: Target, rewritten: Any) -> None:
+    for program in rewritten(target.spec.rewrites):
+        assert target.check(program) == [], program.name
+
+
+def test_check_refuses_a_rank_above_the_limit(target: Target) -> None:
+    limit = target.spec.max_rank
+
+    class TooDeep(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.reshape((1,) * limit + (8,)) + 1).reshape(1, 8)
+
+    refusals = target.check(trace("deep", TooDeep(), (torch.zeros(1, 8),)))
+
+    assert {refusal.rule for refusal in refusals} == {"rank"}
+    assert {refusal.reason for refusal in refusals} == {f"rank {limit + 1} is above {limit}"}
+    assert all(refusal.node for refusal in refusals)
+
+
+def test_check_refuses_an_input_of_another_dtype(target: Target) -> None:
+    assert "complex64" not in target.spec.dtypes
+    program = trace("odd", nn.ReLU(), (torch.zeros(1, 8, dtype=torch.float64),))
+
+    refusals = target.check(program)
+
+    assert [refusal.rule for refusal in refusals] == ["dtype"]
+    assert "float64" in refusals[0].reason
+    assert all(dtype in refusals[0].reason for dtype in target.spec.dtypes)
+
+
+# Lowering ----------------------------------------------------------------------------------------
+
+
+def test_lowering_writes_what_it_lists_inside_the_folder_and_nothing_on_stdout(
+    target: Target, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    program = linear()
+
+    (entry,) = target.lower([program], folder, silent)
+
+    assert capfd.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == [folder]
+    written = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert set(entry.files) == written
+    assert entry.spec == program.spec
+    assert entry.target == target.spec.name
+    assert entry.status == target.spec.status
+    assert {"delegated", "undelegated", "subgraphs"} <= set(entry.delegation)
+
+
+def test_a_strangers_program_runs_as_in_torch(target: Target, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    program = linear()
+    x = np.random.default_rng(0).standard_normal((1, 8)).astype(np.float32)
+    expected = program.exported.module(check_guards=False)(torch.from_numpy(x))
+
+    entries = target.lower([program], tmp_path, silent)
+    outputs = target.load(tmp_path, entries, ONE_THREAD)["plain"].run({"input": x})
+
+    # A sum of eight products in float32.
+    np.testing.assert_allclose(outputs["y"], expected.detach(), atol=1e-6)
+
+
+def test_two_programs_with_one_weight_keep_it_apart_from_others(
+    target: Target, tmp_path: Path
+) -> None:
+    """Weights are shared between programs: equal ones may be one, different ones must stay two."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(600, 2), nn.Linear(600, 2)
+    x = torch.randn(1, 600)
+    programs = [
+        trace(name, m, (x,), ["y"]) for name, m in [("a", first), ("b", second), ("c", first)]
+    ]
+
+    loaded = target.load(tmp_path, target.lower(programs, tmp_path, silent), ONE_THREAD)
+    a, b, c = (loaded[name].run({"input": x.numpy()})["y"] for name in "abc")
+
+    np.testing.assert_array_equal(a, c)
+    np.testing.assert_allclose(a, first(x).detach(), atol=1e-5)  # a sum of 600 products
+    np.testing.assert_allclose(b, second(x).detach(), atol=1e-5)
+
+
+# Loading and running -----------------------------------------------------------------------------
+
+
+def test_our_programs_run_as_in_torch(
+    runners: Mapping[str, Runner], tiny_checkpoint: Any, eager_runners: Any
+) -> None:
+    eager = eager_runners(build_model(tiny_checkpoint), prefill_rows=(4, 64))
+
+    assert set(runners) == set(eager)
+    for name, runner in runners.items():
+        inputs = random_inputs(runner.spec)
+        actual, expected = runner.run(inputs), eager[name].run(inputs)
+        assert list(actual) == list(expected)
+        for output in expected:
+            found = compare(output, actual[output], expected[output], GATES["fp32"])
+            assert found, f"{name}: {output}: {found.reason}"
+
+
+def test_a_second_run_gives_the_same(runners: Mapping[str, Runner]) -> None:
+    for runner in runners.values():
+        inputs = random_inputs(runner.spec)
+        first, second = runner.run(inputs), runner.run(inputs)
+
+        for name, output in first.items():
+            np.testing.assert_array_equal(output, second[name])
+
+
+def test_inputs_are_not_written_to_and_outputs_are_not_overwritten(
+    runners: Mapping[str, Runner],
+) -> None:
+    for runner in runners.values():
+        inputs, others = random_inputs(runner.spec, seed=1), random_inputs(runner.spec, seed=2)
+        given = {name: array.copy() for name, array in inputs.items()}
+        outputs = runner.run(inputs)
+        kept = {name: array.copy() for name, array in outputs.items()}
+
+        runner.run(others)
+
+        for name, array in kept.items():
+            np.testing.assert_array_equal(outputs[name], array)
+        for name, array in given.items():
+            np.testing.assert_array_equal(inputs[name], array)
+
+
+def test_outputs_have_the_shapes_and_dtypes_of_the_manifest(runners: Mapping[str, Runner]) -> None:
+    for runner in runners.values():
+        outputs = runner.run(random_inputs(runner.spec))
+
+        found = [(name, array.shape, str(array.dtype)) for name, array in outputs.items()]
+        assert found == [(t.name, t.shape, t.dtype) for t in runner.spec.outputs]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda inputs: inputs.pop("mask"), ("'mask'", "got nothing")),
+        (lambda inputs: inputs.update(x=inputs["x"][0]), ("'x'", "(1, 1, 64)", "(1, 64)")),
+        (lambda inputs: inputs.update(x=inputs["x"].astype("f8")), ("'x'", "float64", "float32")),
+    ],
+    ids=["missing", "shape", "dtype"],
+)
+def test_a_wrong_input_is_named(
+    runners: Mapping[str, Runner], spoil: Callable[[Any], Any], words: tuple[str, ...]
+) -> None:
+    inputs = random_inputs(runners["step"].spec)
+    spoil(inputs)
+
+    with pytest.raises(ValueError, match=r"'step' expects") as refused:
+        runners["step"].run(inputs)
+
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_arrays_in_another_memory_order_are_read_right(runners: Mapping[str, Runner]) -> None:
+    runner = runners["cross_kv"]
+    inputs = random_inputs(runner.spec)
+    strided = {name: np.asfortranarray(array) for name, array in inputs.items()}
+
+    expected, actual = runner.run(inputs), runner.run(strided)
+
+    for name, output in expected.items():
+        np.testing.assert_array_equal(output, actual[name])
+
+
+def test_what_was_heard_before_leaves_no_trace(bundle: Bundle) -> None:
+    options = DecodeOptions(language="en", max_tokens=6)
+    random = np.random.default_rng(0)
+    shape = bundle.manifest.dims.n_mels, bundle.manifest.dims.n_frames
+    first, second = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
+    engine, fresh = load_engine(bundle, ONE_THREAD), load_engine(bundle, ONE_THREAD)
+
+    decode_window(engine, engine.encode(first), options)
+    after = decode_window(engine, engine.encode(second), options)
+    alone = decode_window(fresh, fresh.encode(second), options)
+
+    assert after == alone
+
+
+def test_two_threads_say_what_one_says(target: Target, bundle: Bundle) -> None:
+    entries = [entry for entry in bundle.manifest.programs if entry.spec.name == "encoder"]
+    inputs = random_inputs(entries[0].spec)
+    one = target.load(bundle.folder, entries, ONE_THREAD)["encoder"].run(inputs)
+
+    two = target.load(bundle.folder, entries, RunOptions(threads=2))["encoder"].run(inputs)
+
+    assert compare("features", two["features"], one["features"], GATES["fp32"])
+
+
+def test_no_threads_at_all_are_refused() -> None:
+    with pytest.raises(ValueError, match="`threads` is 0"):
+        RunOptions(threads=0)
+
+
+# What is missing, what is damaged ----------------------------------------------------------------
+
+COMPILERS = {"onnxruntime": "onnx", "xnnpack": "executorch"}
+RUNTIMES = {"onnxruntime": "onnxruntime", "xnnpack": "executorch"}
+
+
+def block(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """As if `package` were not installed, also where it has been imported already."""
+    for name in [package, *sys.modules]:
+        if name.split(".")[0] == package:
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "whisperport.programs.onnx", raising=False)
+
+
+def test_a_missing_compiler_says_what_to_install(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = linear()
+    block(monkeypatch, COMPILERS[target.spec.name])
+
+    with pytest.raises(MissingPackageError) as missing:
+        target.lower([program], tmp_path, silent)
+
+    assert target.spec.name in missing.value.what
+    assert f"whisperport[{target.spec.extra}]" in missing.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_runtime_says_what_to_install(
+    target: Target, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block(monkeypatch, RUNTIMES[target.spec.name])
+
+    with pytest.raises(MissingPackageError) as missing:
+        target.load(bundle.folder, bundle.manifest.programs, ONE_THREAD)
+
+    assert target.spec.name in missing.value.what
+    assert "pip install" in missing.value.hint
+
+
+# In a process of its own: a runtime written in C++ may well abort.
+LOAD_DAMAGED = """
+import random, shutil, sys
+from pathlib import Path
+from whisperport.bundle import Bundle
+from whisperport.errors import BundleError
+from whisperport.targets import RunOptions, get_target
+
+bundle, folder = Bundle.open(sys.argv[1]), Path(sys.argv[2])
+target = get_target(bundle.manifest.programs[0].target)
+entries = bundle.manifest.programs
+noise = random.Random(0).randbytes
+for file in entries[0].files:
+    whole = (bundle.folder / file).read_bytes()
+    for name, data in {
+        "empty": b"",
+        "short": whole[:3],
+        "half": whole[: len(whole) // 2],
+        "noise": noise(4000),
+        "text": b"no program at all\\n" * 99,
+        "zeros": bytes(4000),
+        "noise behind a right beginning": whole[:32] + noise(4000),
+        "missing": None,
+    }.items():
+        shutil.rmtree(folder, ignore_errors=True)
+        for kept in {f for entry in entries for f in entry.files}:
+            (folder / kept).parent.mkdir(parents=True, exist_ok=True)
+            (folder / kept).symlink_to(bundle.folder / kept)
+        (folder / file).unlink()
+        if data is not None:
+            (folder / file).write_bytes(data)
+        print(file, name, end=": ", flush=True)
+        try:
+            target.load(folder, entries, RunOptions(threads=1))
+            print("loaded", flush=True)
+        except BundleError as error:
+            print("BundleError", flush=True)
+"""
+
+
+def test_a_damaged_file_is_refused_and_never_crashes(bundle: Bundle, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_DAMAGED, bundle.folder, tmp_path / "damaged"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    lines = done.stdout.strip().splitlines()
+    assert done.returncode == 0, lines[-1:] + done.stderr.splitlines()[-3:]
+    assert len(lines) == 8 * len(bundle.manifest.programs[0].files)
+    assert [line for line in lines if not line.endswith(": BundleError")] == []
