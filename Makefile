@@ -12,7 +12,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test check docs readme bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/whisperport demo
@@ -31,8 +31,11 @@ docs: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_reference.py
 	@$(BIN)/python -m pytest tests/docs
 
+readme: $(VENV)/.installed-dev
+	@$(BIN)/python docs/make_readme.py
+
 bench: $(VENV)/.installed-dev
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python benchmarks/programs.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,6 @@
 """`whisperport demo`"""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,6 +9,19 @@ import click
 from whisperport.cli.console import print_json, print_next, print_table, stages
 from whisperport.cli.options import as_json, threads
 from whisperport.demo import DEMO_TARGETS, DemoRow, run_demo
+
+HEADINGS = (
+    "target",
+    "programs",
+    "delegated nodes",
+    "parity",
+    "tokens equal",
+    "WER",
+    "encoder ms",
+    "ms/token",
+    "real-time factor",
+)
+TEXT_WIDTH = 50  # beside the other columns it fits 100
 
 
 @click.command(short_help="Show the whole way on the model that comes with whisperport.")
@@ -44,27 +58,19 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
     if as_json:
         print_json([_as_json(row) for row in rows])
         return
-    _print_transcripts(rows[-1])
-    print_table(
-        (
-            "target",
-            "programs",
-            "delegated nodes",
-            "parity",
-            "tokens equal",
-            "WER",
-            "encoder ms",
-            "ms/token",
-            "real-time factor",
-        ),
-        [_cells(row) for row in rows],
-    )
-    print(
-        "\ndelegated: nodes the target runs, of all; parity: worst signal-to-error ratio against "
-        "torch;\nreal-time factor: processing seconds per second of audio"
-    )
+    print_rows(rows)
     recording = rows[-1].heard[0].recording.path
     print_next(f"whisperport transcribe {_short(recording)} --bundle {rows[-1].folder}")
+
+
+def print_rows(rows: Sequence[DemoRow]) -> None:
+    """What was understood by the last target, then one line a target."""
+    _print_transcripts(rows[-1])
+    print_table(HEADINGS, [_cells(row) for row in rows])
+    print(
+        "\ndelegated nodes: those the target runs, of all; parity: worst signal-to-error ratio of any "
+        "output\nagainst torch; real-time factor: processing seconds per second of sound"
+    )
 
 
 def _cells(row: DemoRow) -> tuple[str, ...]:
@@ -88,7 +94,7 @@ def _print_transcripts(row: DemoRow) -> None:
         [
             (
                 heard.recording.path.name,
-                heard.recording.voice + (" (held out)" if heard.recording.held_out else ""),
+                "held out" if heard.recording.held_out else "trained",
                 f"{heard.errors.errors} of {heard.errors.n_words}",
                 _clipped(heard.text) or "(silence)",
             )
@@ -98,8 +104,9 @@ def _print_transcripts(row: DemoRow) -> None:
     print()
 
 
-def _clipped(text: str, width: int = 120) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _clipped(text: str) -> str:
+    """One line: the transcripts are there to be glanced at, and `transcribe` shows them whole."""
+    return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 1] + "…"
 
 
 def _short(path: Path) -> Path:

@@ -1,0 +1,81 @@
+"""Run the demo, and put its output and its figures into README.md.
+
+    python docs/make_readme.py
+
+Takes minutes. Run it on a quiet machine whenever a model, a program or a target has changed.
+"""
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from whisperport.cli.console import stages
+from whisperport.cli.demo import print_rows
+from whisperport.demo import DemoRow, run_demo
+from whisperport.targets import get_target
+from whisperport.verification import machine
+
+README = Path(__file__).parents[1] / "README.md"
+HEADINGS = (
+    "Target",
+    "What it is",
+    "Status",
+    "Delegated nodes",
+    "Parity",
+    "Tokens equal",
+    "WER",
+    "Encoder",
+    "Token",
+)
+
+
+def main() -> None:
+    """Only the marked parts of the page change."""
+    with stages() as say:
+        rows = run_demo("default", Path("build/demo"), say=say)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        print_rows(rows)
+    text = README.read_text(encoding="utf-8")
+    for name, part in (
+        ("demo", f"```text\n{printed.getvalue()}```\n\n{_where()}\n"),
+        ("targets", _table(rows)),
+    ):
+        marked = rf"(?<=<!-- measured: {name} -->\n).*?(?=<!-- end -->)"
+        found = re.search(marked, text, re.DOTALL)
+        assert found, f"README.md has no mark for {name}"
+        text = text[: found.start()] + part + text[found.end() :]
+    README.write_text(text, encoding="utf-8")
+
+
+def _where() -> str:
+    on = machine()
+    return f"Measured on {on['cpu']}, {on['cores']} cores, {on['python']}."
+
+
+def _table(rows: Sequence[DemoRow]) -> str:
+    heading = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|\n"
+    return heading + "".join(_line(row) for row in rows)
+
+
+def _line(row: DemoRow) -> str:
+    spec = get_target(row.target).spec
+    equal, of = row.tokens_equal
+    cells = (
+        f"`{spec.name}`",
+        spec.summary,
+        spec.status,
+        f"{row.delegated} of {row.delegated + row.undelegated}",
+        f"{row.sqnr_db:.0f} dB",
+        f"{equal} of {of} clips",
+        f"{row.errors.rate:.1%}",
+        f"{row.encoder_ms:.1f} ms",
+        f"{row.token_ms:.2f} ms",
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Write the pages of `docs/reference` that the code knows best: the command line, rewrites, limits.
+
+    python docs/make_reference.py
+
+A test holds the pages against this script, so they cannot fall behind.
+"""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import click
+
+from whisperport.cli.console import WIDTH
+from whisperport.cli.main import cli
+from whisperport.rewrites import REWRITES
+from whisperport.spec import TargetSpec
+from whisperport.targets import TARGETS
+
+REFERENCE = Path(__file__).parent / "reference"
+
+CLI_HEAD = """\
+# Command line
+
+Results go to standard output, and progress, warnings and errors to standard error. With `--json` the
+result is one JSON document. Exit codes: 0 done, and equal where something was compared; 1 failed,
+interrupted or not equal; 2 wrong usage. `NO_COLOR` is honoured. Away from a terminal, tables and help are
+at most 100 columns wide.
+"""
+
+REWRITES_HEAD = """\
+# Rewrites
+
+A rewrite turns one graph into another that computes the same and suits a target better. A target names
+those it wants, in order; what each changed or refused is in a bundle's manifest. *Exact*: the same function
+in real arithmetic.
+"""
+
+
+def pages() -> dict[Path, str]:
+    """Every page that is made here, whole or in part, as it should be."""
+    made = {REFERENCE / "cli.md": cli_page(), REFERENCE / "rewrites.md": rewrites_page()}
+    for target in TARGETS:
+        page = REFERENCE / "targets" / f"{target.spec.name}.md"
+        made[page] = target_page(page.read_text(encoding="utf-8"), target.spec)
+    return made
+
+
+def cli_page() -> str:
+    """The help of whisperport and of each verb."""
+    parts = [CLI_HEAD, _help(cli, "whisperport")]
+    for name, verb in cli.commands.items():
+        parts += [f"## {name}\n", _help(verb, f"whisperport {name}")]
+    return "\n".join(parts)
+
+
+def _help(command: click.Command, name: str) -> str:
+    settings = {**cli.context_settings, "terminal_width": WIDTH}
+    context = click.Context(command, info_name=name, **settings)
+    return f"```text\n{command.get_help(context)}\n```\n"
+
+
+def rewrites_page() -> str:
+    """The picture of every rewrite, from its module's docstring."""
+    parts = [REWRITES_HEAD]
+    for name, rewrite in sorted(REWRITES.items()):
+        module = importlib.import_module(rewrite.apply.__module__)
+        users = [t.spec.name for t in TARGETS if name in t.spec.rewrites]
+        asked = ", ".join(f"[{user}](targets/{user}.md)" for user in users) or "no target yet"
+        exact = "Exact." if rewrite.exact else "Not exact."
+        parts.append(f"## {name}\n\n{exact} Asked for by {asked}.\n")
+        parts.append(f"```text\n{inspect.getdoc(module)}\n```\n")
+    return "\n".join(parts)
+
+
+def target_page(text: str, spec: TargetSpec) -> str:
+    """A target's page, with the marked parts filled from its spec."""
+    for name, part in (("limits", _limits(spec)), ("rewrites", _rewrites(spec))):
+        pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
+        text, count = re.subn(pattern, rf"\g<1>{part}\g<2>", text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"the page of {spec.name} has {count} marks for its {name}")
+    return text
+
+
+def _limits(spec: TargetSpec) -> str:
+    limits = {
+        "dtypes": ("inputs and outputs", ", ".join(sorted(spec.dtypes))),
+        "max_rank": ("highest rank", str(spec.max_rank)),
+        "operators": (
+            "operators",
+            ", ".join(f"`{name}`" for name in sorted(spec.operators))
+            if spec.operators is not None
+            else "its compiler decides",
+        ),
+    }
+    rows = [
+        f"| {words} | {value} | {spec.sources.get(field, 'not stated')} |\n"
+        for field, (words, value) in limits.items()
+    ]
+    return f"| Limit | Value | Where it was read or measured |\n|---|---|---|\n{''.join(rows)}"
+
+
+def _rewrites(spec: TargetSpec) -> str:
+    if not spec.rewrites:
+        return "None.\n"
+    return "".join(
+        f"{number}. [{name}](../rewrites.md#{name})\n"
+        for number, name in enumerate(spec.rewrites, start=1)
+    )
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(REFERENCE.parent.parent))

@@ -1,0 +1,105 @@
+"""Commands and code in the pages fit the real command line and the real package."""
+
+import ast
+import re
+from functools import cache
+
+import click
+import pytest
+
+import whisperport
+from whisperport.cli.main import cli
+
+from .pages import ROOT, code_blocks, name_of, pages, shell_commands
+
+SHELL = sorted(
+    {
+        (name_of(page), " ".join(words))
+        for page in pages()
+        for words in shell_commands(page)
+        if words[0] in ("whisperport", "make")
+    }
+)
+PYTHON = [(name_of(page), code) for page in pages() for code in code_blocks(page, "python")]
+
+
+def complaint(words: list[str]) -> str:
+    """What the command line would say of these words; empty when it would begin to work."""
+    end = next((i for i, word in enumerate(words) if word in (">", "|", "&&")), len(words))
+    name, *arguments = words[1:end]
+    verb = cli.commands.get(name)
+    if verb is None:
+        return f"there is no verb {name}"
+    try:
+        verb.make_context(name, arguments)
+    except click.UsageError as error:
+        return error.format_message()
+    return ""
+
+
+@cache
+def make_targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+
+
+def test_the_pages_show_commands_and_code():
+    assert len(SHELL) > 15  # or else the tests below prove nothing
+    assert len(PYTHON) > 3
+
+
+@pytest.mark.parametrize(("page", "command"), SHELL)
+def test_a_shown_command_is_understood(page, command):
+    # given
+    words = command.split()
+
+    # when / then
+    if words[0] == "make":
+        assert set(words[1:]) <= make_targets(), page
+    else:
+        assert complaint(words) == "", page
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "whisperport export default --traget xnnpack --out x",
+        "whisperport export default --out x",
+        "whisperport sing",
+        "whisperport verify a b",
+    ],
+)
+def test_a_wrong_command_is_found(command):
+    assert complaint(command.split())
+
+
+@pytest.mark.parametrize(("page", "code"), PYTHON)
+def test_shown_code_compiles_and_uses_public_names(page, code):
+    # when
+    tree = ast.parse(code)
+
+    # then
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "whisperport":
+            assert node.attr in whisperport.__all__, page
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("whisperport"):
+            module = __import__(node.module, fromlist=["*"])
+            assert all(hasattr(module, alias.name) for alias in node.names), page
+
+
+def test_every_verb_is_shown_in_the_readme_or_a_tutorial():
+    # given
+    shown = {command.split()[1] for page, command in SHELL if command.startswith("whisperport ")}
+
+    # when / then
+    assert shown == set(cli.commands)
+
+
+def test_continuous_integration_runs_what_the_readme_says():
+    # given
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+    # when / then
+    assert re.search(r"^exec make test\b", script, re.MULTILINE)
+    assert ("README.md", "make test") in SHELL
+    assert ("README.md", "make demo") in SHELL
