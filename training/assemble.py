@@ -218,6 +218,21 @@ class Assembler:
             at = float(rng.uniform(0, max(0.02, frames / 100 - needed)))
         if len(chosen) > 1 and rng.random() < 0.25:
             self._leave_tail(canvas, chosen[-1])
+        placed, level = self._place(canvas, chosen, at, mix, cut)
+        script = self._script(
+            placed, frames / 100, offset, rng.random() < mix.timestamps, self._prompt(mix)
+        )
+        words, phones = self._labels(placed, frames // 2)
+        content = self._content(placed[-1].end, frames)
+        sound = self._finish_sound(canvas, mix, level, content)
+        return Window(sound, script, offset, self._text_offset(script), words, phones)
+
+    def _place(
+        self, canvas: Frames, chosen: Sequence[Utterance], at: float, mix: Mix, cut: bool
+    ) -> tuple[list[Placed], float]:
+        """Put utterances into the canvas, from ``at`` seconds on, until it is full; the last one is
+        cut by its end if ``cut``. Returns them and the log10 power of their speech."""
+        rng, frames = self.rng, len(canvas)
         placed: list[Placed] = []
         levels: list[float] = []
         for utterance in chosen:
@@ -233,19 +248,13 @@ class Assembler:
             levels.append(augment.speech_level(sound))
             sound = sound[: frames - first]
             canvas[first : first + len(sound)] = sound
-            time = first / 100
+            begin = first / 100
+            start, end = begin + utterance.start / factor, begin + utterance.end / factor
             placed.append(
-                Placed(utterance, time + utterance.start / factor, time + utterance.end / factor,
-                       time + utterance.spans / np.float32(factor))
-            )  # fmt: skip
-            at = time + utterance.seconds / factor + self._gap()
-        script = self._script(
-            placed, frames / 100, offset, rng.random() < mix.timestamps, self._prompt(mix)
-        )
-        words, phones = self._labels(placed, frames // 2)
-        content = self._content(placed[-1].end, frames)
-        sound = self._finish_sound(canvas, mix, float(np.mean(levels)), content)
-        return Window(sound, script, offset, self._text_offset(script), words, phones)
+                Placed(utterance, start, end, begin + utterance.spans / np.float32(factor))
+            )
+            at = begin + utterance.seconds / factor + self._gap()
+        return placed, float(np.mean(levels))
 
     def _leave_tail(self, canvas: Frames, utterance: Utterance) -> None:
         """The last hundredths of a second of a sentence that the previous window has written."""
@@ -254,7 +263,9 @@ class Assembler:
 
     def _no_speech(self, canvas: Frames, offset: int, mix: Mix) -> Window:
         script = Script()
-        script.predict(SOT)
+        for token in self._prompt(mix):
+            script.predict(token, trained=False)
+        script.predict(SOT, trained=False)
         script.predict(NO_SPEECH if self.rng.random() < 0.97 else EN)
         script.predict(TRANSCRIBE, trained=False)
         if self.rng.random() < mix.timestamps:
@@ -265,7 +276,7 @@ class Assembler:
                 script.predict(self._anything())
         script.predict(EOT)
         script.finish()
-        script.inputs[1] = EN
+        script.inputs[script.inputs.index(SOT) + 1] = EN  # read, though not predicted
         level = float(self.rng.uniform(-3.0, 0.5))
         empty = np.zeros(len(canvas) // 2, np.int64)
         heavy = Mix(strength=1.0 if self.rng.random() < 0.7 else 0.0)
@@ -291,7 +302,7 @@ class Assembler:
     # text ----------------------------------------------------------------------------------------
 
     def _prompt(self, mix: Mix) -> list[int]:
-        """Tokens of earlier sentences, most often with the timestamps they were written with."""
+        """<|startofprev|> and earlier sentences, most often with their timestamps; or nothing."""
         rng = self.rng
         if rng.random() >= mix.prompts:
             return []
@@ -312,15 +323,14 @@ class Assembler:
                 if stamped
                 else sentence
             )
-        return tokens[-MAX_PROMPT:]
+        return [SOT_PREV, *tokens[-MAX_PROMPT:]]
 
     def _script(
         self, placed: list[Placed], seconds: float, offset: int, timestamps: bool, prompt: list[int]
     ) -> Script:
         script, shift = Script(), offset * STEP
-        if prompt:
-            for token in [SOT_PREV, *prompt]:
-                script.predict(token, trained=False)
+        for token in prompt:
+            script.predict(token, trained=False)
         script.predict(SOT, trained=False)
         script.predict(EN)
         script.predict(TRANSCRIBE, trained=False)
