@@ -31,11 +31,11 @@ def read_delegation(pte: bytes) -> dict[str, Delegation]:
 
     try:
         program = deserialize_pte_binary(pte).program
-    except Exception as error:  # flatbuffers raises struct.error, IndexError, AssertionError, ...
+        return {plan.name: _of_plan(plan) for plan in program.execution_plan if plan.chains}
+    except Exception as error:  # struct.error, IndexError, TypeError where a table is missing, ...
         raise BundleError(
             "this is not an ExecuTorch program", why=f"{type(error).__name__}: {error}"
         ) from error
-    return {plan.name: _of_plan(plan) for plan in program.execution_plan if plan.chains}
 
 
 def _of_plan(plan: Any) -> Delegation:

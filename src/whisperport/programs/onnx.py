@@ -126,11 +126,18 @@ def _convert(program: Program, opset: int) -> ir.Model:
         except Exception as error:  # torch wraps any failure of its passes in its own class
             raise LoweringError(
                 f"`{program.name}` cannot be written as ONNX opset {opset}",
-                why=str(error).strip().split("\n")[0],
+                why=str(_root(error)).strip().split("\n")[0],
                 hint=log.getvalue().strip().split("\n")[-1],
             ) from error
     assert exported is not None
     return exported.model
+
+
+def _root(error: BaseException) -> BaseException:
+    """torch's own words only say that something failed, and how to report it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 @contextlib.contextmanager

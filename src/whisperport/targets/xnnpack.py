@@ -216,12 +216,12 @@ def _load_program(runtime: Any, path: Path) -> Any:
 
 
 def _load_method(program: Any, method: str, spec: ProgramSpec) -> Any:
+    if method not in program.method_names:
+        raise BundleError(f"the ExecuTorch file has no method `{method}`, which the manifest lists")
     try:
         loaded = program.load_method(method)
     except (RuntimeError, ValueError) as error:
         raise _unreadable(f"method `{method}`", error) from error
-    if loaded is None:
-        raise BundleError(f"the ExecuTorch file has no method `{method}`, which the manifest lists")
     inputs = loaded.metadata.num_inputs()
     if inputs != len(spec.inputs):
         raise BundleError(
