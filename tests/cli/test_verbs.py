@@ -164,6 +164,22 @@ def test_targets_on_a_board_says_which_extra_is_missing(run):
     assert re.search(r"^xnnpack .*no: \[xnnpack\] +no: \[xnnpack\]$", out, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("board")
+def test_targets_on_a_board_does_not_send_one_to_export(run):
+    assert run("targets").lines[-1] == "next: whisperport doctor"
+
+
+@pytest.mark.usefixtures("board")
+def test_demo_on_a_board_is_refused_before_any_work(run, tmp_path):
+    # when
+    ran = run("demo", "--out", tmp_path / "out")
+
+    # then
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.lines[-1] == 'hint: pip install "whisperport[export]"'
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def default_bundle(bundle, monkeypatch):
     """Stands for the bundle that comes with the package."""

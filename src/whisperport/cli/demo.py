@@ -9,6 +9,9 @@ import click
 from whisperport.cli.console import print_json, print_next, print_table, stages
 from whisperport.cli.options import as_json, threads
 from whisperport.demo import DEMO_TARGETS, DemoRow, run_demo
+from whisperport.doctor import is_installed
+from whisperport.errors import MissingPackageError
+from whisperport.targets import get_target
 
 HEADINGS = (
     "target",
@@ -53,6 +56,8 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
     Example:
       $ whisperport demo
     """
+    for target in targets:
+        _check_installed(target)
     with stages() as say:
         rows = run_demo("default", out, targets, threads=threads, say=say)
     if as_json:
@@ -61,6 +66,16 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
     print_rows(rows)
     recording = rows[-1].heard[0].recording.path
     print_next(f"whisperport transcribe {_short(recording)} --bundle {rows[-1].folder}")
+
+
+def _check_installed(target: str) -> None:
+    """Before minutes of work for the target before it."""
+    extra = get_target(target).spec.extra
+    if not is_installed(extra):
+        raise MissingPackageError(
+            f"cannot show `{target}`: what lowers to it is not installed",
+            hint=f'pip install "whisperport[{extra}]"',
+        )
 
 
 def print_rows(rows: Sequence[DemoRow]) -> None:

@@ -45,4 +45,9 @@ def targets(as_json: bool) -> None:
             for spec in specs
         ],
     )
-    print_next("whisperport export default --target onnxruntime --out build/default")
+    lowers = next((spec.name for spec in specs if is_installed(spec.extra)), None)
+    print_next(
+        f"whisperport export default --target {lowers} --out build/default"
+        if lowers
+        else "whisperport doctor"
+    )
