@@ -20,7 +20,9 @@ from whisperport.bundle import (
     check_writable,
     writing_bundle,
 )
+from whisperport.dims import Dims
 from whisperport.errors import MissingPackageError, UsageError, VerificationError
+from whisperport.generation import Generation
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.bundle_check import verify
@@ -88,12 +90,13 @@ def export(
     if options.run.threads:
         torch.set_num_threads(options.run.threads)
     model = build_model(checkpoint)
+    generation = with_alignment_heads(checkpoint.generation, checkpoint.dims)
     clips = shipped_clips() if options.clips is None else options.clips
     say(f"running the model in torch on {len(clips)} clips")
-    reference = run_eager(model, checkpoint.generation, clips)
+    reference = run_eager(model, generation, clips)
 
     with writing_bundle(out) as writer:
-        placed = _place(model, target, options.place, say)
+        placed = _place(model, generation, target, options.place, say)
         entries, rewrites = _lower(placed, writer.folder, say)
         say("writing the embedding, the tokenizer and the reference")
         (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
@@ -104,7 +107,7 @@ def export(
             name=f"{checkpoint.source.name} on {', '.join(dict.fromkeys(t.spec.name for t, _ in placed))}",
             source=checkpoint.source.to_json(),
             dims=checkpoint.dims,
-            generation=checkpoint.generation,
+            generation=generation,
             programs=tuple(entries),
             rewrites=rewrites,
             versions=versions(BUILD_PACKAGES),
@@ -117,6 +120,18 @@ def export(
         return writer.commit(
             replace(manifest, verification=report.to_json(), verified=bool(report))
         )
+
+
+def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:
+    """The checkpoint's alignment heads, or where it names none all heads of the upper half.
+
+    Source: the latter is openai-whisper's default, whisper/model.py:262-269.
+    """
+    if generation.alignment_heads:
+        return generation
+    layers = range(dims.n_text_layer // 2, dims.n_text_layer)
+    heads = [(layer, head) for layer in layers for head in range(dims.n_text_head)]
+    return replace(generation, alignment_heads=tuple(heads))
 
 
 def _check_targets(target: str, place: Mapping[str, str]) -> None:
@@ -143,7 +158,7 @@ def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", say: Say) -> "Check
 
 
 def _place(
-    model: Any, target: str, place: Mapping[str, str], say: Say
+    model: Any, generation: Generation, target: str, place: Mapping[str, str], say: Say
 ) -> list[tuple[Target, list["Program"]]]:
     """Trace every program, and group them by the target that each one goes to."""
     from whisperport.programs.whisper import program_names, whisper_programs
@@ -155,7 +170,7 @@ def _place(
             hint=f"programs are {', '.join(program_names())}",
         )
     groups: dict[str, list[Program]] = {}
-    for program in whisper_programs(model):
+    for program in whisper_programs(model, generation.alignment_heads):
         say(f"traced {program.name}")
         groups.setdefault(place.get(program.name, target), []).append(program)
     return [(get_target(name), programs) for name, programs in groups.items()]

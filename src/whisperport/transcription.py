@@ -4,7 +4,7 @@ Source: openai/whisper@v20250625, whisper/transcribe.py.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,9 @@ from whisperport.runtime import (
     is_silence,
     load_engine,
 )
+from whisperport.runtime.alignment import align_words
+from whisperport.runtime.hallucinations import Judged, Window, skip_hallucinations
+from whisperport.runtime.words import add_words
 from whisperport.targets import RunOptions
 from whisperport.text import Segment, Tokenizer
 
@@ -52,6 +55,8 @@ class TranscribeOptions:
     condition_on_previous_text: bool = True  # what was said is the prompt of what follows
     initial_prompt: str = ""  # said, as it were, before the recording
     carry_initial_prompt: bool = False  # before every window, and not only before the first
+    word_timestamps: bool = False  # times of words, and times of segments from them
+    hallucination_silence_threshold: float | None = None  # seconds; needs `word_timestamps`
     clips: tuple[float, ...] = ()  # start, end, start, … in seconds; the last end may be left out
 
     def __post_init__(self) -> None:
@@ -59,6 +64,10 @@ class TranscribeOptions:
             raise UsageError("`temperatures` is empty", hint="give at least one, such as 0")
         if any(not 0 <= t <= 10 for t in self.temperatures):
             raise UsageError(f"`temperatures` are {self.temperatures}", why="expected 0 to 10")
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise UsageError(
+                "`hallucination_silence_threshold` needs word times", hint="set `word_timestamps`"
+            )
         if list(self.clips) != sorted(self.clips) or any(time < 0 for time in self.clips):
             raise UsageError(
                 f"clip times are {', '.join(map(str, self.clips))}",
@@ -133,6 +142,7 @@ class _Session:
         self.initial = self._initial_prompt()
         self.said: list[int] = list(self.initial)
         self.seek = 0  # mel frame at which the next window begins
+        self.last_speech = 0.0  # seconds at which the last word ended
         self.forgotten = 0  # how many of `said` are no longer context
         self.segments: list[Segment] = []
         self.truncated: list[float] = []
@@ -183,8 +193,53 @@ class _Session:
         if not decoded.ended:
             self.truncated.append(seek / FRAMES_PER_SECOND)
         segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.pieces]
-        self._keep(segments, decoded)
-        self.seek = seek + _forward(cut, n_frames)
+        judged = Judged(tuple(segments), seek + cut.advance)
+        if self.options.word_timestamps:
+            judged = self._with_words(segments, judged.seek, cut, seek, n_frames, language)
+        # One that begins no later would never end; the original would go on for ever.
+        self.seek = judged.seek if judged.seek > seek else seek + n_frames
+        if not judged.restart:
+            self._keep([_cleared(segment) for segment in judged.segments], decoded)
+
+    def _with_words(
+        self,
+        segments: list[Segment],
+        next_seek: int,
+        cut: Cut,
+        seek: int,
+        n_frames: int,
+        language: str,
+    ) -> Judged:
+        """The window's segments with their words, and where those say that it ends."""
+        end = self.engine.generation.end_of_text
+        text = [token for segment in segments for token in segment.tokens if token < end]
+        timings = align_words(
+            self.engine,
+            self.tokenizer,
+            text,
+            language=language,
+            task=self.options.decode.task,
+            n_frames=n_frames,
+        )
+        segments = add_words(segments, timings, end_of_text=end, last_speech=self.last_speech)
+        window = Window(
+            seek / FRAMES_PER_SECOND,
+            n_frames / FRAMES_PER_SECOND,
+            self.engine.dims.window_s,
+            self.mel.duration_s,
+        )
+        spoken_until = _spoken_until(segments)
+        threshold = self.options.hallucination_silence_threshold
+        if spoken_until is not None and spoken_until > window.start_s and not cut.closed:
+            next_seek = round(spoken_until * FRAMES_PER_SECOND)
+            if threshold is not None and window.end_s - spoken_until <= threshold:
+                next_seek = seek + n_frames
+        judged = Judged(tuple(segments), next_seek)
+        if threshold is not None:
+            judged = skip_hallucinations(segments, window, next_seek, self.last_speech, threshold)
+        if not judged.restart and (last := _spoken_until(judged.segments)) is not None:
+            self.last_speech = last
+        return judged
 
     def _keep(self, segments: list[Segment], decoded: Decoded) -> None:
         self.segments += segments
@@ -195,13 +250,11 @@ class _Session:
 
     def _segment(self, piece: Piece, seek: int, decoded: Decoded, ratio: float) -> Segment:
         start = seek / FRAMES_PER_SECOND
-        text = self.tokenizer.decode(piece.tokens)
-        kept = piece.start_s != piece.end_s and text.strip() != ""
         return Segment(
             start=start + piece.start_s,
             end=start + piece.end_s,
-            text=text if kept else "",
-            tokens=piece.tokens if kept else (),
+            text=self.tokenizer.decode(piece.tokens),
+            tokens=piece.tokens,
             avg_logprob=decoded.avg_logprob,
             no_speech_prob=decoded.no_speech_prob,
             temperature=decoded.temperature,
@@ -228,9 +281,19 @@ class _Session:
         return (*self.initial, *recent[-room:])
 
 
-def _forward(cut: Cut, n_frames: int) -> int:
-    """Frames to the next window; at least one, since a window that ends at 0 would never end."""
-    return cut.advance if cut.advance > 0 else n_frames
+def _cleared(segment: Segment) -> Segment:
+    """As it is, or without words if it is instantaneous or has no text."""
+    if segment.start != segment.end and segment.text.strip():
+        return segment
+    return replace(segment, text="", tokens=(), words=())
+
+
+def _spoken_until(segments: Sequence[Segment]) -> float | None:
+    """Seconds at which the last word ends, or where no segment has words the last segment."""
+    for segment in reversed(segments):
+        if segment.words:
+            return segment.words[-1].end
+    return segments[-1].end if segments else None
 
 
 def _clip_frames(clips: tuple[float, ...]) -> list[tuple[int, int | None]]:

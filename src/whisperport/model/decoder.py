@@ -4,6 +4,7 @@ None of them takes audio features together with tokens, so nothing can project t
 values again for every token. The host looks up embeddings, adds positions and writes the cache.
 """
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -36,11 +37,26 @@ class DecoderBlock(nn.Module):
         cross_v: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x (1, P, d) to (1, P, d), with the new self-attention keys (H, D, P) and values (H, P, D)."""
+        x, _, new_k, new_v = self.scored(x, mask, self_k, self_v, cross_k, cross_v, [])
+        return x, new_k, new_v
+
+    def scored(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        self_k: Tensor,
+        self_v: Tensor,
+        cross_k: Tensor,
+        cross_v: Tensor,
+        heads: Sequence[int],
+    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+        """As `forward`, with the cross-attention scores (1, P, T) of some heads."""
         attended, new_k, new_v = self.attn(self.attn_ln(x), mask, self_k, self_v)
         x = x + attended
         queries = self.cross_attn.queries(self.cross_attn_ln(x))
+        scores = [torch.bmm(queries[h : h + 1], cross_k[h : h + 1]) for h in heads]
         x = x + self.cross_attn.attend(queries, cross_k, cross_v)
-        return x + cast(Tensor, self.mlp(self.mlp_ln(x))), new_k, new_v
+        return x + cast(Tensor, self.mlp(self.mlp_ln(x))), scores, new_k, new_v
 
 
 class Decoder(nn.Module):
@@ -121,6 +137,42 @@ class Decode(nn.Module):
         """
         rows, new_k, new_v = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
         return (self.head(rows).reshape(1, -1), *new_k, *new_v)
+
+
+class Align(Decode):
+    """The `align` program: where in the sound the alignment heads look, for the times of words."""
+
+    def __init__(self, decoder: Decoder, heads: Sequence[tuple[int, int]]) -> None:
+        """heads: (decoder layer, head) pairs."""
+        super().__init__(decoder)
+        self.heads = tuple(heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        self_k: list[Tensor],
+        self_v: list[Tensor],
+        cross_k: list[Tensor],
+        cross_v: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """P rows of text; rows beyond its end are masked out by the caller and ignored.
+
+        x        (1, P, d)
+        mask     (1, P, N + P)
+        returns  rows (1, P, d) that the embedding turns into logits; scores (A, P, T), before the
+                 softmax, of the A alignment heads; L new keys (H, D, P); L new values (H, P, D)
+        """
+        scores: list[Tensor] = []
+        new_k, new_v = [], []
+        for layer, block in enumerate(self.blocks):
+            caches = self_k[layer], self_v[layer], cross_k[layer], cross_v[layer]
+            wanted = [head for of, head in self.heads if of == layer]
+            x, found, k, v = cast(DecoderBlock, block).scored(x, mask, *caches, wanted)
+            scores += found
+            new_k.append(k)
+            new_v.append(v)
+        return (self.ln(x), torch.cat(scores), *new_k, *new_v)
 
 
 class Prefill(Decode):

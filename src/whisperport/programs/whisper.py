@@ -1,27 +1,35 @@
-"""The programs of a Whisper model: `encoder`, `cross_kv`, `prefill_P` for a few P, and `step`."""
+"""The programs of a Whisper model: `encoder`, `cross_kv`, `prefill_P` for a few P, `step`, `align`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from whisperport.dims import Dims
-from whisperport.model.decoder import CrossKV, Decode, Prefill
+from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
 from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program, trace
 
 PREFILL_ROWS = (4, 64)  # the start tokens (at most 4), and a text prompt in pieces of 64
+ALIGN_ROWS = 64  # a window's text, in pieces
 PICKED_ROWS = 2  # logits of a prompt's last row, and of the row that tells whether there is speech
 
 
 def program_names(prefill_rows: tuple[int, ...] = PREFILL_ROWS) -> tuple[str, ...]:
     """The names of all programs, in the order in which they are made."""
-    return ("encoder", "cross_kv", *(f"prefill_{rows}" for rows in prefill_rows), "step")
+    prefills = (f"prefill_{rows}" for rows in prefill_rows)
+    return ("encoder", "cross_kv", *prefills, "step", "align")
 
 
 def whisper_programs(
-    model: Whisper, prefill_rows: tuple[int, ...] = PREFILL_ROWS
+    model: Whisper,
+    alignment_heads: Sequence[tuple[int, int]],
+    prefill_rows: tuple[int, ...] = PREFILL_ROWS,
 ) -> Iterator[Program]:
-    """Trace each program of `model` in turn; they share its weights."""
+    """Trace each program of `model` in turn; they share its weights.
+
+    Args:
+        alignment_heads: (decoder layer, head) pairs that follow the sound; at least one.
+    """
     dims, decoder = model.dims, model.decoder
     mel = torch.zeros(1, dims.n_mels, dims.n_frames)
     yield trace("encoder", model.encoder, (mel,), ["features"])
@@ -35,6 +43,10 @@ def whisper_programs(
         inputs = (*_rows(dims, rows), pick, *_caches(dims))
         yield trace(f"prefill_{rows}", Prefill(decoder), inputs, decoded)
     yield trace("step", Decode(decoder), (*_rows(dims, 1), *_caches(dims)), decoded)
+
+    heads = sorted(alignment_heads)  # by layer: the order of the program's scores
+    inputs = (*_rows(dims, ALIGN_ROWS), *_caches(dims))
+    yield trace("align", Align(decoder, heads), inputs, ["rows", "scores", *decoded[1:]])
 
 
 def _layers(dims: Dims, *names: str) -> list[str]:

@@ -43,6 +43,7 @@ class Engine:
         self._encoder = _required(runners, "encoder")
         self._cross_kv = _required(runners, "cross_kv")
         self._step = _required(runners, "step")
+        self._align = _required(runners, "align")
         self._prefills = _prefills(runners)
         self._sound: dict[str, Floats] = {}
 
@@ -106,6 +107,36 @@ class Engine:
         logits: Floats = outputs["logits"][0]
         return logits
 
+    def align(self, tokens: Sequence[int]) -> tuple[Floats, Floats]:
+        """Read tokens from the first on, and see where in the sound the alignment heads look.
+
+        Forgets what was decoded of this window; the sound stays.
+
+        Returns:
+            Scores (A, S, T) before the softmax, and rows (S, d) that the embedding turns into logits.
+
+        Raises:
+            ValueError: no tokens, or more than the cache has room for.
+        """
+        if not tokens:
+            raise ValueError("no tokens to align")
+        self.cache.clear()
+        size = self._align.spec.inputs[0].shape[1]
+        scores, rows = [], []
+        for start in range(0, len(tokens), size):
+            piece = tokens[start : start + size]
+            inputs = {"x": self._padded(piece, size, self.cache), "mask": self.cache.mask(size)}
+            outputs = self._align.run({**inputs, **self.cache.arrays, **self._sound})
+            self.cache.store(outputs, len(piece))
+            scores.append(outputs["scores"][:, : len(piece)])
+            rows.append(outputs["rows"][0, : len(piece)])
+        return np.concatenate(scores, axis=1), np.concatenate(rows)
+
+    def logits_of(self, rows: Floats) -> Floats:
+        """Logits (S, V) of rows (S, d), through the embedding."""
+        logits: Floats = rows @ self._embedding.astype(np.float32).T
+        return logits
+
     def _prefill_for(self, count: int) -> tuple[Runner, int]:
         """The smallest prefill that takes `count` tokens at once, or the largest there is."""
         fitting = [rows for rows in self._prefills if rows >= count]
@@ -115,14 +146,19 @@ class Engine:
     def _prefill_piece(
         self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int, cache: Cache
     ) -> tuple[Floats, Floats]:
-        x = np.zeros((1, rows, self.dims.n_text_state), np.float32)
-        x[:, : len(tokens)] = self._rows(tokens, cache)
+        x = self._padded(tokens, rows, cache)
         pick = np.zeros((1, 2, rows), np.float32)
         pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
         inputs = {"x": x, "mask": cache.mask(rows), "pick": pick}
         outputs = runner.run({**inputs, **cache.arrays, **self._sound})
         cache.store(outputs, len(tokens))
         return outputs["logits"][0], outputs["logits"][1]
+
+    def _padded(self, tokens: Sequence[int], rows: int, cache: Cache) -> Floats:
+        """As `_rows`, followed by zeros: (1, rows, d)."""
+        x = np.zeros((1, rows, self.dims.n_text_state), np.float32)
+        x[:, : len(tokens)] = self._rows(tokens, cache)
+        return x
 
     def _rows(self, tokens: Sequence[int], cache: Cache) -> Floats:
         """Embedding plus position of the next tokens: (1, P, d) float32."""

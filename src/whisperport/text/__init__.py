@@ -2,7 +2,7 @@
 
 from whisperport.text.languages import LANGUAGES, language_code
 from whisperport.text.normalize import normalize
-from whisperport.text.segment import Segment
+from whisperport.text.segment import Segment, Word
 from whisperport.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
 from whisperport.text.vocabulary import openai_generation, openai_tokenizer
 from whisperport.text.writers import (
@@ -22,6 +22,7 @@ __all__ = [
     "WRITERS",
     "Segment",
     "Tokenizer",
+    "Word",
     "format_time",
     "language_code",
     "normalize",

@@ -5,6 +5,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """One word, and when it was spoken."""
+
+    word: str  # with its leading space and its punctuation
+    start: float  # seconds from the beginning of the sound
+    end: float  # seconds
+    probability: float  # mean over its tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A stretch of speech between two times. Names are openai-whisper's.
 
@@ -20,6 +30,7 @@ class Segment:
     temperature: float = 0.0  # it was sampled at; 0 is greedy
     compression_ratio: float = 0.0  # of the window's text by zlib; high for repetitions
     seek: int = 0  # first mel frame (10 ms) of the window it came from
+    words: tuple[Word, ...] = ()  # only where word times were asked for
 
     def __post_init__(self) -> None:
         for name, seconds in (("start", self.start), ("end", self.end)):

@@ -1,0 +1,224 @@
+"""Each program against torch eager's, in one run: how much a target gains, and how near the limit it is.
+
+    python benchmarks/programs.py [--threads 2] [--rounds 7]
+
+Sizes are Whisper tiny's, weights are random: neither changes what is computed. Rounds are interleaved,
+so that a busy moment of the machine falls on all alike; the figure is the median of rounds, and the
+ratio the median of the rounds' ratios. Writes `results/programs_DATE.json` and prints a table.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from whisperport.bench.measure import measure
+from whisperport.dims import Dims
+from whisperport.model.decoder import Decode
+from whisperport.model.whisper import Whisper
+from whisperport.programs.program import Program
+from whisperport.programs.whisper import whisper_programs
+from whisperport.rewrites import run_rewrites
+from whisperport.runner import Runner
+from whisperport.targets import TARGETS, RunOptions, Target
+from whisperport.verification import machine, versions
+
+TINY = Dims(
+    n_mels=80,
+    n_audio_ctx=1500,
+    n_audio_state=384,
+    n_audio_head=6,
+    n_audio_layer=4,
+    n_text_ctx=448,
+    n_text_state=384,
+    n_text_head=6,
+    n_text_layer=4,
+    n_vocab=51865,
+    n_audio_ffn=1536,
+    n_text_ffn=1536,
+)
+RESULTS = Path(__file__).parent / "results"
+TIMED = {"encoder": 3, "step": 30}  # runs a round
+GOALS = {("encoder", "xnnpack"): 0.75, ("step", "onnxruntime"): 0.80}  # of torch eager's time
+
+Run = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    model = Whisper(TINY).eval().requires_grad_(False)
+    for table in (model.encoder.positional_embedding, model.decoder.positional_embedding):
+        torch.nn.init.normal_(table, std=0.02)
+
+    contenders = {
+        ("encoder", "torch eager"): eager_encoder(model),
+        ("step", "torch eager"): eager_step(model),
+    }
+    programs = [p for p in whisper_programs(model, [(0, 0)]) if p.name in TIMED]
+    with tempfile.TemporaryDirectory() as folder:
+        for target in TARGETS:
+            contenders |= lowered(
+                target, programs, Path(folder) / target.spec.name, options.threads
+            )
+        limits = {"gemm_gflops": gemm_gflops(), "read_gb_per_s": read_gb_per_s()}
+        rounds = [one_round(contenders) for _ in range(options.rounds)]
+    report(rounds, limits, options)
+
+
+def eager_encoder(model: Whisper) -> Run:
+    mel = torch.randn(1, TINY.n_mels, TINY.n_frames)
+    return lambda: model.encode(mel)
+
+
+def eager_step(model: Whisper) -> Run:
+    """The same cached step in eager torch: host embedding, cross K/V once, new rows out."""
+    step = Decode(model.decoder)
+    inputs = [torch.from_numpy(array) for array in step_inputs().values()]
+    n = TINY.n_text_layer
+    caches = [inputs[2 + i * n : 2 + (i + 1) * n] for i in range(4)]
+
+    def run() -> object:
+        with torch.no_grad():
+            return step(inputs[0], inputs[1], *caches)
+
+    return run
+
+
+def step_inputs() -> dict[str, np.ndarray]:
+    rng, heads, width = np.random.default_rng(0), TINY.n_text_head, TINY.text_head_width
+    shapes = {"x": (1, 1, TINY.n_text_state), "mask": (1, 1, TINY.n_text_ctx + 1)}
+    for name, shape in (
+        ("self_k", (heads, width, TINY.n_text_ctx)),
+        ("self_v", (heads, TINY.n_text_ctx, width)),
+        ("cross_k", (heads, width, TINY.n_audio_ctx)),
+        ("cross_v", (heads, TINY.n_audio_ctx, width)),
+    ):
+        shapes |= {f"{name}_{layer}": shape for layer in range(TINY.n_text_layer)}
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def lowered(target: Target, programs: list[Program], folder: Path, threads: int) -> dict[Any, Run]:
+    folder.mkdir()
+    ready = [run_rewrites(program, target.spec.rewrites)[0] for program in programs]
+    entries = target.lower(ready, folder, print)
+    runners = target.load(folder, entries, RunOptions(threads=threads))
+    mel = np.random.default_rng(0).standard_normal((1, TINY.n_mels, TINY.n_frames), np.float32)
+    inputs = {"encoder": {"mel": mel}, "step": step_inputs()}
+    return {(name, target.spec.name): bound(runners[name], inputs[name]) for name in TIMED}
+
+
+def bound(runner: Runner, inputs: dict[str, np.ndarray]) -> Run:
+    return lambda: runner.run(inputs)
+
+
+def one_round(contenders: dict[Any, Run]) -> dict[Any, float]:
+    return {
+        key: measure(run, warmup=1, n=TIMED[key[0]]).median_ms for key, run in contenders.items()
+    }
+
+
+def gemm_gflops(n: int = 2048) -> float:
+    """The best float32 matrix product that torch, numpy or ONNX Runtime does here, in GFLOP/s."""
+    from onnx import TensorProto, helper
+    from onnxruntime import InferenceSession
+
+    a = np.random.default_rng(0).standard_normal((n, n), np.float32)
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [n, n]) for name in "abc"]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["a", "b"], ["c"])], "g", info[:2], info[2:]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    session = InferenceSession(model.SerializeToString())
+    t = torch.from_numpy(a)
+    runs: list[Run] = [lambda: t @ t, lambda: a @ a, lambda: session.run(None, {"a": a, "b": a})]
+    return max(2 * n**3 / measure(run, n=7).best_ms / 1e6 for run in runs)
+
+
+def read_gb_per_s(mib: int = 512) -> float:
+    """How fast memory is read, by a sum over an array far larger than any cache, in GB/s."""
+    array = torch.ones(mib * 2**18)
+    return array.numel() * 4 / measure(lambda: array.sum(), n=7).best_ms / 1e6
+
+
+def encoder_gflop() -> float:
+    """2 · multiply-adds of the encoder's products, by hand; softmax and norms are below 1 %."""
+    d, t, ffn = TINY.n_audio_state, TINY.n_audio_ctx, TINY.n_audio_ffn
+    stem = 2 * t * TINY.n_mels * 3 * d + t * d * 3 * d
+    layer = t * (4 * d * d + 2 * d * ffn) + 2 * t * t * d
+    return 2 * (stem + TINY.n_audio_layer * layer) / 1e9
+
+
+def step_gb() -> float:
+    """Bytes a step must read: every decoder weight but the embedding rows, and the caches, float32."""
+    d, ffn, n = TINY.n_text_state, TINY.n_text_ffn, TINY.n_text_layer
+    weights = n * (6 * d * d + 2 * d * ffn) + TINY.n_vocab * d  # cross K and V are not projected
+    caches = n * 2 * d * (TINY.n_text_ctx + TINY.n_audio_ctx)
+    return 4 * (weights + caches) / 1e9
+
+
+def report(
+    rounds: list[dict[Any, float]], limits: dict[str, float], options: argparse.Namespace
+) -> None:
+    rows = []
+    for program, contender in rounds[0]:
+        ms = statistics.median(r[program, contender] for r in rounds)
+        ratio = statistics.median(r[program, contender] / r[program, "torch eager"] for r in rounds)
+        if program == "encoder":
+            share = encoder_gflop() / ms * 1e3 / limits["gemm_gflops"]
+        else:
+            share = step_gb() / ms * 1e3 / limits["read_gb_per_s"]
+        goal = GOALS.get((program, contender))
+        rows.append(
+            {
+                "program": program,
+                "on": contender,
+                "median_ms": ms,
+                "of_eager": ratio,
+                "of_limit": share,
+                "goal": goal,
+            }
+        )
+    result = {
+        "what": "Whisper tiny's encoder and step, float32, random weights, batch 1",
+        "limits": limits,
+        "encoder_gflop": encoder_gflop(),
+        "step_gb": step_gb(),
+        "rows": rows,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "machine": machine(),
+        "versions": versions(("whisperport", "torch", "onnxruntime", "executorch", "numpy")),
+        "measured_on": datetime.date.today().isoformat(),
+        "command": f"python benchmarks/programs.py --threads {options.threads} --rounds {options.rounds}",
+    }
+    path = RESULTS / f"programs_{result['measured_on']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{'program':9}{'on':13}{'median ms':>10}{'of eager':>10}{'of the limit':>14}  goal")
+    for row in rows:
+        goal = f"≤ {row['goal']:.2f}" if row["goal"] else ""
+        print(
+            f"{row['program']:9}{row['on']:13}{row['median_ms']:10.2f}{row['of_eager']:10.2f}"
+            f"{row['of_limit']:14.0%}  {goal}"
+        )
+    print(
+        f"\nlimits here, {options.threads} threads: {limits['gemm_gflops']:.0f} GFLOP/s (encoder: "
+        f"{encoder_gflop():.1f} GFLOP), {limits['read_gb_per_s']:.0f} GB/s (step: {step_gb():.3f} GB)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""When each word was spoken: from where the alignment heads look, by dynamic time warping.
+
+Source: openai/whisper@v20250625, whisper/timing.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from whisperport.dims import SECONDS_PER_POSITION
+from whisperport.runtime.cache import Floats
+from whisperport.runtime.decode import start_tokens
+from whisperport.runtime.engine import Engine
+from whisperport.text import Tokenizer
+
+MEDIAN_WIDTH = 7  # positions of 20 ms
+
+
+@dataclass(slots=True)
+class Timing:
+    """A word in a window: seconds from the window's beginning."""
+
+    word: str
+    tokens: list[int]
+    start: float
+    end: float
+    probability: float
+
+
+def align_words(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    text: Sequence[int],
+    *,
+    language: str,
+    task: str,
+    n_frames: int,
+) -> list[Timing]:
+    """Times of the words of `text`, text tokens of the window that `engine` listens to.
+
+    Args:
+        n_frames: mel frames of sound in the window.
+    """
+    if not text:
+        return []
+    generation = engine.generation
+    start = start_tokens(generation, language, task)  # ends in <|notimestamps|>
+    scores, rows = engine.align([*start, *text, generation.end_of_text])
+    first = len(start) - 1  # its row predicts the first text token
+    probabilities = _token_probabilities(engine, rows[first : first + len(text)], text)
+    matrix = _attention(scores[:, :, : n_frames // 2])[first:-1]
+    tokens, positions = warp(-matrix)
+
+    words, word_tokens = tokenizer.split_to_word_tokens([*text, generation.end_of_text], language)
+    if len(word_tokens) <= 1:
+        return []
+    bounds = np.cumsum([0, *(len(ids) for ids in word_tokens[:-1])])
+    jumps = np.diff(tokens, prepend=tokens[0] - 1).astype(bool)
+    times = positions[jumps] * SECONDS_PER_POSITION
+    return [
+        Timing(word, list(ids), float(times[i]), float(times[j]), float(probabilities[i:j].mean()))
+        for word, ids, i, j in zip(words, word_tokens, bounds[:-1], bounds[1:], strict=False)
+    ]
+
+
+def _token_probabilities(engine: Engine, rows: Floats, text: Sequence[int]) -> Floats:
+    """The probability of each text token among all text tokens, (S,)."""
+    logits = engine.logits_of(rows)[:, : engine.generation.end_of_text]
+    logits -= logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(logits, out=logits)
+    chosen = exponentials[np.arange(len(text)), list(text)]
+    probabilities: Floats = chosen / exponentials.sum(axis=1)
+    return probabilities
+
+
+def _attention(scores: Floats) -> Floats:
+    """(A, S, T) scores to (S, T): softmax, normalized over tokens, smoothed, mean over heads."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    weights -= weights.mean(axis=-2, keepdims=True)
+    weights /= weights.std(axis=-2, keepdims=True)
+    mean: Floats = _median(weights).mean(axis=0)
+    return mean
+
+
+def _median(x: Floats) -> Floats:
+    """Median over MEDIAN_WIDTH neighbours on the last axis, its edges reflected."""
+    half = MEDIAN_WIDTH // 2
+    if x.shape[-1] <= half:
+        return x
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(half, half)], mode="reflect")
+    median: Floats = np.partition(sliding_window_view(padded, MEDIAN_WIDTH, axis=-1), half)[
+        ..., half
+    ]
+    return median
+
+
+def warp(x: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The cheapest monotonic path through costs (N, M): its rows and its columns.
+
+    Costs are summed in float32 and ties broken as in the original, so that paths are equal. Cells of
+    one anti-diagonal depend on earlier ones only, and are done at once.
+    """
+    n, m = x.shape
+    cost = np.full((n + 1, m + 1), np.inf, np.float32)
+    cost[0, 0] = 0
+    moves = np.zeros((n + 1, m + 1), np.int8)  # 0: both, 1: row, 2: column
+    moves[0, :], moves[:, 0] = 2, 1
+    for diagonal in range(2, n + m + 1):
+        i = np.arange(max(1, diagonal - m), min(n, diagonal - 1) + 1)
+        j = diagonal - i
+        both, row, column = cost[i - 1, j - 1], cost[i - 1, j], cost[i, j - 1]
+        move = np.where(
+            (both < row) & (both < column), 0, np.where((row < both) & (row < column), 1, 2)
+        )
+        moves[i, j] = move
+        cost[i, j] = x[i - 1, j - 1].astype(np.float64) + np.choose(move, (both, row, column))
+    return _trace(moves)
+
+
+def _trace(moves: NDArray[np.int8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    i, j = moves.shape[0] - 1, moves.shape[1] - 1
+    path = []
+    while i > 0 or j > 0:
+        path.append((i - 1, j - 1))
+        move = moves[i, j]
+        i -= move in (0, 1)
+        j -= move in (0, 2)
+    rows, columns = np.array(path[::-1], np.int64).T
+    return rows, columns

@@ -1,0 +1,126 @@
+"""Give segments their words: punctuation joined, overlong words cut, segment times set by them.
+
+Source: openai/whisper@v20250625, whisper/timing.py:240-388.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from whisperport.runtime.alignment import Timing
+from whisperport.text import Segment, Word
+
+PREPENDED = "\"'“¿([{-"  # joined to the word after
+APPENDED = "\"'.。,，!！?？:：”)]}、"  # joined to the word before
+SENTENCE_ENDS = ".。!！?？"
+
+
+def add_words(
+    segments: Sequence[Segment], timings: list[Timing], *, end_of_text: int, last_speech: float
+) -> list[Segment]:
+    """Segments of one window with their words, in order.
+
+    Args:
+        timings: words of all segments together, seconds from the window's beginning.
+        last_speech: seconds at which the last word before this window ended.
+    """
+    typical, longest = _durations(timings)
+    if longest:
+        _cut_at_sentence_ends(timings, longest)
+    _join_punctuation(timings)
+    offset = segments[0].seek / 100 if segments else 0.0
+    remaining = iter(timings)
+    done = []
+    for segment in segments:
+        wanted = sum(token < end_of_text for token in segment.tokens)
+        words = _take(remaining, wanted, offset)
+        if words:
+            segment, words = _fit(segment, words, last_speech, typical, longest)
+            last_speech = segment.end
+        done.append(replace(segment, words=tuple(words)))
+    return done
+
+
+def _durations(timings: Sequence[Timing]) -> tuple[float, float]:
+    """The median duration of a word, at most 0.7 s, and twice that; 0 where there is none."""
+    durations = sorted(t.end - t.start for t in timings if t.end != t.start)
+    if not durations:
+        return 0.0, 0.0
+    middle = len(durations) // 2
+    even = len(durations) % 2 == 0
+    median = (durations[middle - 1] + durations[middle]) / 2 if even else durations[middle]
+    typical = min(0.7, median)
+    return typical, 2 * typical
+
+
+def _cut_at_sentence_ends(timings: list[Timing], longest: float) -> None:
+    for before, timing in pairwise(timings):
+        if timing.end - timing.start > longest:
+            if timing.word in SENTENCE_ENDS:
+                timing.end = timing.start + longest
+            elif before.word in SENTENCE_ENDS:
+                timing.start = timing.end - longest
+
+
+def _join_punctuation(timings: list[Timing]) -> None:
+    following = len(timings) - 1
+    for i in range(len(timings) - 2, -1, -1):
+        mark = timings[i]
+        if mark.word.startswith(" ") and mark.word.strip() in PREPENDED:
+            timings[following].word = mark.word + timings[following].word
+            timings[following].tokens = mark.tokens + timings[following].tokens
+            mark.word, mark.tokens = "", []
+        else:
+            following = i
+    previous = 0
+    for i in range(1, len(timings)):
+        mark = timings[i]
+        if not timings[previous].word.endswith(" ") and mark.word in APPENDED:
+            timings[previous].word += mark.word
+            timings[previous].tokens = timings[previous].tokens + mark.tokens
+            mark.word, mark.tokens = "", []
+        else:
+            previous = i
+
+
+def _take(timings: Iterator[Timing], wanted: int, offset: float) -> list[Word]:
+    """The next words, until they hold `wanted` tokens."""
+    words, taken = [], 0
+    while taken < wanted:
+        timing = next(timings, None)
+        if timing is None:
+            break
+        if timing.word:
+            start, end = round(offset + timing.start, 2), round(offset + timing.end, 2)
+            words.append(Word(timing.word, start, end, timing.probability))
+        taken += len(timing.tokens)
+    return words
+
+
+def _fit(
+    segment: Segment, words: list[Word], last_speech: float, typical: float, longest: float
+) -> tuple[Segment, list[Word]]:
+    """Cut long words at the segment's bounds, and set its times by its words where they agree."""
+    first = words[0]
+    if first.end - last_speech > typical * 4 and (
+        first.end - first.start > longest
+        or (len(words) > 1 and words[1].end - first.start > longest * 2)
+    ):
+        if len(words) > 1 and words[1].end - words[1].start > longest:
+            boundary = max(words[1].end / 2, words[1].end - longest)
+            first = replace(first, end=boundary)
+            words[1] = replace(words[1], start=boundary)
+        first = replace(first, start=max(0, first.end - longest))
+    words[0] = first
+    start, end = segment.start, segment.end
+
+    if start < first.end and start - 0.5 > first.start:
+        words[0] = replace(first, start=max(0, min(first.end - typical, start)))
+    else:
+        start = first.start
+    last = words[-1]
+    if end > last.start and end + 0.5 < last.end:
+        words[-1] = replace(last, end=max(last.start + typical, end))
+    else:
+        end = last.end
+    return replace(segment, start=start, end=end), words
