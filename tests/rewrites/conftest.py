@@ -21,7 +21,10 @@ def programs(
     from whisperport.model.whisper import build_model
     from whisperport.programs.whisper import whisper_programs
 
-    ours = {p.name: p for p in whisper_programs(build_model(tiny_checkpoint), prefill_rows=(4,))}
+    ours = {
+        p.name: p
+        for p in whisper_programs(build_model(tiny_checkpoint), [(0, 0)], prefill_rows=(4,))
+    }
     mel = torch.zeros(1, 80, 200)
     return {
         **ours,

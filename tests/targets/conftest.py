@@ -18,7 +18,7 @@ def rewritten(tiny_checkpoint: Any) -> Callable[[Sequence[str]], list[Program]]:
 
     @cache
     def traced() -> tuple[Program, ...]:
-        return tuple(whisper_programs(build_model(tiny_checkpoint), prefill_rows=(4,)))
+        return tuple(whisper_programs(build_model(tiny_checkpoint), [(0, 0)], prefill_rows=(4,)))
 
     @cache
     def after(names: tuple[str, ...]) -> list[Program]:
