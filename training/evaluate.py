@@ -313,6 +313,7 @@ def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict[
         name = "with timestamps" if way else "without timestamps"
         outs = decode(model, [s.samples for s in several], timestamps=way)
         report["several"][name] = word_error_rate([s.text for s in several], [r.text for r in outs])
+        report["several"][name]["longest output, tokens"] = max(len(r.tokens) for r in outs)
         report["errors"][f"several {name}"] = describe_errors(several, outs, 6)
     report["stamps of several utterances"] = stamp_errors(several, outs)
     drawn = [rng.integers(len(trained), size=40) for _ in range(2 if quick else 12)]

@@ -67,6 +67,7 @@ def render(report: dict[str, Any]) -> str:
         silence_plain=silence["transcribe_empty_without_timestamps"],
         speech_max=report["speech no_speech_prob, highest"],
         languages=" of ".join(map(str, report["detected as en"])),
+        longest_several=max(way["longest output, tokens"] for way in report["several"].values()),
         longest=max(way["longest output, tokens"] for way in report["single"].values()),
         recordings=", ".join(
             f"{name} {cell(recordings[name])}"
