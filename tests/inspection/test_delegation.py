@@ -1,0 +1,39 @@
+"""Reading a .pte: what it says, and that nothing but a .pte is read."""
+
+import random
+
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.errors import BundleError
+from whisperport.inspection.delegation import Delegation, read_delegation
+
+
+def test_every_method_of_a_bundle_is_read(exported: object) -> None:
+    bundle: Bundle = exported("xnnpack")  # type: ignore[operator]
+    file = bundle.folder / bundle.manifest.programs[0].files[0]
+
+    found = read_delegation(file.read_bytes())
+
+    assert set(found) == {entry.method for entry in bundle.manifest.programs}
+    for entry in bundle.manifest.programs:
+        assert entry.delegation["delegated"] > 0
+        assert found[entry.method] == Delegation(entry.method, 1, ())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"ET12", b"\0" * 100, b"no program " * 99, b"\0\0\0\0ET12" + b"\xff" * 99],
+    ids=["empty", "short", "zeros", "text", "right identifier"],
+)
+def test_what_is_no_program_is_refused(data: bytes) -> None:
+    with pytest.raises(BundleError, match="not an ExecuTorch program"):
+        read_delegation(data)
+
+
+def test_noise_is_refused() -> None:
+    noise = random.Random(0)
+
+    for length in (10, 100, 1000, 10_000):
+        with pytest.raises(BundleError):
+            read_delegation(noise.randbytes(length))

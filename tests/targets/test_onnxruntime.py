@@ -1,0 +1,84 @@
+"""ONNX files whose weights stand once, and a session that does as it was told."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.errors import LoweringError
+from whisperport.targets import RunOptions, get_target
+
+ORT = get_target("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def bundle(exported: Callable[[str], Bundle]) -> Bundle:
+    return exported("onnxruntime")
+
+
+def test_every_weight_is_stored_once_for_all_programs(bundle: Bundle, tiny_checkpoint: Any) -> None:
+    weights = tiny_checkpoint.weights.values()
+    large = [w for w in weights if w.numel() * w.element_size() >= 1024]
+    # The embedding is once the projection to the vocabulary; token lookup is the host's.
+    total = sum(w.numel() * w.element_size() for w in large)
+
+    size = (bundle.folder / "onnxruntime/weights.bin").stat().st_size
+
+    assert size < 1.02 * total + 4096 * len(large)
+
+
+def test_graphs_hold_no_weights_and_no_paths_of_the_build_machine(bundle: Bundle) -> None:
+    for entry in bundle.manifest.programs:
+        file = bundle.folder / entry.files[0]
+        data = file.read_bytes()
+
+        assert len(data) < 200_000
+        for trace in (b"site-packages", b"/src/", b"whisperport", str(Path.home()).encode()):
+            assert trace not in data
+
+
+def test_graphs_are_valid_and_of_the_opset_that_is_stated(bundle: Bundle) -> None:
+    for entry in bundle.manifest.programs:
+        file = bundle.folder / entry.files[0]
+
+        onnx.checker.check_model(str(file), full_check=True)
+
+        model = onnx.load(str(file), load_external_data=False)
+        opsets = {o.domain: o.version for o in model.opset_import}
+        assert opsets[""] == entry.delegation["opset"]
+        assert [i.name for i in model.graph.input] == [t.name for t in entry.spec.inputs]
+        assert [o.name for o in model.graph.output] == [t.name for t in entry.spec.outputs]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_as_many_threads_as_asked_for(bundle: Bundle, threads: int) -> None:
+    runners = ORT.load(bundle.folder, bundle.manifest.programs, RunOptions(threads=threads))
+
+    sessions = [runner._session.get_session_options() for runner in runners.values()]  # type: ignore[attr-defined]
+    assert {options.intra_op_num_threads for options in sessions} == {threads}
+
+
+def test_a_provider_that_is_not_installed_lists_those_that_are(bundle: Bundle) -> None:
+    options = RunOptions(options={"provider": "NeuronExecutionProvider"})
+
+    with pytest.raises(LoweringError, match="NeuronExecutionProvider") as refused:
+        ORT.load(bundle.folder, bundle.manifest.programs, options)
+
+    assert "CPUExecutionProvider" in refused.value.why
+
+
+def test_inputs_may_be_read_only(bundle: Bundle) -> None:
+    """As arrays mapped from disk are."""
+    entry = bundle.manifest.program("cross_kv")
+    features = np.ones(entry.spec.inputs[0].shape, np.float32)
+    features.setflags(write=False)
+
+    outputs = ORT.load(bundle.folder, [entry], RunOptions(threads=1))["cross_kv"].run(
+        {"features": features}
+    )
+
+    assert len(outputs) == len(entry.spec.outputs)
