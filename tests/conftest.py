@@ -171,13 +171,14 @@ def noise_clips() -> tuple[Any, ...]:
 
 @pytest.fixture(scope="session")
 def eager_runners() -> Make:
-    """`eager_runners(model, prefill_rows=(4,))`: every program of a model as a Runner, in torch.
+    """`eager_runners(model, prefill_rows=(4,), heads_wanted=((0, 0),), ...)`: Runners in torch.
 
-    The modules are those that are lowered; only the lowering is left out, so it takes no time.
+    One for every program of a model, by the program's name. The modules are those that are lowered;
+    only the lowering is left out, so it takes no time.
     """
     import numpy as np
 
-    from whisperport.model.decoder import CrossKV, Decode, Prefill
+    from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
     from whisperport.runner import Runner
     from whisperport.spec import ProgramSpec, TensorSpec
 
@@ -196,7 +197,12 @@ def eager_runners() -> Make:
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             return [output.numpy().copy() for output in outputs]
 
-    def make(model: Any, prefill_rows: tuple[int, ...] = (4,)) -> dict[str, Runner]:
+    def make(
+        model: Any,
+        prefill_rows: tuple[int, ...] = (4,),
+        heads_wanted: tuple[tuple[int, int], ...] = ((0, 0),),
+        align_rows: int = 64,
+    ) -> dict[str, Runner]:
         dims, n_layers = model.dims, model.dims.n_text_layer
         heads, width = dims.n_text_head, dims.text_head_width
         n, t, d = dims.n_text_ctx, dims.n_audio_ctx, dims.n_text_state
@@ -216,13 +222,22 @@ def eager_runners() -> Make:
             "encoder": (model.encoder, 1, (mel,), (features,)),
             "cross_kv": (CrossKV(model.decoder), 1, (features,), sound),
         }
+
+        def decoded(rows: int, *, pick: bool = False) -> tuple[tuple[TensorSpec, ...], Any]:
+            single = [TensorSpec("x", (1, rows, d)), TensorSpec("mask", (1, rows, n + rows))]
+            single += [TensorSpec("pick", (1, 2, rows))] if pick else []
+            return tuple(single), layers(new_k=(heads, width, rows), new_v=(heads, rows, width))
+
         for name, rows in [("step", 1), *((f"prefill_{rows}", rows) for rows in prefill_rows)]:
-            x = (TensorSpec("x", (1, rows, d)), TensorSpec("mask", (1, rows, n + rows)))
-            pick = () if name == "step" else (TensorSpec("pick", (1, 2, rows)),)
+            single, new = decoded(rows, pick=name != "step")
             logits = (TensorSpec("logits", (1 if name == "step" else 2, dims.n_vocab)),)
-            new = layers(new_k=(heads, width, rows), new_v=(heads, rows, width))
             module = (Decode if name == "step" else Prefill)(model.decoder)
-            found[name] = (module, len(x + pick), x + pick + caches, logits + new)
+            found[name] = (module, len(single), single + caches, logits + new)
+        single, new = decoded(align_rows)
+        scores = TensorSpec("scores", (len(heads_wanted), align_rows, t))
+        outputs = (TensorSpec("rows", (1, align_rows, d)), scores, *new)
+        align = Align(model.decoder, sorted(heads_wanted))
+        found["align"] = (align, len(single), single + caches, outputs)
         return {
             name: EagerRunner(module, ProgramSpec(name, inputs, outputs), n_single, n_layers)
             for name, (module, n_single, inputs, outputs) in found.items()

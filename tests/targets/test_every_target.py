@@ -195,9 +195,10 @@ def test_two_programs_with_one_weight_keep_it_apart_from_others(
 
 
 def test_our_programs_run_as_in_torch(
-    runners: Mapping[str, Runner], tiny_checkpoint: Any, eager_runners: Any
+    runners: Mapping[str, Runner], bundle: Bundle, tiny_checkpoint: Any, eager_runners: Any
 ) -> None:
-    eager = eager_runners(build_model(tiny_checkpoint), prefill_rows=(4, 64))
+    heads = bundle.manifest.generation.alignment_heads
+    eager = eager_runners(build_model(tiny_checkpoint), (4, 64), heads)
 
     assert set(runners) == set(eager)
     for name, runner in runners.items():

@@ -16,7 +16,8 @@ class Cache:
     """Keys and values of the rows decoded so far, as the decode programs take them.
 
     arrays  `self_k_i` (H, D, N) and `self_v_i` (H, N, D), float32, for each decoder layer i
-    length  rows written; the rows after it may hold anything, since every mask hides them
+    length  rows written; those after it may be of an earlier decoding, since every mask hides them.
+            Not NaN, infinite or in the millions: a mask is added, so it hides what is below 30,000
     """
 
     def __init__(self, dims: Dims) -> None:

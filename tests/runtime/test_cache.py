@@ -1,0 +1,169 @@
+"""However a run of tokens is cut into prompts and steps, and whatever the cache held before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whisperport.model.whisper import Whisper
+from whisperport.runtime import MASKED, Cache, Engine
+
+from .conftest import DIMS
+
+# Sums of 16 float32 products in two orders, through two layers; logits reach 15.
+ATOL = 1e-5 * 15
+
+tokens = st.lists(st.integers(0, DIMS.n_vocab - 1), min_size=1, max_size=DIMS.n_text_ctx)
+
+
+@given(tokens=tokens, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
+    micro: Whisper, micro_engine: Any, sound: Any, tokens: list[int], data: st.DataObject
+) -> None:
+    engine = micro_engine()
+    features = sound(0)
+    one_pass = micro.logits(
+        torch.tensor(tokens), micro.sound(torch.from_numpy(features)[None])
+    ).numpy()
+
+    engine.listen(features)
+    done = 0
+    while done < len(tokens):
+        count = data.draw(st.integers(0, len(tokens) - done), label="rows of a prompt; 0: a step")
+        if count:
+            also = data.draw(st.integers(0, count - 1), label="also")
+            last, second = engine.prefill(tokens[done : done + count], also=also)
+            np.testing.assert_allclose(second, one_pass[done + also], atol=ATOL)
+        else:
+            last, count = engine.step(tokens[done]), 1
+        done += count
+
+        np.testing.assert_allclose(last, one_pass[done - 1], atol=ATOL)
+    assert engine.cache.length == len(tokens)
+
+
+@given(tokens=tokens, before=tokens, size=st.floats(0, 100))
+@settings(max_examples=40, deadline=None)
+def test_rows_beyond_its_length_do_not_matter(
+    micro_engine: Any, sound: Any, tokens: list[int], before: list[int], size: float
+) -> None:
+    """Rows of an earlier decoding, even a hundred times as large as any key: equal to the last bit."""
+    fresh, used = micro_engine(), micro_engine()
+    used.listen(sound(1))
+    used.prefill(before)
+    for array in used.cache.arrays.values():
+        array *= np.float32(size)
+
+    for engine in (fresh, used):
+        engine.listen(sound(0))
+    expected = fresh.prefill(tokens[:1])[0], *map(fresh.step, tokens[1:])
+    actual = used.prefill(tokens[:1])[0], *map(used.step, tokens[1:])
+
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_rows_of_a_prompts_padding_are_not_kept(micro_engine: Any, sound: Any) -> None:
+    engine = micro_engine(prefill_rows=(7,))
+    engine.listen(sound(0))
+
+    engine.prefill([1, 2, 3])
+
+    assert engine.cache.length == 3
+    assert all(not keys[:, :, 3:].any() for keys in engine.cache.keys)
+    assert all(not values[:, 3:].any() for values in engine.cache.values)
+    assert all(keys[:, :, :3].all() for keys in engine.cache.keys)
+
+
+@pytest.mark.parametrize("new", [1, 2, 7])
+@pytest.mark.parametrize("length", [0, 1, 20])
+def test_a_new_row_sees_stored_rows_and_itself_and_new_rows_before_it(
+    new: int, length: int
+) -> None:
+    cache = Cache(DIMS)
+    cache.store(rows_of(length), length)
+
+    mask = cache.mask(new)
+
+    rows = DIMS.n_text_ctx
+    assert mask.shape == (1, new, rows + new)
+    assert set(np.unique(mask)) <= {0.0, MASKED}
+    for i in range(new):
+        seen = set(np.flatnonzero(mask[0, i] == 0))
+        assert seen == {*range(length), *range(rows, rows + i + 1)}
+
+
+def test_a_masked_score_weighs_nothing_and_fits_float16() -> None:
+    assert np.exp(MASKED) == 0
+    assert np.isfinite(np.float16(MASKED))
+
+
+def test_the_last_row_can_be_used_and_none_after_it(micro_engine: Any, sound: Any) -> None:
+    engine = micro_engine()
+    engine.listen(sound(0))
+    engine.prefill(list(range(DIMS.n_text_ctx - 1)))
+    engine.step(5)
+
+    for overfull in (lambda: engine.step(5), lambda: engine.prefill([5])):
+        with pytest.raises(ValueError, match=r"25 tokens do not fit 24 positions"):
+            overfull()
+
+    assert engine.cache.length == DIMS.n_text_ctx
+
+
+def test_a_prompt_that_is_too_long_is_refused(micro_engine: Any, sound: Any) -> None:
+    engine = micro_engine()
+    engine.listen(sound(0))
+
+    with pytest.raises(ValueError, match="do not fit"):
+        engine.prefill([1] * (DIMS.n_text_ctx + 1))
+
+
+def test_storing_more_rows_than_there_is_room_for_is_refused() -> None:
+    cache = Cache(DIMS)
+    cache.store(rows_of(20), 20)
+
+    with pytest.raises(ValueError, match="25 rows do not fit a cache of 24"):
+        cache.store(rows_of(5), 5)
+
+    assert cache.length == 20
+
+
+def test_a_cleared_cache_is_as_a_new_one(micro_engine: Any, sound: Any) -> None:
+    engine, fresh = micro_engine(), micro_engine()
+    for e in (engine, fresh):
+        e.listen(sound(0))
+    engine.prefill([1, 2, 3, 4, 5])
+
+    engine.cache.clear()
+
+    np.testing.assert_array_equal(engine.prefill([6, 7])[0], fresh.prefill([6, 7])[0])
+    np.testing.assert_array_equal(engine.step(8), fresh.step(8))
+
+
+def test_a_copy_goes_its_own_way(micro_engine: Callable[..., Engine], sound: Any) -> None:
+    engine = micro_engine()
+    engine.listen(sound(0))
+    engine.prefill([1, 2, 3])
+    copy = Cache(DIMS)
+
+    copy.copy_of(engine.cache)
+    ahead = engine.step(4, copy)
+    engine.step(9, copy)
+    own = engine.step(4)
+
+    assert (engine.cache.length, copy.length) == (4, 5)
+    np.testing.assert_array_equal(ahead, own)
+
+
+def rows_of(count: int) -> dict[str, np.ndarray]:
+    heads, width = DIMS.n_text_head, DIMS.text_head_width
+    rows = {}
+    for i in range(DIMS.n_text_layer):
+        rows[f"new_k_{i}"] = np.ones((heads, width, count), np.float32)
+        rows[f"new_v_{i}"] = np.ones((heads, count, width), np.float32)
+    return rows

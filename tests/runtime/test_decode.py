@@ -1,0 +1,282 @@
+"""What is decoded: within the limits, and what openai-whisper and transformers decode."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import whisper
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whisperport.checkpoint import load_checkpoint
+from whisperport.errors import UsageError
+from whisperport.generation import Generation
+from whisperport.model.whisper import build_model
+from whisperport.runtime import (
+    Cache,
+    DecodeOptions,
+    Engine,
+    decode_window,
+    detect_language,
+    start_tokens,
+)
+
+from .conftest import DIMS, GENERATION
+
+ENGLISH_ONLY = replace(GENERATION, languages={}, tasks={})
+
+
+class Scripted:
+    """An engine that says what it is told: row i of the script after i tokens."""
+
+    def __init__(self, script: list[int], generation: Generation = GENERATION) -> None:
+        self.dims, self.generation, self.cache = DIMS, generation, Cache(DIMS)
+        self.script, self.prompts = script, []
+
+    def listen(self, features: Any) -> None:
+        self.said = 0
+
+    def prefill(self, tokens: Any, *, also: int = 0) -> Any:
+        self.prompts.append(list(tokens))
+        return self._row(), np.zeros(DIMS.n_vocab, np.float32)
+
+    def step(self, token: int, cache: Any = None) -> Any:
+        self.said += 1
+        return self._row()
+
+    def _row(self) -> Any:
+        row = np.zeros(DIMS.n_vocab, np.float32)
+        row[self.script[min(self.said, len(self.script) - 1)]] = 20.0
+        return row
+
+
+FEATURES = np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32)
+TEXT = DecodeOptions(language="en", timestamps=False)
+END = GENERATION.end_of_text
+
+
+def test_the_end_of_text_ends_it_and_is_not_said() -> None:
+    decoded = decode_window(Scripted([5, 6, END, 7]), FEATURES, TEXT)
+
+    assert decoded.tokens == (5, 6)
+    assert decoded.ended
+    assert decoded.avg_logprob == pytest.approx(0, abs=1e-5)  # three tokens, each all but certain
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_the_limit_ends_it_without_an_end(limit: int) -> None:
+    decoded = decode_window(Scripted([5]), FEATURES, replace(TEXT, max_tokens=limit))
+
+    assert decoded.tokens == (5,) * limit
+    assert not decoded.ended
+
+
+def test_by_default_half_of_the_positions_are_said() -> None:
+    decoded = decode_window(Scripted([5]), FEATURES, TEXT)
+
+    assert len(decoded.tokens) == DIMS.n_text_ctx // 2
+
+
+def test_a_limit_above_the_positions_is_met_at_the_last_position(
+    micro_engine: Any, sound: Any
+) -> None:
+    never_ends = replace(GENERATION, suppressed=(*GENERATION.suppressed, END))
+
+    decoded = decode_window(micro_engine(never_ends), sound(0), replace(TEXT, max_tokens=1000))
+
+    prompt = len(start_tokens(GENERATION, "en", "transcribe"))
+    assert len(decoded.tokens) == DIMS.n_text_ctx - prompt + 1  # the last is not read again
+    assert not decoded.ended
+
+
+def test_an_end_at_once_is_suppressed() -> None:
+    decoded = decode_window(Scripted([END, END]), FEATURES, TEXT)
+
+    assert len(decoded.tokens) == 1
+    assert decoded.tokens[0] not in GENERATION.suppressed_at_start
+
+
+@given(seed=st.integers(0, 10_000), timestamps=st.booleans(), beams=st.sampled_from([None, 2]))
+@settings(max_examples=40, deadline=None)
+def test_what_is_suppressed_is_never_said(
+    micro_engine: Any, sound: Any, seed: int, timestamps: bool, beams: int | None
+) -> None:
+    options = replace(TEXT, timestamps=timestamps, beam_size=beams)
+
+    decoded = decode_window(micro_engine(), sound(seed), options)
+
+    assert not set(decoded.tokens) & {*GENERATION.suppressed, END}
+    assert decoded.tokens[:1] != (3,)
+    assert decoded.avg_logprob <= 0
+    assert 0 <= decoded.no_speech_prob <= 1
+
+
+def test_what_was_heard_before_leaves_no_trace(micro_engine: Any, sound: Any) -> None:
+    engine = micro_engine()
+    alone = decode_window(micro_engine(), sound(2), DecodeOptions())
+
+    decode_window(engine, sound(1), DecodeOptions(beam_size=3))
+    after = decode_window(engine, sound(2), DecodeOptions())
+
+    assert after == alone
+
+
+# Prompts and languages ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("language", "task", "timestamps", "prompt"),
+    [
+        ("en", "transcribe", False, [50, 51, 53, 57]),
+        ("de", "transcribe", True, [50, 52, 53]),
+        ("de", "translate", False, [50, 52, 54, 57]),
+    ],
+)
+def test_the_prompt_says_language_and_task(
+    language: str, task: str, timestamps: bool, prompt: list[int]
+) -> None:
+    engine = Scripted([END])
+
+    decode_window(
+        engine, FEATURES, DecodeOptions(language=language, task=task, timestamps=timestamps)
+    )
+
+    assert engine.prompts == [prompt]
+
+
+@pytest.mark.parametrize(("timestamps", "prompt"), [(False, [50, 57]), (True, [50])])
+def test_an_english_only_model_is_told_neither(timestamps: bool, prompt: list[int]) -> None:
+    engine = Scripted([END], ENGLISH_ONLY)
+
+    decoded = decode_window(engine, FEATURES, DecodeOptions(timestamps=timestamps))
+
+    assert engine.prompts == [prompt]
+    assert decoded.language == "en"
+
+
+@pytest.mark.parametrize(
+    ("generation", "language", "task", "words"),
+    [
+        (GENERATION, "fr", "transcribe", "language `fr`"),
+        (GENERATION, "en", "summarize", "task `summarize`"),
+        (ENGLISH_ONLY, "de", "transcribe", "cannot transcribe `de`"),
+        (ENGLISH_ONLY, "en", "translate", "cannot translate `en`"),
+    ],
+)
+def test_what_the_checkpoint_cannot_do_is_refused(
+    generation: Generation, language: str, task: str, words: str
+) -> None:
+    options = DecodeOptions(language=language, task=task)
+
+    with pytest.raises(UsageError, match=words) as refused:
+        decode_window(Scripted([END], generation), FEATURES, options)
+
+    assert "en" in refused.value.hint or "transcribe" in refused.value.hint
+
+
+@pytest.mark.parametrize("code", ["en", "de"])
+def test_the_most_probable_language_is_detected(code: str) -> None:
+    engine = Scripted([GENERATION.languages[code]])
+    engine.listen(FEATURES)
+
+    assert detect_language(engine) == code
+    assert engine.prompts == [[GENERATION.start_of_transcript]]
+
+
+def test_a_token_that_is_no_language_is_not_detected(micro_engine: Any, sound: Any) -> None:
+    engine = micro_engine()
+    found = set()
+
+    for seed in range(20):
+        engine.listen(sound(seed))
+        found.add(detect_language(engine))
+
+    assert found <= set(GENERATION.languages)
+
+
+# Against the originals ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mel() -> torch.Tensor:
+    return torch.randn(1, 80, 200, generator=torch.Generator().manual_seed(7))
+
+
+def engine_for(checkpoint: Any, eager_runners: Any) -> Engine:
+    weights = checkpoint.weights
+    return Engine(
+        checkpoint.dims,
+        checkpoint.generation,
+        eager_runners(build_model(checkpoint), (4, 64)),
+        weights["decoder.token_embedding.weight"].numpy(),
+        weights["decoder.positional_embedding"].numpy(),
+    )
+
+
+@pytest.fixture(scope="module")
+def original(tiny_openai_pt: Any) -> Any:
+    return whisper.load_model(str(tiny_openai_pt), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def openai_engine(tiny_openai_pt: Any, eager_runners: Any) -> Engine:
+    return engine_for(load_checkpoint(tiny_openai_pt), eager_runners)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"language": "en", "without_timestamps": True},
+        {"language": "de", "task": "translate", "without_timestamps": True},
+        {"language": "en"},
+        {"without_timestamps": True},
+        {"language": "en", "without_timestamps": True, "beam_size": 3},
+        {"language": "en", "beam_size": 3, "patience": 2.0, "length_penalty": 0.6},
+        {"language": "en", "prompt": [*range(1000, 1090)], "prefix": [400, 500]},
+    ],
+    ids=[
+        *("text", "translation", "timestamps", "detected language", "beams"),
+        *("beams with patience", "prompt and prefix"),
+    ],
+)
+def test_twenty_tokens_are_those_of_openai_whisper(
+    original: Any, openai_engine: Engine, mel: torch.Tensor, options: dict[str, Any]
+) -> None:
+    # For windows other than 30 s the original counts its first timestamp in other units than 20 ms.
+    options = {**options, "max_initial_timestamp": None}
+    asked = whisper.DecodingOptions(**options, sample_len=20, fp16=False)
+    features = original.embed_audio(mel)
+    theirs = whisper.decode(original, features[0], asked)
+    renamed = {k: v for k, v in options.items() if k != "without_timestamps"}
+    for name in ("prompt", "prefix"):
+        renamed[name] = tuple(renamed.get(name, ()))
+
+    ours = decode_window(
+        openai_engine,
+        openai_engine.encode(mel[0].numpy()),
+        DecodeOptions(
+            **renamed, timestamps=not options.get("without_timestamps", False), max_tokens=20
+        ),
+    )
+
+    assert ours.tokens == tuple(theirs.tokens)
+    assert ours.language == theirs.language
+    # Sums of 20 log-probabilities of logits that differ by 1e-5.
+    assert ours.avg_logprob == pytest.approx(theirs.avg_logprob, abs=1e-4)
+    assert ours.no_speech_prob == pytest.approx(theirs.no_speech_prob, rel=1e-3)
+
+
+def test_twenty_tokens_are_those_of_transformers(
+    random_hf_whisper: Any, tiny_checkpoint: Any, eager_runners: Any, mel: torch.Tensor
+) -> None:
+    model = random_hf_whisper()
+    engine = engine_for(tiny_checkpoint, eager_runners)
+    with torch.no_grad():
+        theirs = model.generate(mel, language="en", task="transcribe", max_new_tokens=20)[0]
+
+    ours = decode_window(engine, engine.encode(mel[0].numpy()), replace(TEXT, max_tokens=20))
+
+    assert ours.tokens == tuple(theirs.tolist())[-len(ours.tokens) :]
+    assert len(ours.tokens) == 20
