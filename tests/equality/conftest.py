@@ -1,0 +1,62 @@
+"""The embedded model three times: in openai-whisper, in transformers, and in a bundle for each target."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import whisper.model
+
+from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
+from whisperport.exporting import export
+from whisperport.targets import TARGETS
+from whisperport.transcription import Transcriber
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Checkpoint:
+    return load_checkpoint("default")
+
+
+@pytest.fixture(scope="session")
+def openai_model(embedded: Checkpoint) -> whisper.model.Whisper:
+    """openai-whisper's own class with the embedded weights and alignment heads, float32."""
+    dims = embedded.dims
+    model = whisper.model.Whisper(
+        whisper.model.ModelDimensions(
+            dims.n_mels,
+            dims.n_audio_ctx,
+            dims.n_audio_state,
+            dims.n_audio_head,
+            dims.n_audio_layer,
+            dims.n_vocab,
+            dims.n_text_ctx,
+            dims.n_text_state,
+            dims.n_text_head,
+            dims.n_text_layer,
+        )
+    )
+    model.load_state_dict({name: w.float() for name, w in embedded.weights.items()}, strict=False)
+    heads = torch.zeros(dims.n_text_layer, dims.n_text_head, dtype=torch.bool)
+    for layer, head in embedded.generation.alignment_heads:
+        heads[layer, head] = True
+    model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def hf_model() -> transformers.WhisperForConditionalGeneration:
+    folder = default_checkpoint_folder()
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32
+    )
+    return model.eval()
+
+
+@pytest.fixture(scope="session", params=[target.spec.name for target in TARGETS])
+def transcriber(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Transcriber:
+    """The embedded model, exported and verified for each target in turn."""
+    folder: Path = tmp_path_factory.mktemp("embedded") / request.param
+    return Transcriber(export("default", request.param, folder))

@@ -1,0 +1,35 @@
+"""Greedy tokens without timestamps are those of transformers' `generate`, for every recording."""
+
+import pytest
+import torch
+import transformers
+
+from whisperport.audio import load_audio, log_mel
+from whisperport.checkpoint import default_checkpoint_folder
+from whisperport.runtime import DecodeOptions, decode_window
+from whisperport.transcription import Transcriber
+from whisperport.verification.clips import Recording, shipped_recordings
+
+
+@pytest.mark.parametrize("recording", shipped_recordings(), ids=lambda r: r.path.name)
+def test_greedy_tokens_are_those_of_generate(
+    recording: Recording,
+    transcriber: Transcriber,
+    hf_model: transformers.WhisperForConditionalGeneration,
+) -> None:
+    samples = load_audio(recording.path)[: 30 * 16_000]
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(default_checkpoint_folder())
+    theirs_in = extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
+    engine = transcriber.engine
+
+    with torch.no_grad():
+        expected = hf_model.generate(
+            theirs_in, language="en", task="transcribe", max_new_tokens=224, do_sample=False
+        )[0].tolist()
+    mel = log_mel(samples, engine.dims.n_mels, n_frames=engine.dims.n_frames)
+    options = DecodeOptions(language="en", timestamps=False)
+    decoded = decode_window(engine, engine.encode(mel), options)
+
+    end = engine.generation.end_of_text
+    said = [token for token in expected if token < end]
+    assert [token for token in decoded.tokens if token < end] == said
