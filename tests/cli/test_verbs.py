@@ -86,6 +86,16 @@ def test_transcribe_in_json_has_segments_with_times(run, bundle, wav):
     assert all(0 <= s["start"] <= s["end"] for s in transcript["segments"])
 
 
+def test_transcribe_gives_times_of_words_when_asked(run, bundle, wav):
+    # when
+    command = ("transcribe", wav, "--bundle", bundle, "--json")
+    without, with_words = run(*command), run(*command, "--words")
+
+    # then
+    assert not any(s["words"] for s in json.loads(without.out)["segments"])
+    assert any(s["words"] for s in json.loads(with_words.out)["segments"])
+
+
 @pytest.mark.parametrize(("form", "start"), [("srt", "1\n00:00:"), ("vtt", "WEBVTT\n\n")])
 def test_transcribe_writes_subtitles(run, bundle, wav, form, start):
     # when

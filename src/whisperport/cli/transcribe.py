@@ -38,6 +38,7 @@ from whisperport.transcription import transcribe as run_transcribe
     show_default=True,
     help="Text alone, or with times",
 )
+@click.option("--words", is_flag=True, help="Times of words as well; `--json` shows them")
 @threads
 @run_option
 @as_json
@@ -47,6 +48,7 @@ def transcribe(
     language: str | None,
     task: str,
     form: str,
+    words: bool,
     threads: int | None,
     run_options: tuple[str, ...],
     as_json: bool,
@@ -60,6 +62,7 @@ def transcribe(
     options = TranscribeOptions(
         decode=DecodeOptions(language=language, task=task),
         run=run_options_of(threads, run_options),
+        word_timestamps=words,
     )
     with audio_bar("standard input" if recording == "-" else Path(recording).name) as bar:
         transcript = run_transcribe(recording, bundle, options, progress=bar)
