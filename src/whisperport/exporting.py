@@ -1,5 +1,6 @@
 """From a checkpoint to a bundle: trace, rewrite, lower, verify, and only then put it in place."""
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -42,6 +43,8 @@ BUILD_PACKAGES = (
     "numpy",
 )
 
+log = logging.getLogger(__name__)
+
 Say = Callable[[str], None]
 
 
@@ -81,6 +84,8 @@ def export(
     _check_targets(target, options.place)
     check_writable(out)
     checkpoint = _load(checkpoint, say)
+    for warning in checkpoint.warnings:
+        log.warning("%s", warning)
 
     import torch
 

@@ -66,6 +66,7 @@ class TargetSpec:
     operators: frozenset[str] | None = None  # what its compiler takes; None: its compiler decides
     max_rank: int = 8  # highest tensor rank its compiler accepts
     dtypes: frozenset[str] = frozenset({"float32"})  # of inputs and outputs
+    run_options: frozenset[str] = frozenset()  # names that `RunOptions.options` may hold
     rewrites: tuple[str, ...] = ()  # names, applied in this order
     extra: str = ""  # pip extra that lowers to it; empty: the core install
     run_extra: str = ""  # pip extra that runs it; empty: the core install

@@ -184,7 +184,7 @@ def _opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, b
             raise AudioError(
                 "standard input is a terminal",
                 why="`-` reads a sound from a pipe",
-                hint="e.g. `arecord -f S16_LE -r 16000 | whisperport transcribe DIR -`",
+                hint="e.g. `arecord -f S16_LE -r 16000 | whisperport transcribe -`",
             )
         return sys.stdin.buffer, "standard input", False
     if not isinstance(source, str | os.PathLike):

@@ -27,6 +27,7 @@ def targets(as_json: bool) -> None:
                     **asdict(spec),
                     "operators": sorted(spec.operators or ()),
                     "dtypes": sorted(spec.dtypes),
+                    "run_options": sorted(spec.run_options),
                 }
                 for spec in specs
             ]

@@ -6,7 +6,7 @@ import numpy as np
 
 from whisperport.bundle import Bundle
 from whisperport.dims import Dims
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, UsageError
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Cache, Floats
@@ -176,15 +176,29 @@ def load_engine(bundle: Bundle, options: RunOptions | None = None) -> Engine:
     Raises:
         MissingPackageError: a target's runtime is not installed.
         BundleError: a program is missing or cannot be read.
+        UsageError: an option that no target of the bundle has.
     """
     manifest, options = bundle.manifest, options or RunOptions()
+    names = tuple(dict.fromkeys(entry.target for entry in manifest.programs))
+    _check_options(options, names)
     runners: dict[str, Runner] = {}
-    for name in dict.fromkeys(entry.target for entry in manifest.programs):
+    for name in names:
         entries = [entry for entry in manifest.programs if entry.target == name]
         runners |= get_target(name).load(bundle.folder, entries, options)
     return Engine(
         manifest.dims, manifest.generation, runners, bundle.embedding(), bundle.positions()
     )
+
+
+def _check_options(options: RunOptions, targets: Sequence[str]) -> None:
+    """Every option is one that some target of the bundle knows."""
+    known = sorted(set().union(*(get_target(name).spec.run_options for name in targets)))
+    unknown = [name for name in options.options if name not in known]
+    if unknown:
+        raise UsageError(
+            f"no target of this bundle has a run option `{unknown[0]}`",
+            hint=f"{', '.join(targets)}: {', '.join(known) or 'no options'}",
+        )
 
 
 def _required(runners: Mapping[str, Runner], name: str) -> Runner:

@@ -27,6 +27,7 @@ class OnnxRuntime(Target):
         summary="ONNX Runtime: any CPU, and its other execution providers where installed",
         status="run here",
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
+        run_options=frozenset({"provider"}),
         extra="export",
         sources={
             "dtypes": "onnx/onnx docs/Operators.md, opset 20: types of Add, MatMul, Gather, Where",
