@@ -145,7 +145,18 @@ def _check_targets(target: str, place: Mapping[str, str]) -> None:
         get_target(name)
 
 
-def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", say: Say) -> "Checkpoint":
+def _check_programs(place: Mapping[str, str]) -> None:
+    from whisperport.programs.whisper import program_names
+
+    unknown = [name for name in place if name not in program_names()]
+    if unknown:
+        raise UsageError(
+            f"there is no program `{unknown[0]}` to place",
+            hint=f"programs are {', '.join(program_names())}",
+        )
+
+
+def _check_torch() -> None:
     try:
         import torch  # noqa: F401  # everything on the build side needs it
     except ImportError as error:
@@ -154,6 +165,9 @@ def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", say: Say) -> "Check
             why=str(error),
             hint='pip install "whisperport[export]"',
         ) from error
+
+
+def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", say: Say) -> "Checkpoint":
     if not isinstance(checkpoint, str | os.PathLike):
         return checkpoint
     from whisperport.checkpoint import load_checkpoint
@@ -166,14 +180,8 @@ def _place(
     model: Any, generation: Generation, target: str, place: Mapping[str, str], say: Say
 ) -> list[tuple[Target, list["Program"]]]:
     """Trace every program, and group them by the target that each one goes to."""
-    from whisperport.programs.whisper import program_names, whisper_programs
+    from whisperport.programs.whisper import whisper_programs
 
-    unknown = [name for name in place if name not in program_names()]
-    if unknown:
-        raise UsageError(
-            f"there is no program `{unknown[0]}` to place",
-            hint=f"programs are {', '.join(program_names())}",
-        )
     groups: dict[str, list[Program]] = {}
     for program in whisper_programs(model, generation.alignment_heads):
         say(f"traced {program.name}")

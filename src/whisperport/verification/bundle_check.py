@@ -45,7 +45,8 @@ def verify(
     engine = load_engine(opened, run)
     checks = list(_array_checks(engine, reference, opened.manifest.precision, say))
     heard = [_transcribe(engine, clip, reference, say) for clip in reference.clips]
-    checks += [_token_check(*pair) for pair in zip(heard, reference.clips, strict=True)]
+    end = opened.manifest.generation.end_of_text
+    checks += [_token_check(*pair, end) for pair in zip(heard, reference.clips, strict=True)]
     checks.append(_word_check(opened, reference, heard))
     if heard:
         say("clip by clip in a fresh session")
@@ -78,6 +79,10 @@ def _array_checks(
         if len(logits) > 1:
             later = compare("logits", logits[1:], clip.logits[1:], gate)
             yield Check.of("arrays", "step", clip.name, later)
+            ends = compare("logits", _prompted_logits(engine, clip), clip.logits[[0, -1]], gate)
+            yield Check.of("arrays", "prefill, longer", clip.name, ends)
+        aligned = compare("logits", _aligned_logits(engine, clip), clip.logits, gate)
+        yield Check.of("arrays", "align", clip.name, aligned)
         forced = compare_logits(logits, clip.logits, token_gate)
         yield Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
 
@@ -94,6 +99,23 @@ def _forced_logits(engine: Engine, features: np.ndarray, clip: ReferenceClip) ->
     return np.stack(rows)
 
 
+def _prompted_logits(engine: Engine, clip: ReferenceClip) -> np.ndarray:
+    """The first and the last of those logits, (2, V), with all tokens in one prompt."""
+    engine.cache.clear()
+    last, first = engine.prefill(_forced_tokens(clip), also=len(clip.prompt) - 1)
+    return np.stack([first, last])
+
+
+def _aligned_logits(engine: Engine, clip: ReferenceClip) -> np.ndarray:
+    """All of those logits, (K, V), from the rows of the program that times words."""
+    _, rows = engine.align(_forced_tokens(clip))
+    return engine.logits_of(rows[len(clip.prompt) - 1 :])
+
+
+def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
+    return (*clip.prompt, *clip.tokens[: len(clip.logits) - 1])
+
+
 def _transcribe(engine: Engine, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
     say(f"transcribing {clip.name}")
     codes = {token: code for code, token in engine.generation.languages.items()}
@@ -105,8 +127,8 @@ def _transcribe(engine: Engine, clip: ReferenceClip, reference: Reference, say: 
     return decode_window(engine, engine.encode(_mel(engine, clip)), options)
 
 
-def _token_check(decoded: Decoded, clip: ReferenceClip) -> Check:
-    actual = (*decoded.tokens, clip.tokens[-1]) if decoded.ended else decoded.tokens
+def _token_check(decoded: Decoded, clip: ReferenceClip, end_of_text: int) -> Check:
+    actual = (*decoded.tokens, end_of_text) if decoded.ended else decoded.tokens
     identity = compare_tokens(actual, clip.tokens)
     return Check.of("tokens", "all programs", f"{clip.name}, free", identity)
 
