@@ -34,6 +34,7 @@ def run_eager(
     prompt = start_tokens(
         generation, language if generation.is_multilingual else "en", "transcribe"
     )
+    max_tokens = min(max_tokens, model.dims.n_text_ctx - len(prompt))
     made = [
         _run_clip(model, generation, clip, prompt, max_tokens, keep=index < KEPT)
         for index, clip in enumerate(clips)
