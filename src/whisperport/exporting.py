@@ -83,6 +83,8 @@ def export(
     options, out = options or ExportOptions(), Path(out)
     _check_targets(target, options.place)
     check_writable(out)
+    _check_torch()
+    _check_programs(options.place)
     checkpoint = _load(checkpoint, say)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)

@@ -96,7 +96,9 @@ def decode_window(
     logits, at_start = engine.prefill(prompt, also=start)
     no_speech = float(np.exp(at_start[generation.no_speech] - log_sum_exp(at_start)))
 
-    draw = draw or draw_with(np.random.default_rng(abs(int(features.sum() * 1e3))))
+    # A number even of features that are none, as from a float16 overflow: verification reports those.
+    seed = abs(int(np.nan_to_num(features.sum() * 1e3)))
+    draw = draw or draw_with(np.random.default_rng(seed))
     search = _search(generation, options, draw)
     limit = options.max_tokens or engine.dims.n_text_ctx // 2
     paths = _run(engine, search, _rules(engine, options), logits, len(prompt), limit)
