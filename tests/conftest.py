@@ -170,6 +170,25 @@ def noise_clips() -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="session")
+def micro() -> Any:
+    """Two decoder layers, width 16, 24 positions, 70 tokens; random weights with gain about 1."""
+    from whisperport.model.whisper import Whisper
+
+    from .micro import DIMS
+
+    generator = torch.Generator().manual_seed(0)
+    model = Whisper(DIMS).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() > 1:
+            parameter.copy_(noise / parameter[0].numel() ** 0.5)
+        else:
+            parameter.copy_(0.1 * noise + float("ln" in name and name.endswith("weight")))
+    model.decoder.token_embedding.weight.mul_(4)  # logits that spread by 4
+    return model
+
+
+@pytest.fixture(scope="session")
 def eager_runners() -> Make:
     """`eager_runners(model, prefill_rows=(4,), heads_wanted=((0, 0),), ...)`: Runners in torch.
 
@@ -244,3 +263,61 @@ def eager_runners() -> Make:
         }
 
     return make
+
+
+@pytest.fixture(scope="session")
+def micro_checkpoint(micro: Any) -> Any:
+    """The micro model as a checkpoint, with a tokenizer of single letters."""
+    from whisperport.checkpoint.checkpoint import Checkpoint, Source
+
+    from .micro import DIMS, GENERATION, tokenizer_json
+
+    return Checkpoint(
+        dims=DIMS,
+        generation=GENERATION,
+        weights=dict(micro.state_dict()),
+        tokenizer_json=tokenizer_json(),
+        source=Source(kind="openai", name="micro", sha256={}),
+    )
+
+
+@pytest.fixture
+def fake_targets(
+    micro: Any, micro_checkpoint: Any, eager_runners: Make, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """`fake` and `other`: targets that compile nothing, found by name, for the micro checkpoint."""
+    from whisperport import exporting, targets
+    from whisperport.exporting import with_alignment_heads
+    from whisperport.programs import whisper as programs
+    from whisperport.runtime import engine
+
+    from .fake_target import fake
+
+    heads = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims).alignment_heads
+    runners = eager_runners(micro, programs.PREFILL_ROWS, heads)
+    known = {name: fake(name, runners) for name in ("fake", "other")}
+
+    def get_target(name: str) -> Any:
+        return known[name] if name in known else targets.get_target(name)
+
+    monkeypatch.setattr(exporting, "get_target", get_target)
+    monkeypatch.setattr(engine, "get_target", get_target)
+    return known
+
+
+@pytest.fixture(scope="session")
+def micro_programs(micro_checkpoint: Any, micro: Any) -> tuple[Any, ...]:
+    """The micro checkpoint's programs, traced once."""
+    from whisperport.exporting import with_alignment_heads
+    from whisperport.programs.whisper import whisper_programs
+
+    generation = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims)
+    return tuple(whisper_programs(micro, generation.alignment_heads))
+
+
+@pytest.fixture
+def quick_tracing(micro_programs: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of the micro checkpoint do not trace it again."""
+    from whisperport.programs import whisper as programs
+
+    monkeypatch.setattr(programs, "whisper_programs", lambda *_: iter(micro_programs))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from whisperport.model.whisper import Whisper
 from whisperport.runtime import MASKED, Cache, Engine
 
-from .conftest import DIMS
+from ..micro import DIMS
 
 # Sums of 16 float32 products in two orders, through two layers; logits reach 15.
 ATOL = 1e-5 * 15

@@ -23,7 +23,7 @@ from whisperport.runtime import (
     start_tokens,
 )
 
-from .conftest import DIMS, GENERATION
+from ..micro import DIMS, GENERATION
 
 ENGLISH_ONLY = replace(GENERATION, languages={}, tasks={})
 

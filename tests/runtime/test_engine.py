@@ -10,7 +10,7 @@ from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
 from whisperport.runtime import Engine
 
-from .conftest import DIMS, GENERATION
+from ..micro import DIMS, GENERATION
 
 
 def engine_of(micro: Whisper, runners: dict[str, Any]) -> Engine:

@@ -1,0 +1,290 @@
+"""From a checkpoint to a verified bundle, or to nothing at all."""
+
+import errno
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.errors import BundleError, LoweringError, UsageError, VerificationError
+from whisperport.exporting import ExportOptions, export, with_alignment_heads
+from whisperport.runtime import load_engine
+from whisperport.targets import TARGETS, RunOptions
+from whisperport.verification import LEVELS, Report
+from whisperport.verification.bundle_check import verify
+from whisperport.verification.clips import Clip
+
+ONE_THREAD = RunOptions(threads=1)
+
+
+def noise(seed: int, seconds: float) -> np.ndarray:
+    samples = 0.1 * np.random.default_rng(seed).standard_normal(round(16_000 * seconds))
+    return samples.astype(np.float32)
+
+
+CLIPS = (Clip("hiss", "so they say", noise(0, 0.1)), Clip("more hiss", "", noise(1, 0.2)))
+OPTIONS = ExportOptions(clips=CLIPS, run=ONE_THREAD)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# With the real compilers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [target.spec.name for target in TARGETS])
+def test_a_bundle_is_whole_and_verified(
+    target: str, exported: Callable[[str], Bundle], tiny_checkpoint: Any
+) -> None:
+    bundle = Bundle.open(exported(target).folder)
+
+    manifest, report = bundle.manifest, Report.from_json(bundle.manifest.verification)
+    assert manifest.verified
+    assert report
+    assert {check.level for check in report.checks} == set(LEVELS)
+    assert manifest.dims == tiny_checkpoint.dims
+    assert manifest.source["sha256"] == dict(tiny_checkpoint.source.sha256)
+    assert {entry.target for entry in manifest.programs} == {target}
+    assert {"torch", "whisperport", target.replace("xnnpack", "executorch")} <= set(
+        manifest.versions
+    )
+    assert bundle.embedding().shape == (51865, 64)
+    assert set(manifest.rewrites) == {entry.spec.name for entry in manifest.programs}
+
+
+def test_the_encoder_on_one_target_and_the_rest_on_another(
+    micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, place={"encoder": "xnnpack"})
+
+    bundle = export(micro_checkpoint, "onnxruntime", tmp_path / "hybrid", options)
+
+    placed = {entry.spec.name: entry.target for entry in bundle.manifest.programs}
+    assert placed.pop("encoder") == "xnnpack"
+    assert set(placed.values()) == {"onnxruntime"}
+    assert bundle.manifest.verified
+    assert verify(tmp_path / "hybrid", run=ONE_THREAD)
+    assert load_engine(bundle, ONE_THREAD).encode(np.zeros((8, 20), np.float32)).shape == (10, 16)
+
+
+# With a target that compiles nothing --------------------------------------------------------------
+
+
+@pytest.fixture
+def write(
+    micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
+) -> Callable[..., Bundle]:
+    """`write(options, say=...)`: export the micro checkpoint to tmp_path/"bundle"."""
+
+    def write(options: ExportOptions = OPTIONS, **how: Any) -> Bundle:
+        return export(micro_checkpoint, "fake", tmp_path / "bundle", options, **how)
+
+    return write
+
+
+def test_what_is_done_is_told(write: Any) -> None:
+    told: list[str] = []
+
+    write(say=told.append)
+
+    for word in (
+        "torch",
+        "traced encoder",
+        "rewriting step",
+        "align to fake",
+        "comparing",
+        "place",
+    ):
+        assert any(word in stage for stage in told), word
+
+
+def test_a_checkpoint_without_alignment_heads_gets_the_upper_half(write: Any) -> None:
+    assert write().manifest.generation.alignment_heads == ((1, 0), (1, 1))
+
+
+def test_alignment_heads_of_the_checkpoint_are_kept(micro_checkpoint: Any) -> None:
+    generation = replace(micro_checkpoint.generation, alignment_heads=((0, 1),))
+
+    assert with_alignment_heads(generation, micro_checkpoint.dims) is generation
+
+
+def scaled(factor: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: array * np.float32(factor)
+
+
+def spoiled(array: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array.flat[0] = np.nan
+    return array
+
+
+WRONG = {
+    "features a percent too large": {"encoder": {"features": scaled(1.01)}},
+    "one NaN among the features": {"encoder": {"features": spoiled}},
+    "values of the sound in layer 1": {"cross_kv": {"cross_v_1": scaled(0.9)}},
+    "logits of a step": {"step": {"logits": scaled(0.98)}},
+    "new keys of a step": {"step": {"new_k_0": scaled(0.5)}},
+    "new values of a prompt": {"prefill_4": {"new_v_1": scaled(-1)}},
+    "the longer prompt": {"prefill_64": {"logits": scaled(1.01)}},
+    "rows of words' times": {"align": {"rows": scaled(1.01)}},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_wrong_program_is_found_and_nothing_is_written(
+    wrong: Any, write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].wrong = wrong
+
+    with pytest.raises(VerificationError) as refused:
+        write()
+
+    assert refused.value.why
+    assert "--allow-unverified" in refused.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_program_leaves_the_bundle_that_was_there(
+    write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    write()
+    before = contents(tmp_path / "bundle")
+    fake_targets["fake"].wrong = WRONG["logits of a step"]
+
+    with pytest.raises(VerificationError):
+        write()
+
+    assert contents(tmp_path / "bundle") == before
+    assert verify(tmp_path / "bundle", run=ONE_THREAD).checks
+    assert list(tmp_path.iterdir()) == [tmp_path / "bundle"]
+
+
+def test_an_unverified_bundle_says_so_for_ever(
+    write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].wrong = WRONG["logits of a step"]
+
+    write(replace(OPTIONS, allow_unverified=True))
+
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert not manifest.verified
+    assert not Report.from_json(manifest.verification)
+
+
+def test_allowing_the_unverified_does_not_unverify_a_good_one(write: Any) -> None:
+    assert write(replace(OPTIONS, allow_unverified=True)).manifest.verified
+
+
+def test_no_clips_at_all_verify_nothing(write: Any, tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match="does not agree"):
+        write(replace(OPTIONS, clips=()))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "place", "words"),
+    [
+        ("hailo9000", {}, "hailo9000"),
+        ("fake", {"encoder": "hailo9000"}, "hailo9000"),
+        ("fake", {"decoder": "other"}, "no program `decoder`"),
+    ],
+)
+def test_unknown_names_are_refused_before_any_work(
+    micro_checkpoint: Any,
+    fake_targets: Any,
+    tmp_path: Path,
+    target: str,
+    place: dict[str, str],
+    words: str,
+) -> None:
+    told: list[str] = []
+
+    with pytest.raises(UsageError, match=words):
+        export(
+            micro_checkpoint,
+            target,
+            tmp_path / "out",
+            replace(OPTIONS, place=place),
+            say=told.append,
+        )
+
+    assert told == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(
+    micro_checkpoint: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    told: list[str] = []
+
+    with pytest.raises(BundleError, match="not a bundle"):
+        export(micro_checkpoint, "fake", tmp_path / "mine", OPTIONS, say=told.append)
+
+    assert told == []
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_interrupt_at_any_stage_leaves_what_was_there(write: Any, tmp_path: Path) -> None:
+    stages: list[str] = []
+    write(say=stages.append)
+    before = contents(tmp_path / "bundle")
+    assert len(stages) > 20
+
+    for stop in range(len(stages)):
+        left = iter(range(stop, -1, -1))
+
+        def interrupt(_: str, left: Any = left) -> None:
+            if next(left) == 0:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            write(say=interrupt)
+
+        assert list(tmp_path.iterdir()) == [tmp_path / "bundle"], stages[stop]
+        assert contents(tmp_path / "bundle") == before, stages[stop]
+
+
+def test_a_full_disk_is_said_in_words_and_leaves_nothing(
+    write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].failure = OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(BundleError, match="disk is full"):
+        write()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "failure", [LoweringError("the compiler refused"), MemoryError(), AssertionError("odd")]
+)
+def test_a_compiler_that_fails_leaves_nothing(
+    write: Any, fake_targets: Any, tmp_path: Path, failure: BaseException
+) -> None:
+    fake_targets["fake"].failure = failure
+
+    with pytest.raises(type(failure)):
+        write()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checkpoint_is_not_written_to(write: Any, micro_checkpoint: Any) -> None:
+    before = {name: weight.clone() for name, weight in micro_checkpoint.weights.items()}
+
+    write()
+
+    assert all(weight.equal(before[name]) for name, weight in micro_checkpoint.weights.items())
