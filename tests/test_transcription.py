@@ -1,0 +1,246 @@
+"""From a recording to text: windows in a row, in bounded memory, and nothing of the one before."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.errors import AudioError, BundleError, UsageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.targets import RunOptions
+from whisperport.transcription import TranscribeOptions, Transcriber, transcribe
+from whisperport.verification.clips import Clip
+
+SECOND = 16_000
+ONE_THREAD = RunOptions(threads=1)
+
+# A random model is sure of nothing: no second try, no silence, unless a test asks for them.
+NEVER = Thresholds(compression_ratio=None, logprob=None, no_speech=None)
+TEXT = TranscribeOptions(
+    run=ONE_THREAD,
+    decode=DecodeOptions(language="en", timestamps=False, max_tokens=4),
+    temperatures=(0.0,),
+    thresholds=NEVER,
+    condition_on_previous_text=False,
+)
+
+
+def noise(seconds: float, seed: int = 0) -> np.ndarray:
+    samples = 0.1 * np.random.default_rng(seed).standard_normal(round(SECOND * seconds))
+    return samples.astype(np.float32)
+
+
+@pytest.fixture
+def bundle(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path) -> Bundle:
+    """The micro model, with windows of 0.2 s, on a target that compiles nothing."""
+    options = ExportOptions(clips=[Clip("hiss", "", noise(0.2))], run=ONE_THREAD)
+    return export(micro_checkpoint, "fake", tmp_path / "bundle", options)
+
+
+@pytest.fixture
+def transcriber(bundle: Bundle) -> Transcriber:
+    return Transcriber(bundle, ONE_THREAD)
+
+
+def test_windows_follow_one_another_to_the_end(transcriber: Transcriber) -> None:
+    transcript = transcriber.transcribe(noise(1.1), TEXT)
+
+    assert [segment.start for segment in transcript.segments] == pytest.approx(
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    )
+    assert transcript.segments[-1].end == pytest.approx(1.1)
+    assert transcript.duration_s == pytest.approx(1.1)
+    assert transcript.text == "".join(segment.text for segment in transcript.segments).strip()
+    assert transcript.language == "en"
+
+
+def test_a_window_is_what_it_is_alone(transcriber: Transcriber) -> None:
+    """With text as no context: the second window of two is the first of one, but for its edges."""
+    loud = noise(0.6, seed=1)
+    both = transcriber.transcribe(loud, TEXT)
+
+    later = transcriber.transcribe(loud, replace(TEXT, clips=(0.2,)))
+
+    assert [s.tokens for s in later.segments] == [s.tokens for s in both.segments[1:]]
+    assert later.segments[0].start == pytest.approx(0.2)
+
+
+def test_one_recording_leaves_no_trace_in_the_next(transcriber: Transcriber) -> None:
+    options = replace(TEXT, condition_on_previous_text=True)
+    alone = transcriber.transcribe(noise(0.5, seed=2), options)
+
+    transcriber.transcribe(noise(0.9, seed=3), options)
+    after = transcriber.transcribe(noise(0.5, seed=2), options)
+
+    assert after == alone
+
+
+def test_progress_rises_to_the_duration(transcriber: Transcriber) -> None:
+    told: list[tuple[float, float | None]] = []
+
+    transcript = transcriber.transcribe(
+        noise(1.1), TEXT, progress=lambda done, of: told.append((done, of))
+    )
+
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len(told) == 6
+    assert told[-1] == pytest.approx((transcript.duration_s, transcript.duration_s))
+
+
+def test_windows_that_met_the_limit_are_listed(transcriber: Transcriber) -> None:
+    transcript = transcriber.transcribe(noise(0.4), TEXT)
+
+    assert len(transcript.truncated) > 0
+    assert set(transcript.truncated) <= {segment.start for segment in transcript.segments}
+
+
+@pytest.mark.parametrize(
+    ("no_speech", "logprob", "heard"),
+    [(0.0, None, False), (0.0, -1e-9, False), (0.0, -100.0, True), (1.0, None, True)],
+    ids=["probable", "probable and unsure", "probable but sure of its words", "improbable"],
+)
+def test_silence_is_passed_over(
+    transcriber: Transcriber, no_speech: float, logprob: float | None, heard: bool
+) -> None:
+    thresholds = replace(NEVER, no_speech=no_speech, logprob=logprob)
+
+    transcript = transcriber.transcribe(noise(0.6), replace(TEXT, thresholds=thresholds))
+
+    assert bool(transcript.segments) == heard
+    assert bool(transcript.text) == heard
+    assert transcript.duration_s == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (np.empty(0, np.float32), "no samples"),
+        (np.zeros(1, np.float32), "too short"),
+        (np.full(3200, np.nan, np.float32), "NaN"),
+        (np.full(3200, 1000.0, np.float32), "reach 1000"),
+        (np.zeros((2, 3200), np.float32), "mono"),
+        (np.array(["hello"] * 3200), "dtype"),
+    ],
+    ids=["empty", "one sample", "NaN", "not scaled", "stereo", "words"],
+)
+def test_what_is_no_sound_is_refused(
+    transcriber: Transcriber, samples: np.ndarray, words: str
+) -> None:
+    with pytest.raises(AudioError, match=words):
+        transcriber.transcribe(samples, TEXT)
+
+
+def test_a_file_that_is_missing_is_refused(transcriber: Transcriber, tmp_path: Path) -> None:
+    with pytest.raises(AudioError, match=r"no\.wav"):
+        transcriber.transcribe(tmp_path / "no.wav", TEXT)
+
+
+def test_silence_alone_is_heard_without_a_crash(transcriber: Transcriber) -> None:
+    transcript = transcriber.transcribe(np.zeros(SECOND, np.float32), TEXT)
+
+    assert transcript.duration_s == 1.0
+
+
+def test_a_language_that_the_checkpoint_lacks_is_refused(transcriber: Transcriber) -> None:
+    options = replace(TEXT, decode=replace(TEXT.decode, language="fr"))
+
+    with pytest.raises(UsageError, match="language `fr`"):
+        transcriber.transcribe(noise(0.2), options)
+
+
+def test_an_array_at_another_rate_is_resampled(transcriber: Transcriber) -> None:
+    transcript = transcriber.transcribe(noise(1.0), TEXT, sample_rate=8_000)
+
+    assert transcript.duration_s == pytest.approx(2.0, abs=0.01)
+
+
+def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="no bundle"):
+        transcribe(noise(0.2), tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "xnnpack"])
+def test_a_real_bundle_transcribes_a_file(
+    target: str, exported: Callable[[str], Bundle], tmp_path: Path
+) -> None:
+    path = tmp_path / "hiss.wav"
+    write_audio(path, "pcm_s16le", [noise(2.5)])
+
+    transcript = transcribe(path, exported(target), TEXT)
+
+    assert [segment.start for segment in transcript.segments] == [0.0, 2.0]
+    assert transcript.duration_s == pytest.approx(2.5)
+
+
+def test_three_hours_take_no_more_memory_than_three_minutes(
+    exported: Callable[[str], Bundle], tmp_path: Path
+) -> None:
+    """In a process of its own, since its peak is what is measured. Most windows are skipped."""
+    minute = noise(60.0)
+    short, long = tmp_path / "short.flac", tmp_path / "long.flac"
+    write_audio(short, "flac", [minute] * 3)
+    write_audio(long, "flac", [minute] * 180)
+
+    peaks = [peak_mib(path, exported("onnxruntime").folder) for path in (short, long)]
+
+    # Three hours are 660 MiB of samples, and 330 MiB of spectrogram.
+    assert peaks[1] - peaks[0] < 50
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+from whisperport.bundle import Bundle
+from whisperport.runtime import Engine
+from whisperport.transcription import Transcriber, TranscribeOptions
+from whisperport.runtime import DecodeOptions, Thresholds
+
+class Silent(Engine):
+    # Hears nothing: only the way of the sound is measured.
+    def encode(self, mel): return np.zeros((self.dims.n_audio_ctx, self.dims.n_audio_state), "f4")
+    def listen(self, features): self.cache.clear()
+    def prefill(self, tokens, **_):
+        logits = np.zeros(self.dims.n_vocab, "f4")
+        logits[self.generation.no_speech] = 30
+        return logits, logits.copy()
+
+transcriber = Transcriber(Bundle.open(sys.argv[2]))
+transcriber.engine.__class__ = Silent
+options = TranscribeOptions(
+    decode=DecodeOptions(language="en", timestamps=False, max_tokens=1), temperatures=(0.0,)
+)
+done = []
+transcript = transcriber.transcribe(
+    sys.argv[1], options, progress=lambda *told: done.append(told)
+)
+assert done[-1][0] == done[-1][1] == transcript.duration_s, done[-1]
+assert not transcript.segments
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def peak_mib(path: Path, bundle: Path) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, path, bundle], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+def write_audio(path: Path, codec: str, parts: list[np.ndarray]) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=SECOND, layout="mono")
+        for part in parts:
+            integers = np.round(part * 32767).astype(np.int16)
+            frame = av.AudioFrame.from_ndarray(integers[None], format="s16", layout="mono")
+            frame.sample_rate = SECOND
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))

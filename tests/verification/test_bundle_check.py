@@ -1,0 +1,259 @@
+"""A bundle is verified by its reference, and a reference that compares nothing verifies nothing."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import EMBEDDING, REFERENCE, Bundle
+from whisperport.errors import BundleError
+from whisperport.exporting import ExportOptions, export
+from whisperport.targets import RunOptions
+from whisperport.verification import LEVELS, Report
+from whisperport.verification.bundle_check import verify
+from whisperport.verification.clips import Clip
+from whisperport.verification.reference import Reference, ReferenceClip
+
+ONE_THREAD = RunOptions(threads=1)
+
+
+@pytest.fixture
+def bundle(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path) -> Bundle:
+    """The micro model on a target that compiles nothing: verified in a tenth of a second."""
+    random = np.random.default_rng(0)
+    clips = [
+        Clip(f"clip {i}", "so they say", (0.1 * random.standard_normal(3200)).astype(np.float32))
+        for i in range(3)
+    ]
+    options = ExportOptions(clips=clips, run=ONE_THREAD)
+    return export(micro_checkpoint, "fake", tmp_path / "bundle", options)
+
+
+@pytest.fixture
+def with_reference(bundle: Bundle) -> Callable[..., Bundle]:
+    """`with_reference(change)`: the bundle with another reference; hashes are not asked."""
+
+    def change_it(change: Callable[[Reference], Reference]) -> Bundle:
+        changed = change(Reference.from_arrays(bundle.reference()))
+        np.savez(bundle.folder / REFERENCE, allow_pickle=False, **changed.to_arrays())
+        return bundle
+
+    return change_it
+
+
+def every_clip(
+    change: Callable[[ReferenceClip], dict[str, Any]],
+) -> Callable[[Reference], Reference]:
+    return lambda reference: replace(
+        reference, clips=tuple(replace(clip, **change(clip)) for clip in reference.clips)
+    )
+
+
+def first_clip(
+    change: Callable[[ReferenceClip], dict[str, Any]],
+) -> Callable[[Reference], Reference]:
+    def changed(reference: Reference) -> Reference:
+        first, *others = reference.clips
+        return replace(reference, clips=(replace(first, **change(first)), *others))
+
+    return changed
+
+
+def test_an_untouched_bundle_passes_at_every_level(bundle: Bundle) -> None:
+    told: list[str] = []
+
+    report = verify(bundle.folder, run=ONE_THREAD, say=told.append)
+
+    assert report
+    assert {check.level for check in report.checks} == set(LEVELS)
+    assert {check.program for check in report.checks if check.level == "arrays"} == {
+        *("encoder", "prefill", "prefill, longer", "step", "align")
+    }
+    assert report.machine
+    assert "whisperport" in report.versions
+    assert Report.from_json(report.to_json()) == report
+    assert told
+
+
+def spoiled(array: np.ndarray, value: float) -> np.ndarray:
+    array = array.copy()
+    if array.size:
+        array.flat[-1] = value
+    return array
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["features", "logits"])
+def test_a_reference_that_is_no_number_fails(with_reference: Any, name: str, value: float) -> None:
+    bundle = with_reference(first_clip(lambda clip: {name: spoiled(getattr(clip, name), value)}))
+
+    report = verify(bundle, run=ONE_THREAD)
+
+    assert not report
+    assert any("NaN or infinite" in failure for failure in report.failures())
+
+
+def test_a_reference_without_arrays_fails(with_reference: Any) -> None:
+    bundle = with_reference(
+        every_clip(lambda clip: {"features": clip.features[:0], "logits": clip.logits[:0]})
+    )
+
+    report = verify(bundle, run=ONE_THREAD)
+
+    assert report.failures() == ("nothing was compared at the level of arrays",)
+
+
+def test_a_reference_without_clips_fails_at_every_level(with_reference: Any) -> None:
+    bundle = with_reference(lambda reference: replace(reference, clips=()))
+
+    report = verify(bundle, run=ONE_THREAD)
+
+    assert not report
+    failed = " ".join(report.failures())
+    for level in ("arrays", "tokens", "isolation"):
+        assert f"nothing was compared at the level of {level}" in failed
+    assert "the reference holds no words" in failed
+
+
+def test_a_clip_without_tokens_fails(with_reference: Any) -> None:
+    bundle = with_reference(every_clip(lambda _: {"tokens": ()}))
+
+    report = verify(bundle, run=ONE_THREAD)
+
+    assert not report
+    assert any("the reference holds no tokens" in failure for failure in report.failures())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (first_clip(lambda c: {"tokens": (*c.tokens[:-1], 1)}), "first to differ"),
+        (first_clip(lambda c: {"tokens": (*c.tokens[:-1], 49)}), "first to differ"),
+        (first_clip(lambda c: {"tokens": c.tokens[:-1]}), "first to differ"),
+        (first_clip(lambda c: {"logits": c.logits * np.float32(1.01)}), "SQNR"),
+        (first_clip(lambda c: {"features": c.features[::-1].copy()}), "cosine"),
+        (first_clip(lambda c: {"features": c.features[:, :8]}), "expected shape"),
+    ],
+    ids=["another token", "an end", "a token less", "logits", "frames in reverse", "shape"],
+)
+def test_another_reference_is_not_agreed_with(with_reference: Any, change: Any, words: str) -> None:
+    report = verify(with_reference(change), run=ONE_THREAD)
+
+    assert not report
+    assert any(words in failure for failure in report.failures())
+
+
+def test_an_end_of_text_is_not_taken_for_another_last_token(
+    with_reference: Any, fake_targets: Any
+) -> None:
+    """The model ends where the reference, cut by its limit, said a word more."""
+    bundle = with_reference(lambda reference: replace(reference, max_tokens=20))
+    end = bundle.manifest.generation.end_of_text
+    steps = iter(range(10_000))
+
+    def end_at_the_last_step(logits: np.ndarray) -> np.ndarray:
+        logits = logits.copy()
+        if next(steps) % 19 == 18:
+            logits[0, end] = 1e3
+        return logits
+
+    fake_targets["fake"].wrong = {"step": {"logits": end_at_the_last_step}}
+
+    report = verify(with_reference(every_clip(lambda c: {"logits": c.logits[:0]})), run=ONE_THREAD)
+
+    assert any("free" in failure and "token 19" in failure for failure in report.failures())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays.pop("names"),
+        lambda arrays: arrays.pop("tokens_1"),
+        lambda arrays: arrays.update(samples_0=arrays["samples_0"].astype(np.float64)),
+        lambda arrays: arrays.update(features_0=arrays["features_0"][None]),
+        lambda arrays: arrays.update(max_tokens=np.array(["many"])),
+    ],
+    ids=[
+        "no names",
+        "no tokens",
+        "samples in float64",
+        "features of rank 3",
+        "a word for a number",
+    ],
+)
+def test_a_reference_of_another_form_is_a_bundle_error(
+    bundle: Bundle, change: Callable[[Any], Any]
+) -> None:
+    arrays = bundle.reference()
+    change(arrays)
+    np.savez(bundle.folder / REFERENCE, allow_pickle=False, **arrays)
+
+    with pytest.raises(BundleError, match="reference cannot be read"):
+        verify(bundle, run=ONE_THREAD)
+
+
+def test_a_bundle_whose_bytes_changed_is_not_even_run(bundle: Bundle) -> None:
+    data = bytearray((bundle.folder / EMBEDDING).read_bytes())
+    data[-1] ^= 1
+    (bundle.folder / EMBEDDING).write_bytes(data)
+
+    with pytest.raises(BundleError, match="damaged"):
+        verify(bundle.folder, run=ONE_THREAD)
+
+
+def test_a_session_that_remembers_is_found(
+    bundle: Bundle, fake_targets: Any, eager_runners: Any
+) -> None:
+    """Clip after clip: the logits of a step drift with every call."""
+    calls = iter(range(10_000))
+    fake_targets["fake"].wrong = {
+        "step": {"logits": lambda logits: logits * np.float32(1 + 1e-6 * next(calls))}
+    }
+
+    report = verify(bundle, run=ONE_THREAD)
+
+    isolation = [check for check in report.checks if check.level == "isolation"]
+    assert [check.passed for check in isolation] == [False]
+
+
+# With ONNX Runtime -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(exported: Callable[[str], Bundle], tmp_path: Path) -> Bundle:
+    bundle = exported("onnxruntime")
+    folder = Path(shutil.copytree(bundle.folder, tmp_path / "copied"))
+    return Bundle(folder, bundle.manifest)  # hashes are not asked: they would find it, too
+
+
+def test_a_real_bundle_is_verified_again(copied: Bundle) -> None:
+    assert verify(copied, run=ONE_THREAD)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_flipped_signs_in_its_weights_are_found(copied: Bundle, share: float) -> None:
+    file = copied.folder / "onnxruntime/weights.bin"
+    weights = np.memmap(file, dtype=np.float32, mode="r+")
+    start = int(share * weights.size)
+    weights[start : start + 4096] *= -1
+    weights.flush()
+
+    report = verify(copied, run=ONE_THREAD)
+
+    assert not report
+    assert report.failures()
+
+
+def test_another_embedding_is_found(copied: Bundle) -> None:
+    table = np.load(copied.folder / EMBEDDING)
+    np.save(copied.folder / EMBEDDING, np.roll(table, 1, axis=0))
+
+    report = verify(copied, run=ONE_THREAD)
+
+    failed = {check.program for check in report.checks if not check.passed}
+    assert {"prefill", "step"} <= failed
+    assert "encoder" not in failed
