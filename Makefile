@@ -12,7 +12,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test check docs readme bench clean
+.PHONY: demo test check docs readme bundle bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/whisperport demo
@@ -33,6 +33,9 @@ docs: $(VENV)/.installed-dev
 
 readme: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_readme.py
+
+bundle: $(VENV)/.installed-dev
+	@$(BIN)/whisperport export default --target onnxruntime --out src/whisperport/data/bundle
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/programs.py

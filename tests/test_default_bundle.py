@@ -1,0 +1,54 @@
+"""The model, the bundle and the recordings inside the package belong together, and are good."""
+
+import hashlib
+
+from whisperport.bundle import Bundle
+from whisperport.checkpoint import default_checkpoint_folder
+from whisperport.transcription import Transcriber, default_bundle
+from whisperport.verification import WordErrors, word_errors
+from whisperport.verification.bundle_check import verify
+from whisperport.verification.clips import shipped_recordings
+
+MAX_WEIGHTS = 20_000_000  # bytes
+MAX_WER = 0.05  # of all recordings, voices never heard in training and noise among them
+
+
+def test_the_bundle_was_exported_from_the_checkpoint_beside_it() -> None:
+    weights = (default_checkpoint_folder() / "model.safetensors").read_bytes()
+
+    manifest = Bundle.open(default_bundle()).manifest
+
+    assert manifest.source["sha256"] == {"model.safetensors": hashlib.sha256(weights).hexdigest()}
+    assert manifest.verified
+    assert len(weights) <= MAX_WEIGHTS
+
+
+def test_the_bundle_verifies_here() -> None:
+    report = verify(default_bundle())
+
+    assert report, report.failures()
+
+
+def test_the_recordings_are_understood() -> None:
+    transcriber = Transcriber()
+
+    errors = WordErrors()
+    for recording in shipped_recordings():
+        heard = transcriber.transcribe(recording.path)
+        assert not heard.truncated, f"{recording.path.name}: end of text was not said"
+        if not recording.text:
+            assert heard.text == "", f"{recording.path.name} holds no speech"
+        errors += word_errors(heard.text, recording.text)
+
+    assert errors.n_words > 300
+    assert errors.rate <= MAX_WER
+
+
+def test_recordings_are_of_every_kind() -> None:
+    recordings = shipped_recordings()
+
+    assert len(recordings) >= 12
+    assert {r.path.suffix for r in recordings} == {".wav", ".flac", ".mp3"}
+    assert any(r.held_out for r in recordings)
+    assert len({r.voice for r in recordings}) >= 6
+    assert any(60 <= r.seconds <= 90 for r in recordings)
