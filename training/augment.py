@@ -98,7 +98,7 @@ def _noise(kind: str, rng: np.random.Generator) -> NDArray[np.float32]:
 
 def noise_wave(kind: str, seconds: float, seed: int) -> NDArray[np.float32]:
     """Up to 40 s of one kind of noise at 16 kHz, with a root mean square of 1."""
-    wave = _noise(kind, np.random.default_rng(seed))[: int(seconds * 16000)]
+    wave = _noise(kind, np.random.default_rng(seed))[: round(seconds * 16000)]
     return wave / np.sqrt(np.mean(wave**2))
 
 

@@ -13,7 +13,7 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,21 @@ from whisper.model import ModelDimensions, Whisper
 
 import grammar
 from augment import NOISE_KINDS, noise_wave
-from corpus import Corpus, Utterance
-from make_recordings import held_out
-from scoring import Samples, Spoken, window_of, word_error_rate, words
+from corpus import Corpus
+from make_recordings import add_noise, held_out
+from scoring import (
+    Samples,
+    Spoken,
+    by_group,
+    describe_errors,
+    stamp_errors,
+    window_of,
+    word_error_rate,
+    words,
+)
 from synthesize import HELD_OUT_RECORDED
 from synthesizers import SAMPLE_RATE
-from vocabulary import TIME_BEGIN, tokenizer
+from vocabulary import tokenizer
 
 BATCH = 8
 NAMES = (
@@ -100,43 +109,6 @@ def decode(model: Whisper, sounds: Sequence[Samples], timestamps: bool) -> list[
         ]
         results += whisper.decode(model, torch.stack(mels), options)
     return results
-
-
-def describe_errors(
-    spoken: Sequence[Spoken], results: Sequence[DecodingResult], count: int
-) -> list[list[str]]:
-    """The first wrong ones, to read: voice, what was said, what was written."""
-    wrong = [
-        [s.utterances[0].voice, s.text, r.text]
-        for s, r in zip(spoken, results, strict=True)
-        if words(s.text) != words(r.text)
-    ]
-    return wrong[:count]
-
-
-def stamp_errors(spoken: Sequence[Spoken], results: Sequence[DecodingResult]) -> dict[str, Any]:
-    """Errors of segment starts and ends, in seconds, over windows with the right number of
-    stamps."""
-    starts, ends, right = [], [], 0
-    for item, result in zip(spoken, results, strict=True):
-        stamps = [(t - TIME_BEGIN) * 0.02 for t in result.tokens if t >= TIME_BEGIN]
-        if len(stamps) != 2 * len(item.times):
-            continue
-        right += 1
-        starts += [abs(a - t[0]) for a, t in zip(stamps[::2], item.times, strict=True)]
-        ends += [abs(a - t[1]) for a, t in zip(stamps[1::2], item.times, strict=True)]
-    summary: dict[str, Any] = {
-        "windows": len(spoken),
-        "windows_with_all_stamps": right,
-        "segments": len(starts),
-    }
-    for name, values in (("start", starts), ("end", ends)):
-        median, ninth = np.percentile(values, (50, 90)) if values else (np.nan, np.nan)
-        summary |= {
-            f"{name}_median": round(float(median), 3),
-            f"{name}_90th": round(float(ninth), 3),
-        }
-    return summary
 
 
 def silence_results(model: Whisper, count: int) -> dict[str, Any]:
@@ -324,6 +296,8 @@ def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict[
         report["speech no_speech_prob, highest"] = round(
             max(r.no_speech_prob for r in results[True]), 4
         )
+        heard = [s for s in single if not held_out(s.utterances[0].voice)]
+        report["in noise"] = noise_results(model, heard[::2])
         report["word times"] = word_time_errors(model, several[:60])
         texts = transformers_texts(folder, [s.samples for s in single])
         chosen = [
@@ -351,20 +325,16 @@ def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict[
     return report
 
 
-def by_group(
-    groups: dict[str, Callable[[Utterance], bool]],
-    single: Sequence[Spoken],
-    results: Sequence[DecodingResult],
-) -> dict[str, Any]:
-    """WER of every group of voices."""
+def noise_results(model: Whisper, single: Sequence[Spoken]) -> dict[str, Any]:
+    """WER without timestamps of the same windows in noise, all kinds in turn."""
     out = {}
-    for name, belongs in groups.items():
-        pairs = [
-            (s.text, r.text)
-            for s, r in zip(single, results, strict=True)
-            if belongs(s.utterances[0])
+    for decibels in (20, 10):
+        sounds = [
+            add_noise(s.samples, NOISE_KINDS[i % len(NOISE_KINDS)], decibels)
+            for i, s in enumerate(single)
         ]
-        out[name] = word_error_rate(*zip(*pairs, strict=True))
+        texts = [r.text for r in decode(model, sounds, timestamps=False)]
+        out[f"{decibels} dB"] = word_error_rate([s.text for s in single], texts)
     return out
 
 

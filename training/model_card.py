@@ -53,6 +53,7 @@ def render(report: dict[str, Any]) -> str:
         ),
         transformers=cell(report["transformers, trained voices"]),
         exact=plain["trained voices"]["exact_strings"],
+        noise=", ".join(f"{level} {cell(r)}" for level, r in report["in noise"].items()),
         several_plain=cell(report["several"]["without timestamps"]),
         several_stamped=cell(report["several"]["with timestamps"]),
         long_conditioned=cell(report["long"]["conditioned"]),

@@ -1,18 +1,21 @@
-"""What was said against what was written: windows of real samples, word error rates, intervals."""
+"""What was said against what was written: windows of real samples, word error rates, times,
+intervals."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jiwer
 import numpy as np
 from numpy.typing import NDArray
+from whisper.decoding import DecodingResult
 
 from corpus import Utterance
 from synthesizers import SAMPLE_RATE
+from vocabulary import TIME_BEGIN
 
 Samples = NDArray[np.float32]
 
@@ -79,3 +82,57 @@ def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> dic
         "words": sum(lengths),
         "exact_strings": round(100 * exact / len(errors), 1),
     }
+
+
+def describe_errors(
+    spoken: Sequence[Spoken], results: Sequence[DecodingResult], count: int
+) -> list[list[str]]:
+    """The first wrong ones, to read: voice, what was said, what was written."""
+    wrong = [
+        [s.utterances[0].voice, s.text, r.text]
+        for s, r in zip(spoken, results, strict=True)
+        if words(s.text) != words(r.text)
+    ]
+    return wrong[:count]
+
+
+def stamp_errors(spoken: Sequence[Spoken], results: Sequence[DecodingResult]) -> dict[str, Any]:
+    """Errors of segment starts and ends, in seconds, over windows with the right number of
+    stamps."""
+    starts, ends, right = [], [], 0
+    for item, result in zip(spoken, results, strict=True):
+        stamps = [(t - TIME_BEGIN) * 0.02 for t in result.tokens if t >= TIME_BEGIN]
+        if len(stamps) != 2 * len(item.times):
+            continue
+        right += 1
+        starts += [abs(a - t[0]) for a, t in zip(stamps[::2], item.times, strict=True)]
+        ends += [abs(a - t[1]) for a, t in zip(stamps[1::2], item.times, strict=True)]
+    summary: dict[str, Any] = {
+        "windows": len(spoken),
+        "windows_with_all_stamps": right,
+        "segments": len(starts),
+    }
+    for name, values in (("start", starts), ("end", ends)):
+        median, ninth = np.percentile(values, (50, 90)) if values else (np.nan, np.nan)
+        summary |= {
+            f"{name}_median": round(float(median), 3),
+            f"{name}_90th": round(float(ninth), 3),
+        }
+    return summary
+
+
+def by_group(
+    groups: dict[str, Callable[[Utterance], bool]],
+    single: Sequence[Spoken],
+    results: Sequence[DecodingResult],
+) -> dict[str, Any]:
+    """WER of every group of voices."""
+    out = {}
+    for name, belongs in groups.items():
+        pairs = [
+            (s.text, r.text)
+            for s, r in zip(single, results, strict=True)
+            if belongs(s.utterances[0])
+        ]
+        out[name] = word_error_rate(*zip(*pairs, strict=True))
+    return out
