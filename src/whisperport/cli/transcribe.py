@@ -7,7 +7,7 @@ import click
 
 from whisperport.cli.console import audio_bar, print_json, print_next, print_note, print_warning
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
-from whisperport.runtime import DecodeOptions
+from whisperport.runtime import TEMPERATURES, DecodeOptions
 from whisperport.text import write_as
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription import transcribe as run_transcribe
@@ -39,6 +39,31 @@ from whisperport.transcription import transcribe as run_transcribe
     help="Text alone, or with times",
 )
 @click.option("--words", is_flag=True, help="Times of words as well; `--json` shows them")
+@click.option("--beam-size", type=click.IntRange(min=1), help="Beams  [default: none, greedy]")
+@click.option(
+    "--temperature",
+    "temperatures",
+    type=click.FloatRange(0, 10),
+    multiple=True,
+    help="Tried in order until a window does not fail; may be repeated  [default: 0 to 1 by 0.2]",
+)
+@click.option(
+    "--initial-prompt", default="", metavar="TEXT", help="As if said before the recording"
+)
+@click.option(
+    "--condition-on-previous-text/--no-condition-on-previous-text",
+    default=True,
+    show_default=True,
+    help="What was said is the prompt of what follows",
+)
+@click.option(
+    "--clip",
+    "clips",
+    type=(click.FloatRange(min=0), click.FloatRange(min=0)),
+    multiple=True,
+    metavar="START END",
+    help="Transcribe only these seconds; may be repeated",
+)
 @threads
 @run_option
 @as_json
@@ -49,6 +74,11 @@ def transcribe(
     task: str,
     form: str,
     words: bool,
+    beam_size: int | None,
+    temperatures: tuple[float, ...],
+    initial_prompt: str,
+    condition_on_previous_text: bool,
+    clips: tuple[tuple[float, float], ...],
     threads: int | None,
     run_options: tuple[str, ...],
     as_json: bool,
@@ -60,8 +90,12 @@ def transcribe(
       $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack
     """
     options = TranscribeOptions(
-        decode=DecodeOptions(language=language, task=task),
+        decode=DecodeOptions(language=language, task=task, beam_size=beam_size),
         run=run_options_of(threads, run_options),
+        temperatures=temperatures or TEMPERATURES,
+        initial_prompt=initial_prompt,
+        condition_on_previous_text=condition_on_previous_text,
+        clips=tuple(second for clip in clips for second in clip),
         word_timestamps=words,
     )
     with audio_bar("standard input" if recording == "-" else Path(recording).name) as bar:
