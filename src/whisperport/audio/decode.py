@@ -192,6 +192,7 @@ def _opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, b
             raise AudioError(
                 f"cannot read sound from {type(source).__name__}",
                 why="expected a path, `-`, a file opened in binary mode, or a numpy array",
+                hint="convert it to one of these",
             )
         name = getattr(source, "name", None)
         return source, f"`{name}`" if isinstance(name, str) else "the file object", False
@@ -208,10 +209,16 @@ def _opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, b
         hint = "download it first" if "://" in str(source) else "check the path"
         raise AudioError(f"{name} does not exist", hint=hint) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise AudioError(f"cannot open {name}", why=_reason(error)) from error
+        raise AudioError(
+            f"cannot open {name}", why=_reason(error), hint="check the path and its permissions"
+        ) from error
     if stat.S_ISREG(mode) and path.stat().st_size == 0:
         file.close()
-        raise AudioError(f"{name} is empty", why="0 bytes")
+        raise AudioError(
+            f"{name} is empty",
+            why="it has 0 bytes",
+            hint="record or copy it again; nothing is in it",
+        )
     return file, name, True
 
 
@@ -237,6 +244,7 @@ def _probed(file: BinaryIO, name: str) -> tuple[InputContainer, AvAudioStream]:
         raise AudioError(
             f"{name} holds no audio that can be decoded",
             why=f"FFmpeg takes what it holds for: {kinds}",
+            hint="give a file with sound in it",
         )
     return container, stream
 
@@ -267,7 +275,11 @@ def _missing_riff_bytes(file: BinaryIO) -> int:
 def _check_finite(frame: AudioFrame, name: str) -> None:
     # A NaN turns into an arbitrary 16-bit number on conversion: it has to be seen before.
     if frame.format.name[:3] in ("flt", "dbl") and not np.isfinite(frame.to_ndarray()).all():
-        raise AudioError(f"{name} holds a NaN or an infinity", why="that is no sound")
+        raise AudioError(
+            f"{name} holds a NaN or an infinity",
+            why="that is no sound",
+            hint="find what wrote it; 16-bit samples, `ffmpeg -c:a pcm_s16le`, cannot hold one",
+        )
 
 
 def _convert_hint(file: BinaryIO) -> str:

@@ -139,7 +139,11 @@ def _checked(samples: NDArray[Any], n_frames: int | None) -> NDArray[np.float32]
         )
     samples = samples.astype(np.float32, copy=False)
     if not np.isfinite(samples).all():
-        raise AudioError("the samples hold a NaN or an infinity", why="no spectrogram is defined")
+        raise AudioError(
+            "the samples hold a NaN or an infinity",
+            why="no spectrogram is defined",
+            hint="find where they come from: `numpy.isfinite(samples)` tells which",
+        )
     if n_frames is not None:
         if n_frames < 2:
             raise ValueError(f"`n_frames` is {n_frames}; expected at least 2")

@@ -44,11 +44,16 @@ def from_array(samples: NDArray[Any], sample_rate: int | None) -> NDArray[np.flo
         raise AudioError(
             f"cannot read samples of dtype {samples.dtype}",
             why="floats within [-1, 1], int16 and int32 are understood",
+            hint="convert them with `astype`",
         )
     if scale is not None:
         samples = samples / np.float64(scale)
     if not np.isfinite(samples).all():
-        raise AudioError("the samples hold a NaN or an infinity", why="that is no sound")
+        raise AudioError(
+            "the samples hold a NaN or an infinity",
+            why="that is no sound",
+            hint="find where they come from: `numpy.isfinite(samples)` tells which",
+        )
     peak = float(np.abs(samples).max(initial=0.0))
     if peak > _LOUDEST:
         raise AudioError(
@@ -69,6 +74,7 @@ def check_rate(sample_rate: int, name: str) -> int:
         raise AudioError(
             f"{name} states a sample rate of {sample_rate} Hz",
             why=f"expected {_RATES.start} to {_RATES.stop - 1} Hz",
+            hint="resample it, e.g. `ffmpeg -i IN -ar 16000 OUT.wav`",
         )
     return sample_rate
 
@@ -76,12 +82,17 @@ def check_rate(sample_rate: int, name: str) -> int:
 def check_length(n_samples: int, name: str) -> None:
     """AudioError for no sound at all, or less than one frame of it."""
     if n_samples == 0:
-        raise AudioError(f"{name} holds no samples")
+        raise AudioError(
+            f"{name} holds no samples",
+            why="its header is followed by nothing",
+            hint="record or copy it again",
+        )
     if n_samples < MIN_SAMPLES:
         plural = "" if n_samples == 1 else "s"
         raise AudioError(
             f"{name} is too short: {n_samples} sample{plural} at 16 kHz",
             why=f"at least one mel frame is needed ({MIN_SAMPLES} samples, 10 ms)",
+            hint="give a longer recording",
         )
 
 
