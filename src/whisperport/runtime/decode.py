@@ -29,8 +29,11 @@ from whisperport.runtime.search import (
 class DecodeOptions:
     """How a window is decoded; defaults are openai-whisper's.
 
+    `beam_size` and `best_of` may stand together where several temperatures are tried: beams are for
+    0, paths for those above. One window is decoded at one temperature, with one of them.
+
     Raises:
-        UsageError: two options contradict each other, or one is out of its range.
+        UsageError: an option is out of its range.
     """
 
     language: str | None = None  # "en", "de", ...; None: the most probable one
@@ -49,14 +52,6 @@ class DecodeOptions:
     max_initial_timestamp: float | None = 1.0  # seconds into the window; None: any
 
     def __post_init__(self) -> None:
-        if self.beam_size is not None and self.best_of is not None:
-            raise UsageError("`beam_size` and `best_of` cannot be given together")
-        if self.patience is not None and self.beam_size is None:
-            raise UsageError("`patience` is for beam search", hint="give `beam_size` too")
-        if self.temperature == 0 and self.best_of is not None:
-            raise UsageError(
-                "`best_of` is for temperatures above 0", why="at 0 all paths are the same"
-            )
         _check_range("temperature", self.temperature, 0, 10)
         _check_range("length_penalty", self.length_penalty, 0, 1)
         _check_range("patience", self.patience, 0.1, 100)
@@ -86,8 +81,10 @@ def decode_window(
         draw: chooses tokens at temperatures above 0; None: numpy, seeded by the sound's features.
 
     Raises:
-        UsageError: the checkpoint has no such language or task, or the prompt is too long.
+        UsageError: the checkpoint has no such language or task, the prompt is too long, or two
+            options contradict each other.
     """
+    _check_combination(options)
     generation = engine.generation
     engine.listen(features)
     language = options.language or detect_language(engine)
@@ -234,6 +231,23 @@ def _known(kind: str, name: str, ids: dict[str, int]) -> int:
     return ids[name]
 
 
+def _check_combination(options: DecodeOptions) -> None:
+    if options.beam_size is not None and options.best_of is not None:
+        raise UsageError(
+            "`beam_size` and `best_of` cannot be given together",
+            why="one window is searched in one way",
+            hint="give one of them",
+        )
+    if options.patience is not None and options.beam_size is None:
+        raise UsageError("`patience` is for beam search", hint="give `beam_size` too")
+    if options.temperature == 0 and options.best_of is not None:
+        raise UsageError(
+            "`best_of` is for temperatures above 0",
+            why="at 0 all paths are the same",
+            hint="give a temperature, or leave `best_of` out",
+        )
+
+
 def _check_range(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise UsageError(f"`{name}` is {value}", why=f"expected {low} to {high}")
+        raise UsageError(f"`{name}` is {value}", why=f"expected {low} to {high}", hint="correct it")
