@@ -1,7 +1,6 @@
 """The command line, called as the shell calls it, and a small bundle to call it on."""
 
 import io
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -71,8 +70,8 @@ def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def copied_bundle(bundle: Path, tmp_path: Path) -> Path:
-    """The same bundle, to be damaged: its files are links, so replace them and do not edit them."""
-    return shutil.copytree(bundle, tmp_path / "bundle", copy_function=os.link)
+    """The same bundle, to be damaged."""
+    return shutil.copytree(bundle, tmp_path / "bundle")
 
 
 @pytest.fixture
