@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from whisper.utils import get_writer
 
 from whisperport.errors import UsageError
-from whisperport.text import WRITERS, Segment, format_time, write_as
+from whisperport.text import WRITERS, Segment, Word, format_time, write_as
 
 SEGMENTS = [
     Segment(0.0, 2.5, " Hello, world.", (50364, 2425, 50489), -0.25, 0.01, 0.2, 1.1, 0),
@@ -90,3 +90,15 @@ def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
 def test_a_segment_needs_two_times(start: float, end: float) -> None:
     with pytest.raises(ValueError, match="expected seconds"):
         Segment(start, end, "text")
+
+
+def test_json_holds_words_as_openai_whisper_names_them() -> None:
+    words = (Word(" Good", 0.5, 0.7, 0.99), Word(" evening.", 0.7, 1.25, 0.5))
+    segment = Segment(0.5, 1.25, " Good evening.", words=words)
+
+    data = json.loads(write_as("json", [segment]))
+
+    assert data["segments"][0]["words"] == [
+        {"word": " Good", "start": 0.5, "end": 0.7, "probability": 0.99},
+        {"word": " evening.", "start": 0.7, "end": 1.25, "probability": 0.5},
+    ]

@@ -6,6 +6,7 @@ ends in a newline except for json; write it as UTF-8, with `write_atomic`.
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from whisperport.errors import UsageError
 from whisperport.text.segment import Segment
@@ -56,12 +57,18 @@ def write_json(segments: Sequence[Segment], *, language: str | None = None) -> s
                     "avg_logprob": segment.avg_logprob,
                     "compression_ratio": segment.compression_ratio,
                     "no_speech_prob": segment.no_speech_prob,
+                    **_words(segment),
                 }
                 for number, segment in enumerate(segments)
             ],
             "language": language,
         }
     )
+
+
+def _words(segment: Segment) -> dict[str, list[dict[str, object]]]:
+    """`words`, where times of words were asked for."""
+    return {"words": [asdict(word) for word in segment.words]} if segment.words else {}
 
 
 WRITERS: dict[str, Callable[[Sequence[Segment]], str]] = {
