@@ -1,8 +1,8 @@
 """Write a bundle all at once or not at all.
 
     out's parent/
-    ├── .NAME.partial-PID-XXXX    everything is written, hashed and flushed here
-    ├── .NAME.replaced-PID-XXXX   the bundle that was there, while the two change places
+    ├── .NAME.partial-PID-RANDOM   everything is written, hashed and flushed here
+    ├── .NAME.replaced-PID-RANDOM  the bundle that was there, while the two change places
     └── NAME
 
 Any exception, Ctrl-C included, removes the partial folder and leaves NAME as it was. Only SIGKILL
