@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import whisper
@@ -15,7 +14,6 @@ from whisperport.errors import UsageError
 from whisperport.generation import Generation
 from whisperport.model.whisper import build_model
 from whisperport.runtime import (
-    Cache,
     DecodeOptions,
     Engine,
     decode_window,
@@ -24,35 +22,11 @@ from whisperport.runtime import (
 )
 
 from ..micro import DIMS, GENERATION
+from .scripted import FEATURES, Scripted
 
 ENGLISH_ONLY = replace(GENERATION, languages={}, tasks={})
 
 
-class Scripted:
-    """An engine that says what it is told: row i of the script after i tokens."""
-
-    def __init__(self, script: list[int], generation: Generation = GENERATION) -> None:
-        self.dims, self.generation, self.cache = DIMS, generation, Cache(DIMS)
-        self.script, self.prompts = script, []
-
-    def listen(self, features: Any) -> None:
-        self.said = 0
-
-    def prefill(self, tokens: Any, *, also: int = 0) -> Any:
-        self.prompts.append(list(tokens))
-        return self._row(), np.zeros(DIMS.n_vocab, np.float32)
-
-    def step(self, token: int, cache: Any = None) -> Any:
-        self.said += 1
-        return self._row()
-
-    def _row(self) -> Any:
-        row = np.zeros(DIMS.n_vocab, np.float32)
-        row[self.script[min(self.said, len(self.script) - 1)]] = 20.0
-        return row
-
-
-FEATURES = np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32)
 TEXT = DecodeOptions(language="en", timestamps=False)
 END = GENERATION.end_of_text
 

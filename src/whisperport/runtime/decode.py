@@ -50,12 +50,16 @@ class DecodeOptions:
     suppressed: tuple[int, ...] | None = None  # ids never said; None: the checkpoint's list
     suppress_blank: bool = True  # not a space or the end first
     max_initial_timestamp: float | None = 1.0  # seconds into the window; None: any
+    repetition_penalty: float = 1.0  # above 1: what was said in this window is less probable
+    no_repeat_ngram_size: int = 0  # so many tokens in a row are not said twice; 0: they may
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0, 10)
         _check_range("length_penalty", self.length_penalty, 0, 1)
         _check_range("patience", self.patience, 0.1, 100)
         _check_range("max_initial_timestamp", self.max_initial_timestamp, 0, 30)
+        _check_range("repetition_penalty", self.repetition_penalty, 1, 10)
+        _check_range("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 1000)
         for name in ("max_tokens", "best_of", "beam_size"):
             _check_range(name, getattr(self, name), 1, 1000)
 
@@ -220,6 +224,8 @@ def _rules(engine: Engine, options: DecodeOptions) -> Rules:
         else options.suppressed,
         suppress_blank=options.suppress_blank,
         max_initial_timestamp=round(latest / SECONDS_PER_POSITION) if latest else None,
+        repetition_penalty=options.repetition_penalty,
+        no_repeat_ngram_size=options.no_repeat_ngram_size,
     )
 
 

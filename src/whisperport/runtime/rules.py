@@ -1,4 +1,4 @@
-"""What may be said next: openai-whisper's logit filters, applied in place to one row of logits.
+"""What may be said next: openai-whisper's logit filters, and guards, in place on one row of logits.
 
 Source: openai/whisper@v20250625, whisper/decoding.py:420-516.
 """
@@ -9,6 +9,7 @@ import numpy as np
 
 from whisperport.generation import Generation
 from whisperport.runtime.cache import Floats
+from whisperport.runtime.guards import forbid_repeated_ngrams, penalize_repetition
 
 
 class Rules:
@@ -22,6 +23,8 @@ class Rules:
         suppressed: Sequence[int],
         suppress_blank: bool = True,
         max_initial_timestamp: int | None = None,
+        repetition_penalty: float = 1.0,
+        no_repeat_ngram_size: int = 0,
     ) -> None:
         """
         Args:
@@ -29,6 +32,8 @@ class Rules:
             suppressed: ids never said.
             suppress_blank: keep the checkpoint's `suppressed_at_start` from being said first.
             max_initial_timestamp: the first timestamp is at most this many positions of 20 ms.
+            repetition_penalty: 1 for none.
+            no_repeat_ngram_size: 0 for none.
         """
         never = [*suppressed, generation.no_timestamps] if timestamps else suppressed
         self._never = np.array(sorted(set(never)), np.int64)
@@ -39,6 +44,8 @@ class Rules:
         self._begin = generation.timestamp_begin
         self._end_of_text = generation.end_of_text
         self._max_initial = max_initial_timestamp
+        self._penalty = repetition_penalty
+        self._ngram_size = no_repeat_ngram_size
 
     def apply(self, logits: Floats, said: Sequence[int]) -> None:
         """Set what must not follow `said` to -inf.
@@ -46,12 +53,23 @@ class Rules:
         logits  (V,), changed in place
         said    the ids sampled so far, without the prompt
         """
+        self._guard(logits, said)
         if not said:
             logits[self._at_start] = -np.inf
         logits[self._never] = -np.inf
         if self._timestamps:
             self._pair_timestamps(logits, said)
             self._prefer_timestamp(logits)
+
+    def _guard(self, logits: Floats, said: Sequence[int]) -> None:
+        """Before all rules, as in transformers: they compare logits that the guards have lowered."""
+        if self._penalty == 1 and not self._ngram_size:
+            return
+        text = [token for token in said if token < self._end_of_text]
+        if self._penalty != 1:
+            penalize_repetition(logits, text, self._penalty)
+        if self._ngram_size:
+            forbid_repeated_ngrams(logits, text, self._ngram_size)
 
     def _pair_timestamps(self, logits: Floats, said: Sequence[int]) -> None:
         begin = self._begin

@@ -1,0 +1,40 @@
+"""An engine for tests of decoding, whose every word is known beforehand."""
+
+from typing import Any
+
+import numpy as np
+
+from whisperport.generation import Generation
+from whisperport.runtime import Cache
+
+from ..micro import DIMS, GENERATION
+
+FEATURES = np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32)
+
+
+class Scripted:
+    """An engine that says what it is told: row i of the script after i tokens, or else `second`."""
+
+    def __init__(
+        self, script: list[int], generation: Generation = GENERATION, second: int | None = None
+    ) -> None:
+        self.dims, self.generation, self.cache = DIMS, generation, Cache(DIMS)
+        self.script, self.second, self.prompts = script, second, []
+
+    def listen(self, features: Any) -> None:
+        self.said = 0
+
+    def prefill(self, tokens: Any, *, also: int = 0) -> Any:
+        self.prompts.append(list(tokens))
+        return self._row(), np.zeros(DIMS.n_vocab, np.float32)
+
+    def step(self, token: int, cache: Any = None) -> Any:
+        self.said += 1
+        return self._row()
+
+    def _row(self) -> Any:
+        row = np.zeros(DIMS.n_vocab, np.float32)
+        if self.second is not None:
+            row[self.second] = 15.0
+        row[self.script[min(self.said, len(self.script) - 1)]] = 20.0
+        return row
