@@ -18,9 +18,9 @@ LAYERS = (
     ("atomic", "audio", "text", "bundle", "runner"),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("targets",),
-    ("runtime", "verification", "bench"),
+    ("runtime", "verification"),
     ("transcription", "exporting"),
-    ("doctor", "demo"),
+    ("bench", "doctor", "demo"),
     ("cli",),
 )
 RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}

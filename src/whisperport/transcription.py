@@ -14,6 +14,7 @@ from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, UsageError
 from whisperport.runtime import (
     TEMPERATURES,
+    Around,
     Cut,
     Decoded,
     DecodeOptions,
@@ -89,17 +90,25 @@ class Transcript:
 class Transcriber:
     """A loaded bundle. Load once, transcribe many recordings; none leaves a trace in the next.
 
+    Args:
+        bundle: None: the embedded default model.
+        around: given every runner, returns the one to use, such as one that times it.
+
     Raises:
         BundleError: the bundle is damaged or missing.
         MissingPackageError: a target's runtime is not installed.
     """
 
     def __init__(
-        self, bundle: Bundle | str | os.PathLike[str] | None = None, run: RunOptions | None = None
+        self,
+        bundle: Bundle | str | os.PathLike[str] | None = None,
+        run: RunOptions | None = None,
+        *,
+        around: Around = lambda runner: runner,
     ) -> None:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
         self.bundle = opened
-        self.engine: Engine = load_engine(opened, run)
+        self.engine: Engine = load_engine(opened, run, around)
         self.tokenizer = Tokenizer.from_json(opened.tokenizer_json(), self.engine.generation)
 
     def transcribe(
@@ -126,9 +135,20 @@ class Transcriber:
         dims = self.engine.dims
         mel = RecordingMel(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
         try:
-            return _Session(self, options or TranscribeOptions(), mel, draw).run(progress)
+            return self.transcribe_mel(mel, options, progress=progress, draw=draw)
         finally:
             mel.close()
+
+    def transcribe_mel(
+        self,
+        mel: RecordingMel,
+        options: TranscribeOptions | None = None,
+        *,
+        progress: Heard = lambda _done, _of: None,
+        draw: Draw | None = None,
+    ) -> Transcript:
+        """As `transcribe`, of a spectrogram that the caller opened for this model, and closes."""
+        return _Session(self, options or TranscribeOptions(), mel, draw).run(progress)
 
 
 class _Session:
@@ -168,6 +188,7 @@ class _Session:
             self.seek = max(start, self.seek)
             while end is None or self.seek < end:
                 mel, n_frames = self.mel.window(self.seek)
+                n_frames = min(n_frames, self.sound_frames)
                 if end is not None:
                     n_frames = min(n_frames, end - self.seek)
                 if n_frames == 0:

@@ -8,7 +8,7 @@ from whisperport.runtime.decode import (
     detect_language,
     start_tokens,
 )
-from whisperport.runtime.engine import Engine, load_engine
+from whisperport.runtime.engine import Around, Engine, load_engine
 from whisperport.runtime.fallback import (
     TEMPERATURES,
     Thresholds,
@@ -22,6 +22,7 @@ from whisperport.runtime.segments import Cut, Piece, cut_segments
 __all__ = [
     "MASKED",
     "TEMPERATURES",
+    "Around",
     "Cache",
     "Cut",
     "DecodeOptions",

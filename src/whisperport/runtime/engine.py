@@ -1,6 +1,6 @@
 """One window of sound and its decoder state, over the runners of a bundle; numpy only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from whisperport.runtime.cache import Cache, Floats
 from whisperport.targets import RunOptions, get_target
 
 PREFILL = "prefill_"
+
+Around = Callable[[Runner], Runner]
+"""Puts a runner around another: one that times it, for instance."""
 
 
 class Engine:
@@ -170,8 +173,13 @@ class Engine:
         return rows[None]
 
 
-def load_engine(bundle: Bundle, options: RunOptions | None = None) -> Engine:
+def load_engine(
+    bundle: Bundle, options: RunOptions | None = None, around: Around = lambda runner: runner
+) -> Engine:
     """Load every program of a bundle on its own target.
+
+    Args:
+        around: given every runner, returns the one that the engine uses.
 
     Raises:
         MissingPackageError: a target's runtime is not installed.
@@ -185,8 +193,9 @@ def load_engine(bundle: Bundle, options: RunOptions | None = None) -> Engine:
     for name in names:
         entries = [entry for entry in manifest.programs if entry.target == name]
         runners |= get_target(name).load(bundle.folder, entries, options)
+    used = {name: around(runner) for name, runner in runners.items()}
     return Engine(
-        manifest.dims, manifest.generation, runners, bundle.embedding(), bundle.positions()
+        manifest.dims, manifest.generation, used, bundle.embedding(), bundle.positions()
     )
 
 
