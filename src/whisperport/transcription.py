@@ -188,7 +188,6 @@ class _Session:
             self.seek = max(start, self.seek)
             while end is None or self.seek < end:
                 mel, n_frames = self.mel.window(self.seek)
-                n_frames = min(n_frames, self.sound_frames)
                 if end is not None:
                     n_frames = min(n_frames, end - self.seek)
                 if n_frames == 0:
