@@ -108,9 +108,9 @@ def test_transcribe_writes_subtitles(run, bundle, wav, form, start):
 
 def test_silence_is_said_to_be_silence(run, bundle, wav, monkeypatch):
     # given: a model that hears no speech, whatever the sound
-    import whisperport.transcription
+    from whisperport.transcription import session
 
-    monkeypatch.setattr(whisperport.transcription, "is_silence", lambda *_: True)
+    monkeypatch.setattr(session, "is_silence", lambda *_: True)
 
     # when
     ran = run("transcribe", wav, "--bundle", bundle)

@@ -1,163 +1,46 @@
-"""Transcribe a recording with a bundle, as openai-whisper does: window by window, led by timestamps.
+"""One recording, or one piece of it, on its way to text: window by window, led by timestamps.
 
 Source: openai/whisper@v20250625, whisper/transcribe.py.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.resources import files
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from whisperport.audio import FRAMES_PER_SECOND, AudioSource, RecordingMel
-from whisperport.bundle import Bundle
-from whisperport.errors import BundleError, UsageError
+from whisperport.audio import FRAMES_PER_SECOND, RecordingMel
 from whisperport.runtime import (
-    TEMPERATURES,
-    Around,
     Cut,
     Decoded,
-    DecodeOptions,
     Draw,
     Engine,
     Floats,
     Piece,
-    Thresholds,
     cut_segments,
     decode_with_fallback,
     detect_language,
     is_silence,
-    load_engine,
 )
 from whisperport.runtime.alignment import align_words
 from whisperport.runtime.hallucinations import Judged, Window, skip_hallucinations
 from whisperport.runtime.words import add_words
-from whisperport.targets import RunOptions
 from whisperport.text import Segment, Tokenizer
+from whisperport.transcription.options import TranscribeOptions
+from whisperport.transcription.transcript import Heard, Transcript
 
 WARM = 0.5  # above this temperature what was said is no context for what follows
 
-Heard = Callable[[float, float | None], None]
-"""Told how many seconds were transcribed, and of how many where that is known."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscribeOptions:
-    """How a recording is transcribed; defaults are those of openai-whisper's `transcribe`.
-
-    Raises:
-        UsageError: no temperature, or clip times that go back.
-    """
-
-    decode: DecodeOptions = field(default_factory=DecodeOptions)  # its temperature is not used
-    run: RunOptions = field(default_factory=RunOptions)
-    temperatures: tuple[float, ...] = TEMPERATURES  # tried in order, until one does not fail
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    condition_on_previous_text: bool = True  # what was said is the prompt of what follows
-    initial_prompt: str = ""  # said, as it were, before the recording
-    carry_initial_prompt: bool = False  # before every window, and not only before the first
-    word_timestamps: bool = False  # times of words, and times of segments from them
-    hallucination_silence_threshold: float | None = None  # seconds; needs `word_timestamps`
-    clips: tuple[float, ...] = ()  # start, end, start, … in seconds; the last end may be left out
-
-    def __post_init__(self) -> None:
-        if not self.temperatures:
-            raise UsageError("`temperatures` is empty", hint="give at least one, such as 0")
-        if any(not 0 <= t <= 10 for t in self.temperatures):
-            raise UsageError(f"`temperatures` are {self.temperatures}", why="expected 0 to 10")
-        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
-            raise UsageError(
-                "`hallucination_silence_threshold` needs word times", hint="set `word_timestamps`"
-            )
-        if list(self.clips) != sorted(self.clips) or any(time < 0 for time in self.clips):
-            raise UsageError(
-                f"clip times are {', '.join(map(str, self.clips))}",
-                why="expected seconds in rising order: start, end, start, end",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """What was said in a recording."""
-
-    text: str
-    segments: tuple[Segment, ...]
-    language: str
-    duration_s: float
-    truncated: tuple[float, ...]  # starts of windows that met the token limit, in seconds
-
-
-class Transcriber:
-    """A loaded bundle. Load once, transcribe many recordings; none leaves a trace in the next.
-
-    Args:
-        bundle: None: the embedded default model.
-        around: given every runner, returns the one to use, such as one that times it.
-
-    Raises:
-        BundleError: the bundle is damaged or missing.
-        MissingPackageError: a target's runtime is not installed.
-    """
-
-    def __init__(
-        self,
-        bundle: Bundle | str | os.PathLike[str] | None = None,
-        run: RunOptions | None = None,
-        *,
-        around: Around = lambda runner: runner,
-    ) -> None:
-        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
-        self.bundle = opened
-        self.engine: Engine = load_engine(opened, run, around)
-        self.tokenizer = Tokenizer.from_json(opened.tokenizer_json(), self.engine.generation)
-
-    def transcribe(
-        self,
-        source: AudioSource,
-        options: TranscribeOptions | None = None,
-        *,
-        sample_rate: int | None = None,
-        progress: Heard = lambda _done, _of: None,
-        draw: Draw | None = None,
-    ) -> Transcript:
-        """Transcribe a recording of any length, one window in memory at a time.
-
-        Args:
-            source: a path, "-" for standard input, a binary file object, or an array of samples.
-            sample_rate: of an array, in Hz; None: 16 kHz.
-            progress: called after every window.
-            draw: chooses tokens at temperatures above 0; None: numpy, seeded by the sound.
-
-        Raises:
-            AudioError: the sound is missing, unreadable, empty, or not numbers.
-            UsageError: the checkpoint has no such language or task.
-        """
-        dims = self.engine.dims
-        mel = RecordingMel(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
-        try:
-            return self.transcribe_mel(mel, options, progress=progress, draw=draw)
-        finally:
-            mel.close()
-
-    def transcribe_mel(
-        self,
-        mel: RecordingMel,
-        options: TranscribeOptions | None = None,
-        *,
-        progress: Heard = lambda _done, _of: None,
-        draw: Draw | None = None,
-    ) -> Transcript:
-        """As `transcribe`, of a spectrogram that the caller opened for this model, and closes."""
-        return _Session(self, options or TranscribeOptions(), mel, draw).run(progress)
-
-
-class _Session:
+class Session:
     """One recording on its way: what was said so far, and where the next window begins."""
 
     def __init__(
-        self, owner: Transcriber, options: TranscribeOptions, mel: RecordingMel, draw: Draw | None
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        options: TranscribeOptions,
+        mel: RecordingMel,
+        draw: Draw | None,
     ) -> None:
-        self.engine, self.tokenizer = owner.engine, owner.tokenizer
+        self.engine, self.tokenizer = engine, tokenizer
         self.options, self.mel, self.draw = options, mel, draw
         self.initial = self._initial_prompt()
         self.said: list[int] = list(self.initial)
@@ -321,37 +204,3 @@ def _clip_frames(clips: tuple[float, ...]) -> list[tuple[int, int | None]]:
     if len(points) % 2:
         points.append(None)
     return [(start or 0, end) for start, end in zip(points[::2], points[1::2], strict=True)]
-
-
-def transcribe(
-    source: AudioSource,
-    bundle: Bundle | str | os.PathLike[str] | None = None,
-    options: TranscribeOptions | None = None,
-    *,
-    sample_rate: int | None = None,
-    progress: Heard = lambda _done, _of: None,
-) -> Transcript:
-    """Transcribe one recording; see `Transcriber.transcribe`.
-
-    Args:
-        bundle: None: the embedded default model (English commands, numbers, times, names).
-    """
-    run = options.run if options else None
-    return Transcriber(bundle, run).transcribe(
-        source, options, sample_rate=sample_rate, progress=progress
-    )
-
-
-def default_bundle() -> Path:
-    """The folder of the bundle that comes with the package.
-
-    Raises:
-        BundleError: this copy of the package was built without it.
-    """
-    folder = Path(str(files("whisperport"))) / "data" / "bundle"
-    if not folder.is_dir():
-        raise BundleError(
-            "this copy of whisperport has no default bundle",
-            hint="give one with `--bundle DIR`, or install the package again",
-        )
-    return folder

@@ -1,0 +1,42 @@
+"""What may be chosen about a transcription."""
+
+from dataclasses import dataclass, field
+
+from whisperport.errors import UsageError
+from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
+from whisperport.targets import RunOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeOptions:
+    """How a recording is transcribed; defaults are those of openai-whisper's `transcribe`.
+
+    Raises:
+        UsageError: no temperature, or clip times that go back.
+    """
+
+    decode: DecodeOptions = field(default_factory=DecodeOptions)  # its temperature is not used
+    run: RunOptions = field(default_factory=RunOptions)
+    temperatures: tuple[float, ...] = TEMPERATURES  # tried in order, until one does not fail
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    condition_on_previous_text: bool = True  # what was said is the prompt of what follows
+    initial_prompt: str = ""  # said, as it were, before the recording
+    carry_initial_prompt: bool = False  # before every window, and not only before the first
+    word_timestamps: bool = False  # times of words, and times of segments from them
+    hallucination_silence_threshold: float | None = None  # seconds; needs `word_timestamps`
+    clips: tuple[float, ...] = ()  # start, end, start, … in seconds; the last end may be left out
+
+    def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise UsageError("`temperatures` is empty", hint="give at least one, such as 0")
+        if any(not 0 <= t <= 10 for t in self.temperatures):
+            raise UsageError(f"`temperatures` are {self.temperatures}", why="expected 0 to 10")
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise UsageError(
+                "`hallucination_silence_threshold` needs word times", hint="set `word_timestamps`"
+            )
+        if list(self.clips) != sorted(self.clips) or any(time < 0 for time in self.clips):
+            raise UsageError(
+                f"clip times are {', '.join(map(str, self.clips))}",
+                why="expected seconds in rising order: start, end, start, end",
+            )
