@@ -16,6 +16,7 @@ from whisperport.model.whisper import build_model
 from whisperport.runtime import (
     DecodeOptions,
     Engine,
+    Thresholds,
     decode_window,
     detect_language,
     start_tokens,
@@ -170,6 +171,50 @@ def test_a_token_that_is_no_language_is_not_detected(micro_engine: Any, sound: A
     assert found <= set(GENERATION.languages)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"suppress_tokens": (5, 9999)}, "`suppress_tokens` names token 9999"),
+        ({"suppress_tokens": (-2,)}, "`suppress_tokens` names token -2"),
+        ({"prompt": (9999,)}, "`prompt` names token 9999"),
+        ({"prefix": (-1,)}, "`prefix` names token -1"),
+        ({"prefix": (5,) * DIMS.n_text_ctx}, f"the prefix has {DIMS.n_text_ctx} tokens"),
+        ({"prefix": (5,) * (DIMS.n_text_ctx // 2 - 4)}, "the prefix has"),
+    ],
+    ids=str,
+)
+def test_tokens_that_cannot_be_used_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        decode_window(Scripted([END]), FEATURES, replace(TEXT, **options))
+
+
+def test_the_longest_prefix_leaves_room_for_the_longest_prompt(
+    micro_engine: Any, sound: Any
+) -> None:
+    prefix = (5,) * (DIMS.n_text_ctx // 2 - 5)
+    options = replace(TEXT, prefix=prefix, prompt=(5,) * DIMS.n_text_ctx)
+
+    assert decode_window(micro_engine(), sound(0), options).tokens
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (lambda: Thresholds(no_speech=1.5), "no_speech"),
+        (lambda: Thresholds(logprob=0.5), "logprob"),
+        (lambda: Thresholds(compression_ratio=float("nan")), "compression_ratio"),
+        (lambda: DecodeOptions(temperature=-1), "temperature"),
+        (lambda: DecodeOptions(max_tokens=0), "max_tokens"),
+        (lambda: DecodeOptions(length_penalty=2), "length_penalty"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(wrong: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=f"`{name}` is") as refused:
+        wrong()
+
+    assert "expected" in refused.value.why
+
+
 # Against the originals ---------------------------------------------------------------------------
 
 
@@ -209,10 +254,15 @@ def openai_engine(tiny_openai_pt: Any, eager_runners: Any) -> Engine:
         {"language": "en", "without_timestamps": True, "beam_size": 3},
         {"language": "en", "beam_size": 3, "patience": 2.0, "length_penalty": 0.6},
         {"language": "en", "prompt": [*range(1000, 1090)], "prefix": [400, 500]},
+        {"language": "en", "prefix": [*range(400, 650)], "sample_len": 215},
+        {"language": "en", "suppress_tokens": []},
+        {"language": "en", "suppress_tokens": [11, 13, 440], "without_timestamps": True},
+        {"language": "en", "suppress_tokens": [-1, 440], "suppress_blank": False},
     ],
     ids=[
         *("text", "translation", "timestamps", "detected language", "beams"),
-        *("beams with patience", "prompt and prefix"),
+        *("beams with patience", "prompt and prefix", "prefix cut", "nothing suppressed"),
+        *("three tokens suppressed", "one more suppressed, blanks not"),
     ],
 )
 def test_twenty_tokens_are_those_of_openai_whisper(
@@ -220,19 +270,17 @@ def test_twenty_tokens_are_those_of_openai_whisper(
 ) -> None:
     # For windows other than 30 s the original counts its first timestamp in other units than 20 ms.
     options = {**options, "max_initial_timestamp": None}
-    asked = whisper.DecodingOptions(**options, sample_len=20, fp16=False)
+    asked = whisper.DecodingOptions(**{"sample_len": 20, **options}, fp16=False)
     features = original.embed_audio(mel)
     theirs = whisper.decode(original, features[0], asked)
-    renamed = {k: v for k, v in options.items() if k != "without_timestamps"}
-    for name in ("prompt", "prefix"):
-        renamed[name] = tuple(renamed.get(name, ()))
+    renamed = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    without_timestamps = renamed.pop("without_timestamps", False)
+    max_tokens = renamed.pop("sample_len", 20)
 
     ours = decode_window(
         openai_engine,
         openai_engine.encode(mel[0].numpy()),
-        DecodeOptions(
-            **renamed, timestamps=not options.get("without_timestamps", False), max_tokens=20
-        ),
+        DecodeOptions(**renamed, timestamps=not without_timestamps, max_tokens=max_tokens),
     )
 
     assert ours.tokens == tuple(theirs.tokens)

@@ -3,7 +3,6 @@
 from whisperport.runtime.cache import MASKED, Cache, Floats
 from whisperport.runtime.decode import (
     Decoded,
-    DecodeOptions,
     decode_window,
     detect_language,
     start_tokens,
@@ -16,6 +15,7 @@ from whisperport.runtime.fallback import (
     decode_with_fallback,
     is_silence,
 )
+from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import Draw
 from whisperport.runtime.segments import Cut, Piece, cut_segments
 

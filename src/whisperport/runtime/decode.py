@@ -3,15 +3,17 @@
 Source: openai/whisper@v20250625, whisper/decoding.py:519-789.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from whisperport.dims import SECONDS_PER_POSITION
+from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import UsageError
 from whisperport.generation import Generation
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.engine import Engine
+from whisperport.runtime.options import DecodeOptions, check_combination
 from whisperport.runtime.rules import Rules
 from whisperport.runtime.search import (
     Beams,
@@ -23,45 +25,6 @@ from whisperport.runtime.search import (
     draw_with,
     log_sum_exp,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeOptions:
-    """How a window is decoded; defaults are openai-whisper's.
-
-    `beam_size` and `best_of` may stand together where several temperatures are tried: beams are for
-    0, paths for those above. One window is decoded at one temperature, with one of them.
-
-    Raises:
-        UsageError: an option is out of its range.
-    """
-
-    language: str | None = None  # "en", "de", ...; None: the most probable one
-    task: str = "transcribe"  # or "translate", to English
-    timestamps: bool = True  # ask for times; without, only text is said
-    temperature: float = 0.0  # 0: the most probable token; above: drawn
-    max_tokens: int | None = None  # per window; None: half the decoder's positions, 224
-    best_of: int | None = None  # independent drawn paths, the best of which is kept
-    beam_size: int | None = None  # beams at temperature 0
-    patience: float | None = None  # of beam search; None: 1
-    length_penalty: float | None = None  # alpha between 0 and 1; None: by length alone
-    prompt: tuple[int, ...] = ()  # tokens of what was said before
-    prefix: tuple[int, ...] = ()  # tokens with which this window begins
-    suppressed: tuple[int, ...] | None = None  # ids never said; None: the checkpoint's list
-    suppress_blank: bool = True  # not a space or the end first
-    max_initial_timestamp: float | None = 1.0  # seconds into the window; None: any
-    repetition_penalty: float = 1.0  # above 1: what was said in this window is less probable
-    no_repeat_ngram_size: int = 0  # so many tokens in a row are not said twice; 0: they may
-
-    def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0, 10)
-        _check_range("length_penalty", self.length_penalty, 0, 1)
-        _check_range("patience", self.patience, 0.1, 100)
-        _check_range("max_initial_timestamp", self.max_initial_timestamp, 0, 30)
-        _check_range("repetition_penalty", self.repetition_penalty, 1, 10)
-        _check_range("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 1000)
-        for name in ("max_tokens", "best_of", "beam_size"):
-            _check_range(name, getattr(self, name), 1, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +51,7 @@ def decode_window(
         UsageError: the checkpoint has no such language or task, the prompt is too long, or two
             options contradict each other.
     """
-    _check_combination(options)
+    check_combination(options)
     generation = engine.generation
     engine.listen(features)
     language = options.language or detect_language(engine)
@@ -148,22 +111,45 @@ def start_tokens(
 
 
 def prompt_tokens(engine: Engine, language: str, options: DecodeOptions) -> list[int]:
-    """All ids before the first that is sampled: previous text, start tokens, prefix."""
+    """All ids before the first that is sampled: previous text, start tokens, prefix.
+
+    Raises:
+        UsageError: the prefix is too long, or an id is none of the vocabulary.
+    """
     generation, half = engine.generation, engine.dims.n_text_ctx // 2
+    _check_ids("prompt", options.prompt, engine.dims)
+    _check_ids("prefix", options.prefix, engine.dims)
     tokens = start_tokens(generation, language, options.task, timestamps=options.timestamps)
-    if options.prefix:
-        room = half - (options.max_tokens or half)
-        # A room of 0 keeps the whole prefix: so does the original's slice.
-        tokens += options.prefix[-room:] if room > 0 else options.prefix
-    if options.prompt:
-        tokens = [generation.start_of_previous, *options.prompt[-(half - 1) :], *tokens]
-    if len(tokens) >= engine.dims.n_text_ctx:
+    prefix, room = options.prefix[-prefix_room(engine.dims, options) :], half - len(tokens)
+    if len(prefix) >= room:
         raise UsageError(
-            f"prompt and prefix have {len(tokens)} tokens",
-            why=f"the decoder has {engine.dims.n_text_ctx} positions for them and what is said",
+            f"the prefix has {len(prefix)} tokens",
+            why=f"it may have {room - 1}: half of the decoder's positions are for what is said",
             hint="shorten the prefix",
         )
+    tokens += prefix
+    if options.prompt:
+        tokens = [
+            generation.start_of_previous,
+            *options.prompt[-prompt_room(engine.dims) :],
+            *tokens,
+        ]
     return tokens
+
+
+def prompt_room(dims: Dims) -> int:
+    """How many tokens of a prompt are used, its last ones."""
+    return dims.n_text_ctx // 2 - 1
+
+
+def prefix_room(dims: Dims, options: DecodeOptions) -> int:
+    """How many tokens of a prefix are used, its last ones; 0: all.
+
+    A room of 0 keeps all of them in the original, whose slice this is. Where `max_tokens` is above half
+    of the positions the original cuts from the prefix's beginning; here all of it is used.
+    """
+    half = dims.n_text_ctx // 2
+    return max(0, half - (options.max_tokens or half))
 
 
 def _run(
@@ -219,14 +205,44 @@ def _rules(engine: Engine, options: DecodeOptions) -> Rules:
     return Rules(
         engine.generation,
         timestamps=options.timestamps,
-        suppressed=engine.generation.suppressed
-        if options.suppressed is None
-        else options.suppressed,
+        suppressed=suppressed_ids(engine.generation, engine.dims, options.suppress_tokens),
         suppress_blank=options.suppress_blank,
         max_initial_timestamp=round(latest / SECONDS_PER_POSITION) if latest else None,
         repetition_penalty=options.repetition_penalty,
         no_repeat_ngram_size=options.no_repeat_ngram_size,
     )
+
+
+def suppressed_ids(generation: Generation, dims: Dims, asked: Sequence[int]) -> set[int]:
+    """The ids that are never said, by openai-whisper's `suppress_tokens`.
+
+    -1 stands for the checkpoint's list. Who names ids means these and those that are no speech and no
+    time; who names none means none at all.
+
+    Raises:
+        UsageError: an id is none of the vocabulary.
+    """
+    _check_ids("suppress_tokens", [i for i in asked if i != -1], dims)
+    if not asked:
+        return set()
+    listed = [i for i in generation.suppressed if -1 in asked or i > generation.end_of_text]
+    special = (
+        *generation.tasks.values(),
+        generation.start_of_transcript,
+        generation.start_of_previous,
+        generation.no_speech,
+    )
+    return {*asked, *listed, *special} - {-1}
+
+
+def _check_ids(name: str, ids: Sequence[int], dims: Dims) -> None:
+    unknown = [i for i in ids if not 0 <= i < dims.n_vocab]
+    if unknown:
+        raise UsageError(
+            f"`{name}` names token {unknown[0]}",
+            why=f"the vocabulary has ids 0 to {dims.n_vocab - 1}",
+            hint="take ids from this checkpoint's tokenizer",
+        )
 
 
 def _known(kind: str, name: str, ids: dict[str, int]) -> int:
@@ -235,25 +251,3 @@ def _known(kind: str, name: str, ids: dict[str, int]) -> int:
             f"this checkpoint has no {kind} `{name}`", hint=f"it has {', '.join(sorted(ids))}"
         )
     return ids[name]
-
-
-def _check_combination(options: DecodeOptions) -> None:
-    if options.beam_size is not None and options.best_of is not None:
-        raise UsageError(
-            "`beam_size` and `best_of` cannot be given together",
-            why="one window is searched in one way",
-            hint="give one of them",
-        )
-    if options.patience is not None and options.beam_size is None:
-        raise UsageError("`patience` is for beam search", hint="give `beam_size` too")
-    if options.temperature == 0 and options.best_of is not None:
-        raise UsageError(
-            "`best_of` is for temperatures above 0",
-            why="at 0 all paths are the same",
-            hint="give a temperature, or leave `best_of` out",
-        )
-
-
-def _check_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        raise UsageError(f"`{name}` is {value}", why=f"expected {low} to {high}", hint="correct it")

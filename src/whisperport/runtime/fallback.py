@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from whisperport.runtime.cache import Floats
-from whisperport.runtime.decode import Decoded, DecodeOptions, decode_window
+from whisperport.runtime.decode import Decoded, decode_window
 from whisperport.runtime.engine import Engine
+from whisperport.runtime.options import DecodeOptions, check_range
 from whisperport.runtime.search import Draw
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -22,6 +23,12 @@ class Thresholds:
     compression_ratio: float | None = 2.4  # of the text by zlib; above: it repeats itself
     logprob: float | None = -1.0  # average per token; below: the model is unsure
     no_speech: float | None = 0.6  # above, and unsure: silence, which is no failure
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for one that no window could meet, or that every window would."""
+        check_range("compression_ratio", self.compression_ratio, 0, 1000)
+        check_range("logprob", self.logprob, -1000, 0)
+        check_range("no_speech", self.no_speech, 0, 1)
 
 
 def compression_ratio(text: str) -> float:

@@ -3,7 +3,7 @@
 Source: openai/whisper@v20250625, whisper/decoding.py:420-516.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -20,9 +20,10 @@ class Rules:
         generation: Generation,
         *,
         timestamps: bool,
-        suppressed: Sequence[int],
+        suppressed: Iterable[int],
         suppress_blank: bool = True,
         max_initial_timestamp: int | None = None,
+        latest_timestamp: int | None = None,
         repetition_penalty: float = 1.0,
         no_repeat_ngram_size: int = 0,
     ) -> None:
@@ -32,11 +33,12 @@ class Rules:
             suppressed: ids never said.
             suppress_blank: keep the checkpoint's `suppressed_at_start` from being said first.
             max_initial_timestamp: the first timestamp is at most this many positions of 20 ms.
+            latest_timestamp: so is every other one; None: 30 s, the last there is.
             repetition_penalty: 1 for none.
             no_repeat_ngram_size: 0 for none.
         """
-        never = [*suppressed, generation.no_timestamps] if timestamps else suppressed
-        self._never = np.array(sorted(set(never)), np.int64)
+        never = {*suppressed, generation.no_timestamps} if timestamps else {*suppressed}
+        self._never = np.array(sorted(never), np.int64)
         self._at_start = np.array(
             generation.suppressed_at_start if suppress_blank else (), np.int64
         )
@@ -44,6 +46,7 @@ class Rules:
         self._begin = generation.timestamp_begin
         self._end_of_text = generation.end_of_text
         self._max_initial = max_initial_timestamp
+        self._beyond = None if latest_timestamp is None else self._begin + latest_timestamp + 1
         self._penalty = repetition_penalty
         self._ngram_size = no_repeat_ngram_size
 
@@ -58,6 +61,8 @@ class Rules:
             logits[self._at_start] = -np.inf
         logits[self._never] = -np.inf
         if self._timestamps:
+            if self._beyond is not None:
+                logits[self._beyond :] = -np.inf
             self._pair_timestamps(logits, said)
             self._prefer_timestamp(logits)
 
