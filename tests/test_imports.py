@@ -14,7 +14,7 @@ from whisperport.bundle import Bundle
 
 # Bottom first: a module imports from those named before it, in its own layer too.
 LAYERS = (
-    ("errors", "spec", "dims", "generation"),
+    ("errors", "spec", "dims", "generation", "window"),
     ("atomic", "audio", "text", "bundle", "runner"),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("targets",),

@@ -28,6 +28,7 @@ from whisperport.targets import RunOptions, Target, get_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip, shipped_clips
+from whisperport.window import WindowOptions
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.checkpoint import Checkpoint
@@ -52,6 +53,7 @@ Say = Callable[[str], None]
 class ExportOptions:
     """How a bundle is made."""
 
+    window: WindowOptions = field(default_factory=WindowOptions)  # shorter than the checkpoint's
     place: Mapping[str, str] = field(default_factory=dict)  # program -> target, where another
     clips: Sequence[Clip] | None = None  # recordings to verify with; None: those of the package
     allow_unverified: bool = False  # write the bundle although it failed, marked so for ever
@@ -75,7 +77,7 @@ def export(
         say: told what is being done, in a few words.
 
     Raises:
-        UsageError: no such target or program.
+        UsageError: no such target or program, or no such window for this checkpoint.
         CheckpointError, LoweringError: see there.
         BundleError: `out` cannot be written.
         VerificationError: the bundle disagrees with its reference; nothing was written.
@@ -86,6 +88,7 @@ def export(
     _check_torch()
     _check_programs(options.place)
     checkpoint = _load(checkpoint, say)
+    window = options.window.of(checkpoint.dims)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)
 
@@ -96,7 +99,7 @@ def export(
 
     if options.run.threads:
         torch.set_num_threads(options.run.threads)
-    model = build_model(checkpoint)
+    model = build_model(checkpoint, window)
     generation = with_alignment_heads(checkpoint.generation, checkpoint.dims)
     clips = shipped_clips() if options.clips is None else options.clips
     say(f"running the model in torch on {len(clips)} clips")
@@ -113,7 +116,8 @@ def export(
         manifest = Manifest(
             name=f"{checkpoint.source.name} on {', '.join(dict.fromkeys(t.spec.name for t, _ in placed))}",
             source=checkpoint.source.to_json(),
-            dims=checkpoint.dims,
+            dims=model.dims,
+            window=window,
             generation=generation,
             programs=tuple(entries),
             rewrites=rewrites,

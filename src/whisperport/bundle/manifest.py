@@ -12,6 +12,7 @@ from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
 from whisperport.spec import ProgramSpec, Status, TensorSpec
+from whisperport.window import PADDINGS, Window
 
 FORMAT = "whisperport bundle"  # tells our manifest.json from the many others of that name
 FORMAT_VERSION = 1
@@ -57,6 +58,7 @@ class Manifest:
     dims: Dims
     generation: Generation
     programs: tuple[ProgramEntry, ...]
+    window: Window | None = None  # where it is not the one the checkpoint was trained on
     precision: str = "fp32"
     rewrites: Mapping[str, Any] = field(default_factory=dict)  # program -> what was changed (JSON)
     versions: Mapping[str, str] = field(default_factory=dict)  # package -> version that built it
@@ -91,6 +93,8 @@ class Manifest:
             "verified": self.verified,
             "files": {path: asdict(entry) for path, entry in sorted(self.files.items())},
         }
+        if self.window is not None:
+            data["window"] = self.window.to_json()
         plain: dict[str, Any] = _lists(data)
         return plain
 
@@ -161,7 +165,8 @@ def _check_version(members: Mapping[str, Field], top: Field) -> None:
 
 def _manifest(top: Field) -> Manifest:
     _check_version(top.mapping(), top)
-    m = top.members(["format", *(f.name for f in fields(Manifest))])
+    names = ["format", *(f.name for f in fields(Manifest))]
+    m = top.members([name for name in names if name != "window" or name in top.mapping()])
     manifest = Manifest(
         format_version=m["format_version"].integer(at_least=1),
         name=_word(m["name"]),
@@ -169,6 +174,7 @@ def _manifest(top: Field) -> Manifest:
         dims=_dims(m["dims"]),
         generation=_generation(m["generation"]),
         programs=tuple(_program(entry) for entry in m["programs"].elements()),
+        window=_window(m["window"]) if "window" in m else None,
         precision=_word(m["precision"]),
         rewrites=_free(m["rewrites"]),
         versions={name: version.text() for name, version in m["versions"].mapping().items()},
@@ -245,6 +251,22 @@ def _dims(dims: Field) -> Dims:
         return Dims(**{name: size.integer(at_least=1) for name, size in sizes.items()})
     except ValueError as error:
         dims.refuse(f"is impossible: {error}")
+
+
+def _window(window: Field) -> Window:
+    m = window.members([f.name for f in fields(Window)])
+    padding = next((known for known in PADDINGS if known == m["padding"].text()), None)
+    if padding is None:
+        m["padding"].refuse(f"is {m['padding'].text()[:80]!r}; expected one of {PADDINGS}")
+    try:
+        return Window(
+            positions=m["positions"].integer(),
+            sound=m["sound"].integer(),
+            heard=m["heard"].integer(),
+            padding=padding,
+        )
+    except ValueError as error:
+        window.refuse(f"is impossible: {error}")
 
 
 def _generation(generation: Field) -> Generation:

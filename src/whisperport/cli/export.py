@@ -9,6 +9,7 @@ from whisperport.cli.options import as_json, pairs, threads
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
 from whisperport.targets import RunOptions
+from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 
 
 @click.command(short_help="Lower a checkpoint to a target, verify it, and write a bundle.")
@@ -21,6 +22,31 @@ from whisperport.targets import RunOptions
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Where to write the bundle",
+)
+@click.option(
+    "--window",
+    type=float,
+    metavar="SECONDS",
+    help="Sound taken at once, a multiple of 0.02  [default: as the checkpoint was trained, 30]",
+)
+@click.option(
+    "--padding",
+    type=click.Choice(PADDINGS),
+    default=DEFAULT_PADDING,
+    show_default=True,
+    help="What the decoder hears after a shorter window",
+)
+@click.option(
+    "--pad-to",
+    type=float,
+    metavar="SECONDS",
+    help="How much it hears in all  [default: as the checkpoint was trained]",
+)
+@click.option(
+    "--sound",
+    type=float,
+    metavar="SECONDS",
+    help="Sound put into a window; the rest stays quiet  [default: all of it]",
 )
 @click.option(
     "--place",
@@ -39,6 +65,10 @@ def export(
     checkpoint: str,
     target: str,
     out: Path,
+    window: float | None,
+    padding: Padding,
+    pad_to: float | None,
+    sound: float | None,
     place: tuple[str, ...],
     allow_unverified: bool,
     threads: int | None,
@@ -54,7 +84,10 @@ def export(
       $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
     """
     options = ExportOptions(
-        place=pairs(place), allow_unverified=allow_unverified, run=RunOptions(threads=threads)
+        window=WindowOptions(seconds=window, padding=padding, heard_s=pad_to, sound_s=sound),
+        place=pairs(place),
+        allow_unverified=allow_unverified,
+        run=RunOptions(threads=threads),
     )
     with stages() as say:
         bundle = run_export(checkpoint, target, out, options, say=say)

@@ -9,6 +9,8 @@ from whisperport.checkpoint import Checkpoint
 from whisperport.dims import Dims
 from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.encoder import Encoder
+from whisperport.model.short_window import SoundPadding, shortened, silent_features
+from whisperport.window import Window
 
 
 class Whisper(nn.Module):
@@ -18,9 +20,12 @@ class Whisper(nn.Module):
     and none of their self-attention cache, so a fault in cache, mask or position shows.
     """
 
-    def __init__(self, dims: Dims) -> None:
+    def __init__(self, dims: Dims, window: Window | None = None) -> None:
+        """window: where it is not the checkpoint's own; `dims` are then of that window."""
         super().__init__()
         self.dims = dims
+        self.window = window
+        self.padding = SoundPadding(window) if window else None
         self.encoder = Encoder(dims)
         self.decoder = Decoder(dims)
 
@@ -31,9 +36,17 @@ class Whisper(nn.Module):
 
     @torch.no_grad()
     def sound(self, features: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """features (1, T, d) to cross-attention keys (H, D, T) and values (H, T, D) of each layer."""
+        """features (1, T, d) to cross-attention keys (H, D, T) and values (H, T, D) of each layer.
+
+        With a short window, keys and values are padded to the positions that are heard.
+        """
         attentions = [cast(DecoderBlock, block).cross_attn for block in self.decoder.blocks]
-        return tuple((a.keys(features), a.values(features)) for a in attentions)
+        if (pad := self.padding) is None:
+            return tuple((a.keys(features), a.values(features)) for a in attentions)
+        features = pad.of_features(features)
+        return tuple(
+            (pad.of_keys(a.keys(features)), pad.of_values(a.values(features))) for a in attentions
+        )
 
     @torch.no_grad()
     def logits(self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
@@ -68,13 +81,23 @@ def _decode_block(
     return x + cast(Tensor, block.mlp(block.mlp_ln(x)))
 
 
-def build_model(checkpoint: Checkpoint) -> Whisper:
+def build_model(checkpoint: Checkpoint, window: Window | None = None) -> Whisper:
     """The model with this checkpoint's weights, float32, in evaluation mode.
 
     Parameters are created on the `meta` device and then assigned, so nothing is allocated twice.
     """
+    if window is None:
+        return _model(checkpoint, None)
+    model = _model(shortened(checkpoint, window.positions), window)
+    if window.padding == "silence":
+        whole = _model(checkpoint, None).encoder
+        model.padding = SoundPadding(window, silent_features(whole, window, checkpoint.dims))
+    return model
+
+
+def _model(checkpoint: Checkpoint, window: Window | None) -> Whisper:
     with torch.device("meta"):
-        model = Whisper(checkpoint.dims)
+        model = Whisper(checkpoint.dims, window)
     weights = {name: tensor.float() for name, tensor in checkpoint.weights.items()}
     model.load_state_dict(weights, strict=True, assign=True)
     return model.eval().requires_grad_(False)

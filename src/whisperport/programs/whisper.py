@@ -6,6 +6,7 @@ import torch
 
 from whisperport.dims import Dims
 from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
+from whisperport.model.short_window import PaddedCrossKV
 from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program, trace
 
@@ -30,22 +31,24 @@ def whisper_programs(
     Args:
         alignment_heads: (decoder layer, head) pairs that follow the sound; at least one.
     """
-    dims, decoder = model.dims, model.decoder
+    dims, decoder, padding = model.dims, model.decoder, model.padding
+    heard = model.window.heard if model.window else dims.n_audio_ctx
     mel = torch.zeros(1, dims.n_mels, dims.n_frames)
     yield trace("encoder", model.encoder, (mel,), ["features"])
 
     features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
-    yield trace("cross_kv", CrossKV(decoder), (features,), _layers(dims, "cross_k", "cross_v"))
+    cross_kv = CrossKV(decoder) if padding is None else PaddedCrossKV(decoder, padding)
+    yield trace("cross_kv", cross_kv, (features,), _layers(dims, "cross_k", "cross_v"))
 
     decoded = ["logits", *_layers(dims, "new_k", "new_v")]
     for rows in prefill_rows:
         pick = torch.zeros(1, PICKED_ROWS, rows)
-        inputs = (*_rows(dims, rows), pick, *_caches(dims))
+        inputs = (*_rows(dims, rows), pick, *_caches(dims, heard))
         yield trace(f"prefill_{rows}", Prefill(decoder), inputs, decoded)
-    yield trace("step", Decode(decoder), (*_rows(dims, 1), *_caches(dims)), decoded)
+    yield trace("step", Decode(decoder), (*_rows(dims, 1), *_caches(dims, heard)), decoded)
 
     heads = sorted(alignment_heads)  # by layer: the order of the program's scores
-    inputs = (*_rows(dims, ALIGN_ROWS), *_caches(dims))
+    inputs = (*_rows(dims, ALIGN_ROWS), *_caches(dims, heard))
     yield trace("align", Align(decoder, heads), inputs, ["rows", "scores", *decoded[1:]])
 
 
@@ -58,13 +61,13 @@ def _rows(dims: Dims, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.zeros(1, rows, dims.n_text_ctx + rows)
 
 
-def _caches(dims: Dims) -> tuple[list[torch.Tensor], ...]:
+def _caches(dims: Dims, heard: int) -> tuple[list[torch.Tensor], ...]:
     heads, width = dims.n_text_head, dims.text_head_width
-    cached, sound = dims.n_text_ctx, dims.n_audio_ctx
+    cached = dims.n_text_ctx
     shapes = (
         (heads, width, cached),
         (heads, cached, width),
-        (heads, width, sound),
-        (heads, sound, width),
+        (heads, width, heard),
+        (heads, heard, width),
     )
     return tuple([torch.zeros(shape) for _ in range(dims.n_text_layer)] for shape in shapes)

@@ -11,6 +11,7 @@ from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.targets import RunOptions, get_target
+from whisperport.window import Window
 
 PREFILL = "prefill_"
 
@@ -32,13 +33,19 @@ class Engine:
         runners: Mapping[str, Runner],
         embedding: Array,
         positions: Array,
+        window: Window | None = None,
     ) -> None:
-        """embedding (V, d) and positions (N, d), float32 or float16.
+        """
+        Args:
+            embedding: (V, d) float32 or float16.
+            positions: of the decoder, (N, d) float32 or float16.
+            window: where it is not the checkpoint's own.
 
         Raises:
             BundleError: a program is missing.
         """
         self.dims = dims
+        self.sound_frames = 2 * window.sound if window else dims.n_frames  # of 10 ms, in a window
         self.generation = generation
         self.cache = Cache(dims)
         self._embedding = embedding
@@ -195,7 +202,12 @@ def load_engine(
         runners |= get_target(name).load(bundle.folder, entries, options)
     used = {name: around(runner) for name, runner in runners.items()}
     return Engine(
-        manifest.dims, manifest.generation, used, bundle.embedding(), bundle.positions()
+        manifest.dims,
+        manifest.generation,
+        used,
+        bundle.embedding(),
+        bundle.positions(),
+        manifest.window,
     )
 
 
