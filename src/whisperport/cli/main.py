@@ -15,6 +15,7 @@ from whisperport.cli.console import (
     print_usage_error,
     print_warning,
 )
+from whisperport.cli.bench import bench
 from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
 from whisperport.cli.export import export
@@ -51,7 +52,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (export, verify, transcribe, targets, doctor, demo):
+for verb in (export, verify, transcribe, bench, targets, doctor, demo):
     cli.add_command(verb)
 
 

@@ -1,0 +1,173 @@
+"""Where the time of transcribing goes: programs, spectrogram and Python, beside how much was right."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whisperport.bench.memory import peak_memory_mib
+from whisperport.bench.timed import MEL, Clock, TimedMel
+from whisperport.bundle import Bundle
+from whisperport.targets import RunOptions
+from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.verification import WordErrors, word_errors
+from whisperport.verification.clips import shipped_recordings
+
+LOAD = "load"
+PYTHON = "Python"
+DEFAULT_RECORDING = "19-long.flac"  # three windows, and words enough for an error rate
+WARM_UP_S = 1.0  # of sound: every program but `align` runs once, and no more
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """How bundles are timed.
+
+    Raises:
+        ValueError: `repeat` is below 1.
+    """
+
+    repeat: int = 3  # rounds; in each, every bundle is loaded and transcribes once
+    words: bool = False  # word times as well, by the `align` program
+    transcript: str | None = None  # what is said; None: known for shipped recordings only
+    run: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        if self.repeat < 1:
+            raise ValueError(f"`repeat` is {self.repeat}; expected 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the time of loading and transcribing."""
+
+    name: str  # "load", "mel", a program's name, or "Python": the rest
+    calls: int  # in one round; 0 where calls have no meaning
+    total_ms: float  # in the round that took the median time
+    median_ms: float | None  # of a call, over all rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """One bundle on one recording. The parts add up to `whole_ms`."""
+
+    bundle: Path
+    name: str  # the manifest's
+    recording: str
+    audio_s: float
+    parts: tuple[Part, ...]
+    whole_ms: float  # loading and transcribing, in the median round
+    real_time_factor: float  # transcribing seconds, without loading, / audio seconds
+    peak_memory_mib: float | None  # None: not measured on this system
+    text: str
+    errors: WordErrors | None  # None: nobody knows what is said
+    rounds: int
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self) | {"bundle": str(self.bundle)}
+        return data | {"wer": self.errors.rate if self.errors else None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One bundle, loaded and run once."""
+
+    calls: dict[str, list[float]]  # seconds
+    whole_s: float
+    audio_s: float
+    text: str
+
+
+def run_bench(
+    bundles: Sequence[Bundle],
+    recording: Path,
+    options: BenchOptions | None = None,
+    *,
+    say: Say = lambda _: None,
+) -> list[BenchResult]:
+    """Time bundles on one recording, their rounds interleaved: a busy moment falls on all alike.
+
+    Raises:
+        AudioError, BundleError, MissingPackageError, UsageError: see `Transcriber`.
+    """
+    options = options or BenchOptions()
+    rounds: list[list[_Round]] = [[] for _ in bundles]
+    for number in range(1, options.repeat + 1):
+        for bundle, done in zip(bundles, rounds, strict=True):
+            say(f"round {number} of {options.repeat}: {bundle.folder}")
+            done.append(_one_round(bundle, recording, options, Clock()))
+    results = []
+    for bundle, done in zip(bundles, rounds, strict=True):
+        say(f"memory: {bundle.folder}")
+        peak = peak_memory_mib(bundle.folder, recording, words=options.words, run=options.run)
+        results.append(_result(bundle, recording, done, peak, options))
+    return results
+
+
+def default_recording() -> Path:
+    """The shipped recording that is timed where none is given."""
+    return next(r.path for r in shipped_recordings() if r.path.name == DEFAULT_RECORDING)
+
+
+def _one_round(bundle: Bundle, recording: Path, options: BenchOptions, clock: Clock) -> _Round:
+    transcribe = TranscribeOptions(word_timestamps=options.words)
+    with clock.timing(LOAD):
+        transcriber = Transcriber(Bundle.open(bundle.folder), options.run, around=clock.around)
+    load = clock.calls[LOAD]
+    transcriber.transcribe(recording, TranscribeOptions(clips=(0.0, WARM_UP_S)))
+    clock.reset()
+    started = clock.now()
+    mel = TimedMel(recording, transcriber.engine.dims, clock)
+    try:
+        transcript = transcriber.transcribe_mel(mel, transcribe)
+    finally:
+        mel.close()
+    whole = clock.now() - started
+    calls = {LOAD: load, **clock.calls}
+    return _Round(calls, whole + load[0], transcript.duration_s, transcript.text)
+
+
+def _result(
+    bundle: Bundle,
+    recording: Path,
+    rounds: Sequence[_Round],
+    peak_memory_mib: float | None,
+    options: BenchOptions,
+) -> BenchResult:
+    typical = sorted(rounds, key=lambda r: r.whole_s)[(len(rounds) - 1) // 2]
+    loading = sum(typical.calls[LOAD])
+    transcript = _known_transcript(recording) if options.transcript is None else options.transcript
+    return BenchResult(
+        bundle=bundle.folder,
+        name=bundle.manifest.name,
+        recording=recording.name,
+        audio_s=typical.audio_s,
+        parts=_parts(typical, rounds, [e.spec.name for e in bundle.manifest.programs]),
+        whole_ms=1e3 * typical.whole_s,
+        real_time_factor=(typical.whole_s - loading) / typical.audio_s,
+        peak_memory_mib=peak_memory_mib,
+        text=typical.text,
+        errors=None if transcript is None else word_errors(typical.text, transcript),
+        rounds=len(rounds),
+    )
+
+
+def _parts(typical: _Round, rounds: Sequence[_Round], programs: Sequence[str]) -> tuple[Part, ...]:
+    """In the order in which they first run; what no clock saw is Python."""
+    parts = []
+    for name in (LOAD, MEL, *programs):
+        if calls := typical.calls.get(name):
+            everywhere = [second for r in rounds for second in r.calls.get(name, ())]
+            median = 1e3 * statistics.median(everywhere)
+            parts.append(Part(name, len(calls), 1e3 * sum(calls), median))
+    rest = 1e3 * typical.whole_s - sum(part.total_ms for part in parts)
+    return (*parts, Part(PYTHON, 0, rest, None))
+
+
+def _known_transcript(recording: Path) -> str | None:
+    """What is said, where the recording is one of the package's."""
+    same = (r.text for r in shipped_recordings() if r.path.resolve() == recording.resolve())
+    return next(same, None)

@@ -1,0 +1,202 @@
+"""`whisperport bench`"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from whisperport.bench.transcribing import (
+    BenchOptions,
+    BenchResult,
+    Part,
+    default_recording,
+    run_bench,
+)
+from whisperport.bundle import Bundle
+from whisperport.cli.console import print_json, print_next, print_table, stages
+from whisperport.cli.options import as_json, run_option, run_options_of, threads
+from whisperport.errors import AudioError, UsageError
+from whisperport.transcription import default_bundle
+from whisperport.verification import machine, versions
+
+MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
+UNKNOWN = "not measured"
+
+
+@click.command(short_help="Split the time of transcribing into its parts, beside the accuracy.")
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]... [AUDIO]")
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Rounds; the median one is shown",
+)
+@click.option("--words", is_flag=True, help="Times of words as well, by the `align` program")
+@click.option(
+    "--transcript",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="What is said in AUDIO  [default: known for shipped recordings]",
+)
+@threads
+@run_option
+@as_json
+def bench(
+    paths: tuple[Path, ...],
+    repeat: int,
+    words: bool,
+    transcript: Path | None,
+    threads: int | None,
+    run_options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Split the time of transcribing AUDIO into load, mel, every program, and Python.
+
+    A BUNDLE is a folder, AUDIO a file. Several bundles take turns and are compared. Without any, the
+    model and a recording that come with whisperport are taken.
+
+    \b
+    Example:
+      $ whisperport bench build/tiny-xnnpack build/tiny-onnxruntime talk.mp3
+    """
+    folders, recording = _sorted_out(paths)
+    options = BenchOptions(
+        repeat=repeat,
+        words=words,
+        transcript=None if transcript is None else _text(transcript),
+        run=run_options_of(threads, run_options),
+    )
+    with stages() as say:
+        say("checking the bundles")
+        bundles = [Bundle.open(folder) for folder in folders]
+        results = run_bench(bundles, recording, options, say=say)
+    if as_json:
+        print_json(_as_json(results, threads))
+    else:
+        for result in results:
+            _print_result(result)
+        if len(results) > 1:
+            _print_comparison(results)
+        _print_where(threads, repeat)
+    print_next(f"whisperport verify {results[0].bundle}")
+
+
+def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], Path]:
+    """Bundles and the recording, or what stands for them."""
+    folders = [path for path in paths if path.is_dir()]
+    files = [path for path in paths if not path.is_dir()]
+    for path in files:
+        if not path.is_file():
+            raise UsageError(
+                f"there is nothing at {path}",
+                why="a bundle is a folder, and a recording a file",
+                hint="`whisperport export CHECKPOINT --out DIR` writes a bundle",
+            )
+    if len(files) > 1:
+        raise click.UsageError(f"expected one recording, got {' and '.join(map(str, files))}")
+    return folders or [default_bundle()], files[0] if files else default_recording()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AudioError(f"cannot read the transcript {path}", why=str(error)) from error
+
+
+def _print_result(result: BenchResult) -> None:
+    """Where the time of one bundle goes, and what came of it."""
+    print(f"{result.name}: {_short(result.bundle)}\n")
+    whole = Part("whole", 0, result.whole_ms, None)
+    print_table(
+        ("part", "calls", "ms a call", "ms", "share"),
+        [_cells(part, result.whole_ms) for part in (*result.parts, whole)],
+    )
+    print(f"\nword error rate   {_wer(result)}")
+    print(
+        f"real-time factor  {result.real_time_factor:.4f}, of {result.audio_s:.1f} s of sound "
+        f"({result.recording}), loading aside"
+    )
+    print(f"peak memory       {_memory(result)}\n")
+
+
+def _cells(part: Part, whole_ms: float) -> tuple[str, ...]:
+    return (
+        part.name,
+        str(part.calls) if part.calls else "",
+        "" if part.median_ms is None else f"{part.median_ms:.2f}",
+        f"{part.total_ms:.1f}",
+        f"{part.total_ms / whole_ms:.1%}",
+    )
+
+
+def _print_comparison(results: Sequence[BenchResult]) -> None:
+    """Milliseconds side by side, and for all but the first how many times the first's."""
+    first = results[0]
+    names = dict.fromkeys(part.name for result in results for part in result.parts)
+    labels = [chr(ord("A") + number) for number in range(len(results))]
+    ratios = [f"{label} / A" for label in labels[1:]]
+    rows = [_compared(name, [_total(result, name) for result in results]) for name in names]
+    rows.append(_compared("whole", [result.whole_ms for result in results]))
+    rates = [result.real_time_factor for result in results]
+    rows.append(_compared("real-time factor", rates, digits=4))
+    peaks = [result.peak_memory_mib for result in results]
+    rows.append(_compared("peak memory, MiB", peaks))
+    rows.append(("word error rate", *(_rate(result) for result in results), *[""] * len(ratios)))
+    for label, result in zip(labels, results, strict=True):
+        print(f"{label}: {_short(result.bundle)}")
+    print()
+    print_table(("ms", *labels, *ratios), rows)
+    if len({result.text for result in results}) > 1:
+        print(f"\nThe bundles did not understand the same in {first.recording}.")
+    print()
+
+
+def _compared(name: str, numbers: Sequence[float | None], digits: int = 1) -> tuple[str, ...]:
+    base = numbers[0]
+    shown = [UNKNOWN if n is None else f"{n:.{digits}f}" for n in numbers]
+    ratios = [f"{n / base:.2f}" if n is not None and base else "" for n in numbers[1:]]
+    return (name, *shown, *ratios)
+
+
+def _total(result: BenchResult, name: str) -> float | None:
+    return next((part.total_ms for part in result.parts if part.name == name), None)
+
+
+def _print_where(threads: int | None, repeat: int) -> None:
+    here = machine()
+    installed = (f"{name} {version}" for name, version in versions(MEASURED).items())
+    print(f"{here['cpu']}, {here['cores']} cores, {here['os']}, {here['python']}")
+    print(", ".join(installed))
+    print(f"threads: {threads or 'as the runtime chooses'}; median of {repeat} rounds by time")
+
+
+def _as_json(results: Sequence[BenchResult], threads: int | None) -> dict[str, object]:
+    return {
+        "results": [result.to_json() for result in results],
+        "threads": threads,
+        "machine": machine(),
+        "versions": versions(MEASURED),
+    }
+
+
+def _wer(result: BenchResult) -> str:
+    if result.errors is None:
+        return f"{UNKNOWN}: what is said is not known; give it with --transcript"
+    return f"{_rate(result)} ({result.errors.errors} errors in {result.errors.n_words} words)"
+
+
+def _rate(result: BenchResult) -> str:
+    return UNKNOWN if result.errors is None else f"{result.errors.rate:.1%}"
+
+
+def _memory(result: BenchResult) -> str:
+    if result.peak_memory_mib is None:
+        return UNKNOWN
+    return f"{result.peak_memory_mib:.0f} MiB, of a process that does nothing else"
+
+
+def _short(path: Path) -> Path:
+    """Relative to here, where that is shorter."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,94 @@
+"""A clock around a runner sees each call, and changes nothing."""
+
+import numpy as np
+import pytest
+
+from whisperport.audio import RecordingMel
+from whisperport.bench.timed import MEL, Clock, TimedMel
+from whisperport.bundle import Bundle
+from whisperport.runner import Runner
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.transcription import default_bundle
+from whisperport.verification.clips import shipped_recordings
+
+
+class Time:
+    """Moves only when told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Doubles(Runner):
+    """Takes two seconds of `time`, and doubles x; refuses a negative one."""
+
+    def __init__(self, time: Time) -> None:
+        tensor = TensorSpec("x", (2,))
+        super().__init__(ProgramSpec("doubles", (tensor,), (TensorSpec("y", (2,)),)))
+        self._time = time
+
+    def _run(self, inputs):  # type: ignore[no-untyped-def]
+        self._time.seconds += 2.0
+        if inputs[0].min() < 0:
+            raise RuntimeError("negative")
+        return [2 * inputs[0]]
+
+
+def test_every_call_is_timed_under_the_name_of_its_program() -> None:
+    time = Time()
+    clock = Clock(time)
+    runner = clock.around(Doubles(time))
+
+    outputs = [runner.run({"x": np.ones(2, np.float32)})["y"] for _ in range(3)]
+
+    assert clock.calls == {"doubles": [2.0, 2.0, 2.0]}
+    assert all(np.array_equal(y, [2, 2]) for y in outputs)
+
+
+def test_a_call_that_fails_fails_as_before_and_is_timed_too() -> None:
+    time = Time()
+    clock = Clock(time)
+    runner = clock.around(Doubles(time))
+
+    with pytest.raises(RuntimeError, match="negative"):
+        runner.run({"x": -np.ones(2, np.float32)})
+
+    assert clock.calls == {"doubles": [2.0]}
+
+
+def test_an_input_of_another_shape_is_refused_before_the_clock_starts() -> None:
+    time = Time()
+    clock = Clock(time)
+
+    with pytest.raises(ValueError, match="expects 'x'"):
+        clock.around(Doubles(time)).run({"x": np.ones(3, np.float32)})
+
+    assert clock.calls == {}
+
+
+def test_a_reset_clock_has_seen_nothing() -> None:
+    clock = Clock()
+    with clock.timing("warm-up"):
+        pass
+
+    clock.reset()
+
+    assert clock.calls == {}
+
+
+def test_a_timed_spectrogram_is_the_same_spectrogram() -> None:
+    dims = Bundle.open(default_bundle(), check_hashes=False).manifest.dims
+    recording, clock = shipped_recordings()[0].path, Clock()
+
+    plain = RecordingMel(recording, dims.n_mels, dims.n_frames)
+    timed = TimedMel(recording, dims, clock)
+    windows = [mel.window(0) for mel in (plain, timed)]
+    plain.close()
+    timed.close()
+
+    assert np.array_equal(windows[0][0], windows[1][0])
+    assert windows[0][1] == windows[1][1]
+    assert len(clock.calls[MEL]) == 2  # opened, with its first pass, and one window

@@ -1,0 +1,185 @@
+"""Where the time of transcribing goes: nothing is lost, nothing is counted twice."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.bench import transcribing
+from whisperport.bench.memory import peak_memory_mib
+from whisperport.bench.timed import Clock
+from whisperport.bench.transcribing import BenchOptions, BenchResult, run_bench
+from whisperport.bundle import Bundle
+from whisperport.runtime import DecodeOptions
+from whisperport.targets import RunOptions
+from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
+from whisperport.verification.clips import Recording, shipped_recordings
+
+ONE_THREAD = RunOptions(threads=1)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return Bundle.open(default_bundle())
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return shipped_recordings()[0]
+
+
+@pytest.fixture(scope="module")
+def result(bundle: Bundle, recording: Recording) -> BenchResult:
+    """The embedded model on a shipped recording, words included."""
+    options = BenchOptions(repeat=2, words=True, run=ONE_THREAD)
+    return run_bench([bundle], recording.path, options)[0]
+
+
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of its own, where memory is not the point."""
+    monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
+
+
+def test_the_parts_add_up_to_the_whole(result: BenchResult) -> None:
+    assert sum(part.total_ms for part in result.parts) == pytest.approx(result.whole_ms)
+
+
+def test_no_part_is_negative_so_nothing_was_counted_twice(result: BenchResult) -> None:
+    assert all(part.total_ms > 0 for part in result.parts)
+
+
+def test_every_program_that_ran_is_a_part_and_words_need_align(
+    result: BenchResult, bundle: Bundle
+) -> None:
+    programs = {entry.spec.name for entry in bundle.manifest.programs}
+    names = [part.name for part in result.parts]
+
+    assert names[:2] == ["load", "mel"]
+    assert names[-1] == "Python"
+    assert set(names[2:-1]) == programs - {"prefill_64"}  # a short recording has no long prompt
+
+
+def test_calls_are_as_many_as_another_observer_counts(
+    result: BenchResult, bundle: Bundle, recording: Recording
+) -> None:
+    seen = Counter[str]()
+
+    def counting(runner: Any) -> Any:
+        run = runner._run
+        runner._run = lambda inputs: (seen.update([runner.spec.name]), run(inputs))[1]
+        return runner
+
+    transcriber = Transcriber(bundle, ONE_THREAD, around=counting)
+    transcript = transcriber.transcribe(recording.path, TranscribeOptions(word_timestamps=True))
+
+    assert {p.name: p.calls for p in result.parts if p.name in seen} == seen
+    assert result.text == transcript.text
+
+
+def test_speed_comes_with_accuracy(result: BenchResult, recording: Recording) -> None:
+    assert result.errors is not None
+    assert result.errors.n_words > 5
+    assert result.errors.rate < 0.5
+    assert result.audio_s == pytest.approx(recording.seconds, abs=0.01)
+
+
+def test_the_real_time_factor_leaves_loading_aside(result: BenchResult) -> None:
+    load = result.parts[0].total_ms
+
+    assert result.real_time_factor * result.audio_s * 1e3 == pytest.approx(result.whole_ms - load)
+
+
+def test_without_a_transcript_the_error_rate_is_not_known(
+    bundle: Bundle, recording: Recording, tmp_path: Path, no_memory: None
+) -> None:
+    stranger = tmp_path / "stranger.wav"
+    stranger.write_bytes(recording.path.read_bytes())
+
+    unknown = run_bench([bundle], stranger, BenchOptions(repeat=1, run=ONE_THREAD))[0]
+    told = BenchOptions(repeat=1, run=ONE_THREAD, transcript=unknown.text + " and more")
+    known = run_bench([bundle], stranger, told)[0]
+
+    assert unknown.errors is None
+    assert unknown.to_json()["wer"] is None
+    assert known.errors is not None
+    assert known.errors.deletions == 2
+
+
+def test_two_bundles_take_turns(bundle: Bundle, recording: Recording, no_memory: None) -> None:
+    said: list[str] = []
+    copy = Bundle(bundle.folder, bundle.manifest)
+    options = BenchOptions(repeat=2, run=ONE_THREAD)
+
+    results = run_bench([bundle, copy], recording.path, options, say=said.append)
+
+    assert [line.split(":")[0] for line in said if "round" in line] == [
+        "round 1 of 2",
+        "round 1 of 2",
+        "round 2 of 2",
+        "round 2 of 2",
+    ]
+    assert results[0].text == results[1].text
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "xnnpack"])
+def test_every_target_is_split_alike(
+    target: str, exported: Any, monkeypatch: pytest.MonkeyPatch, no_memory: None
+) -> None:
+    short = partial(TranscribeOptions, decode=DecodeOptions(max_tokens=4), temperatures=(0,))
+    monkeypatch.setattr(transcribing, "TranscribeOptions", short)
+    recording = shipped_recordings()[0].path
+
+    result = run_bench([exported(target)], recording, BenchOptions(repeat=1, run=ONE_THREAD))[0]
+
+    calls = {part.name: part.calls for part in result.parts}
+    assert calls["encoder"] == calls["cross_kv"] > 1  # windows of 2 s
+    assert sum(part.total_ms for part in result.parts) == pytest.approx(result.whole_ms)
+
+
+def test_the_median_round_is_the_one_shown() -> None:
+    rounds = [
+        transcribing._Round({"load": [1.0], "step": [s, s]}, 1.0 + 2 * s + 0.5, 10.0, "")
+        for s in (0.3, 0.1, 0.2)
+    ]
+
+    parts = transcribing._parts(rounds[2], rounds, ["encoder", "step"])
+
+    assert [(p.name, p.calls) for p in parts] == [("load", 1), ("step", 2), ("Python", 0)]
+    assert parts[1].total_ms == pytest.approx(400)
+    assert parts[1].median_ms == pytest.approx(200)
+    assert parts[2].total_ms == pytest.approx(500)
+
+
+def test_no_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="`repeat` is 0"):
+        BenchOptions(repeat=0)
+
+
+def test_memory_is_that_of_the_run_and_not_of_this_process(
+    bundle: Bundle, recording: Recording
+) -> None:
+    held = np.ones(700 * 2**17)  # 700 MiB
+
+    peak = peak_memory_mib(bundle.folder, recording.path, words=False, run=ONE_THREAD)
+
+    assert held.nbytes == 700 * 2**20
+    assert peak is not None
+    assert 50 < peak < 700
+
+
+def test_memory_of_a_run_that_fails_is_not_known(bundle: Bundle, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.wav"
+
+    assert peak_memory_mib(bundle.folder, missing, words=False, run=ONE_THREAD) is None
+
+
+def test_a_clock_that_saw_nothing_leaves_all_to_python() -> None:
+    quiet = transcribing._Round({"load": [1.0], **Clock().calls}, 3.0, 1.0, "")
+
+    parts = transcribing._parts(quiet, [quiet], ["encoder"])
+
+    assert [(p.name, p.total_ms) for p in parts] == [("load", 1000.0), ("Python", 2000.0)]

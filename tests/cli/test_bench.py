@@ -1,0 +1,116 @@
+"""`whisperport bench`, as a person sees it."""
+
+import json
+import re
+
+import pytest
+
+from whisperport.bench import transcribing
+from whisperport.verification.clips import shipped_recordings
+
+PARTS = ("load", "mel", "encoder", "cross_kv", "prefill_4", "step", "Python", "whole")
+
+
+@pytest.fixture(autouse=True)
+def no_memory(monkeypatch):
+    """Memory is measured in a process of its own; tests/bench does so."""
+    monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
+
+
+@pytest.fixture
+def recording():
+    return shipped_recordings()[0].path
+
+
+def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, recording):
+    # when
+    ran = run("bench", recording, "--repeat", "1", "--threads", "1")
+
+    # then
+    assert ran.code == 0
+    for part in PARTS:
+        assert re.search(rf"^{part} .*\d%$", ran.out, re.MULTILINE), part
+    assert re.search(r"^word error rate +\d+\.\d% \(\d+ errors in \d+ words\)$", ran.out, re.M)
+    assert re.search(r"^real-time factor +\d\.\d+, of 4\.7 s of sound", ran.out, re.MULTILINE)
+    assert re.search(r"^peak memory +not measured$", ran.out, re.MULTILINE)
+    assert "threads: 1" in ran.out
+    assert ran.lines[-1].startswith("next: whisperport verify ")
+    assert max(map(len, ran.out.splitlines())) <= 100
+
+
+def test_two_bundles_are_compared_with_their_ratio(run, recording):
+    # given
+    from whisperport.transcription import default_bundle
+
+    # when
+    ran = run("bench", default_bundle(), default_bundle(), recording, "--repeat", "1")
+
+    # then
+    assert ran.code == 0
+    assert re.search(r"^ms +A +B +B / A$", ran.out, re.MULTILINE)
+    assert re.search(r"^step +\d+\.\d +\d+\.\d +\d+\.\d\d$", ran.out, re.MULTILINE)
+    assert re.search(r"^word error rate +\d+\.\d% +\d+\.\d%$", ran.out, re.MULTILINE)
+    assert max(map(len, ran.out.splitlines())) <= 100
+
+
+def test_in_json_parts_add_up_and_name_the_machine(run, recording):
+    # when
+    ran = run("bench", recording, "--repeat", "1", "--json", "--words")
+
+    # then
+    data = json.loads(ran.out)
+    result = data["results"][0]
+    assert sum(part["total_ms"] for part in result["parts"]) == pytest.approx(result["whole_ms"])
+    assert "align" in {part["name"] for part in result["parts"]}
+    assert 0 <= result["wer"] < 0.5
+    assert data["machine"]["cpu"]
+    assert data["versions"]["onnxruntime"]
+
+
+def test_a_transcript_gives_a_recording_of_ones_own_an_error_rate(run, recording, tmp_path):
+    # given
+    mine, said = tmp_path / "mine.wav", tmp_path / "mine.txt"
+    mine.write_bytes(recording.read_bytes())
+    said.write_text("nothing of the kind", encoding="utf-8")
+
+    # when
+    without = run("bench", mine, "--repeat", "1")
+    told = run("bench", mine, "--repeat", "1", "--transcript", said)
+
+    # then
+    assert "give it with --transcript" in without.out
+    assert re.search(r"^word error rate +\d{3}\.\d% \(", told.out, re.MULTILINE)
+
+
+def test_a_path_that_is_nothing_is_said_to_be_nothing(run, tmp_path):
+    # when
+    ran = run("bench", tmp_path / "absent")
+
+    # then
+    assert ran.code == 1
+    assert ran.lines[0] == f"error: there is nothing at {tmp_path / 'absent'}"
+    assert "hint:" in ran.err
+
+
+def test_two_recordings_are_wrong_usage(run, recording):
+    assert run("bench", recording, recording).code == 2
+
+
+def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_no_text_are_refused(
+    run, recording, tmp_path
+):
+    # given
+    noise = tmp_path / "noise.txt"
+    noise.write_bytes(b"\xff\xfe\x00\xd8")
+    (tmp_path / "empty").mkdir()
+
+    # when
+    no_bundle = run("bench", tmp_path / "empty", recording)
+    no_text = run("bench", recording, "--transcript", noise)
+    no_sound = run("bench", noise)
+
+    # then
+    assert (no_bundle.code, no_text.code, no_sound.code) == (1, 1, 1)
+    assert "manifest.json" in no_bundle.lines[0]
+    assert "cannot read the transcript" in no_text.lines[0]
+    assert no_sound.lines[0].startswith("error: ")
