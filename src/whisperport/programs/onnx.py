@@ -20,11 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError
+from whisperport.programs.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.programs.program import Program
 
-OPSET = 20  # the newest that torch 2.13 writes without conversion; has Gelu as one operator
+OPSET = NEWEST  # the newest that torch 2.13 writes without conversion; has Gelu as one operator
 ALIGNMENT = 4096  # bytes: ONNX Runtime maps external data page by page
 SMALLEST_SHARED = 1024  # bytes; smaller tensors stay inside the graph
+
+log = logging.getLogger(__name__)
 
 
 class SharedWeights:
@@ -62,17 +65,15 @@ def write_onnx(program: Program, path: Path, weights: SharedWeights, *, opset: i
     """Write one program to `path`, next to `weights`; returns its number of nodes.
 
     Raises:
-        LoweringError: torch cannot express the program in ONNX, or wrote another opset than asked for.
+        LoweringError: as `to_onnx`, or the file that was written is not valid.
     """
-    model = _convert(program, opset)
-    _rename(model, program)
-    _strip(model)
+    model = to_onnx(program, opset)
     nodes = len(model.graph)
     for value in list(model.graph.initializers.values()):
         if value.const_value is not None and value.const_value.nbytes >= SMALLEST_SHARED:
             _share(model.graph, value, weights)
     ir.save(model, path)
-    _check(path, program.name, opset)
+    check_onnx(path, program.name, opset)
     return nodes
 
 
@@ -116,21 +117,49 @@ def _as_half(array: NDArray[Any]) -> NDArray[np.float16] | None:
     return half if np.array_equal(half.astype(np.float32), array) else None
 
 
-def _convert(program: Program, opset: int) -> ir.Model:
-    log = io.StringIO()
-    with torch.no_grad(), _captured(log):
+def to_onnx(program: Program, opset: int = OPSET) -> ir.Model:
+    """A program as an ONNX graph of the opset asked for, with the names of its signature.
+
+    Args:
+        opset: 13 to 20. torch writes 20; what is older is made from that.
+
+    Raises:
+        LoweringError: torch cannot express the program in ONNX, or the opset lacks an operator.
+    """
+    if not OLDEST <= opset <= NEWEST:
+        raise LoweringError(
+            f"`{program.name}` cannot be written as ONNX opset {opset}",
+            why=f"opsets {OLDEST} to {NEWEST} are written",
+        )
+    model = _convert(program)
+    if opset != NEWEST:
+        downgrade(model, opset, program.name)
+    _rename(model, program)
+    _strip(model)
+    return model
+
+
+def _convert(program: Program) -> ir.Model:
+    chatter = io.StringIO()
+    with torch.no_grad(), _captured(chatter):
         try:
             exported = torch.onnx.export(
-                program.exported, (), dynamo=True, opset_version=opset, verbose=False
+                program.exported, (), dynamo=True, opset_version=NEWEST, verbose=False
             )
         except Exception as error:  # torch wraps any failure of its passes in its own class
             raise LoweringError(
-                f"`{program.name}` cannot be written as ONNX opset {opset}",
-                why=str(_root(error)).strip().split("\n")[0],
-                hint=log.getvalue().strip().split("\n")[-1],
+                f"`{program.name}` cannot be written as ONNX opset {NEWEST}",
+                why=_first_line(_root(error)),
+                hint=chatter.getvalue().strip().split("\n")[-1],
             ) from error
+        finally:
+            log.debug("torch.onnx on `%s`:\n%s", program.name, chatter.getvalue())
     assert exported is not None
     return exported.model
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def _root(error: BaseException) -> BaseException:
@@ -141,13 +170,13 @@ def _root(error: BaseException) -> BaseException:
 
 
 @contextlib.contextmanager
-def _captured(log: io.StringIO) -> Iterator[None]:
-    """Keep the exporter's chatter off the screen; it goes to `log`."""
+def _captured(chatter: io.StringIO) -> Iterator[None]:
+    """Keep what the exporter says off the screen."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        with contextlib.redirect_stdout(chatter), contextlib.redirect_stderr(chatter):
             yield
     finally:
         logger.setLevel(level)
@@ -177,19 +206,45 @@ def _strip(model: ir.Model) -> None:
         value.metadata_props.clear()
 
 
-def _check(path: Path, name: str, opset: int) -> None:
-    """Re-read the file: the exporter has been seen to write another opset without an error."""
+def check_onnx(path: Path, name: str, opset: int) -> onnx.ModelProto:
+    """Re-read a file, without its external data: exporters have been seen to write another opset.
+
+    Raises:
+        LoweringError: it is not valid ONNX, of another opset, or a shape in it is not a number.
+    """
     try:
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except onnx.checker.ValidationError as error:
         raise LoweringError(
-            f"the ONNX file of `{name}` is not valid", why=str(error).strip().split("\n")[0]
+            f"the ONNX file of `{name}` is not valid", why=_first_line(error)
         ) from error
     model = onnx.load(os.fspath(path), load_external_data=False)
     written = {entry.domain: entry.version for entry in model.opset_import}.get("")
     if written != opset:
         raise LoweringError(
             f"`{name}` was written in ONNX opset {written}",
-            why=f"opset {opset} was asked for and the exporter does not support it for this program",
-            hint="ask for opset 18 or 20",
+            why=f"opset {opset} was asked for",
+            hint="this is a defect of whisperport; please report it with the program",
         )
+    dynamic = [v.name for v in _values(model) if not all(d.HasField("dim_value") for d in _dims(v))]
+    if dynamic:
+        raise LoweringError(
+            f"`{name}` has a dynamic shape in ONNX, at `{dynamic[0]}`",
+            why="accelerators take static shapes",
+            hint="export the program again without `dynamic_shapes`",
+        )
+    return model
+
+
+def max_rank(model: onnx.ModelProto) -> int:
+    """The highest rank of any value or weight."""
+    ranks = [len(_dims(value)) for value in _values(model)]
+    return max(ranks + [len(tensor.dims) for tensor in model.graph.initializer])
+
+
+def _dims(value: onnx.ValueInfoProto) -> Any:
+    return value.type.tensor_type.shape.dim
+
+
+def _values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    return [*model.graph.input, *model.graph.output, *model.graph.value_info]
