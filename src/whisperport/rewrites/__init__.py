@@ -1,8 +1,31 @@
 """Graph-to-graph rewrites, one per file, each with its picture; a target asks for them by name."""
 
+from whisperport.rewrites import attention_by_softmax as _attention_by_softmax
+from whisperport.rewrites import conv1d_by_conv2d as _conv1d_by_conv2d
+from whisperport.rewrites import drop_no_ops as _drop_no_ops
+from whisperport.rewrites import fold_constants as _fold_constants
+from whisperport.rewrites import fuse_qkv as _fuse_qkv
+from whisperport.rewrites import last_position_logits as _last_position_logits
 from whisperport.rewrites import layer_norm_by_linear as _layer_norm_by_linear
-from whisperport.rewrites.base import REWRITES, Outcome, Rewrite, run_rewrites
+from whisperport.rewrites import linear_by_conv1x1 as _linear_by_conv1x1
+from whisperport.rewrites import matmul_by_bmm as _matmul_by_bmm
+from whisperport.rewrites import matmul_by_linear as _matmul_by_linear
+from whisperport.rewrites import reshape_decoder_embedding as _reshape_decoder_embedding
+from whisperport.rewrites import split_vocab_projection as _split_vocab_projection
+from whisperport.rewrites.base import REWRITES, Outcome, Rewrite, find_rewrite, run_rewrites
 
-__all__ = ["REWRITES", "Outcome", "Rewrite", "run_rewrites"]
+__all__ = ["REWRITES", "Outcome", "Rewrite", "find_rewrite", "run_rewrites"]
 
-assert _layer_norm_by_linear  # imported to be registered
+# Imported to be registered.
+assert _attention_by_softmax
+assert _conv1d_by_conv2d
+assert _drop_no_ops
+assert _fold_constants
+assert _fuse_qkv
+assert _last_position_logits
+assert _layer_norm_by_linear
+assert _linear_by_conv1x1
+assert _matmul_by_bmm
+assert _matmul_by_linear
+assert _reshape_decoder_embedding
+assert _split_vocab_projection

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.fx import GraphModule
@@ -20,8 +21,11 @@ class Outcome:
     refused: tuple[Refusal, ...]  # nodes of its kind that were left alone, and why
 
 
-Apply = Callable[[GraphModule], tuple[list[str], list[Refusal]]]
-"""Edit a graph in place; return the names of the nodes replaced, and the refusals."""
+Apply = Callable[..., tuple[list[str], list[Refusal]]]
+"""Edit a graph in place; return the names of the nodes replaced, and the refusals.
+
+Called with the graph, and with the number where the rewrite takes one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,24 @@ class Rewrite:
     name: str
     exact: bool  # the same function in real arithmetic
     apply: Apply
+    number: int | None = None  # what `name=NUMBER` replaces; None: the name takes no number
+    keeps_shapes: bool = True  # of the outputs
 
 
 REWRITES: dict[str, Rewrite] = {}
 
 
-def rewrite(name: str, *, exact: bool) -> Callable[[Apply], Apply]:
-    """Register a function as the rewrite `name`."""
+def rewrite(
+    name: str, *, exact: bool, number: int | None = None, keeps_shapes: bool = True
+) -> Callable[[Apply], Apply]:
+    """Register a function as the rewrite `name`.
+
+    Args:
+        name: kebab case; asked for as `name`, or as `name=NUMBER` where it takes a number.
+        exact: it is the same function in real arithmetic.
+        number: its number unless one is asked for.
+        keeps_shapes: outputs keep their shapes; if not, only who asks for it by name gets it.
+    """
 
     def register(apply: Apply) -> Apply:
         if name in REWRITES:
@@ -43,10 +58,31 @@ def rewrite(name: str, *, exact: bool) -> Callable[[Apply], Apply]:
             raise ValueError(
                 f"two rewrites are called {name!r}: in {first} and in {apply.__module__}"
             )
-        REWRITES[name] = Rewrite(name, exact, apply)
+        REWRITES[name] = Rewrite(name, exact, apply, number, keeps_shapes)
         return apply
 
     return register
+
+
+def find_rewrite(asked: str) -> Rewrite:
+    """The rewrite that `asked` names, `name` or `name=NUMBER`, with that number.
+
+    Raises:
+        LoweringError: there is none of that name, or the number is none it can take.
+    """
+    name, equals, text = asked.partition("=")
+    if name not in REWRITES:
+        raise LoweringError(
+            f"no rewrite is called {name!r}", hint=f"known: {', '.join(sorted(REWRITES))}"
+        )
+    found = REWRITES[name]
+    if not equals:
+        return found
+    if found.number is None:
+        raise LoweringError(f"rewrite `{name}` takes no number; {asked!r} gives it one")
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise LoweringError(f"the number of rewrite `{name}` is {text!r}; expected 1 or more")
+    return replace(found, number=int(text))
 
 
 def run_rewrites(program: Program, names: Sequence[str]) -> tuple[Program, list[Outcome]]:
@@ -55,23 +91,19 @@ def run_rewrites(program: Program, names: Sequence[str]) -> tuple[Program, list[
     Raises:
         LoweringError: a name is unknown, or the graph could not be exported again afterwards.
     """
-    unknown = [name for name in names if name not in REWRITES]
-    if unknown:
-        raise LoweringError(
-            f"no rewrite is called {unknown[0]!r}", hint=f"known: {', '.join(sorted(REWRITES))}"
-        )
     outcomes: list[Outcome] = []
-    for name in names:
-        program, outcome = _run_one(program, REWRITES[name])
+    for asked, chosen in [(name, find_rewrite(name)) for name in names]:
+        program, outcome = _run_one(program, asked, chosen)
         outcomes.append(outcome)
     return program, outcomes
 
 
-def _run_one(program: Program, chosen: Rewrite) -> tuple[Program, Outcome]:
+def _run_one(program: Program, asked: str, chosen: Rewrite) -> tuple[Program, Outcome]:
     module = program.exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
-    changed, refused = chosen.apply(module)
-    outcome = Outcome(chosen.name, tuple(changed), tuple(refused))
+    apply = chosen.apply if chosen.number is None else partial(chosen.apply, number=chosen.number)
+    changed, refused = apply(module)
+    outcome = Outcome(asked, tuple(changed), tuple(refused))
     if not changed:
         return program, outcome
     module.graph.eliminate_dead_code()
@@ -88,6 +120,7 @@ def _run_one(program: Program, chosen: Rewrite) -> tuple[Program, Outcome]:
             hint="this is a defect of whisperport; please report it with the program",
         ) from error
     rewritten = as_program(program.name, exported, [t.name for t in program.spec.outputs])
-    names = tuple(t.name for t in program.spec.inputs)
-    assert tuple(t.name for t in rewritten.spec.inputs) == names, "a rewrite renamed an input"
-    return replace(rewritten, spec=program.spec), outcome
+    assert rewritten.spec.inputs == program.spec.inputs, "a rewrite changed an input"
+    if chosen.keeps_shapes:
+        assert rewritten.spec == program.spec, "a rewrite changed the shape of an output"
+    return rewritten, outcome

@@ -16,9 +16,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
+from whisperport.rewrites.graph import aten
 from whisperport.spec import Refusal
-
-aten = torch.ops.aten
 
 
 @rewrite("layer-norm-by-linear", exact=True)

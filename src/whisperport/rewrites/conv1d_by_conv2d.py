@@ -1,0 +1,61 @@
+"""Run Whisper's two audio convolutions as rank-4 convolutions.
+
+    before   x(B,C,T) ── conv1d(w(O,C,K), stride s, padding p) ────────────────────────────► y(B,O,T')
+    after    x ─ reshape ─ (B,C,1,T) ─ conv2d(w(O,C,1,K), (1,s), (0,p)) ─ reshape ─ (B,O,T') ► y(B,O,T')
+
+Why: Hailo's compiler takes no convolution of rank 3, and Hailo's own toolkit does the same.
+Exact: the added axis has length 1, so no sum changes. The weight is the same memory in another shape.
+"""
+
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from whisperport.rewrites.base import rewrite
+from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, store, stored
+from whisperport.spec import Refusal
+
+CONVOLUTIONS = (aten.conv1d.default, aten.conv1d.padding, aten.convolution.default)
+
+
+@rewrite("conv1d-by-conv2d", exact=True)
+def conv1d_by_conv2d(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+    """Replace each rank-3 convolution; decline computed weights and what Whisper has not."""
+    changed: list[str] = []
+    refused: list[Refusal] = []
+    for node in calls(module, *CONVOLUTIONS):
+        given = arguments(node)
+        if len(shape(node)) != 3:
+            continue
+        if reason := _obstacle(module, given):
+            refused.append(Refusal(node.name, reason))
+            continue
+        _replace(module, node, given)
+        changed.append(node.name)
+    return changed, refused
+
+
+def _obstacle(module: GraphModule, given: dict[str, Any]) -> str:
+    if stored(module, given["weight"]) is None:
+        return "its weight is computed, and not stored"
+    if isinstance(given["padding"], str):
+        return f"its padding is the word {given['padding']!r}; only a number is handled"
+    if given.get("transposed"):
+        return "it is a transposed convolution"
+    return ""
+
+
+def _replace(module: GraphModule, node: Node, given: dict[str, Any]) -> None:
+    x, weight = given["input"], stored(module, given["weight"])
+    assert weight is not None
+    batch, channels, length = shape(x)
+    numbers = [
+        [outer, *given[name]] for name, outer in (("stride", 1), ("padding", 0), ("dilation", 1))
+    ]
+    call = module.graph.call_function
+    with module.graph.inserting_before(node):
+        kernel = store(module, f"{node.name}_kernel", weight.unsqueeze(2))
+        flat = call(aten.reshape.default, (x, [batch, channels, 1, length]))
+        result = call(aten.conv2d.default, (flat, kernel, given["bias"], *numbers, given["groups"]))
+        result = call(aten.reshape.default, (result, shape(node)))
+    replace(node, result)

@@ -1,0 +1,53 @@
+"""Take out what does nothing at inference: casts to the same type, dropout, products with 1, checks.
+
+    before   w(O,I) ── to(float32) ──┐
+             x(…,I) ── dropout(p) ───┴─ linear ─ mul(1.0) ─ to(float32) ─► y(…,O)
+    after    w(O,I) ─────────────────┐
+             x(…,I) ─────────────────┴─ linear ──────────────────────────► y(…,O)
+
+Why: openai-whisper casts every weight to the type of its input, so no weight is seen to be a constant;
+transformers leaves dropout and products with 1.0 between the nodes that other rewrites look for. A
+check of metadata has been made once shapes and types are static, and keeps dead nodes alive.
+Exact: each of these gives back its input, bit for bit.
+"""
+
+import torch
+from torch.fx import GraphModule, Node
+
+from whisperport.rewrites.base import rewrite
+from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, value
+from whisperport.spec import Refusal
+
+CASTS = (aten.to.dtype, aten.to.dtype_layout)
+DROPOUTS = (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default)
+NAMES = (aten.detach.default, aten.alias.default)
+SCALES = (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar)
+SHAPES = (aten.expand.default, aten.view.default, aten.reshape.default)
+
+
+@rewrite("drop-no-ops", exact=True)
+def drop_no_ops(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+    """Drop each; decline a dropout that was exported for training."""
+    changed = []
+    refused = []
+    for node in calls(module, aten._assert_tensor_metadata.default):
+        changed.append(node.name)
+        module.graph.erase_node(node)
+    for node in calls(module, *CASTS, *DROPOUTS, *NAMES, *SCALES, *SHAPES):
+        source = node.args[0]
+        if node.target in DROPOUTS and arguments(node)["train"]:
+            refused.append(Refusal(node.name, "it is a dropout exported for training; call eval()"))
+        elif isinstance(source, Node) and _is_its_input(node, source):
+            changed.append(node.name)
+            replace(node, source)
+    return changed, refused
+
+
+def _is_its_input(node: Node, source: Node) -> bool:
+    if "val" not in source.meta or "val" not in node.meta:
+        return False
+    if (shape(node), value(node).dtype) != (shape(source), value(source).dtype):
+        return False
+    if node.target in SCALES:
+        return bool(arguments(node)["other"] == 1) and value(node).dtype == torch.float32
+    return node.target not in CASTS or not arguments(node).get("copy", False)

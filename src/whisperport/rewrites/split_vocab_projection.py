@@ -1,0 +1,82 @@
+"""Cut the vocabulary projection into n pieces that a small accelerator accepts; n is 4.
+
+    before   x(1,P,d) ── linear(w(V,d)) ───────────────────────────► logits(1,P,V)
+    after    x(1,P,d) ─┬─ linear(w[0 : V/n]) ──────── (1,P,V/n) ──┐
+                       ├─ …                                       ├─ cat ─► logits(1,P,V)
+                       └─ linear(w[V - V/n : V]) ──── (1,P,V/n) ──┘
+
+`split-vocab-projection=8` asks for 8 pieces. The last piece takes what does not divide.
+Why: a product as wide as the vocabulary is too big for a Hailo-8; its maker cuts it in four
+(hailo-whisper: 12966, 12966, 12966 and 12967 columns).
+Exact: every logit is the same product. The weights of the pieces are parts of the same memory.
+"""
+
+from itertools import pairwise
+
+from torch.fx import GraphModule, Node
+
+from whisperport.rewrites.base import rewrite
+from whisperport.rewrites.graph import (
+    arguments,
+    aten,
+    calls,
+    is_vocabulary,
+    replace,
+    store,
+    stored,
+)
+from whisperport.spec import Refusal
+
+
+@rewrite("split-vocab-projection", exact=True, number=4)
+def split_vocab_projection(module: GraphModule, number: int) -> tuple[list[str], list[Refusal]]:
+    """Cut each linear that widens as a vocabulary does; decline what is cut, or cannot be."""
+    changed: list[str] = []
+    refused: list[Refusal] = []
+    for node in calls(module, aten.linear.default):
+        if not is_vocabulary(node):
+            continue
+        if reason := _obstacle(module, node, number):
+            refused.append(Refusal(node.name, reason))
+            continue
+        _replace(module, node, number)
+        changed.append(node.name)
+    return changed, refused
+
+
+def _obstacle(module: GraphModule, node: Node, number: int) -> str:
+    given = arguments(node)
+    weight, bias = stored(module, given["weight"]), stored(module, given["bias"])
+    if weight is None or (given["bias"] is not None and bias is None):
+        return "its weight is computed, and not stored"
+    if weight.shape[0] < number:
+        return f"{weight.shape[0]} columns cannot be cut in {number} pieces"
+    if number == 1:
+        return "one piece is what it is"
+    if any(_is_piece(node, user) for user in node.users):
+        return "it is a piece of a projection that was cut before"
+    return ""
+
+
+def _is_piece(node: Node, user: Node) -> bool:
+    return user.target is aten.cat.default and all(
+        piece.target is aten.linear.default and piece.args[0] is node.args[0]
+        for piece in user.all_input_nodes
+    )
+
+
+def _replace(module: GraphModule, node: Node, number: int) -> None:
+    given = arguments(node)
+    weight, bias = stored(module, given["weight"]), stored(module, given["bias"])
+    assert weight is not None
+    size = weight.shape[0] // number
+    bounds = [*(i * size for i in range(number)), weight.shape[0]]
+    call = module.graph.call_function
+    with module.graph.inserting_before(node):
+        pieces = []
+        for start, end in pairwise(bounds):
+            parts = [store(module, f"{node.name}_weight", weight[start:end])]
+            parts += [] if bias is None else [store(module, f"{node.name}_bias", bias[start:end])]
+            pieces.append(call(aten.linear.default, (given["input"], *parts)))
+        result = call(aten.cat.default, (pieces, -1))
+    replace(node, result)
