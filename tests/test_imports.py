@@ -19,7 +19,7 @@ LAYERS = (
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("targets",),
     ("runtime", "verification"),
-    ("transcription", "exporting"),
+    ("transcription", "live", "exporting"),
     ("bench", "doctor", "demo"),
     ("cli",),
 )
