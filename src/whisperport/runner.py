@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from contextlib import nullcontext
+from threading import Lock
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +15,13 @@ Array = NDArray[Any]
 
 
 class Runner(ABC):
-    """One loaded program. A target fills in `_run`; callers use `run`."""
+    """One loaded program. A target fills in `_run`; callers use `run`, from any thread."""
+
+    concurrent: ClassVar[bool] = False  # `_run` may be called while it runs in another thread
 
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
+        self._turn = nullcontext() if self.concurrent else Lock()
         self._inputs = tuple((t.name, t.shape, np.dtype(t.dtype)) for t in spec.inputs)
         self._outputs = tuple(t.name for t in spec.outputs)
 
@@ -40,7 +45,9 @@ class Runner(ABC):
             if array is None or array.shape != shape or array.dtype != dtype:
                 raise ValueError(self._complaint(name, array, shape, dtype))
             feed.append(np.asarray(array, order="C"))
-        return dict(zip(self._outputs, self._run(feed), strict=True))
+        with self._turn:
+            outputs = self._run(feed)
+        return dict(zip(self._outputs, outputs, strict=True))
 
     def _complaint(
         self, name: str, array: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]

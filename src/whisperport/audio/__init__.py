@@ -1,11 +1,13 @@
 """Sound in: files, pipes and arrays become 16 kHz samples, and samples a log-mel spectrogram."""
 
+from whisperport.audio.chunks import cut_chunks
 from whisperport.audio.decode import DamagedAudioWarning
 from whisperport.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
 from whisperport.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_filters
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.recording import RecordingMel
 from whisperport.audio.stream import AudioSource, AudioStream
+from whisperport.audio.vad import Span, VadOptions, speech_spans
 
 __all__ = [
     "FRAMES_PER_SECOND",
@@ -16,9 +18,13 @@ __all__ = [
     "AudioWindow",
     "DamagedAudioWarning",
     "RecordingMel",
+    "Span",
+    "VadOptions",
     "audio_windows",
+    "cut_chunks",
     "iter_audio",
     "load_audio",
     "log_mel",
     "mel_filters",
+    "speech_spans",
 ]

@@ -41,7 +41,7 @@ class RecordingMel:
         self._n_mels, self._n_frames = n_mels, n_frames
         self._peak: float = -np.inf
         self._whole = False  # whether the peak is that of the whole recording
-        if _can_be_read_twice(source):
+        if can_be_read_twice(source):
             with AudioStream(source, sample_rate=sample_rate, look_back_s=1.0) as first:
                 self._peak, self._whole = _peak(first, n_mels), True
         self._stream = AudioStream(source, sample_rate=sample_rate, look_back_s=1.0)
@@ -88,7 +88,8 @@ def _peak(stream: AudioStream, n_mels: int) -> float:
     return peak
 
 
-def _can_be_read_twice(source: AudioSource) -> bool:
+def can_be_read_twice(source: AudioSource) -> bool:
+    """An array or a file; neither standard input, nor a pipe, nor a file object."""
     if isinstance(source, np.ndarray):
         return True
     return isinstance(source, str | os.PathLike) and str(source) != "-" and Path(source).is_file()

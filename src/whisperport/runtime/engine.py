@@ -1,6 +1,7 @@
 """One window of sound and its decoder state, over the runners of a bundle; numpy only."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -56,6 +57,12 @@ class Engine:
         self._align = _required(runners, "align")
         self._prefills = _prefills(runners)
         self._sound: dict[str, Floats] = {}
+
+    def twin(self) -> "Engine":
+        """Another engine over the same runners, with a state of its own."""
+        twin = copy(self)
+        twin.cache, twin._sound = Cache(self.dims), {}
+        return twin
 
     def encode(self, mel: Floats) -> Floats:
         """mel (n_mels, 2T) to features (T, d)."""

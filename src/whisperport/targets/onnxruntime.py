@@ -27,6 +27,7 @@ class OnnxRuntime(Target):
         summary="ONNX Runtime: any CPU, and its other execution providers where installed",
         status="run here",
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
+        domains=frozenset({"com.microsoft"}),
         run_options=frozenset({"provider"}),
         extra="export",
         sources={
@@ -86,6 +87,8 @@ class OnnxRuntime(Target):
 
 
 class _OnnxRunner(Runner):
+    concurrent = True
+
     def __init__(self, spec: ProgramSpec, session: Any) -> None:
         super().__init__(spec)
         self._session = session

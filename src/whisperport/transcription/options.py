@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from whisperport.audio import VadOptions
 from whisperport.errors import UsageError
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
@@ -12,7 +13,7 @@ class TranscribeOptions:
     """How a recording is transcribed; defaults are those of openai-whisper's `transcribe`.
 
     Raises:
-        UsageError: no temperature, or clip times that go back.
+        UsageError: no temperature, clip times that go back, or options that contradict each other.
     """
 
     decode: DecodeOptions = field(default_factory=DecodeOptions)  # its temperature is not used
@@ -25,6 +26,8 @@ class TranscribeOptions:
     word_timestamps: bool = False  # times of words, and times of segments from them
     hallucination_silence_threshold: float | None = None  # seconds; needs `word_timestamps`
     clips: tuple[float, ...] = ()  # start, end, start, … in seconds; the last end may be left out
+    vad: VadOptions | None = None  # transcribe chunks of speech, each as a recording of its own
+    workers: int = 1  # chunks at once
 
     def __post_init__(self) -> None:
         if not self.temperatures:
@@ -39,4 +42,18 @@ class TranscribeOptions:
             raise UsageError(
                 f"clip times are {', '.join(map(str, self.clips))}",
                 why="expected seconds in rising order: start, end, start, end",
+            )
+        if self.vad is not None and self.clips:
+            raise UsageError(
+                "clips and `vad` cannot be given together",
+                why="both say which parts to transcribe",
+                hint="give one of them",
+            )
+        if not 1 <= self.workers <= 64:
+            raise UsageError(f"`workers` is {self.workers}", why="expected 1 to 64")
+        if self.workers > 1 and self.vad is None:
+            raise UsageError(
+                "`workers` above 1 needs chunks",
+                why="without them each window begins where the one before it ended",
+                hint="set `vad` too",
             )

@@ -5,8 +5,9 @@ Source: openai/whisper@v20250625, whisper/transcribe.py.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from whisperport.audio import FRAMES_PER_SECOND, RecordingMel
+from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.runtime import (
     Cut,
     Decoded,
@@ -29,19 +30,37 @@ from whisperport.transcription.transcript import Heard, Transcript
 WARM = 0.5  # above this temperature what was said is no context for what follows
 
 
+class Mel(Protocol):
+    """A recording's spectrogram, of which windows are asked for from the first to the last."""
+
+    @property
+    def duration_s(self) -> float | None:
+        """Of the recording, where it is known."""
+        ...
+
+    def window(self, start: int) -> tuple[Floats, int]:
+        """Frames from `start` on, (n_mels, 2T), and how many of them hold sound."""
+        ...
+
+
 class Session:
-    """One recording on its way: what was said so far, and where the next window begins."""
+    """One recording on its way: what was said so far, and where the next window begins.
+
+    Args:
+        parts: first frame, and the frame at which it ends or None, of each part to transcribe.
+    """
 
     def __init__(
         self,
         engine: Engine,
         tokenizer: Tokenizer,
         options: TranscribeOptions,
-        mel: RecordingMel,
+        mel: Mel,
         draw: Draw | None,
+        parts: Sequence[tuple[int, int | None]],
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
-        self.options, self.mel, self.draw = options, mel, draw
+        self.options, self.mel, self.draw, self.parts = options, mel, draw, parts
         self.initial = self._initial_prompt()
         self.said: list[int] = list(self.initial)
         self.seek = 0  # mel frame at which the next window begins
@@ -66,11 +85,12 @@ class Session:
         )
 
     def _windows(self) -> Iterator[tuple[int, Floats, int]]:
-        """First frame, spectrogram (n_mels, 2T) without the sound after the clip, frames of sound."""
-        for start, end in _clip_frames(self.options.clips):
+        """First frame, spectrogram (n_mels, 2T) without the sound after the part, frames of sound."""
+        for start, end in self.parts:
             self.seek = max(start, self.seek)
             while end is None or self.seek < end:
                 mel, n_frames = self.mel.window(self.seek)
+                n_frames = min(n_frames, self.engine.sound_frames)
                 if end is not None:
                     n_frames = min(n_frames, end - self.seek)
                 if n_frames == 0:
@@ -128,7 +148,7 @@ class Session:
         window = Window(
             seek / FRAMES_PER_SECOND,
             n_frames / FRAMES_PER_SECOND,
-            self.engine.dims.window_s,
+            self.engine.sound_frames / FRAMES_PER_SECOND,
             self.mel.duration_s,
         )
         spoken_until = _spoken_until(segments)
@@ -167,10 +187,7 @@ class Session:
 
     def _language(self) -> str:
         """Of the first window, with the sound after the first clip and the padding in it."""
-        if not self.engine.generation.languages:
-            return "en"
-        self.engine.listen(self.engine.encode(self.mel.window(0)[0]))
-        return detect_language(self.engine)
+        return language_at(self.engine, self.mel, 0)
 
     def _initial_prompt(self) -> list[int]:
         prompt = self.options.initial_prompt.strip()
@@ -182,6 +199,16 @@ class Session:
         room = self.engine.dims.n_text_ctx // 2 - 1 - len(self.initial)
         recent = self.said[max(len(self.initial), self.forgotten) :]
         return (*self.initial, *recent[-room:])
+
+
+def language_at(engine: Engine, mel: Mel, start: int) -> str:
+    """The most probable language of one window; "en" for an English-only model."""
+    if not engine.generation.languages:
+        return "en"
+    window, _ = mel.window(start)
+    window[:, engine.sound_frames :] = 0
+    engine.listen(engine.encode(window))
+    return detect_language(engine)
 
 
 def _cleared(segment: Segment) -> Segment:
@@ -199,7 +226,8 @@ def _spoken_until(segments: Sequence[Segment]) -> float | None:
     return segments[-1].end if segments else None
 
 
-def _clip_frames(clips: tuple[float, ...]) -> list[tuple[int, int | None]]:
+def clip_frames(clips: tuple[float, ...]) -> list[tuple[int, int | None]]:
+    """Start and end of each clip; of the whole recording where there are none."""
     points: list[int | None] = [round(time * FRAMES_PER_SECOND) for time in clips] or [0]
     if len(points) % 2:
         points.append(None)

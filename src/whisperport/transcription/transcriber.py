@@ -4,14 +4,16 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from whisperport.audio import AudioSource, RecordingMel
+from whisperport.audio import AudioSource, AudioStream, RecordingMel
+from whisperport.audio.recording import can_be_read_twice
 from whisperport.bundle import Bundle
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, UsageError
 from whisperport.runtime import Around, Draw, Engine, load_engine
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
+from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.transcription.options import TranscribeOptions
-from whisperport.transcription.session import Session
+from whisperport.transcription.session import Session, clip_frames
 from whisperport.transcription.transcript import Heard, Transcript
 
 
@@ -53,17 +55,29 @@ class Transcriber:
         Args:
             source: a path, "-" for standard input, a binary file object, or an array of samples.
             sample_rate: of an array, in Hz; None: 16 kHz.
-            progress: called after every window.
+            progress: called after every window, or chunk.
             draw: chooses tokens at temperatures above 0; None: numpy, seeded by the sound.
 
         Raises:
             AudioError: the sound is missing, unreadable, empty, or not numbers.
-            UsageError: the checkpoint has no such language or task.
+            UsageError: the checkpoint has no such language or task, or chunks are wanted of sound
+                that can be heard only once.
         """
+        options = options or TranscribeOptions()
+        if options.vad is not None and not can_be_read_twice(source):
+            raise UsageError(
+                "cannot cut standard input or a stream into chunks",
+                why="speech is looked for ahead of what is transcribed, so the sound is read twice",
+                hint="save it to a file first, or transcribe it without `vad`",
+            )
         dims = self.engine.dims
         mel = RecordingMel(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
         try:
-            return self.transcribe_mel(mel, options, progress=progress, draw=draw)
+            if options.vad is None:
+                return self.transcribe_mel(mel, options, progress=progress, draw=draw)
+            chunked = ChunkedTranscription(self.engine, self.tokenizer, options, options.vad, draw)
+            with AudioStream(source, sample_rate=sample_rate, look_back_s=0) as stream:
+                return chunked.run(stream, mel, progress)
         finally:
             mel.close()
 
@@ -75,9 +89,16 @@ class Transcriber:
         progress: Heard = lambda _done, _of: None,
         draw: Draw | None = None,
     ) -> Transcript:
-        """As `transcribe`, of a spectrogram that the caller opened for this model, and closes."""
-        session = Session(self.engine, self.tokenizer, options or TranscribeOptions(), mel, draw)
-        return session.run(progress)
+        """As `transcribe`, of a spectrogram that the caller opened for this model, and closes.
+
+        Raises:
+            UsageError: chunks are wanted, for which the sound itself is needed.
+        """
+        options = options or TranscribeOptions()
+        if options.vad is not None:
+            raise UsageError("cannot look for speech in a spectrogram", hint="use `transcribe`")
+        parts = clip_frames(options.clips)
+        return Session(self.engine, self.tokenizer, options, mel, draw, parts).run(progress)
 
 
 def transcribe(
