@@ -183,6 +183,8 @@ def _manifest(top: Field) -> Manifest:
         verified=m["verified"].flag(),
         files=_files(m["files"]),
     )
+    if manifest.window and manifest.window.positions != manifest.dims.n_audio_ctx:
+        m["window"].refuse(f"has other positions than `dims`: {manifest.dims.n_audio_ctx}")
     names = [entry.spec.name for entry in manifest.programs]
     if len(set(names)) != len(names):
         m["programs"].refuse("names a program twice")
