@@ -1,0 +1,135 @@
+"""Where somebody speaks: Silero's probabilities, and the spans made of them."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whisperport.audio import AudioStream, Span, VadOptions, load_audio, speech_spans
+from whisperport.audio.vad import BLOCK, HOP, spans_above, speech_probabilities
+from whisperport.errors import UsageError
+from whisperport.verification.clips import Recording, shipped_recordings
+
+SECOND = 16_000
+SPOKEN = [r for r in shipped_recordings() if r.text]
+EXACT = VadOptions(min_speech_s=0, min_silence_s=0, pad_s=0)
+
+
+def spans(samples: np.ndarray, options: VadOptions | None = None) -> list[Span]:
+    with AudioStream(samples, look_back_s=0) as stream:
+        return list(speech_spans(stream, options or VadOptions()))
+
+
+@pytest.mark.parametrize("recording", SPOKEN, ids=lambda r: r.path.name)
+def test_speech_is_found_in_every_recording_and_only_within_it(recording: Recording) -> None:
+    samples = load_audio(recording.path)
+    silence = np.zeros(2 * SECOND, np.float32)
+
+    found = spans(np.concatenate([silence, samples, silence]))
+
+    assert found
+    assert found[0].start >= 190
+    assert found[-1].end <= 210 + samples.size // 160
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        np.zeros(10 * SECOND, np.float32),
+        0.05 * np.random.default_rng(0).standard_normal(10 * SECOND).astype(np.float32),
+        0.3 * np.sin(np.arange(10 * SECOND, dtype=np.float32) * 0.17),
+    ],
+    ids=["silence", "noise", "a tone"],
+)
+def test_no_speech_is_found_where_there_is_none(samples: np.ndarray) -> None:
+    assert spans(samples) == []
+
+
+def test_probabilities_do_not_depend_on_where_the_blocks_are_cut() -> None:
+    """State and context cross from one call of the network to the next."""
+    samples = load_audio(SPOKEN[0].path)
+    long = np.concatenate([samples, samples])[: 2 * BLOCK * HOP + 100]
+
+    with AudioStream(long, look_back_s=0) as stream:
+        whole = list(speech_probabilities(stream))
+    with AudioStream(long[: BLOCK * HOP], look_back_s=0) as stream:
+        first = list(speech_probabilities(stream))
+
+    assert len(whole) == 2 * BLOCK + 1
+    assert whole[:BLOCK] == pytest.approx(first, abs=1e-6)
+    # A network that began anew at the block would hear the second recording's start otherwise.
+    with AudioStream(long[BLOCK * HOP :], look_back_s=0) as stream:
+        anew = list(speech_probabilities(stream))
+    assert np.abs(np.array(anew[:10]) - whole[BLOCK : BLOCK + 10]).max() > 1e-3
+
+
+def test_the_sound_is_not_held() -> None:
+    """Spans of the first minute come before the second is read."""
+    minute = np.concatenate([load_audio(r.path) for r in SPOKEN])[: 60 * SECOND]
+    read = 0
+
+    class Counted(AudioStream):
+        def read(self, start: int, n_samples: int) -> np.ndarray:
+            nonlocal read
+            read = max(read, start + n_samples)
+            return super().read(start, n_samples)
+
+    with Counted(np.concatenate([minute] * 3), look_back_s=0) as stream:
+        first = next(speech_spans(stream, VadOptions()))
+
+        assert read < (first.end + 2 * BLOCK * 4) * 160
+        assert stream._kept.size <= 3 * minute.size  # an array source comes in one piece
+
+
+def probabilities(pattern: str) -> Iterator[float]:
+    """`#` speech, `-` in between, `.` silence; one character for 32 ms."""
+    return iter([{"#": 0.9, "-": 0.4, ".": 0.1}[letter] for letter in pattern])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "pause_s", "speech_s", "expected"),
+    [
+        ("", 0.0, 0.0, []),
+        ("....", 0.0, 0.0, []),
+        ("####", 0.0, 0.0, [(0, 13)]),
+        (".##.##.", 0.0, 0.0, [(3, 10), (12, 20)]),
+        (".##.##.", 0.064, 0.0, [(3, 20)]),
+        (".##..##.", 0.064, 0.0, [(3, 10), (16, 23)]),
+        (".##--##.", 0.0, 0.0, [(3, 23)]),  # unsure is no silence
+        ("--##..", 0.0, 0.0, [(6, 13)]),  # nor speech
+        ("#..####", 0.0, 0.064, [(9, 23)]),  # too short
+    ],
+)
+def test_spans_begin_and_end_with_speech(
+    pattern: str, pause_s: float, speech_s: float, expected: list[tuple[int, int]]
+) -> None:
+    options = VadOptions(min_silence_s=pause_s, min_speech_s=speech_s)
+
+    found = list(spans_above(probabilities(pattern), options))
+
+    assert [(span.start, span.end) for span in found] == expected
+
+
+@given(st.text("#-.", max_size=200), st.floats(0, 1), st.floats(0, 1))
+def test_spans_rise_and_hold_all_long_speech(pattern: str, pause_s: float, speech_s: float) -> None:
+    options = VadOptions(min_silence_s=pause_s, min_speech_s=speech_s)
+
+    found = list(spans_above(probabilities(pattern), options))
+
+    assert all(span.start < span.end for span in found)
+    assert all(a.end < b.start + 1 for a, b in pairwise(found))
+    if speech_s == 0:
+        for i, letter in enumerate(pattern):
+            held = any(s.start <= i * 3.2 + 0.9 and s.end >= (i + 1) * 3.2 for s in found)
+            assert held or letter != "#"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"threshold": 0.1}, {"threshold": 1.0}, {"min_silence_s": -1.0}, {"pad_s": 11.0}]
+)
+def test_a_value_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        VadOptions(**wrong)
