@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from whisperport.programs.program import Program, as_program, trace
+from whisperport.programs.program import Program, as_program
+
+from .strangers import strangers
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +19,7 @@ def programs(
     random_hf_whisper: Callable[..., Any],
     random_openai_whisper: Callable[..., Any],
 ) -> dict[str, Program]:
-    """Graphs of a whole program's size: our four, openai-whisper's encoder, transformers' encoder."""
+    """Graphs of a whole program's size: our four, and those of `strangers`, two of them decomposed."""
     from whisperport.model.whisper import build_model
     from whisperport.programs.whisper import whisper_programs
 
@@ -25,12 +27,12 @@ def programs(
         p.name: p
         for p in whisper_programs(build_model(tiny_checkpoint), [(0, 0)], prefill_rows=(4,))
     }
-    mel = torch.zeros(1, 80, 200)
+    theirs = strangers(random_hf_whisper, random_openai_whisper)
     return {
         **ours,
-        "openai-whisper's encoder": trace("theirs", random_openai_whisper().encoder, (mel,)),
-        "transformers' encoder": trace("theirs", _Encoder(random_hf_whisper()), (mel,)),
+        **theirs,
         "decomposed": decomposed(ours["encoder"]),
+        "decomposed decoder": decomposed(theirs["openai-whisper's decoder"]),
     }
 
 
@@ -38,17 +40,6 @@ def decomposed(program: Program) -> Program:
     """In core ATen operators, as other people's pipelines hand programs over."""
     outputs = [t.name for t in program.spec.outputs]
     return as_program(program.name, program.exported.run_decompositions(), outputs)
-
-
-class _Encoder(torch.nn.Module):
-    """transformers' encoder returns an object of its own; a program returns tensors."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.encoder = model.model.encoder
-
-    def forward(self, mel: Tensor) -> Tensor:
-        return self.encoder(mel).last_hidden_state
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +51,11 @@ def run() -> Callable[..., list[Tensor]]:
         module = program.exported.module(check_guards=False)
         args, kwargs = program.exported.example_inputs or ((), {})
         leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
-        noise = [scale * torch.randn(t.shape, generator=generator).to(t.dtype) for t in leaves]
+        noise = [scale * torch.randn(t.shape, generator=generator) for t in leaves]
+        noise = [
+            n if t.is_floating_point() else (n.abs() * 100).to(t.dtype)
+            for n, t in zip(noise, leaves, strict=True)
+        ]
         args, kwargs = torch.utils._pytree.tree_unflatten(noise, spec)
         with torch.no_grad():
             outputs = module(*args, **kwargs)

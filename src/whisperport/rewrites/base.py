@@ -107,6 +107,7 @@ def _run_one(program: Program, asked: str, chosen: Rewrite) -> tuple[Program, Ou
     if not changed:
         return program, outcome
     module.graph.eliminate_dead_code()
+    _drop_unread(module)
     module.graph.lint()
     module.recompile()
     args, kwargs = program.exported.example_inputs or ((), {})
@@ -124,3 +125,13 @@ def _run_one(program: Program, asked: str, chosen: Rewrite) -> tuple[Program, Ou
     if chosen.keeps_shapes:
         assert rewritten.spec == program.spec, "a rewrite changed the shape of an output"
     return rewritten, outcome
+
+
+def _drop_unread(module: GraphModule) -> None:
+    """Forget the weights that no node reads any more, or the next export would write them."""
+    read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
+    kept = (module.named_parameters, module.named_buffers)
+    names = [name for named in kept for name, _ in named(remove_duplicate=False)]
+    for name in [name for name in names if name not in read]:
+        owner, _, last = name.rpartition(".")
+        delattr(module.get_submodule(owner), last)
