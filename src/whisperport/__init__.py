@@ -15,6 +15,8 @@ from whisperport.errors import (
     AudioError,
     BundleError,
     CheckpointError,
+    IncompleteError,
+    Interrupted,
     LoweringError,
     MissingPackageError,
     TokenizerError,
@@ -23,7 +25,7 @@ from whisperport.errors import (
     WhisperportError,
 )
 from whisperport.exporting import ExportOptions, export
-from whisperport.runtime import DecodeOptions
+from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe
 from whisperport.verification import Report
@@ -42,10 +44,13 @@ __all__ = [
     "CheckpointError",
     "DecodeOptions",
     "ExportOptions",
+    "IncompleteError",
+    "Interrupted",
     "LoweringError",
     "MissingPackageError",
     "Report",
     "RunOptions",
+    "Thresholds",
     "TokenizerError",
     "TranscribeOptions",
     "Transcriber",

@@ -6,10 +6,16 @@ WhisperportError             catch this one to catch them all
 ├── TokenizerError           the tokenizer's file is missing or is not Whisper's
 ├── LoweringError            a program cannot be built for the target
 │   └── MissingPackageError  an optional package (an extra, a vendor's SDK) is not installed
+├── ProgramError             a program's file is missing, damaged, or of a format nobody here reads
 ├── VerificationError        a bundle disagrees with its reference, so it is not written
 ├── BundleError              a bundle on disk is damaged, incomplete, or of another version
+├── IncompleteError          a recording failed in the middle; carries what was transcribed before
 └── UsageError               an argument names something that does not exist
+
+Interrupted                  a KeyboardInterrupt that carries what was transcribed before it
 """
+
+from typing import Any
 
 
 class WhisperportError(Exception):
@@ -50,12 +56,35 @@ class MissingPackageError(LoweringError):
     """An optional package (an extra, a vendor's SDK) is not installed."""
 
 
+class ProgramError(WhisperportError):
+    """A program's file is missing, damaged, or of a format that is not read."""
+
+
 class VerificationError(WhisperportError):
     """A bundle disagrees with its reference, so it is not written."""
 
 
 class BundleError(WhisperportError):
     """A bundle on disk is damaged, incomplete, or of another version."""
+
+
+class IncompleteError(WhisperportError):
+    """A recording failed in the middle; what was transcribed before is not lost.
+
+    `transcript` is a `Transcript` of the windows before, and the cause is the exception that ended it.
+    """
+
+    def __init__(self, what: str, transcript: Any, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.transcript = transcript
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a recording was transcribed; `transcript` is a `Transcript` of the windows before."""
+
+    def __init__(self, transcript: Any) -> None:
+        super().__init__()
+        self.transcript = transcript
 
 
 class UsageError(WhisperportError):

@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +59,12 @@ def bundle(exported: Callable[..., Any]) -> Path:
 @pytest.fixture(autouse=True)
 def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model never says that it is done: stop it early, and do not try again warmer."""
-    import whisperport.cli.transcribe as verb
+    import whisperport.cli.decoding_options as options
 
-    monkeypatch.setattr(verb, "DecodeOptions", partial(verb.DecodeOptions, max_tokens=4))
+    monkeypatch.setattr(options, "TEMPERATURES", (0,))
+    made = options.DecodeOptions
     monkeypatch.setattr(
-        verb, "TranscribeOptions", partial(verb.TranscribeOptions, temperatures=(0,))
+        options, "DecodeOptions", lambda **chosen: made(**{**chosen, "max_tokens": 4})
     )
 
 

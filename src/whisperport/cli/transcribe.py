@@ -1,15 +1,25 @@
 """`whisperport transcribe`"""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from whisperport.cli.console import audio_bar, print_json, print_next, print_note, print_warning
+from whisperport.cli.console import (
+    audio_bar,
+    print_error,
+    print_json,
+    print_next,
+    print_note,
+    print_warning,
+)
+from whisperport.cli.decoding_options import decoding_options, transcribe_options
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
-from whisperport.runtime import TEMPERATURES, DecodeOptions
+from whisperport.errors import IncompleteError, Interrupted
 from whisperport.text import write_as
-from whisperport.transcription import TranscribeOptions
+from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription import transcribe as run_transcribe
 
 
@@ -22,14 +32,6 @@ from whisperport.transcription import transcribe as run_transcribe
     metavar="DIR",
     help="A bundle  [default: the small model that comes with whisperport]",
 )
-@click.option("--language", metavar="CODE", help="Such as en or de  [default: detected]")
-@click.option(
-    "--task",
-    type=click.Choice(["transcribe", "translate"]),
-    default="transcribe",
-    show_default=True,
-    help="translate: to English",
-)
 @click.option(
     "--format",
     "form",
@@ -38,50 +40,18 @@ from whisperport.transcription import transcribe as run_transcribe
     show_default=True,
     help="Text alone, or with times",
 )
-@click.option("--words", is_flag=True, help="Times of words as well; `--json` shows them")
-@click.option("--beam-size", type=click.IntRange(min=1), help="Beams  [default: none, greedy]")
-@click.option(
-    "--temperature",
-    "temperatures",
-    type=click.FloatRange(0, 10),
-    multiple=True,
-    help="Tried in order until a window does not fail; may be repeated  [default: 0 to 1 by 0.2]",
-)
-@click.option(
-    "--initial-prompt", default="", metavar="TEXT", help="As if said before the recording"
-)
-@click.option(
-    "--condition-on-previous-text/--no-condition-on-previous-text",
-    default=True,
-    show_default=True,
-    help="What was said is the prompt of what follows",
-)
-@click.option(
-    "--clip",
-    "clips",
-    type=(click.FloatRange(min=0), click.FloatRange(min=0)),
-    multiple=True,
-    metavar="START END",
-    help="Transcribe only these seconds; may be repeated",
-)
+@decoding_options
 @threads
 @run_option
 @as_json
 def transcribe(
     recording: str,
     bundle: Path | None,
-    language: str | None,
-    task: str,
     form: str,
-    words: bool,
-    beam_size: int | None,
-    temperatures: tuple[float, ...],
-    initial_prompt: str,
-    condition_on_previous_text: bool,
-    clips: tuple[tuple[float, float], ...],
     threads: int | None,
     run_options: tuple[str, ...],
     as_json: bool,
+    **decoding: Any,
 ) -> None:
     """Transcribe a recording: any file that FFmpeg reads, or - for standard input.
 
@@ -89,19 +59,34 @@ def transcribe(
     Example:
       $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack
     """
-    options = TranscribeOptions(
-        decode=DecodeOptions(language=language, task=task, beam_size=beam_size),
-        run=run_options_of(threads, run_options),
-        temperatures=temperatures or TEMPERATURES,
-        initial_prompt=initial_prompt,
-        condition_on_previous_text=condition_on_previous_text,
-        clips=tuple(second for clip in clips for second in clip),
-        word_timestamps=words,
-    )
-    with audio_bar("standard input" if recording == "-" else Path(recording).name) as bar:
-        transcript = run_transcribe(recording, bundle, options, progress=bar)
+    options = transcribe_options(decoding, run_options_of(threads, run_options))
+    transcript, failure = _transcribed(recording, bundle, options)
     for start in transcript.truncated:
         print_warning(f"the window at {start:.0f} s met the token limit; its end is missing")
+    _print(transcript, form, as_json)
+    if failure is not None:
+        _print_incomplete(transcript, failure)
+        sys.exit(1)
+    if not as_json:
+        with_bundle = "" if bundle is None else f" --bundle {bundle}"
+        otherwise = "--format srt" if form == "txt" else "--json"
+        print_next(f"whisperport transcribe {recording}{with_bundle} {otherwise}")
+
+
+def _transcribed(
+    recording: str, bundle: Path | None, options: TranscribeOptions
+) -> tuple[Transcript, IncompleteError | Interrupted | None]:
+    """What was said; and what ended it early, where that was not nothing."""
+    with audio_bar("standard input" if recording == "-" else Path(recording).name) as bar:
+        try:
+            return run_transcribe(recording, bundle, options, progress=bar), None
+        except (IncompleteError, Interrupted) as early:
+            if not early.transcript.segments:
+                raise
+            return early.transcript, early
+
+
+def _print(transcript: Transcript, form: str, as_json: bool) -> None:
     if as_json:
         print_json(asdict(transcript))
         return
@@ -111,6 +96,12 @@ def transcribe(
         print(write_as(form, transcript.segments), end="")
     if not transcript.segments:
         print_note("no speech was heard")
-    with_bundle = "" if bundle is None else f" --bundle {bundle}"
-    otherwise = "--format srt" if form == "txt" else "--json"
-    print_next(f"whisperport transcribe {recording}{with_bundle} {otherwise}")
+
+
+def _print_incomplete(transcript: Transcript, failure: IncompleteError | Interrupted) -> None:
+    where = f"the text to {transcript.segments[-1].end:.1f} s is on standard output"
+    if isinstance(failure, IncompleteError):
+        print_error(failure)
+        print_note(where)
+    else:
+        print_note(f"interrupted: {where}")

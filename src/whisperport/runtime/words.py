@@ -16,18 +16,26 @@ SENTENCE_ENDS = ".。!！?？"
 
 
 def add_words(
-    segments: Sequence[Segment], timings: list[Timing], *, end_of_text: int, last_speech: float
+    segments: Sequence[Segment],
+    timings: list[Timing],
+    *,
+    end_of_text: int,
+    last_speech: float,
+    prepended: str = PREPENDED,
+    appended: str = APPENDED,
 ) -> list[Segment]:
     """Segments of one window with their words, in order.
 
     Args:
         timings: words of all segments together, seconds from the window's beginning.
         last_speech: seconds at which the last word before this window ended.
+        prepended: punctuation marks, each of them part of the word after it.
+        appended: likewise of the word before it.
     """
     typical, longest = _durations(timings)
     if longest:
         _cut_at_sentence_ends(timings, longest)
-    _join_punctuation(timings)
+    _join_punctuation(timings, prepended, appended)
     offset = segments[0].seek / 100 if segments else 0.0
     remaining = iter(timings)
     done = []
@@ -62,11 +70,11 @@ def _cut_at_sentence_ends(timings: list[Timing], longest: float) -> None:
                 timing.start = timing.end - longest
 
 
-def _join_punctuation(timings: list[Timing]) -> None:
+def _join_punctuation(timings: list[Timing], prepended: str, appended: str) -> None:
     following = len(timings) - 1
     for i in range(len(timings) - 2, -1, -1):
         mark = timings[i]
-        if mark.word.startswith(" ") and mark.word.strip() in PREPENDED:
+        if mark.word.startswith(" ") and mark.word.strip() in prepended:
             timings[following].word = mark.word + timings[following].word
             timings[following].tokens = mark.tokens + timings[following].tokens
             mark.word, mark.tokens = "", []
@@ -75,7 +83,7 @@ def _join_punctuation(timings: list[Timing]) -> None:
     previous = 0
     for i in range(1, len(timings)):
         mark = timings[i]
-        if not timings[previous].word.endswith(" ") and mark.word in APPENDED:
+        if not timings[previous].word.endswith(" ") and mark.word in appended:
             timings[previous].word += mark.word
             timings[previous].tokens = timings[previous].tokens + mark.tokens
             mark.word, mark.tokens = "", []

@@ -1,10 +1,14 @@
 """What may be chosen about a transcription."""
 
+import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from whisperport.audio import VadOptions
 from whisperport.errors import UsageError
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
+from whisperport.runtime.options import check_range
+from whisperport.runtime.words import APPENDED, PREPENDED
 from whisperport.targets import RunOptions
 
 
@@ -13,18 +17,22 @@ class TranscribeOptions:
     """How a recording is transcribed; defaults are those of openai-whisper's `transcribe`.
 
     Raises:
-        UsageError: no temperature, clip times that go back, or options that contradict each other.
+        UsageError: no temperature, clip times that go back, a value out of its range, or options
+            that contradict each other.
     """
 
-    decode: DecodeOptions = field(default_factory=DecodeOptions)  # its temperature is not used
+    decode: DecodeOptions = field(default_factory=DecodeOptions)  # but its temperature and prompt
     run: RunOptions = field(default_factory=RunOptions)
     temperatures: tuple[float, ...] = TEMPERATURES  # tried in order, until one does not fail
     thresholds: Thresholds = field(default_factory=Thresholds)
     condition_on_previous_text: bool = True  # what was said is the prompt of what follows
     initial_prompt: str = ""  # said, as it were, before the recording
     carry_initial_prompt: bool = False  # before every window, and not only before the first
+    prefix: str = ""  # with which every window begins; the text does not repeat it
     word_timestamps: bool = False  # times of words, and times of segments from them
     hallucination_silence_threshold: float | None = None  # seconds; needs `word_timestamps`
+    prepend_punctuations: str = PREPENDED  # each joined to the word after it
+    append_punctuations: str = APPENDED  # each joined to the word before it
     clips: tuple[float, ...] = ()  # start, end, start, … in seconds; the last end may be left out
     vad: VadOptions | None = None  # transcribe chunks of speech, each as a recording of its own
     workers: int = 1  # chunks at once
@@ -32,16 +40,21 @@ class TranscribeOptions:
     def __post_init__(self) -> None:
         if not self.temperatures:
             raise UsageError("`temperatures` is empty", hint="give at least one, such as 0")
-        if any(not 0 <= t <= 10 for t in self.temperatures):
-            raise UsageError(f"`temperatures` are {self.temperatures}", why="expected 0 to 10")
+        for temperature in self.temperatures:
+            check_range("temperature", temperature, 0, 10)
+        check_range(
+            "hallucination_silence_threshold", self.hallucination_silence_threshold, 0, 1000
+        )
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
             raise UsageError(
                 "`hallucination_silence_threshold` needs word times", hint="set `word_timestamps`"
             )
-        if list(self.clips) != sorted(self.clips) or any(time < 0 for time in self.clips):
+        rising = all(before <= after for before, after in pairwise((0, *self.clips)))
+        if not rising or math.inf in self.clips:
             raise UsageError(
                 f"clip times are {', '.join(map(str, self.clips))}",
                 why="expected seconds in rising order: start, end, start, end",
+                hint="leave out the last end for the end of the recording",
             )
         if self.vad is not None and self.clips:
             raise UsageError(

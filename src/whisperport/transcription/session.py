@@ -3,6 +3,7 @@
 Source: openai/whisper@v20250625, whisper/transcribe.py.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -11,6 +12,7 @@ from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.runtime import (
     Cut,
     Decoded,
+    DecodeOptions,
     Draw,
     Engine,
     Floats,
@@ -21,13 +23,20 @@ from whisperport.runtime import (
     is_silence,
 )
 from whisperport.runtime.alignment import align_words
+from whisperport.runtime.decode import prefix_room, prompt_room
 from whisperport.runtime.hallucinations import Judged, Window, skip_hallucinations
 from whisperport.runtime.words import add_words
-from whisperport.text import Segment, Tokenizer
+from whisperport.text import Segment, Tokenizer, language_code
+from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcript import Heard, Transcript
 
 WARM = 0.5  # above this temperature what was said is no context for what follows
+SHOWN = 200  # characters of a text that was cut
+
+
+class CutTextWarning(UserWarning):
+    """A prompt or a prefix is longer than the decoder takes; its end is used."""
 
 
 class Mel(Protocol):
@@ -62,25 +71,38 @@ class Session:
         self.engine, self.tokenizer = engine, tokenizer
         self.options, self.mel, self.draw, self.parts = options, mel, draw, parts
         self.initial = self._initial_prompt()
+        self.decode = self._decode_options()
         self.said: list[int] = list(self.initial)
         self.seek = 0  # mel frame at which the next window begins
         self.last_speech = 0.0  # seconds at which the last word ended
         self.forgotten = 0  # how many of `said` are no longer context
         self.segments: list[Segment] = []
         self.truncated: list[float] = []
+        self.language = ""
+        self.heard_s = 0.0  # seconds until the last window's end
 
     def run(self, progress: Heard) -> Transcript:
-        language = self.options.decode.language or self._language()
-        seconds = 0.0
-        for seek, mel, n_frames in self._windows():
-            self._window(seek, mel, n_frames, language)
-            seconds = (seek + n_frames) / FRAMES_PER_SECOND
-            progress(min(self.seek / FRAMES_PER_SECOND, seconds), self.mel.duration_s)
+        """To the end of the recording.
+
+        Raises:
+            IncompleteError: it failed after something was said.
+            Interrupted: Ctrl-C.
+        """
+        with incomplete_as_error(self.transcript):
+            self.language = self._language()
+            for seek, mel, n_frames in self._windows():
+                self._window(seek, mel, n_frames, self.language)
+                self.heard_s = (seek + n_frames) / FRAMES_PER_SECOND
+                progress(min(self.seek / FRAMES_PER_SECOND, self.heard_s), self.mel.duration_s)
+        return self.transcript()
+
+    def transcript(self) -> Transcript:
+        """What was said until now."""
         return Transcript(
             text=self.tokenizer.decode(self.said[len(self.initial) :]).strip(),
             segments=tuple(self.segments),
-            language=language,
-            duration_s=self.mel.duration_s or seconds,
+            language=self.language,
+            duration_s=self.mel.duration_s or self.heard_s,
             truncated=tuple(self.truncated),
         )
 
@@ -99,7 +121,7 @@ class Session:
                 yield self.seek, mel, n_frames
 
     def _window(self, seek: int, mel: Floats, n_frames: int, language: str) -> None:
-        options = replace(self.options.decode, language=language, prompt=self._prompt())
+        options = replace(self.decode, language=language, prompt=self._prompt())
         decoded, ratio = decode_with_fallback(
             self.engine,
             self.engine.encode(mel),
@@ -144,7 +166,14 @@ class Session:
             task=self.options.decode.task,
             n_frames=n_frames,
         )
-        segments = add_words(segments, timings, end_of_text=end, last_speech=self.last_speech)
+        segments = add_words(
+            segments,
+            timings,
+            end_of_text=end,
+            last_speech=self.last_speech,
+            prepended=self.options.prepend_punctuations,
+            appended=self.options.append_punctuations,
+        )
         window = Window(
             seek / FRAMES_PER_SECOND,
             n_frames / FRAMES_PER_SECOND,
@@ -186,17 +215,49 @@ class Session:
         )
 
     def _language(self) -> str:
-        """Of the first window, with the sound after the first clip and the padding in it."""
+        """As asked for, by code or by name; or detected.
+
+        In the first window, with the sound after the first clip and the padding in it.
+        """
+        known, asked = self.engine.generation.languages, self.options.decode.language
+        if asked is not None:
+            return asked if asked in known else language_code(asked)
         return language_at(self.engine, self.mel, 0)
 
     def _initial_prompt(self) -> list[int]:
-        prompt = self.options.initial_prompt.strip()
-        return self.tokenizer.encode(f" {prompt}") if prompt else []
+        tokens = self._encoded(self.options.initial_prompt)
+        self._warn_if_cut("the initial prompt", tokens, prompt_room(self.engine.dims))
+        return tokens
+
+    def _decode_options(self) -> DecodeOptions:
+        """Those of a window, but for what was said before it."""
+        options = self.options.decode
+        if self.options.prefix:
+            options = replace(options, prefix=tuple(self._encoded(self.options.prefix)))
+        room = prefix_room(self.engine.dims, options) or len(options.prefix)
+        self._warn_if_cut("the prefix", options.prefix, room)
+        return options
+
+    def _encoded(self, text: str) -> list[int]:
+        """Tokens of a text in the middle of speech; none of an empty one."""
+        return self.tokenizer.encode(f" {text.strip()}") if text.strip() else []
+
+    def _warn_if_cut(self, name: str, tokens: Sequence[int], room: int) -> None:
+        if len(tokens) <= room:
+            return
+        lost = self.tokenizer.decode(tokens[:-room]).strip()
+        shown = lost if len(lost) <= SHOWN else f"{lost[:SHOWN]}…"
+        warnings.warn(
+            f"{name} has {len(tokens)} tokens, and the last {room} are used; "
+            f"cut from its beginning: {shown}",
+            CutTextWarning,
+            stacklevel=2,
+        )
 
     def _prompt(self) -> tuple[int, ...]:
         if not self.options.carry_initial_prompt:
             return tuple(self.said[self.forgotten :])
-        room = self.engine.dims.n_text_ctx // 2 - 1 - len(self.initial)
+        room = prompt_room(self.engine.dims) - len(self.initial)
         recent = self.said[max(len(self.initial), self.forgotten) :]
         return (*self.initial, *recent[-room:])
 

@@ -1,0 +1,173 @@
+"""Every option of decoding reaches the transcriber; what was said before a failure is printed."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from whisperport.cli import transcribe as verb
+from whisperport.errors import AudioError, IncompleteError, Interrupted
+from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.text import Segment
+from whisperport.transcription import TranscribeOptions, Transcript
+
+SEGMENT = Segment(
+    start=0.0, end=28.0, text=" hello", tokens=(5,), avg_logprob=-0.1, no_speech_prob=0.0,
+    temperature=0.0, compression_ratio=1.0, seek=0,
+)  # fmt: skip
+HELLO = Transcript("hello", (SEGMENT,), "en", 300.0, ())
+
+
+@pytest.fixture(autouse=True)
+def four_tokens():
+    """Not here: the options are what is looked at."""
+
+
+@pytest.fixture
+def asked(run, monkeypatch):
+    """`asked("--beam-size", 5)`: the options with which the recording is transcribed."""
+    seen = []
+
+    def transcribe(recording, bundle, options, progress):
+        seen.append(options)
+        return HELLO
+
+    monkeypatch.setattr(verb, "run_transcribe", transcribe)
+
+    def asked(*arguments):
+        ran = run("transcribe", "talk.wav", *arguments)
+        assert ran.code == 0, ran.err
+        return seen[-1]
+
+    return asked
+
+
+def test_without_options_all_is_as_openai_whisper_has_it(asked):
+    assert asked() == TranscribeOptions()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (("--language", "German"), "language", "German"),
+        (("--task", "translate"), "task", "translate"),
+        (("--no-timestamps",), "timestamps", False),
+        (("--max-tokens", 100), "max_tokens", 100),
+        (("--best-of", 5), "best_of", 5),
+        (("--beam-size", 5), "beam_size", 5),
+        (("--patience", 2), "patience", 2.0),
+        (("--length-penalty", 0.5), "length_penalty", 0.5),
+        (("--suppress-tokens", ""), "suppress_tokens", ()),
+        (("--suppress-tokens", "-1,5"), "suppress_tokens", (-1, 5)),
+        (("--no-suppress-blank",), "suppress_blank", False),
+        (("--max-initial-timestamp", "none"), "max_initial_timestamp", None),
+        (("--repetition-penalty", 1.2), "repetition_penalty", 1.2),
+        (("--no-repeat-ngram-size", 3), "no_repeat_ngram_size", 3),
+    ],
+    ids=str,
+)
+def test_options_of_a_window(asked, arguments, name, value):
+    assert asked(*arguments) == TranscribeOptions(decode=DecodeOptions(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        (("--temperature", 0, "--temperature", 0.5), {"temperatures": (0.0, 0.5)}),
+        (("--initial-prompt", "a b"), {"initial_prompt": "a b"}),
+        (("--carry-initial-prompt",), {"carry_initial_prompt": True}),
+        (("--no-condition-on-previous-text",), {"condition_on_previous_text": False}),
+        (("--prefix", "a b"), {"prefix": "a b"}),
+        (("--words",), {"word_timestamps": True}),
+        (("--clip", 1, 2, "--clip", 3, 4), {"clips": (1.0, 2.0, 3.0, 4.0)}),
+        (
+            ("--words", "--hallucination-silence-threshold", 2),
+            {"word_timestamps": True, "hallucination_silence_threshold": 2.0},
+        ),
+        (("--prepend-punctuations", "("), {"prepend_punctuations": "("}),
+        (("--append-punctuations", ")"), {"append_punctuations": ")"}),
+        (
+            ("--compression-ratio-threshold", "none"),
+            {"thresholds": Thresholds(compression_ratio=None)},
+        ),
+        (("--logprob-threshold", -2), {"thresholds": Thresholds(logprob=-2.0)}),
+        (("--no-speech-threshold", 0.9), {"thresholds": Thresholds(no_speech=0.9)}),
+    ],
+    ids=str,
+)
+def test_options_of_a_recording(asked, arguments, changed):
+    assert asked(*arguments) == replace(TranscribeOptions(), **changed)
+
+
+def test_every_option_of_the_data_classes_can_be_given():
+    # what is chosen otherwise: `--run-option`, `--temperature`, and prompts by their text
+    elsewhere = {"temperature", "prompt", "prefix"}
+    flags = {name for p in verb.transcribe.params for name in p.opts}
+
+    for field in fields(DecodeOptions):
+        assert f"--{field.name.replace('_', '-')}" in flags or field.name in elsewhere
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--suppress-tokens", "a,b"), "expected ids with commas between; got 'a,b'"),
+        (("--logprob-threshold", "low"), "expected a number, or none; got 'low'"),
+        (("--repetition-penalty", 0.5), "0.5 is not in the range 1<=x<=10"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_wrong_usage(run, arguments, words):
+    ran = run("transcribe", "talk.wav", *arguments)
+
+    assert ran.code == 2
+    assert words in ran.err
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",), ("--format", "srt")], ids=str)
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (IncompleteError("it broke", HELLO, why="the disk is gone"), "error: it broke"),
+        (Interrupted(HELLO), "interrupted: the text to 28.0 s"),
+    ],
+    ids=["a failure", "Ctrl-C"],
+)
+def test_what_was_transcribed_before_is_printed(run, monkeypatch, arguments, failure, words):
+    # given
+    def transcribe(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(verb, "run_transcribe", transcribe)
+
+    # when
+    ran = run("transcribe", "talk.wav", *arguments)
+
+    # then
+    assert ran.code == 1
+    assert words in ran.err
+    assert ran.lines[-1].endswith("the text to 28.0 s is on standard output")
+    if arguments == ("--json",):
+        assert json.loads(ran.out)["text"] == "hello"
+    else:
+        assert "hello" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (AudioError("it is no sound"), "error: it is no sound"),
+        (Interrupted(replace(HELLO, segments=(), text="")), "interrupted: nothing was left"),
+    ],
+    ids=["a failure", "Ctrl-C"],
+)
+def test_a_failure_before_the_first_word_prints_no_result(run, monkeypatch, failure, words):
+    def transcribe(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(verb, "run_transcribe", transcribe)
+
+    ran = run("transcribe", "talk.wav")
+
+    assert (ran.code, ran.out) == (1, "")
+    assert words in ran.err

@@ -1,0 +1,164 @@
+"""A recording that fails in the middle loses nothing of what was transcribed before."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.errors import AudioError, IncompleteError, Interrupted, UsageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.targets import RunOptions
+from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.verification.clips import Clip
+
+ONE_THREAD = RunOptions(threads=1)
+TEXT = TranscribeOptions(
+    decode=DecodeOptions(language="en", timestamps=False, max_tokens=4),
+    temperatures=(0.0,),
+    thresholds=Thresholds(compression_ratio=None, logprob=None, no_speech=None),
+    condition_on_previous_text=False,
+)
+NOISE = (0.1 * np.random.default_rng(0).standard_normal(16_000)).astype(np.float32)  # 5 windows
+
+
+@pytest.fixture
+def transcriber(
+    micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
+) -> Transcriber:
+    """The micro model, with windows of 0.2 s, on a target that compiles nothing."""
+    options = ExportOptions(clips=[Clip("hiss", "", NOISE[:3200])], run=ONE_THREAD)
+    return Transcriber(export(micro_checkpoint, "fake", tmp_path / "bundle", options), ONE_THREAD)
+
+
+def failing(transcriber: Transcriber, error: BaseException, *, after: int) -> None:
+    """Let the encoder fail after some windows."""
+    encode: Callable[..., Any] = transcriber.engine.encode
+    windows = iter(range(after))
+
+    def encode_some(mel: Any) -> Any:
+        if next(windows, None) is None:
+            raise error
+        return encode(mel)
+
+    transcriber.engine.encode = encode_some  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (AudioError("the sound broke off", hint="mend it"), "the sound broke off"),
+        (RuntimeError("device lost"), "RuntimeError: device lost"),
+    ],
+    ids=["a known failure", "any other"],
+)
+def test_what_was_said_before_a_failure_comes_with_it(
+    transcriber: Transcriber, error: Exception, why: str
+) -> None:
+    whole = transcriber.transcribe(NOISE, TEXT)
+    failing(transcriber, error, after=2)
+
+    with pytest.raises(IncompleteError, match=r"only to 0\.4 s") as caught:
+        transcriber.transcribe(NOISE, TEXT)
+
+    assert caught.value.transcript.segments == whole.segments[:2]
+    assert whole.text.startswith(caught.value.transcript.text)
+    assert caught.value.transcript.language == "en"
+    assert caught.value.why == why
+    assert caught.value.__cause__ is error
+
+
+def test_what_was_said_before_an_interrupt_comes_with_it(transcriber: Transcriber) -> None:
+    whole = transcriber.transcribe(NOISE, TEXT)
+    failing(transcriber, KeyboardInterrupt(), after=3)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        transcriber.transcribe(NOISE, TEXT)
+
+    assert isinstance(caught.value, Interrupted)
+    assert caught.value.transcript.segments == whole.segments[:3]
+
+
+def test_a_failure_before_the_first_word_is_itself(transcriber: Transcriber) -> None:
+    error = AudioError("nothing to hear")
+    failing(transcriber, error, after=0)
+
+    with pytest.raises(AudioError) as caught:
+        transcriber.transcribe(NOISE, TEXT)
+
+    assert caught.value is error
+
+
+def test_a_failure_leaves_no_trace_in_the_next_recording(transcriber: Transcriber) -> None:
+    whole, encode = transcriber.transcribe(NOISE, TEXT), transcriber.engine.encode
+    failing(transcriber, RuntimeError(), after=2)
+    with pytest.raises(IncompleteError):
+        transcriber.transcribe(NOISE, TEXT)
+
+    transcriber.engine.encode = encode  # type: ignore[method-assign]
+
+    assert transcriber.transcribe(NOISE, TEXT) == whole
+
+
+# Options -----------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_is_too_long_is_cut_with_a_warning(transcriber: Transcriber) -> None:
+    room = transcriber.engine.dims.n_text_ctx // 2 - 1
+    text = "ab" * room
+
+    with pytest.warns(UserWarning, match="the initial prompt has 22 tokens, and the last 11"):
+        cut = transcriber.transcribe(NOISE[:3200], replace(TEXT, initial_prompt=text))
+
+    kept = transcriber.transcribe(
+        NOISE[:3200],
+        replace(TEXT, decode=replace(TEXT.decode, prompt=()), initial_prompt=text[-room:]),
+    )
+    assert cut.segments == kept.segments
+
+
+def test_a_language_may_be_named(transcriber: Transcriber) -> None:
+    by_code = transcriber.transcribe(
+        NOISE, replace(TEXT, decode=replace(TEXT.decode, language="de"))
+    )
+
+    by_name = transcriber.transcribe(
+        NOISE, replace(TEXT, decode=replace(TEXT.decode, language="German"))
+    )
+
+    assert by_name == by_code
+    assert by_name.language == "de"
+
+
+@pytest.mark.parametrize(
+    ("language", "words"), [("fr", "no language `fr`"), ("Klingon", "no language `Klingon`")]
+)
+def test_a_language_that_is_not_there_is_refused(
+    transcriber: Transcriber, language: str, words: str
+) -> None:
+    options = replace(TEXT, decode=replace(TEXT.decode, language=language))
+
+    with pytest.raises(UsageError, match=words):
+        transcriber.transcribe(NOISE, options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"temperatures": ()}, "is empty"),
+        ({"temperatures": (float("nan"),)}, "`temperature` is nan"),
+        ({"hallucination_silence_threshold": -1.0, "word_timestamps": True}, "threshold` is -1"),
+        ({"hallucination_silence_threshold": 1.0}, "needs word times"),
+        ({"clips": (2.0, 1.0)}, "clip times"),
+        ({"clips": (-1.0,)}, "clip times"),
+        ({"clips": (0.0, float("nan"))}, "clip times"),
+        ({"clips": (0.0, float("inf"))}, "clip times"),
+    ],
+    ids=str,
+)
+def test_options_out_of_their_range_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        TranscribeOptions(**wrong)
