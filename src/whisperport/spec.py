@@ -53,7 +53,20 @@ class Refusal:
 
     node: str
     reason: str  # states the value met and the limit: "rank 5 is above 4"
-    rule: str = ""  # a stable code, such as "rank"
+    rule: str = ""  # a stable code, such as "WP201"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One thing that a target does not take; the rule says what `value` means and how it is checked."""
+
+    rule: str  # a code, such as "WP301"; `whisperport explain WP301`
+    source: str  # where it was read or measured
+    value: Any = None  # in the rule's own terms: a rank, a set of dtypes, …
+    operators: frozenset[str] = frozenset()  # whom it concerns; empty: every node
+    formats: frozenset[str] = frozenset()  # of programs: "torch", "onnx", "tflite"; empty: all
+    rewrite: str = ""  # the rewrite that mends it; empty: none does
+    warning: bool = False  # the target takes it, and computes something else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +79,11 @@ class TargetSpec:
     operators: frozenset[str] | None = None  # what its compiler takes; None: its compiler decides
     max_rank: int = 8  # highest tensor rank its compiler accepts
     dtypes: frozenset[str] = frozenset({"float32"})  # of inputs and outputs
+    formats: frozenset[str] = frozenset({"torch"})  # of programs it compiles, if by way of another
+    static: bool = True  # every axis must be a number
+    domains: frozenset[str] = frozenset()  # of custom operators that it takes: "com.microsoft"
+    limits: tuple[Limit, ...] = ()  # what else it does not take
+    mends: Mapping[str, str] = field(default_factory=dict)  # operator -> rewrite that does without it
     run_options: frozenset[str] = frozenset()  # names that `RunOptions.options` may hold
     rewrites: tuple[str, ...] = ()  # names, applied in this order
     extra: str = ""  # pip extra that lowers to it; empty: the core install

@@ -8,6 +8,7 @@ from typing import TextIO
 import click
 
 import whisperport
+from whisperport.cli.check import check
 from whisperport.cli.console import (
     WIDTH,
     print_error,
@@ -18,6 +19,7 @@ from whisperport.cli.console import (
 from whisperport.cli.bench import bench
 from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
+from whisperport.cli.explain import explain
 from whisperport.cli.export import export
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
@@ -52,7 +54,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (export, verify, transcribe, bench, targets, doctor, demo):
+for verb in (export, check, explain, verify, transcribe, bench, targets, doctor, demo):
     cli.add_command(verb)
 
 

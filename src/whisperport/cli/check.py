@@ -1,0 +1,131 @@
+"""`whisperport check`"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from whisperport.cli.console import print_json, print_next, print_table, print_warning, stages
+from whisperport.cli.options import as_json
+from whisperport.targets import TARGETS, get_target
+
+if TYPE_CHECKING:  # boards have no onnx
+    from whisperport.inspection.check import Checked, Kind
+
+
+@click.command(short_help="Say what a target would refuse of a program, and why.")
+@click.argument("program", type=click.Path(path_type=Path))
+@click.option(
+    "--target",
+    required=True,
+    metavar="NAME",
+    help=f"What it should run on: {', '.join(target.spec.name for target in TARGETS)}",
+)
+@click.option("--all", "every_node", is_flag=True, help="List every node, not one row a kind")
+@as_json
+def check(program: Path, target: str, every_node: bool, as_json: bool) -> None:
+    """Say what a target would refuse of a program, why, what it costs, and what mends it.
+
+    PROGRAM is a .pt2, .onnx or .tflite file, or a bundle, of any model. Neither its weights nor the
+    target's compiler are needed. Exits 1 if anything is refused.
+
+    \b
+    Example:
+      $ whisperport check decoder.pt2 --target xnnpack
+    """
+    from whisperport.inspection.check import check as check_graph
+    from whisperport.inspection.read import read_graphs
+
+    spec = get_target(target).spec
+    with stages() as say:
+        say(f"reading {program.name}")
+        checked = [check_graph(graph, spec) for graph in read_graphs(program)]
+    if as_json:
+        print_json({"target": spec.name, "programs": [one.to_json() for one in checked]})
+    else:
+        for one in checked:
+            _print_checked(one, spec.name, every_node)
+    _warn_of_uncounted(checked)
+    refused = [kind for one in checked for kind in one.refused]
+    print_next(_next_command(program, spec.name, refused))
+    if refused:
+        sys.exit(1)
+
+
+def _print_checked(checked: "Checked", target: str, every_node: bool) -> None:
+    if checked.kinds:
+        print_table(
+            ("rule", "nodes", "operator", "costliest", "FLOPs", "bytes", "mended by"),
+            [_row(checked, kind) for kind in checked.kinds],
+        )
+        print()
+        print_table(("rule", "why, and where the limit was read"), list(map(_why, checked.kinds)))
+        print()
+    if checked.kinds and every_node:
+        places = [(kind.rule, place) for kind in checked.kinds for place in kind.places]
+        print_table(("rule", "node", "reason"), [(rule, p.name, p.reason) for rule, p in places])
+        print()
+    print(_summary(checked, target))
+
+
+def _row(checked: "Checked", kind: "Kind") -> tuple[str, ...]:
+    flops, size = checked.share(kind)
+    is_node = kind.places[0].cost is not None
+    return (
+        kind.rule,
+        str(len(kind.places)),
+        _shortened(kind.operator, 20) or "-",
+        _shortened(kind.places[0].name, 26) or "-",
+        _percent(flops) if is_node else "-",
+        _percent(size) if is_node else "-",
+        kind.rewrite or "-",
+    )
+
+
+def _why(kind: "Kind") -> tuple[str, str]:
+    note = "warning: " if kind.warning else ""
+    return kind.rule, f"{note}{kind.places[0].reason}  [{kind.source}]"
+
+
+def _shortened(name: str, width: int) -> str:
+    """Its two ends: names of nodes tell most there."""
+    if len(name) <= width:
+        return name
+    return f"{name[: width // 2]}…{name[-(width - width // 2 - 1) :]}"
+
+
+def _summary(checked: "Checked", target: str) -> str:
+    graph, cost = checked.graph, checked.cost
+    has = (
+        f"{len(graph.nodes)} nodes, {cost.flops / 1e9:.3g} GFLOP, {cost.stored_bytes / 1e6:.3g} MB"
+    )
+    if not checked.refused:
+        return f"{graph.name} ({has}): {target} refuses nothing"
+    flops = sum(kind.flops for kind in checked.refused) / cost.flops if cost.flops else 0.0
+    size = sum(kind.bytes for kind in checked.refused) / cost.bytes if cost.bytes else 0.0
+    nodes = checked.refused_nodes
+    return (
+        f"{graph.name} ({has}): {target} refuses {nodes} node{'s' * (nodes != 1)}, "
+        f"{_percent(flops)} of FLOPs and {_percent(size)} of bytes"
+    )
+
+
+def _percent(share: float) -> str:
+    return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}"
+
+
+def _warn_of_uncounted(checked: "Sequence[Checked]") -> None:
+    uncounted = sum(one.cost.uncounted for one in checked)
+    if uncounted:
+        print_warning(
+            f"{uncounted} nodes have no static shape or a computation that is not counted; "
+            "the shares leave them out"
+        )
+
+
+def _next_command(program: Path, target: str, refused: "Sequence[Kind]") -> str:
+    if refused:
+        return f"whisperport explain {refused[0].rule}"
+    return f"whisperport export CHECKPOINT --target {target} --out build/{target}"

@@ -1,0 +1,201 @@
+"""What a program costs: floating-point operations and bytes moved, per node and in all.
+
+A multiplication and an addition are two operations. exp, erf, tanh and a root count as one each, so that
+the counts are the same on every machine; they say what is asked for, and not how long it takes.
+
+    linear, matmul   2·M·N·K, and M·N more with a bias
+    convolution      2·outputs·(C / groups · kernel), and outputs more with a bias
+    attention        its two products, 2·H·P·T·(D + Dv), and 6 an entry of its (H, P, T) scores: scale and
+                     softmax; 7 with a mask. A causal mask saves nothing: every score is computed
+    softmax          5 an element: maximum, difference, exp, sum, quotient
+    layer norm       8 an element: mean, difference, square, mean, product, weight, bias, and 1 that stands
+                     for the root and its reciprocal of each row
+    GELU             5 an element: scale, erf, + 1, two products; 9 in its tanh form
+    elementwise      1 an element of the output; a sum or mean, 1 an element of the input
+    data movement    0
+
+Bytes are those of the inputs and outputs, once each, as if nothing stayed in a cache: weights (constants)
+and activations apart. A reshape moves none; a lookup or a slice reads as many as it writes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from whisperport.inspection.graph import Graph, Node, Value
+
+UNMOVED = frozenset({"alias", "detach", "reshape", "squeeze", "unsqueeze", "shape"})
+PARTLY_READ = frozenset(
+    {"embedding", "gather", "index", "index_select", "select", "slice", "split"}
+)
+
+PER_OUTPUT_ELEMENT = {
+    **dict.fromkeys(["softmax", "log_softmax"], 5),
+    "layer_norm": 8,
+    "squared_difference": 2,
+    "rsqrt": 2,
+    "sigmoid": 4,
+    "silu": 5,
+    **dict.fromkeys(
+        [
+            "add",
+            "sub",
+            "rsub",
+            "mul",
+            "div",
+            "maximum",
+            "minimum",
+            "pow",
+            "square",
+            "abs",
+            "neg",
+            "relu",
+            "clamp",
+        ],
+        1,
+    ),
+    **dict.fromkeys(
+        ["exp", "log", "erf", "tanh", "sqrt", "reciprocal", "sin", "cos", "floor", "ceil", "where"],
+        1,
+    ),
+    **dict.fromkeys(
+        ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "cumsum"],
+        1,
+    ),
+    **dict.fromkeys(["hardtanh", "leaky_relu", "masked_fill", "triu", "tril"], 1),
+}
+PER_INPUT_ELEMENT = dict.fromkeys(["mean", "sum", "amax", "amin", "any", "argmax", "max"], 1)
+PER_INPUT_ELEMENT |= {"var": 4, "std": 5}
+MOVEMENT = UNMOVED | PARTLY_READ | {"transpose", "cat", "stack", "clone", "to", "expand", "repeat"}
+MOVEMENT |= {"constant_pad_nd", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like"}
+MOVEMENT |= {"arange", "copy", "copy_", "unbind", "chunk", "roll", "flip", "scalar_tensor"}
+PRODUCTS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """One node. Zero where a shape is not static or the operator is not counted."""
+
+    node: Node
+    flops: int
+    weight_bytes: int  # constants read
+    activation_bytes: int  # everything else read, and what is written
+    counted: bool = True  # False: the count leaves this node out
+
+    @property
+    def bytes(self) -> int:
+        return self.weight_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A whole program."""
+
+    nodes: tuple[NodeCost, ...]  # in the program's order
+    stored_bytes: int  # of all constants, each once, however many nodes read it
+
+    @property
+    def flops(self) -> int:
+        return sum(node.flops for node in self.nodes)
+
+    @property
+    def bytes(self) -> int:
+        return sum(node.bytes for node in self.nodes)
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte: low means that memory decides the time. 0 for a program of no bytes."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def uncounted(self) -> int:
+        """How many nodes the counts leave out."""
+        return sum(not node.counted for node in self.nodes)
+
+
+def cost_of(graph: Graph) -> Cost:
+    """Count `graph`."""
+    constants = {
+        value.name: value.n_bytes or 0
+        for node in graph.nodes
+        for value in node.tensors
+        if value.constant
+    }
+    return Cost(tuple(_node_cost(node) for node in graph.nodes), sum(constants.values()))
+
+
+def _node_cost(node: Node) -> NodeCost:
+    values = [*node.tensors, *node.outputs]
+    if any(value.n_bytes is None for value in values):
+        return NodeCost(node, 0, 0, 0, counted=False)
+    weights, activations = _bytes(node)
+    flops = _flops(node)
+    return NodeCost(node, flops or 0, weights, activations, counted=flops is not None)
+
+
+def _bytes(node: Node) -> tuple[int, int]:
+    if node.op in UNMOVED:
+        return 0, 0
+    written = sum(_n_bytes(value) for value in node.outputs)
+    if node.op in PARTLY_READ:
+        indices = sum(_n_bytes(value) for value in node.tensors[1:])
+        source_is_constant = bool(node.tensors) and node.tensors[0].constant
+        return (written, written + indices) if source_is_constant else (0, 2 * written + indices)
+    read = [value for value in node.tensors if not value.constant]
+    constants = [value for value in node.tensors if value.constant]
+    return sum(map(_n_bytes, constants)), written + sum(map(_n_bytes, read))
+
+
+def _flops(node: Node) -> int | None:
+    """None for an operator that is in no table."""
+    if node.op in MOVEMENT:
+        return 0
+    if node.op in PER_OUTPUT_ELEMENT:
+        return PER_OUTPUT_ELEMENT[node.op] * _size(node.output)
+    if node.op in PER_INPUT_ELEMENT:
+        return PER_INPUT_ELEMENT[node.op] * _size(node.tensors[0])
+    if node.op in PRODUCTS:
+        return _product(node)
+    counted = _COUNTED.get(node.op)
+    return counted(node) if counted else None
+
+
+def _product(node: Node) -> int:
+    """(…, M, K) times (…, K, N), or for `linear` (N, K); a third input is a bias."""
+    left = node.tensors[0].shape or (1,)
+    inner = left[-2 if node.attributes.get("transposed_left") else -1]
+    return _size(node.output) * (2 * int(inner) + (len(node.tensors) > 2))
+
+
+def _conv(node: Node) -> int:
+    """Weight (O, C / groups, *kernel); TFLite's is (O, *kernel, C), which multiplies to the same."""
+    kernel = prod(int(axis) for axis in (node.tensors[1].shape or ())[1:])
+    positions = _size(node.tensors[0]) if node.attributes.get("transposed") else _size(node.output)
+    return 2 * positions * kernel + _size(node.output) * (len(node.tensors) > 2)
+
+
+def _attention(node: Node) -> int:
+    """q (…, P, D), k (…, T, D), v (…, T, Dv)."""
+    q, k, v = (value.shape or (1, 1) for value in node.tensors[:3])
+    scores = _size(node.tensors[0]) // max(1, int(q[-1])) * int(k[-2])
+    masked = len(node.tensors) > 3 or bool(node.attributes.get("is_causal"))
+    return scores * (2 * (int(q[-1]) + int(v[-1])) + 6 + masked)
+
+
+def _gelu(node: Node) -> int:
+    return (9 if node.attributes.get("approximate") == "tanh" else 5) * _size(node.output)
+
+
+_COUNTED: dict[str, Callable[[Node], int]] = {
+    "conv": _conv,
+    "gelu": _gelu,
+    "scaled_dot_product_attention": _attention,
+}
+
+
+def _size(value: Value) -> int:
+    return value.size or 0
+
+
+def _n_bytes(value: Value) -> int:
+    return value.n_bytes or 0

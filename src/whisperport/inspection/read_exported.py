@@ -1,0 +1,84 @@
+"""The graph of a program in memory: an `ExportedProgram`, as `torch.export.export` returns it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from whisperport.inspection.graph import Graph, Node, Value, build
+from whisperport.inspection.torch_nodes import Argument, torch_node
+
+if TYPE_CHECKING:
+    from torch import fx
+    from torch.export import ExportedProgram
+
+
+def read_exported(name: str, exported: "ExportedProgram") -> Graph:
+    """The graph of `exported`; its weights are not touched."""
+    import torch
+
+    signature = exported.graph_signature
+    stored = {
+        *signature.inputs_to_parameters,
+        *signature.inputs_to_buffers,
+        *signature.inputs_to_lifted_tensor_constants,
+    }
+    written_to = set(signature.buffers_to_mutate.values())
+    constants = {n for n in stored if signature.inputs_to_buffers.get(n) not in written_to}
+    values: dict[str, Value] = {}
+    nodes: list[Node | None] = []
+    given: list[Value] = []
+    for node in exported.graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+            value = _value(node.name, node.meta["val"], node.name in constants)
+            values[node.name] = value
+            if node.name not in stored:
+                given.append(value)
+        elif node.op == "call_function" and "getitem" not in str(node.target):
+            outputs = _outputs(node)
+            values |= dict(outputs)
+            made = [value for _, value in outputs]
+            nodes.append(torch_node(node.name, _target(node), _arguments(node, values), made))
+    returned = [values[str(n)] for n in signature.user_outputs if str(n) in values]
+    return build(name, "torch", [node for node in nodes if node], given, returned)
+
+
+def _target(node: "fx.Node") -> str:
+    """`aten.linear.default`; `higher_order.cond` for control flow."""
+    namespace = str(getattr(node.target, "namespace", ""))
+    text = str(node.target)
+    return text if "." in text else f"{namespace or 'python'}.{text}"
+
+
+def _value(name: str, tensor: Any, constant: bool = False) -> Value:
+    shape = tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
+    return Value(name, shape, str(tensor.dtype).removeprefix("torch."), constant)
+
+
+def _outputs(node: "fx.Node") -> list[tuple[str, Value]]:
+    """By the names under which other nodes read them: the node's own, or those of its `getitem`s."""
+    result = node.meta.get("val")
+    if hasattr(result, "dtype"):
+        return [(node.name, _value(node.name, result))]
+    if not isinstance(result, list | tuple):
+        return []
+    taken = {user.args[1]: user.name for user in node.users if "getitem" in str(user.target)}
+    names = [taken.get(index, f"{node.name}_{index}") for index in range(len(result))]
+    return [
+        (name, _value(name, tensor))
+        for name, tensor in zip(names, result, strict=True)
+        if hasattr(tensor, "dtype")
+    ]
+
+
+def _arguments(node: "fx.Node", values: Mapping[str, Value]) -> list[Argument]:
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema else []
+    names += [f"argument_{index}" for index in range(len(names), len(node.args))]
+    pairs = [*zip(names, node.args, strict=False), *node.kwargs.items()]
+    return [(name, _plain(argument, values)) for name, argument in pairs]
+
+
+def _plain(argument: Any, values: Mapping[str, Value]) -> Any:
+    """A node as the value it computes, a list's members likewise; the rest as it is."""
+    if isinstance(argument, Sequence) and not isinstance(argument, str):
+        return [_plain(member, values) for member in argument]
+    return values.get(argument.name) if type(argument).__name__ == "Node" else argument

@@ -1,0 +1,214 @@
+"""The graph of an `.onnx` file: shapes inferred, weights neither read nor loaded.
+
+Only the top-level graph is read; the bodies of If and Loop are the operator's own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
+from whisperport.inspection.onnx_skeleton import skeleton
+from whisperport.inspection.vocabulary import ONNX
+
+if TYPE_CHECKING:
+    import onnx
+
+OWN_DOMAINS = frozenset({"", "ai.onnx"})
+AXIS_SINCE_13 = 13  # before, Softmax flattened the axes from `axis` (1) on
+
+
+def read_onnx(path: Path) -> Graph:
+    """The graph of an ONNX model.
+
+    Raises:
+        ProgramError: it is damaged, no ONNX model, or its external data is not beside it.
+        MissingPackageError: onnx is not installed.
+    """
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+        from onnx import shape_inference
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot read ONNX: it is not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error
+    try:
+        with path.open("rb") as file:
+            model = onnx.load_model_from_string(skeleton(file, path.stat().st_size))
+    except (ValueError, DecodeError) as error:
+        raise _damaged(path, error) from error
+    if not model.graph.node or not model.opset_import:
+        raise _damaged(path, ValueError("it has no nodes, or names no opset"))
+    _check_external_data(path, model)
+    try:
+        model = shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # onnx raises InferenceError, RuntimeError and others from C++
+        raise _damaged(path, error) from error
+    try:
+        return _graph(path.stem, model)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ProgramError:
+    return ProgramError(
+        f"{path.name} is damaged, or no ONNX model",
+        why=f"{type(error).__name__}: {str(error).strip() or 'unreadable'}".split("\n")[0][:200],
+        hint="export it again",
+    )
+
+
+def _check_external_data(path: Path, model: "onnx.ModelProto") -> None:
+    """Every file that tensors point to is in the model's folder and long enough."""
+    sizes: dict[str, int] = {}
+    for tensor in model.graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if "location" not in entries:
+            continue
+        name = entries["location"]
+        if name not in sizes:
+            sizes[name] = _external_size(path, name, tensor.name)
+        end = _number(entries.get("offset", "0")) + _number(entries.get("length", "0"))
+        if end > sizes[name]:
+            raise ProgramError(
+                f"the external data of {path.name} is cut short",
+                why=f"`{tensor.name}` ends at byte {end} of {name}, which has {sizes[name]}",
+                hint="copy both files again",
+            )
+
+
+def _external_size(path: Path, name: str, tensor: str) -> int:
+    file = path.parent / name
+    outside = Path(name).is_absolute() or ".." in Path(name).parts
+    if outside or "\0" in name or not file.is_file():
+        raise ProgramError(
+            f"the external data of {path.name} is missing",
+            why=f"`{tensor}` is in {name!r}, which is "
+            + ("outside the model's folder" if outside else "not beside the model"),
+            hint=f"copy it to {path.parent}",
+        )
+    return file.stat().st_size
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 20 else 0
+
+
+def _graph(name: str, model: "onnx.ModelProto") -> Graph:
+    import onnx
+
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    small: dict[str, Any] = {}
+    values = {key: _stored_value(tensor) for key, tensor in stored.items()}
+    for info in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+        values.setdefault(info.name, _value(info))
+    for key, tensor in stored.items():
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            small[key] = tensor
+    nodes = list(_nodes(model, values, small))
+    opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), None)
+    inputs = [values[info.name] for info in model.graph.input if info.name not in stored]
+    outputs = [values[info.name] for info in model.graph.output]
+    return build(name, "onnx", nodes, inputs, outputs, opset)
+
+
+def _nodes(
+    model: "onnx.ModelProto", values: dict[str, Value], small: dict[str, Any]
+) -> Iterator[Node]:
+    from onnx import helper
+
+    opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), 0)
+    for index, node in enumerate(model.graph.node):
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.type}
+        if node.op_type == "Constant" and "value" in attributes:
+            tensor = attributes["value"]
+            values[node.output[0]] = _named(_stored_value(tensor), node.output[0])
+            small[node.output[0]] = tensor
+            continue
+        inputs = [values.get(n, Value(n)) if n else None for n in node.input]
+        outputs = [values.get(n, Value(n)) for n in node.output if n]
+        custom = node.domain not in OWN_DOMAINS
+        op = f"{node.domain}.{node.op_type}" if custom else ONNX.get(node.op_type, node.op_type)
+        arguments = _arguments(op, attributes, [small.get(n) for n in node.input], opset)
+        if op == "gather" and _is_embedding(inputs, arguments):
+            op = "embedding"
+        yield Node(
+            node.name or f"{node.op_type}_{index}",
+            op,
+            f"{node.domain}.{node.op_type}" if custom else node.op_type,
+            without_arguments(op, inputs),
+            tuple(outputs),
+            arguments,
+            custom,
+        )
+
+
+def _is_embedding(inputs: Sequence[Value | None], arguments: Mapping[str, Any]) -> bool:
+    table = inputs[0] if inputs else None
+    return bool(table and table.constant and len(table.shape or ()) == 2 and not arguments["dim"])
+
+
+def _arguments(op: str, given: dict[str, Any], small: Sequence[Any], opset: int) -> dict[str, Any]:
+    """Attributes by aten's names, from attributes or, in later opsets, from small constant inputs."""
+    from onnx import numpy_helper
+
+    def constant(place: int) -> Any:
+        tensor = small[place] if place < len(small) else None
+        return None if tensor is None else numpy_helper.to_array(tensor).tolist()
+
+    if op in ("softmax", "log_softmax"):
+        return {"dim": given.get("axis", -1 if opset >= AXIS_SINCE_13 else 1)}
+    if op in ("mean", "sum", "amax"):
+        axes = given.get("axes", constant(1))
+        return {"dim": axes, "keepdim": bool(given.get("keepdims", 1))}
+    if op in ("unsqueeze", "squeeze"):
+        return {"dim": given.get("axes", constant(1))}
+    if op in ("gather", "cat", "split"):
+        return {"dim": given.get("axis", 0)}
+    if op == "slice":
+        steps = constant(4)
+        return {"step": max((abs(step) for step in steps), default=1) if steps else 1}
+    if op == "pow":
+        return {"exponent": constant(1)}
+    if op == "gelu":
+        return {"approximate": given.get("approximate", b"none").decode("utf-8", "replace")}
+    if op == "linear":
+        return {"transposed_left": bool(given.get("transA", 0))}
+    if op == "conv":
+        return {"groups": given.get("group", 1)}
+    return {}
+
+
+def _stored_value(tensor: "onnx.TensorProto") -> Value:
+    if any(axis < 0 for axis in tensor.dims):
+        raise ValueError(f"`{tensor.name}` has the shape {list(tensor.dims)}")
+    return Value(tensor.name, tuple(tensor.dims), _dtype(tensor.data_type), constant=True)
+
+
+def _named(value: Value, name: str) -> Value:
+    return Value(name, value.shape, value.dtype, constant=True)
+
+
+def _value(info: "onnx.ValueInfoProto") -> Value:
+    kind = info.type.tensor_type
+    shape: Shape | None = None
+    if kind.HasField("shape"):
+        shape = tuple(
+            axis.dim_value
+            if axis.HasField("dim_value") and axis.dim_value >= 0
+            else axis.dim_param or "?"
+            for axis in kind.shape.dim
+        )
+    return Value(info.name, shape, _dtype(kind.elem_type))
+
+
+def _dtype(number: int) -> str:
+    """By numpy's name; strings and the 8-bit floats by ONNX's."""
+    import onnx
+
+    name = onnx.TensorProto.DataType.Name(number).lower() if number else ""
+    return {"float": "float32", "double": "float64"}.get(name, name)

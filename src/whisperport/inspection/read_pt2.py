@@ -1,0 +1,188 @@
+"""The graph of a `.pt2` file: its JSON alone. No weight is read, nothing is unpickled, torch is not needed.
+
+A `.pt2` is a zip archive; `torch.export.load` also unpickles its example inputs, which may run code.
+Source: torch 2.13 torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
+"""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whisperport.errors import ProgramError
+from whisperport.inspection.graph import Graph, Node, Value, build
+from whisperport.inspection.torch_nodes import Argument, torch_node
+
+SCHEMA = 8  # of torch 2.8 to 2.13; another major number means another layout
+LARGEST_GRAPH = 1 << 28  # bytes of JSON; Whisper large's decoder takes 5 MB
+
+# Source: torch/_export/serde/schema.py, ScalarType.
+DTYPES = dict(
+    enumerate(
+        [
+            "unknown",
+            "uint8",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "float16",
+            "float32",
+            "float64",
+            "complex32",
+            "complex64",
+            "complex128",
+            "bool",
+            "bfloat16",
+        ]
+    )
+)
+DTYPES[28] = "uint16"
+
+
+def read_pt2(path: Path) -> list[Graph]:
+    """The graph of every program in the file.
+
+    Raises:
+        ProgramError: the file is damaged, holds no exported program, or is of another torch version.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [_graph(path, name, text) for name, text in _models(path, archive)]
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+        raise _damaged(path, error) from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise _damaged(path, error) from error
+
+
+def _models(path: Path, archive: zipfile.ZipFile) -> list[tuple[str, bytes]]:
+    """The JSON of each program, by name."""
+    entries = {
+        entry.filename.split("/models/")[-1].removesuffix(".json"): entry
+        for entry in archive.infolist()
+        if "/models/" in entry.filename and entry.filename.endswith(".json")
+    }
+    if not entries:
+        raise _not_exported(path, archive.namelist())
+    for entry in entries.values():
+        if entry.file_size > LARGEST_GRAPH:
+            raise ProgramError(
+                f"{path.name} is not read",
+                why=f"its graph takes {entry.file_size} bytes; the limit is {LARGEST_GRAPH}",
+            )
+    alone = len(entries) == 1  # torch.export.save calls it "model"
+    return [(path.stem if alone else n, archive.read(entry)) for n, entry in entries.items()]
+
+
+def _not_exported(path: Path, names: list[str]) -> ProgramError:
+    if any(name.endswith("serialized_exported_program.json") for name in names):
+        return ProgramError(
+            f"{path.name} was written by torch 2.7 or earlier",
+            why="its archive has another layout",
+            hint="export it again with torch 2.8 or later",
+        )
+    return ProgramError(
+        f"{path.name} holds no exported program",
+        why="it is a zip archive without models/*.json",
+        hint="write one with `torch.export.save(torch.export.export(module, inputs), path)`",
+    )
+
+
+def _damaged(path: Path, error: Exception) -> ProgramError:
+    return ProgramError(
+        f"{path.name} is damaged, or is not what torch.export.save writes",
+        why=f"{type(error).__name__}: {error}"[:200],
+        hint="write it again",
+    )
+
+
+def _graph(path: Path, name: str, text: bytes) -> Graph:
+    program = json.loads(text)
+    version = program["schema_version"]["major"]
+    if version != SCHEMA:
+        raise ProgramError(
+            f"{path.name} was written by another torch, {program.get('torch_version', 'unknown')}",
+            why=f"its schema is version {version}; this reads version {SCHEMA}, torch 2.8 to 2.13",
+            hint="export it again with one of those",
+        )
+    module = program["graph_module"]
+    graph, signature = module["graph"], module["signature"]
+    constants, given = _stored(signature)
+    values = {
+        key: _value(key, meta, key in constants) for key, meta in graph["tensor_values"].items()
+    }
+    nodes = (_node(node, values, index) for index, node in enumerate(graph["nodes"]))
+    inputs = [values[key] for key in given if key in values]
+    returned = [values[key] for key in _returned(signature) if key in values]
+    return build(name, "torch", [node for node in nodes if node], inputs, returned)
+
+
+def _stored(signature: Mapping[str, Any]) -> tuple[set[str], list[str]]:
+    """Names of the constants, and of what a caller passes."""
+    written_to = {
+        spec["buffer_mutation"]["buffer_name"]
+        for spec in signature["output_specs"]
+        if "buffer_mutation" in spec
+    }
+    constants, given = set(), []
+    for spec in signature["input_specs"]:
+        ((kind, body),) = spec.items()
+        if kind == "user_input":
+            given.append(next(iter(body["arg"].values())))
+        elif kind in ("parameter", "tensor_constant") or (
+            kind == "buffer" and body["buffer_name"] not in written_to
+        ):
+            constants.add(body["arg"]["name"])
+    return constants, [arg["name"] for arg in given if isinstance(arg, dict) and "name" in arg]
+
+
+def _returned(signature: Mapping[str, Any]) -> list[str]:
+    specs = [
+        spec["user_output"]["arg"] for spec in signature["output_specs"] if "user_output" in spec
+    ]
+    return [arg["as_tensor"]["name"] for arg in specs if "as_tensor" in arg]
+
+
+def _value(name: str, meta: Mapping[str, Any], constant: bool) -> Value:
+    shape = tuple(
+        size["as_int"] if "as_int" in size else str(size["as_expr"]["expr_str"])
+        for size in meta["sizes"]
+    )
+    if not all(isinstance(axis, str) or (type(axis) is int and axis >= 0) for axis in shape):
+        raise ValueError(f"the shape of {name} is {shape}")
+    return Value(name, shape, DTYPES.get(meta["dtype"], "unknown"), constant)
+
+
+def _node(node: Mapping[str, Any], values: Mapping[str, Value], index: int) -> Node | None:
+    outputs = []
+    for output in node["outputs"]:
+        found = _plain(output, values)
+        outputs += found if isinstance(found, list) else [found]
+    made = [value for value in outputs if isinstance(value, Value)]
+    arguments: list[Argument] = [
+        (str(given["name"]), _plain(given["arg"], values)) for given in node["inputs"]
+    ]
+    name = node.get("name") or (made[0].name if made else f"node_{index}")
+    return torch_node(str(name), str(node["target"]), arguments, made)
+
+
+def _plain(argument: Mapping[str, Any], values: Mapping[str, Value]) -> Any:
+    """`{"as_tensor": {"name": "x"}}` as the value, `{"as_int": 3}` as 3."""
+    ((kind, body),) = argument.items()
+    if kind == "as_tensor":
+        return values[body["name"]]
+    if kind == "as_tensors":
+        return [values[member["name"]] for member in body]
+    if kind == "as_optional_tensor":
+        return None if "as_none" in body else values[body["as_tensor"]["name"]]
+    if kind == "as_optional_tensors":
+        return [values[m["as_tensor"]["name"]] if "as_tensor" in m else None for m in body]
+    if kind == "as_none":
+        return None
+    if kind == "as_scalar_type":
+        return DTYPES.get(body, "unknown")
+    if kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
+        return next(iter(body.values()))
+    return body

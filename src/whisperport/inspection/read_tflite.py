@@ -1,0 +1,198 @@
+"""The graph of a `.tflite` file, through its flatbuffer schema; weights stay in the file.
+
+Only the first subgraph is read, as the interpreter runs it; others are called by control flow.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
+from whisperport.inspection.vocabulary import TFLITE
+
+CUSTOM = 32  # BuiltinOperator.CUSTOM: named by a string, run by a vendor's delegate
+
+# Source: tensorflow/compiler/mlir/lite/schema/schema.fbs, TensorType.
+DTYPES = dict(
+    enumerate(
+        [
+            "float32",
+            "float16",
+            "int32",
+            "uint8",
+            "int64",
+            "string",
+            "bool",
+            "int16",
+            "complex64",
+            "int8",
+            "float64",
+            "complex128",
+            "uint64",
+            "resource",
+            "variant",
+            "uint32",
+            "uint16",
+            "int4",
+            "bfloat16",
+        ]
+    )
+)
+
+
+def read_tflite(path: Path) -> Graph:
+    """The graph of a TFLite model.
+
+    Raises:
+        ProgramError: it is damaged.
+        MissingPackageError: tflite is not installed.
+    """
+    try:
+        from tflite.Model import Model
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot read TFLite: the reader of its schema is not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            model = Model.GetRootAs(data)
+            return _graph(path.stem, model, len(data))
+        except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+            raise ProgramError(
+                f"{path.name} is damaged, or no TFLite model",
+                why=f"{type(error).__name__}: {error}"[:200],
+                hint="convert it again",
+            ) from error
+
+
+def _graph(name: str, model: Any, size: int) -> Graph:
+    if _count(model.SubgraphsLength(), size) == 0:
+        raise ValueError("it has no subgraph")
+    graph = model.Subgraphs(0)
+    values = [
+        _value(model, graph.Tensors(index), index)
+        for index in range(_count(graph.TensorsLength(), size))
+    ]
+    codes = [
+        _code(model.OperatorCodes(index))
+        for index in range(_count(model.OperatorCodesLength(), size))
+    ]
+    operators = (graph.Operators(i) for i in range(_count(graph.OperatorsLength(), size)))
+    nodes = [_node(model, op, index, codes, values, size) for index, op in enumerate(operators)]
+    inputs = [values[i] for i in _indices(graph.Inputs, graph.InputsLength(), size)]
+    outputs = [values[i] for i in _indices(graph.Outputs, graph.OutputsLength(), size)]
+    return build(name, "tflite", nodes, inputs, outputs)
+
+
+def _count(length: int, size: int) -> int:
+    """A vector's length, if so many entries of 4 bytes fit into the file."""
+    if not 0 <= length <= size // 4:
+        raise ValueError(f"a list of {length} entries in a file of {size} bytes")
+    return length
+
+
+def _indices(read: Any, length: int, size: int) -> Iterator[int]:
+    for place in range(_count(length, size)):
+        index = read(place)
+        if index >= 0:  # -1: an optional input left out
+            yield index
+
+
+def _value(model: Any, tensor: Any, index: int) -> Value:
+    buffer = tensor.Buffer()
+    stored = 0 < buffer < model.BuffersLength() and _has_data(model.Buffers(buffer))
+    name = tensor.Name()
+    return Value(
+        f"{index}:{(name or b'').decode('utf-8', 'replace')}",
+        _shape(tensor),
+        DTYPES.get(tensor.Type(), "unknown"),
+        stored and not tensor.IsVariable(),
+    )
+
+
+def _has_data(buffer: Any) -> bool:
+    return bool(buffer.DataLength() > 0 or buffer.Size() > 1)  # the latter: stored after the tables
+
+
+def _shape(tensor: Any) -> Shape:
+    rank, signed = tensor.ShapeLength(), tensor.ShapeSignatureLength()
+    if not 0 <= rank <= 64:
+        raise ValueError(f"a tensor of rank {rank}")
+    shape = [tensor.Shape(axis) for axis in range(rank)]
+    if signed == rank:  # -1: dynamic
+        return tuple("?" if tensor.ShapeSignature(a) < 0 else shape[a] for a in range(rank))
+    return tuple(shape)
+
+
+def _code(code: Any) -> tuple[str, bool]:
+    """The operator's name, and whether it is a vendor's."""
+    from tflite.BuiltinOperator import BuiltinOperator
+
+    # Codes from 127 on have a field of their own; older files leave it at 0.
+    number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+    if number == CUSTOM:
+        return (code.CustomCode() or b"unnamed").decode("utf-8", "replace"), True
+    names = {v: n for n, v in vars(BuiltinOperator).items() if isinstance(v, int)}
+    return names.get(number, f"operator {number}"), False
+
+
+def _node(
+    model: Any, operator: Any, index: int, codes: list[Any], values: list[Value], size: int
+) -> Node:
+    name, custom = codes[operator.OpcodeIndex()]
+    places = [operator.Inputs(i) for i in range(_count(operator.InputsLength(), size))]
+    inputs = [values[place] if place >= 0 else None for place in places]
+    outputs = [values[i] for i in _indices(operator.Outputs, operator.OutputsLength(), size)]
+    op = f"tflite.{name}" if custom else TFLITE.get(name, name)
+    if op == "embedding":  # takes the ids first
+        inputs.reverse()
+    attributes = {} if custom else _attributes(model, op, operator, inputs)
+    tensors = without_arguments(op, inputs)
+    return Node(f"{name}_{index}", op, name, tensors, tuple(outputs), attributes, custom)
+
+
+def _attributes(model: Any, op: str, operator: Any, inputs: list[Value | None]) -> dict[str, Any]:
+    if op in ("softmax", "log_softmax"):
+        return {"dim": -1}  # TFLite has no other
+    if op in ("mean", "sum", "amax"):
+        return {"dim": _integers(model, inputs, 1), "keepdim": _flag(operator, "ReducerOptions")}
+    if op == "unsqueeze":
+        return {"dim": _integers(model, inputs, 1)}
+    if op == "matmul":
+        return {"transposed_left": _flag(operator, "BatchMatMulOptions")}
+    if op == "gelu":
+        return {"approximate": "tanh" if _flag(operator, "GeluOptions") else "none"}
+    return {}
+
+
+def _flag(operator: Any, kind: str) -> bool:
+    """The first field of the operator's options, a boolean in each of these."""
+    import importlib
+
+    options = getattr(importlib.import_module(f"tflite.{kind}"), kind)()
+    table = operator.BuiltinOptions()
+    if table is None:
+        return False
+    options.Init(table.Bytes, table.Pos)
+    names = {
+        "ReducerOptions": "KeepDims",
+        "BatchMatMulOptions": "AdjX",
+        "GeluOptions": "Approximate",
+    }
+    return bool(getattr(options, names[kind])())
+
+
+def _integers(model: Any, inputs: list[Value | None], place: int) -> list[int] | None:
+    """A small constant of 32-bit integers; None where it is computed."""
+    value = inputs[place] if place < len(inputs) else None
+    if value is None or not value.constant or value.dtype != "int32" or (value.size or 0) > 64:
+        return None
+    index = int(value.name.split(":")[0])
+    buffer = model.Buffers(model.Subgraphs(0).Tensors(index).Buffer())
+    data = bytes(buffer.Data(i) for i in range(min(buffer.DataLength(), 4 * (value.size or 0))))
+    return list(struct.unpack(f"<{len(data) // 4}i", data[: len(data) // 4 * 4]))

@@ -1,0 +1,58 @@
+"""The page of a rule: what `whisperport explain` prints and `docs/reference/rules` shows."""
+
+from collections.abc import Iterable, Sequence
+
+from whisperport.inspection.check import limits_of
+from whisperport.inspection.rules.base import RULES, Rule
+from whisperport.spec import Limit, TargetSpec
+
+
+def rule_page(rule: Rule, specs: Iterable[TargetSpec]) -> str:
+    """Markdown: the code and title, what it means, and which targets hold a program to which limit."""
+    rows = [
+        f"| {spec.name} | {_operators(limit)} | {shown_value(limit)} | {_mends(limit, spec)} "
+        f"| {limit.source} |\n"
+        for spec in specs
+        for limit in limits_of(spec)
+        if limit.rule == rule.code
+    ]
+    table = (
+        "| Target | Operators | Limit | Mended by | Read or measured in |\n|---|---|---|---|---|\n"
+        + "".join(rows)
+        if rows
+        else "No target of this version has this limit.\n"
+    )
+    return f"# {rule.code}: {rule.title}\n\n{rule.text}\n\n## Limits\n\n{table}"
+
+
+def rule_index() -> list[tuple[str, str]]:
+    """Code and title of every rule."""
+    return [(code, RULES[code].title) for code in sorted(RULES)]
+
+
+def shown_value(limit: Limit) -> str:
+    """A limit's value in words."""
+    value = limit.value
+    if limit.rule == "WP101":
+        return "the list on the target's page"
+    if isinstance(value, tuple):
+        name, taken = value
+        return f"{name} {_listed(taken)}"
+    if isinstance(value, frozenset):
+        return _listed(value)
+    return str(value) if value is not None else "-"
+
+
+def _listed(values: Iterable[object]) -> str:
+    texts: Sequence[str] = sorted(map(str, values))
+    return ", ".join(texts) or "none"
+
+
+def _operators(limit: Limit) -> str:
+    return _listed(limit.operators) if limit.operators else "all"
+
+
+def _mends(limit: Limit, spec: TargetSpec) -> str:
+    if limit.rule == "WP101" and spec.mends:
+        return ", ".join(f"{op}: {rewrite}" for op, rewrite in sorted(spec.mends.items()))
+    return limit.rewrite or "-"

@@ -1,0 +1,56 @@
+"""Nodes of a torch graph in our vocabulary, from the names and arguments that aten gives them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from whisperport.inspection.graph import Node, Value
+from whisperport.inspection.vocabulary import TORCH
+
+Argument = tuple[str, Any]
+"""A parameter's name, and a `Value`, a list of them, None, or a plain number, string or list."""
+
+_IGNORED = ("_assert", "sym_", "_set_grad_enabled", "_guards", "_functional_assert")
+
+
+def torch_node(
+    name: str, target: str, arguments: Sequence[Argument], outputs: Sequence[Value]
+) -> Node | None:
+    """One node.
+
+    Args:
+        target: `aten.linear.default`, with or without `torch.ops.`.
+        arguments: in the order of the operator's schema.
+
+    Returns:
+        None for what computes no tensor: assertions, arithmetic on sizes.
+    """
+    written = target.removeprefix("torch.ops.")
+    namespace, _, rest = written.partition(".")
+    short = rest.split(".")[0]
+    if not outputs or short.startswith(_IGNORED):
+        return None
+    aten = namespace == "aten"
+    inputs = tuple(value for _, argument in arguments for value in _tensors(argument))
+    return Node(
+        name,
+        TORCH.get(short, short) if aten else ".".join(written.split(".")[:2]),
+        written,
+        tuple(_leading(short, inputs)),
+        tuple(outputs),
+        {key: value for key, value in arguments if not any(True for _ in _tensors(value))},
+        custom=not aten and namespace != "higher_order",
+    )
+
+
+def _leading(short: str, inputs: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+    """`addmm` and `baddbmm` take their bias first; every other product takes it last."""
+    if short in ("addmm", "baddbmm") and len(inputs) == 3:
+        return (inputs[1], inputs[2], inputs[0])
+    return inputs
+
+
+def _tensors(argument: Any) -> Iterator[Value | None]:
+    if isinstance(argument, Value):
+        yield argument
+    elif isinstance(argument, list | tuple) and any(isinstance(a, Value) for a in argument):
+        yield from (a if isinstance(a, Value) else None for a in argument)
