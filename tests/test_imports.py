@@ -19,7 +19,7 @@ LAYERS = (
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("targets",),
     ("runtime", "verification"),
-    ("transcription", "live", "exporting"),
+    ("preflight", "watchdog", "transcription", "live", "exporting", "lowering"),
     ("bench", "doctor", "demo"),
     ("cli",),
 )

@@ -24,6 +24,7 @@ from whisperport.bundle import (
 from whisperport.dims import Dims
 from whisperport.errors import MissingPackageError, UsageError, VerificationError
 from whisperport.generation import Generation
+from whisperport.preflight import check_fits, estimate_export
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.bundle_check import verify
@@ -57,6 +58,7 @@ class ExportOptions:
     place: Mapping[str, str] = field(default_factory=dict)  # program -> target, where another
     clips: Sequence[Clip] | None = None  # recordings to verify with; None: those of the package
     allow_unverified: bool = False  # write the bundle although it failed, marked so for ever
+    preflight: bool = True  # refuse at once what memory or disk have no room for
     run: RunOptions = field(default_factory=RunOptions)  # also the threads of torch
 
 
@@ -78,7 +80,8 @@ def export(
 
     Raises:
         UsageError: no such target or program, or no such window for this checkpoint.
-        CheckpointError, LoweringError: see there.
+        CheckpointError: see there.
+        LoweringError: a compiler refused, or this machine is too small.
         BundleError: `out` cannot be written.
         VerificationError: the bundle disagrees with its reference; nothing was written.
     """
@@ -88,6 +91,8 @@ def export(
     _check_torch()
     _check_programs(options.place)
     checkpoint = _load(checkpoint, say)
+    if options.preflight:
+        check_fits(estimate_export(checkpoint.dims, {target, *options.place.values()}), out)
     window = options.window.of(checkpoint.dims)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)

@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 from whisperport.cli.console import print_json, print_next, print_table, stages
-from whisperport.cli.options import as_json, pairs, threads
+from whisperport.cli.options import as_json, no_preflight, pairs, stall_after, threads
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
 from whisperport.targets import RunOptions
+from whisperport.watchdog import run_watched
 from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 
 
@@ -59,6 +60,8 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     is_flag=True,
     help="Write the bundle although verification failed, marked so for ever",
 )
+@no_preflight
+@stall_after
 @threads
 @as_json
 def export(
@@ -71,6 +74,8 @@ def export(
     sound: float | None,
     place: tuple[str, ...],
     allow_unverified: bool,
+    no_preflight: bool,
+    stall_after: float,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -87,10 +92,12 @@ def export(
         window=WindowOptions(seconds=window, padding=padding, heard_s=pad_to, sound_s=sound),
         place=pairs(place),
         allow_unverified=allow_unverified,
+        preflight=not no_preflight,
         run=RunOptions(threads=threads),
     )
     with stages() as say:
-        bundle = run_export(checkpoint, target, out, options, say=say)
+        job = (run_export, checkpoint, target, out, options)
+        bundle = run_watched(*job, out=out, say=say, stall_s=60 * stall_after)
     manifest = bundle.manifest
     if as_json:
         print_json(manifest.to_json())

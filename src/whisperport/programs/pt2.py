@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from whisperport.errors import LoweringError
+from whisperport.errors import ProgramError
 from whisperport.programs.program import Program, as_program
 
 MAX_GRAPH = 512 * 2**20  # bytes of JSON; the graph of whisper-large's decoder takes 3 MB
@@ -28,7 +28,7 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
     """The one program of a file; it is named after the file.
 
     Raises:
-        LoweringError: the file is missing, damaged, of another torch, or holds code; its shapes are
+        ProgramError: the file is missing, damaged, of another torch, or holds code; its shapes are
             dynamic; or it uses operators that are not torch's own.
     """
     path = Path(path)
@@ -36,13 +36,13 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
         with zipfile.ZipFile(path) as archive:
             _check_archive(path, archive)
     except OSError as error:
-        raise LoweringError(
+        raise ProgramError(
             f"cannot read `{path}`",
             why=error.strerror or str(error),
             hint="give a .pt2 file, as torch.export.save writes it",
         ) from error
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LoweringError(
+        raise ProgramError(
             f"`{path}` is not a program saved by torch.export",
             why=f"it is damaged, cut short, or another kind of file: {error}",
             hint="write it with torch.export.save(torch.export.export(module, inputs), path)",
@@ -69,7 +69,7 @@ def _check_archive(path: Path, archive: zipfile.ZipFile) -> None:
     graph = json.loads(archive.read(graphs[0]))
     _check_version(path, graph)
     if any(_find(graph, "as_expr")) or graph.get("range_constraints"):
-        raise LoweringError(
+        raise ProgramError(
             f"`{path}` has dynamic shapes",
             why="a size in it is a symbol, and accelerators take static shapes",
             hint="export again without `dynamic_shapes`",
@@ -88,7 +88,7 @@ def _check_version(path: Path, graph: Mapping[str, Any]) -> None:
 
     major = graph["schema_version"]["major"]
     if major != SCHEMA_VERSION[0]:
-        raise LoweringError(
+        raise ProgramError(
             f"`{path}` was saved by another version of torch",
             why=f"torch {graph.get('torch_version', '(unknown)')} wrote schema {major}; "
             f"torch {torch.__version__} reads schema {SCHEMA_VERSION[0]}",
@@ -126,7 +126,7 @@ def _load(path: Path) -> ExportedProgram:
         with path.open("rb") as file:
             exported = next(iter(load_pt2(file).exported_programs.values()))
     except Exception as error:  # a damaged file fails anywhere inside torch's reader
-        raise LoweringError(
+        raise ProgramError(
             f"torch cannot load `{path}`",
             why=str(error).strip().split("\n")[0][:300] or type(error).__name__,
             hint="if its operators are custom ones, replace them; else save the program again",
@@ -143,7 +143,7 @@ def _check_graph(path: Path, exported: ExportedProgram) -> None:
         for node in module.graph.nodes:
             if node.op != "call_function" or _is_known(node.target):
                 continue
-            raise LoweringError(
+            raise ProgramError(
                 f"`{path}` uses `{node.target}`, which is not an operator of torch",
                 why=f"node `{node.name}` is a custom operator or a function, and was not run",
                 hint="replace it by operators of torch before exporting",
@@ -171,8 +171,8 @@ def _zeros(exported: ExportedProgram) -> tuple[Any, ...]:
     return args, kwargs
 
 
-def _code(path: Path, what: str) -> LoweringError:
-    return LoweringError(
+def _code(path: Path, what: str) -> ProgramError:
+    return ProgramError(
         f"`{path}` holds code, which was not run",
         why=f"it holds {what}",
         hint="save the program again with torch.export.save, with tensors as its only inputs",

@@ -1,0 +1,94 @@
+"""`whisperport lower`"""
+
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from whisperport.cli.console import print_json, print_next, print_table, print_warning, stages
+from whisperport.cli.options import as_json, no_preflight, stall_after, threads
+from whisperport.lowering import OPSETS, Lowered, LowerOptions
+from whisperport.lowering import lower as run_lower
+from whisperport.targets import RunOptions
+from whisperport.watchdog import run_watched
+
+
+@click.command(short_help="Lower one program, of any model, to one file, and compare the two.")
+@click.argument("program", type=click.Path(path_type=Path))
+@click.option("--target", "-t", required=True, metavar="NAME", help="See `whisperport targets`")
+@click.option(
+    "--out",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to write the file: .onnx for onnxruntime, .pte for xnnpack",
+)
+@click.option(
+    "--opset",
+    type=click.IntRange(OPSETS[0], OPSETS[-1]),
+    help=f"ONNX opset to write  [default: {OPSETS[-1]}]",
+)
+@click.option("--simplify", is_flag=True, help="Simplify the ONNX graph with onnxslim")
+@click.option(
+    "--allow-unequal", is_flag=True, help="Write the file although it computes something else"
+)
+@no_preflight
+@stall_after
+@threads
+@as_json
+def lower(
+    program: Path,
+    target: str,
+    out: Path,
+    opset: int | None,
+    simplify: bool,
+    allow_unequal: bool,
+    no_preflight: bool,
+    stall_after: float,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Lower one program to one file, run both on random inputs, and compare.
+
+    PROGRAM is a .pt2 file, as torch.export.save writes it, of any model. The target's rewrites are
+    applied first. Nothing is written if the two differ.
+
+    \b
+    Example:
+      $ whisperport lower decoder.pt2 --target onnxruntime --opset 13 --out decoder.onnx
+    """
+    options = LowerOptions(
+        opset=opset,
+        simplify=simplify,
+        allow_unequal=allow_unequal,
+        preflight=not no_preflight,
+        run=RunOptions(threads=threads),
+    )
+    with stages() as say:
+        job = (run_lower, program, target, out, options)
+        lowered = run_watched(*job, out=out, say=say, stall_s=60 * stall_after)
+    if as_json:
+        print_json(lowered.to_json())
+    else:
+        _print(lowered)
+    if not lowered.equal:
+        print_warning("this file does not compute what the program does")
+    print_next(f"whisperport check {program} --target {target}")
+
+
+def _print(lowered: Lowered) -> None:
+    rows = [(name.replace("_", " "), _said(value)) for name, value in lowered.facts.items()]
+    changed = [f"{name} {n}" for name, n in lowered.rewrites.items() if n]
+    rows.append(("nodes rewritten", ", ".join(changed) or "none"))
+    difference = f"{lowered.largest_difference:.1e} ({lowered.tolerance:.1e} is allowed)"
+    rows.append(("largest difference", difference))
+    print_table(("", ""), rows)
+    print(f"\n{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}")
+
+
+def _said(value: object) -> str:
+    """A list of operators as how many of each."""
+    if not isinstance(value, list | tuple):
+        return str(value)
+    return ", ".join(f"{n} {name}" for name, n in Counter(value).most_common()) or "none"

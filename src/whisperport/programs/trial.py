@@ -1,0 +1,62 @@
+"""Try a program out: inputs to run it on, and what torch makes of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from whisperport.programs.program import Program
+
+
+def drawn_inputs(program: Program, seed: int) -> list[Tensor]:
+    """Random inputs in the order of the signature: normal floats, and indices that are in range."""
+    generator = torch.Generator().manual_seed(seed)
+    nodes = {node.name: node for node in program.exported.graph.nodes}
+    names = program.exported.graph_signature.user_inputs
+    examples = pytree.tree_leaves(program.exported.example_inputs)
+    return [
+        _drawn(nodes[str(name)], example, generator)
+        for name, example in zip(names, examples, strict=True)
+    ]
+
+
+def eager_outputs(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What the graph gives when torch runs it, in the order of the signature."""
+    args, kwargs = pytree.tree_unflatten(list(inputs), program.exported.call_spec.in_spec)
+    with torch.no_grad():
+        outputs = program.exported.module(check_guards=False)(*args, **kwargs)
+    return [output.detach() for output in pytree.tree_leaves(outputs)]
+
+
+def _drawn(node: Node, example: Tensor, generator: torch.Generator) -> Tensor:
+    if example.dtype == torch.bool:
+        return torch.rand(example.shape, generator=generator) < 0.5
+    if example.dtype.is_floating_point:
+        return torch.randn(example.shape, generator=generator).to(example.dtype)
+    rows = min(_tables_read(node), default=0)
+    if not rows:
+        return example  # not an index: its range is the caller's to know
+    return torch.randint(rows, example.shape, generator=generator).to(example.dtype)
+
+
+def _tables_read(node: Node) -> Iterator[int]:
+    """Rows of every embedding that takes its indices from `node`, through reshapes and casts."""
+    pending, seen = [node], {node}
+    while pending:
+        current = pending.pop()
+        for user in current.users:
+            if user.target is torch.ops.aten.embedding.default:
+                table: Any = user.args[0]
+                if user.args[1] is current:
+                    yield int(table.meta["val"].shape[0])
+            elif user not in seen and _size(user) == _size(node):
+                seen.add(user)
+                pending.append(user)
+
+
+def _size(node: Node) -> int | None:
+    value = node.meta.get("val")
+    return value.numel() if isinstance(value, Tensor) else None
