@@ -21,6 +21,7 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("safetensors", "safetensors"),
         ("huggingface_hub", "huggingface-hub"),
     ),
+    "live": (("sounddevice", "sounddevice"),),
     "xnnpack": (("torch", "torch"), ("executorch", "executorch"), ("torchao", "torchao")),
 }
 

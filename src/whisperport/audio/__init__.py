@@ -2,9 +2,12 @@
 
 from whisperport.audio.chunks import cut_chunks
 from whisperport.audio.decode import DamagedAudioWarning
+from whisperport.audio.growing import growing_sound
 from whisperport.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
 from whisperport.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_filters
+from whisperport.audio.microphone import MissedSoundWarning, microphone_sound
 from whisperport.audio.pcm import SAMPLE_RATE
+from whisperport.audio.read_ahead import ReadAhead
 from whisperport.audio.recording import RecordingMel
 from whisperport.audio.stream import AudioSource, AudioStream
 from whisperport.audio.vad import Span, VadOptions, speech_spans
@@ -17,14 +20,18 @@ __all__ = [
     "AudioStream",
     "AudioWindow",
     "DamagedAudioWarning",
+    "MissedSoundWarning",
+    "ReadAhead",
     "RecordingMel",
     "Span",
     "VadOptions",
     "audio_windows",
     "cut_chunks",
+    "growing_sound",
     "iter_audio",
     "load_audio",
     "log_mel",
     "mel_filters",
+    "microphone_sound",
     "speech_spans",
 ]

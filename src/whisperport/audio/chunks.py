@@ -11,17 +11,23 @@ from itertools import pairwise
 from whisperport.audio.vad import Span
 
 
-def cut_chunks(speech: Iterable[Span], limit: int, pad: int) -> Iterator[Span]:
+def cut_chunks(
+    speech: Iterable[Span], limit: int, *, pad: int = 0, longest_silence: int | None = None
+) -> Iterator[Span]:
     """Chunks that hold all speech, in rising order, none overlapping another.
 
     Args:
         speech: spans in rising order.
         limit: frames that a chunk has at most, unless a single span has more.
         pad: frames of silence around a chunk's speech, or half the silence where there is less.
+        longest_silence: frames of it within a chunk; None: any number.
     """
     held: list[Span] = []  # they fit one chunk, or are one span that does not
     before = -2 * pad  # end of the speech before them; none: as far away as matters
     for span in speech:
+        if held and longest_silence is not None and span.start - held[-1].end > longest_silence:
+            yield _padded(held, before, span.start, limit, pad)
+            before, held = held[-1].end, []
         while held and span.end - held[0].start + 2 * pad > limit:
             count = _best_cut([*held, span], limit)
             chunk, held = held[:count], held[count:]

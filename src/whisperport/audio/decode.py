@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from whisperport.audio.pcm import MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
 from whisperport.errors import AudioError
 
-_PIECE = SAMPLE_RATE  # samples handed on at once, about 1 s
 # Formats whose header states a length; elsewhere FFmpeg guesses it, or reads it off the last page.
 _HEADER_HAS_LENGTH = {"w64", "aiff", "flac", "mp3", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
 _MISSING_S = 0.5  # a file that ends this much before the length in its header was cut
@@ -48,7 +47,7 @@ class Decoder:
     """
 
     def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
-        self._file, self.name, self._is_ours = _opened(source)
+        self._file, self.name, self._is_ours = opened(source)
         self._container: InputContainer | None = None
         try:
             self._container, self._stream = _probed(self._file, self.name)
@@ -67,8 +66,11 @@ class Decoder:
             return None
         return seconds if seconds > 0 else None
 
-    def pieces(self) -> Iterator[NDArray[np.float32]]:
-        """The sound in order, about 1 s at a time: (n,) float32, mono, 16 kHz, within [-1, 1].
+    def pieces(self, piece_s: float = 1.0) -> Iterator[NDArray[np.float32]]:
+        """The sound in order, (n,) float32, mono, 16 kHz, within [-1, 1].
+
+        Args:
+            piece_s: seconds that are handed on at once, or a little more.
 
         Warns:
             DamagedAudioWarning: packets that do not decode, or an end before the stated length.
@@ -81,7 +83,7 @@ class Decoder:
         for samples in self._resampled():
             waiting.append(samples)
             n_waiting += samples.size
-            if n_waiting >= _PIECE:
+            if n_waiting >= piece_s * SAMPLE_RATE:
                 n_samples += n_waiting
                 yield np.concatenate(waiting).astype(np.float32) / np.float32(32768.0)
                 waiting, n_waiting = [], 0
@@ -177,7 +179,7 @@ class Decoder:
         )
 
 
-def _opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bool]:
+def opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bool]:
     """The open file, what to call it, and whether it is ours to close."""
     if isinstance(source, str) and source == "-":
         if sys.stdin.isatty():
@@ -186,7 +188,9 @@ def _opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, b
                 why="`-` reads a sound from a pipe",
                 hint="e.g. `arecord -f S16_LE -r 16000 | whisperport transcribe -`",
             )
-        return sys.stdin.buffer, "standard input", False
+        # Unbuffered where it can be: a growing pipe then gives what it has, instead of waiting.
+        stdin: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
+        return stdin, "standard input", False
     if not isinstance(source, str | os.PathLike):
         if not callable(getattr(source, "read", None)) or not isinstance(source.read(0), bytes):
             raise AudioError(
@@ -204,7 +208,8 @@ def _opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, b
             raise AudioError(
                 f"{name} is a folder, not a sound", hint=f"give one file, e.g. {path}/talk.wav"
             )
-        file = path.open("rb")
+        # A pipe unbuffered: it then gives what it has, instead of waiting.
+        file = path.open("rb", buffering=-1 if stat.S_ISREG(mode) else 0)
     except FileNotFoundError as error:
         hint = "download it first" if "://" in str(source) else "check the path"
         raise AudioError(f"{name} does not exist", hint=hint) from error

@@ -30,7 +30,7 @@ RELEASE = 0.15  # speech ends this far below the threshold at which it begins; S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VadOptions:
-    """What counts as speech.
+    """What counts as speech, and how it is put into chunks.
 
     Raises:
         UsageError: a value out of its range.
@@ -39,14 +39,17 @@ class VadOptions:
     threshold: float = 0.5  # probability from which it is speech
     min_speech_s: float = 0.1  # shorter bursts are none
     min_silence_s: float = 0.3  # shorter pauses are part of it
-    pad_s: float = 0.3  # silence kept on either side where there is as much
+    pad_s: float = 0.3  # silence kept around a chunk where there is as much
+    max_silence_s: float = (
+        2.0  # a longer silence ends a chunk, whatever room there is in its window
+    )
 
     def __post_init__(self) -> None:
         if not RELEASE < self.threshold < 1:
             raise UsageError(
                 f"`threshold` is {self.threshold}", why=f"expected more than {RELEASE}, below 1"
             )
-        for name in ("min_speech_s", "min_silence_s", "pad_s"):
+        for name in ("min_speech_s", "min_silence_s", "pad_s", "max_silence_s"):
             if not 0 <= getattr(self, name) <= 10:
                 raise UsageError(f"`{name}` is {getattr(self, name)}", why="expected 0 to 10 s")
 
