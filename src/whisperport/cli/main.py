@@ -8,6 +8,7 @@ from typing import TextIO
 import click
 
 import whisperport
+from whisperport.cli.bench import bench
 from whisperport.cli.check import check
 from whisperport.cli.console import (
     WIDTH,
@@ -16,7 +17,6 @@ from whisperport.cli.console import (
     print_usage_error,
     print_warning,
 )
-from whisperport.cli.bench import bench
 from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
 from whisperport.cli.explain import explain
