@@ -1,7 +1,9 @@
 """`whisperport transcribe`"""
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,17 @@ from whisperport.cli.console import (
     print_warning,
 )
 from whisperport.cli.decoding_options import decoding_options, transcribe_options
+from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
 from whisperport.errors import IncompleteError, Interrupted
+from whisperport.live import LiveOptions
 from whisperport.text import write_as
 from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription import transcribe as run_transcribe
 
 
-@click.command(short_help="Transcribe a recording: any file that FFmpeg reads.")
-@click.argument("recording")
+@click.command(short_help="Transcribe a recording, or live: any file that FFmpeg reads.")
+@click.argument("recording", required=False)
 @click.option(
     "--bundle",
     "-b",
@@ -40,14 +44,19 @@ from whisperport.transcription import transcribe as run_transcribe
     show_default=True,
     help="Text alone, or with times",
 )
+@live_options
 @decoding_options
 @threads
 @run_option
 @as_json
 def transcribe(
-    recording: str,
+    recording: str | None,
     bundle: Path | None,
     form: str,
+    live: bool,
+    raw_rate: int | None,
+    device: str | None,
+    step_s: float,
     threads: int | None,
     run_options: tuple[str, ...],
     as_json: bool,
@@ -58,41 +67,55 @@ def transcribe(
     \b
     Example:
       $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack
+      $ whisperport transcribe --live
     """
+    check_live(recording, live, {"raw_rate": raw_rate, "device": device})
     options = transcribe_options(decoding, run_options_of(threads, run_options))
-    transcript, failure = _transcribed(recording, bundle, options)
+    if live or recording is None:
+        chosen = LiveOptions(transcribe=options, step_s=step_s)
+        screen = Screen(text=form == "txt" and not as_json)
+        hear = partial(transcribe_live, recording, bundle, chosen, screen, raw_rate, device)
+    else:
+        hear = partial(_with_a_bar, recording, bundle, options)
+    transcript, failure = _transcribed(hear)
     for start in transcript.truncated:
         print_warning(f"the window at {start:.0f} s met the token limit; its end is missing")
-    _print(transcript, form, as_json)
+    _print(transcript, form, as_json, said=live)
     if failure is not None:
         _print_incomplete(transcript, failure)
         sys.exit(1)
     if not as_json:
         with_bundle = "" if bundle is None else f" --bundle {bundle}"
         otherwise = "--format srt" if form == "txt" else "--json"
-        print_next(f"whisperport transcribe {recording}{with_bundle} {otherwise}")
+        sound = "--live" if recording is None else f"{recording}{' --live' * live}"
+        print_next(f"whisperport transcribe {sound}{with_bundle} {otherwise}")
 
 
 def _transcribed(
-    recording: str, bundle: Path | None, options: TranscribeOptions
+    hear: Callable[[], Transcript],
 ) -> tuple[Transcript, IncompleteError | Interrupted | None]:
     """What was said; and what ended it early, where that was not nothing."""
+    try:
+        return hear(), None
+    except (IncompleteError, Interrupted) as early:
+        if not early.transcript.segments:
+            raise
+        return early.transcript, early
+
+
+def _with_a_bar(recording: str, bundle: Path | None, options: TranscribeOptions) -> Transcript:
     with audio_bar("standard input" if recording == "-" else Path(recording).name) as bar:
-        try:
-            return run_transcribe(recording, bundle, options, progress=bar), None
-        except (IncompleteError, Interrupted) as early:
-            if not early.transcript.segments:
-                raise
-            return early.transcript, early
+        return run_transcribe(recording, bundle, options, progress=bar)
 
 
-def _print(transcript: Transcript, form: str, as_json: bool) -> None:
+def _print(transcript: Transcript, form: str, as_json: bool, *, said: bool) -> None:
+    """The result on stdout; `said`: plain text was printed as it came."""
     if as_json:
         print_json(asdict(transcript))
         return
-    if form == "txt":
+    if form == "txt" and not said:
         print(transcript.text)
-    else:
+    elif form != "txt":
         print(write_as(form, transcript.segments), end="")
     if not transcript.segments:
         print_note("no speech was heard")
