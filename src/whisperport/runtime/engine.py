@@ -46,6 +46,7 @@ class Engine:
             BundleError: a program is missing.
         """
         self.dims = dims
+        self.window = window
         self.sound_frames = 2 * window.sound if window else dims.n_frames  # of 10 ms, in a window
         self.generation = generation
         self.cache = Cache(dims)
