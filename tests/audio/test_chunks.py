@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from whisperport.audio import Span, cut_chunks
 
 
-def chunks(speech: list[tuple[int, int]], limit: int, pad: int = 0) -> list[tuple[int, int]]:
-    found = cut_chunks([Span(*span) for span in speech], limit, pad)
+def chunks(speech: list[tuple[int, int]], limit: int, **silences: int) -> list[tuple[int, int]]:
+    found = cut_chunks([Span(*span) for span in speech], limit, **silences)
     return [(chunk.start, chunk.end) for chunk in found]
 
 
@@ -40,6 +40,12 @@ def test_before_the_first_chunk_there_is_no_sound_to_take() -> None:
     assert chunks([(5, 50)], limit=100, pad=20) == [(0, 70)]
 
 
+def test_a_long_silence_ends_a_chunk_that_has_room() -> None:
+    speech = [(0, 10), (20, 30), (60, 70), (80, 90)]
+
+    assert chunks(speech, limit=100, pad=5, longest_silence=20) == [(0, 35), (55, 95)]
+
+
 def test_no_speech_is_no_chunk() -> None:
     assert chunks([], limit=100, pad=20) == []
 
@@ -47,16 +53,16 @@ def test_no_speech_is_no_chunk() -> None:
 steps = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 150)), max_size=40)
 
 
-@given(steps, st.integers(20, 200), st.integers(0, 60))
+@given(steps, st.integers(20, 200), st.integers(0, 60), st.integers(0, 300))
 def test_chunks_hold_all_speech_once_and_fit(
-    steps: list[tuple[int, int]], limit: int, pad: int
+    steps: list[tuple[int, int]], limit: int, pad: int, longest: int
 ) -> None:
     speech, at = [], 0
     for silence, length in steps:
         speech.append((at + silence, at + silence + length))
         at += silence + length
 
-    found = chunks(speech, limit, pad)
+    found = chunks(speech, limit, pad=pad, longest_silence=longest)
 
     assert all(0 <= start < end for start, end in found)
     assert all(a[1] <= b[0] for a, b in pairwise(found))
@@ -65,6 +71,7 @@ def test_chunks_hold_all_speech_once_and_fit(
     for start, end in found:
         inside = [span for span in speech if start <= span[0] and span[1] <= end]
         assert end - start <= limit or len(inside) == 1
+        assert all(b[0] - a[1] <= longest for a, b in pairwise(inside))
 
 
 @given(st.integers(2, 50))
@@ -78,7 +85,7 @@ def test_chunks_come_before_all_speech_was_found(count: int) -> None:
             taken += 1
             yield Span(i * 20, i * 20 + 10)
 
-    found = cut_chunks(speech(), 100, 0)
+    found = cut_chunks(speech(), 100)
     for _ in range(count):
         next(found)
 

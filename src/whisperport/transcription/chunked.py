@@ -26,11 +26,12 @@ from whisperport.audio import (
     cut_chunks,
     speech_spans,
 )
-from whisperport.errors import UsageError
+from whisperport.errors import IncompleteError, UsageError
 from whisperport.runtime import Draw, Engine, Floats
 from whisperport.text import Tokenizer
+from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
-from whisperport.transcription.session import Mel, Session, language_at
+from whisperport.transcription.session import Mel, Session, spoken_language
 from whisperport.transcription.transcript import Heard, Transcript
 
 Result = tuple[Span, Transcript]
@@ -79,23 +80,37 @@ class ChunkedTranscription:
             self._engines.put(engine.twin())
 
     def run(self, stream: AudioStream, mel: RecordingMel, progress: Heard) -> Transcript:
-        """Transcribe a recording, given twice: `stream` runs ahead to find speech, `mel` follows."""
-        pad = round(self._vad.pad_s * FRAMES_PER_SECOND)
-        chunks = cut_chunks(speech_spans(stream, self._vad), self._engine.sound_frames, pad)
+        """Transcribe a recording, given twice: `stream` runs ahead to find speech, `mel` follows.
+
+        Raises:
+            IncompleteError: it failed after something was said.
+            Interrupted: Ctrl-C.
+        """
+        chunks = self._chunks(stream)
         first = next(chunks, None)
-        language = self._options.decode.language or language_at(
-            self._engine, mel, first.start if first else 0
+        decode = self._options.decode
+        language = spoken_language(self._engine, decode.language, mel, first.start if first else 0)
+        self._options = replace(self._options, decode=replace(decode, language=language))
+        results: list[Transcript] = []
+
+        def together() -> Transcript:
+            return _together(results, language, stream.n_decoded / SAMPLE_RATE)
+
+        with incomplete_as_error(together):
+            for chunk, result in self._results(mel, chain([first] if first else [], chunks)):
+                results.append(result)
+                progress(chunk.end / FRAMES_PER_SECOND, mel.duration_s)
+        transcript = together()
+        progress(transcript.duration_s, transcript.duration_s)
+        return transcript
+
+    def _chunks(self, stream: AudioStream) -> Iterator[Span]:
+        return cut_chunks(
+            speech_spans(stream, self._vad),
+            self._engine.sound_frames,
+            pad=round(self._vad.pad_s * FRAMES_PER_SECOND),
+            longest_silence=round(self._vad.max_silence_s * FRAMES_PER_SECOND),
         )
-        self._options = replace(
-            self._options, decode=replace(self._options.decode, language=language)
-        )
-        results = []
-        for chunk, result in self._results(mel, chain([first] if first else [], chunks)):
-            results.append(result)
-            progress(chunk.end / FRAMES_PER_SECOND, mel.duration_s)
-        duration = stream.n_decoded / SAMPLE_RATE
-        progress(duration, duration)
-        return _together(results, language, duration)
 
     def _results(self, mel: RecordingMel, chunks: Iterable[Span]) -> Iterator[Result]:
         """In order, and no further ahead than keeps every worker busy."""
@@ -127,6 +142,8 @@ class ChunkedTranscription:
             parts = [(chunk.start, chunk.end)]
             session = Session(engine, self._tokenizer, self._options, mel, self._draw, parts)
             return chunk, session.run(lambda _done, _of: None)
+        except IncompleteError as error:  # `run` says what was said, of all chunks
+            raise error.__cause__ or error from None
         finally:
             self._engines.put(engine)
 

@@ -89,7 +89,7 @@ class Session:
             Interrupted: Ctrl-C.
         """
         with incomplete_as_error(self.transcript):
-            self.language = self._language()
+            self.language = spoken_language(self.engine, self.options.decode.language, self.mel, 0)
             for seek, mel, n_frames in self._windows():
                 self._window(seek, mel, n_frames, self.language)
                 self.heard_s = (seek + n_frames) / FRAMES_PER_SECOND
@@ -214,16 +214,6 @@ class Session:
             seek=seek,
         )
 
-    def _language(self) -> str:
-        """As asked for, by code or by name; or detected.
-
-        In the first window, with the sound after the first clip and the padding in it.
-        """
-        known, asked = self.engine.generation.languages, self.options.decode.language
-        if asked is not None:
-            return asked if asked in known else language_code(asked)
-        return language_at(self.engine, self.mel, 0)
-
     def _initial_prompt(self) -> list[int]:
         tokens = self._encoded(self.options.initial_prompt)
         self._warn_if_cut("the initial prompt", tokens, prompt_room(self.engine.dims))
@@ -262,9 +252,12 @@ class Session:
         return (*self.initial, *recent[-room:])
 
 
-def language_at(engine: Engine, mel: Mel, start: int) -> str:
-    """The most probable language of one window; "en" for an English-only model."""
-    if not engine.generation.languages:
+def spoken_language(engine: Engine, asked: str | None, mel: Mel, start: int) -> str:
+    """As asked for, by code or by name; or detected in one window, with whatever follows in it."""
+    known = engine.generation.languages
+    if asked is not None:
+        return asked if asked in known else language_code(asked)
+    if not known:
         return "en"
     window, _ = mel.window(start)
     window[:, engine.sound_frames :] = 0
