@@ -25,6 +25,7 @@ from whisperport.runtime import (
 from whisperport.runtime.alignment import align_words
 from whisperport.runtime.decode import prefix_room, prompt_room
 from whisperport.runtime.hallucinations import Judged, Window, skip_hallucinations
+from whisperport.runtime.window_end import leave_open
 from whisperport.runtime.words import add_words
 from whisperport.text import Segment, Tokenizer, language_code
 from whisperport.transcription.incomplete import incomplete_as_error
@@ -135,6 +136,8 @@ class Session:
             self.seek += n_frames
             return
         cut = cut_segments(decoded.tokens, self.engine.generation.timestamp_begin, n_frames)
+        if self.engine.window is not None and n_frames == self.engine.sound_frames:
+            cut = leave_open(cut, self.engine.generation.timestamp_begin, n_frames)
         if not decoded.ended:
             self.truncated.append(seek / FRAMES_PER_SECOND)
         segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.pieces]
