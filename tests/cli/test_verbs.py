@@ -342,3 +342,20 @@ def test_a_mistake_of_ours_is_not_dressed_as_the_user_s(run, monkeypatch):
     # when / then
     with pytest.raises(ZeroDivisionError):
         run("doctor")
+
+
+def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav):
+    # given
+    chunks = ("transcribe", wav, "--bundle", bundle, "--language", "en", "--vad")
+
+    # when
+    plain, conditioned = run(*chunks), run(*chunks, "--condition-on-previous-text")
+    clipped, without = run(*chunks, "--clip", 0, 1), run(*chunks[:-1], "--workers", 2)
+
+    # then
+    assert (plain.code, conditioned.code) == (0, 0)
+    assert "warning" not in plain.err
+    assert "warning: with --vad, what was said is the prompt within its own chunk" in conditioned.err
+    assert "error: clips and `vad` cannot be given together" in clipped.err
+    assert "error: `workers` above 1 needs chunks" in without.err
+    assert 0 not in (clipped.code, without.code)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from whisperport.cli.chunk_options import chunk_options, with_chunks
 from whisperport.cli.console import (
     audio_bar,
     print_error,
@@ -46,6 +47,7 @@ from whisperport.transcription import transcribe as run_transcribe
 )
 @live_options
 @decoding_options
+@chunk_options
 @threads
 @run_option
 @as_json
@@ -57,6 +59,8 @@ def transcribe(
     raw_rate: int | None,
     device: str | None,
     step_s: float,
+    vad: bool,
+    workers: int,
     threads: int | None,
     run_options: tuple[str, ...],
     as_json: bool,
@@ -71,6 +75,7 @@ def transcribe(
     """
     check_live(recording, live, {"raw_rate": raw_rate, "device": device})
     options = transcribe_options(decoding, run_options_of(threads, run_options))
+    options = with_chunks(options, vad, workers)
     if live or recording is None:
         chosen = LiveOptions(transcribe=options, step_s=step_s)
         screen = Screen(text=form == "txt" and not as_json)

@@ -22,8 +22,9 @@ class LiveOptions:
         for name in ("step_s", "pause_s"):
             if not 0.1 <= getattr(self, name) <= 10:
                 raise UsageError(f"`{name}` is {getattr(self, name)}", why="expected 0.1 to 10 s")
-        if self.transcribe.clips or self.transcribe.hallucination_silence_threshold is not None:
+        whole = (self.transcribe.vad, self.transcribe.hallucination_silence_threshold)
+        if self.transcribe.clips or any(option is not None for option in whole):
             raise UsageError(
-                "clips and `hallucination_silence_threshold` need the whole recording",
+                "clips, `vad` and `hallucination_silence_threshold` need the whole recording",
                 hint="leave them out, or transcribe the recording once it is complete",
             )
