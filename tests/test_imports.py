@@ -19,7 +19,7 @@ LAYERS = (
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("targets",),
     ("runtime", "verification"),
-    ("preflight", "watchdog", "transcription", "live", "exporting", "lowering"),
+    ("preflight", "watchdog", "transcription", "live", "exporting", "lowering", "fixing"),
     ("bench", "doctor", "demo"),
     ("cli",),
 )

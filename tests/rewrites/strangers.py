@@ -41,16 +41,28 @@ class Decoder(nn.Module):
 
 def small_openai(random_openai_whisper: Callable[..., Any]) -> Any:
     return random_openai_whisper(
-        **{"n_audio_ctx": 50, "n_audio_state": 48, "n_audio_head": 3, "n_audio_layer": 1},
-        **{"n_text_ctx": 40, "n_text_state": 48, "n_text_head": 3, "n_text_layer": 1},
+        n_audio_ctx=50,
+        n_audio_state=48,
+        n_audio_head=3,
+        n_audio_layer=1,
+        n_text_ctx=40,
+        n_text_state=48,
+        n_text_head=3,
+        n_text_layer=1,
     )
 
 
 def small_transformers(random_hf_whisper: Callable[..., Any], attention: str) -> Any:
     model = random_hf_whisper(
-        **{"d_model": 48, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 80},
-        **{"encoder_attention_heads": 3, "decoder_attention_heads": 3, "decoder_ffn_dim": 80},
-        **{"max_source_positions": 50, "max_target_positions": 40},
+        d_model=48,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_ffn_dim=80,
+        encoder_attention_heads=3,
+        decoder_attention_heads=3,
+        decoder_ffn_dim=80,
+        max_source_positions=50,
+        max_target_positions=40,
     )
     model.set_attn_implementation(attention)
     return model

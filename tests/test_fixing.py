@@ -1,0 +1,192 @@
+"""Mending a program: what is proved, on what, what remains, and what is never done."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whisperport import fixing
+from whisperport.errors import LoweringError, ProgramError, UsageError
+from whisperport.fixing import Fixed, fix, write_fixed
+from whisperport.programs.program import Program, trace
+from whisperport.rewrites import REWRITES, Rewrite
+from whisperport.rewrites.graph import aten, calls
+
+from .rewrites.strangers import FEATURES, MEL, TOKENS, small_openai
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def openai(random_openai_whisper: Make) -> Any:
+    return small_openai(random_openai_whisper)
+
+
+@pytest.fixture(scope="module")
+def decoder(openai: Any) -> Program:
+    return trace("decoder", openai.decoder, (TOKENS.int(), FEATURES))
+
+
+@pytest.fixture(scope="module")
+def fixed(decoder: Program) -> Fixed:
+    return fix(decoder, "xnnpack")
+
+
+def test_a_strangers_decoder_keeps_no_compute_outside(fixed: Fixed) -> None:
+    assert fixed
+    assert fixed.remaining == ()
+    assert [refusal.node for refusal in fixed.lookups] == ["embedding"]
+    assert "10.0 MB" in fixed.lookups[0].reason  # 51865 rows of 48 float32
+
+
+def test_every_rewrite_that_changed_something_was_proved_on_every_sample(fixed: Fixed) -> None:
+    changed = [step for step in fixed.steps if step.outcome.changed]
+
+    assert len(changed) == 6
+    for step in changed:
+        assert [proof.sample for proof in step.proofs] == list(fixed.samples)
+        assert step.kept
+        assert step.largest_relative <= 1e-4
+
+
+def test_the_mended_program_is_called_as_the_original_is(fixed: Fixed, decoder: Program) -> None:
+    assert fixed.program.spec == decoder.spec
+
+
+def test_mending_twice_changes_nothing(fixed: Fixed) -> None:
+    again = fix(fixed.program, "xnnpack")
+
+    assert again.changed == 0
+    assert again.program is fixed.program
+
+
+def test_an_encoder_is_proved_on_recordings(openai: Any) -> None:
+    fixed = fix(trace("encoder", openai.encoder, (MEL,)), "xnnpack")
+
+    assert fixed
+    assert len([name for name in fixed.samples if name.endswith((".wav", ".flac", ".mp3"))]) == 2
+
+
+def test_inputs_of_a_file_are_used(decoder: Program, tmp_path: Path) -> None:
+    names = [tensor.name for tensor in decoder.spec.inputs]
+    arrays = [np.arange(11, dtype=np.int32)[None], np.ones((1, 50, 48), np.float32)]
+    np.savez(tmp_path / "call.npz", **dict(zip(names, arrays, strict=True)))
+
+    fixed = fix(decoder, "xnnpack", inputs=[tmp_path / "call.npz"])
+
+    assert fixed.samples[-1] == "call.npz"
+    assert fixed
+
+
+def test_inputs_that_do_not_fit_are_refused(decoder: Program, tmp_path: Path) -> None:
+    np.savez(tmp_path / "call.npz", tokens=np.zeros(3))
+
+    with pytest.raises(ProgramError, match="inputs"):
+        fix(decoder, "xnnpack", inputs=[tmp_path / "call.npz"])
+
+
+class Plain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x) + 1
+
+
+def test_a_rewrite_that_computes_something_else_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(module: Any) -> tuple[list[str], list[Any]]:
+        nodes = calls(module, aten.relu.default)
+        for node in nodes:
+            node.target = aten.sigmoid.default
+        return [node.name for node in nodes], []
+
+    target = fixing.get_target("xnnpack")
+    monkeypatch.setitem(REWRITES, "wrong", Rewrite("wrong", exact=True, apply=wrong))
+    monkeypatch.setattr(target, "spec", replace(target.spec, rewrites=("wrong",)))
+    program = trace("plain", Plain(), (torch.zeros(1, 8),))
+
+    fixed = fix(program, "xnnpack")
+
+    assert not fixed
+    assert fixed.program is program
+    assert fixed.changed == 0
+    assert len(fixed.steps[0].failed) == 3
+    assert fixed.to_json()["rewrites"][0]["failed"][0]["sample"] == "random, seed 0, scale 1"
+
+
+def test_a_program_with_state_is_refused() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count.add_(1)
+            return x + self.count
+
+    program = trace("counter", Counter(), (torch.zeros(1),))
+
+    with pytest.raises(LoweringError, match="keeps state in a buffer, `count`"):
+        fix(program, "xnnpack")
+
+
+@pytest.mark.parametrize(("name", "what"), [("a.onnx", "an ONNX file"), ("a.tflite", "a TFLite")])
+def test_what_is_no_torch_graph_is_refused_with_what_to_do(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(b"\x08")
+
+    with pytest.raises(ProgramError) as refused:
+        fix(tmp_path / name, "xnnpack")
+
+    assert what in refused.value.why
+    assert ".pt2" in refused.value.hint
+
+
+def test_a_target_that_is_not_there_is_refused(decoder: Program) -> None:
+    with pytest.raises(UsageError, match="abacus"):
+        fix(decoder, "abacus")
+
+
+def test_what_is_written_is_read_again_and_computes_the_same(
+    fixed: Fixed, decoder: Program, tmp_path: Path
+) -> None:
+    from whisperport.programs.pt2 import read_pt2, weight_bytes
+    from whisperport.programs.trial import drawn_inputs, eager_outputs
+
+    out = write_fixed(fixed, tmp_path / "mended.pt2")
+    again = read_pt2(out)
+    inputs = drawn_inputs(again, 7)
+
+    (actual,), (expected,) = eager_outputs(again, inputs), eager_outputs(decoder, inputs)
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert weight_bytes(again) <= weight_bytes(decoder)
+    assert out.stat().st_size < 1.1 * weight_bytes(decoder) + 1e6  # the graph takes the rest
+
+
+def test_a_file_that_is_there_is_left_alone_unless_asked(fixed: Fixed, tmp_path: Path) -> None:
+    out = tmp_path / "precious.pt2"
+    out.write_text("theirs")
+
+    with pytest.raises(ProgramError, match="is there already"):
+        write_fixed(fixed, out)
+    assert out.read_text() == "theirs"
+
+    write_fixed(fixed, out, overwrite=True)
+    assert out.read_bytes()[:2] == b"PK"
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.pt2"]
+
+
+def test_the_result_is_plain_json(fixed: Fixed) -> None:
+    told = json.loads(json.dumps(fixed.to_json()))
+
+    assert told["changed_nodes"] == fixed.changed > 0
+    assert told["remaining"] == []
+    assert [one["rewrite"] for one in told["rewrites"]] == list(
+        fixing.get_target("xnnpack").spec.rewrites
+    )
