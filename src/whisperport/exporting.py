@@ -27,6 +27,7 @@ from whisperport.generation import Generation
 from whisperport.preflight import check_fits, estimate_export
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.verification import Report, machine, versions
+from whisperport.verification.alignment_heads import find_alignment_heads
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.window import WindowOptions
@@ -105,7 +106,10 @@ def export(
     if options.run.threads:
         torch.set_num_threads(options.run.threads)
     model = build_model(checkpoint, window)
-    generation = with_alignment_heads(checkpoint.generation, checkpoint.dims)
+    generation = with_alignment_heads(
+        find_alignment_heads(checkpoint.generation, checkpoint.tokenizer_json, model, say),
+        checkpoint.dims,
+    )
     clips = shipped_clips() if options.clips is None else options.clips
     say(f"running the model in torch on {len(clips)} clips")
     reference = run_eager(model, generation, clips)
@@ -139,7 +143,7 @@ def export(
 
 
 def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:
-    """The checkpoint's alignment heads, or where it names none all heads of the upper half.
+    """The alignment heads, or where there are none all heads of the upper half.
 
     Source: the latter is openai-whisper's default, whisper/model.py:262-269.
     """

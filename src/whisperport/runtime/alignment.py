@@ -51,19 +51,28 @@ def align_words(
     scores, rows = engine.align([*start, *text, generation.end_of_text])
     first = len(start) - 1  # its row predicts the first text token
     probabilities = _token_probabilities(engine, rows[first : first + len(text)], text)
-    matrix = _attention(scores[:, :, : n_frames // 2])[first:-1]
-    tokens, positions = warp(-matrix)
+    times = boundaries(scores[:, :, : n_frames // 2], first)
 
     words, word_tokens = tokenizer.split_to_word_tokens([*text, generation.end_of_text], language)
     if len(word_tokens) <= 1:
         return []
     bounds = np.cumsum([0, *(len(ids) for ids in word_tokens[:-1])])
-    jumps = np.diff(tokens, prepend=tokens[0] - 1).astype(bool)
-    times = positions[jumps] * SECONDS_PER_POSITION
     return [
         Timing(word, list(ids), float(times[i]), float(times[j]), float(probabilities[i:j].mean()))
         for word, ids, i, j in zip(words, word_tokens, bounds[:-1], bounds[1:], strict=False)
     ]
+
+
+def boundaries(scores: Floats, first: int) -> NDArray[np.float64]:
+    """Seconds at which each token of a text begins, and the last one ends.
+
+    scores  (A, S, T) of heads that follow the sound, over the T positions that hold any; the last row
+            is that of the end of text
+    first   the row that predicts the first token of the text
+    """
+    tokens, positions = warp(-_attention(scores)[first:-1])
+    jumps = np.diff(tokens, prepend=tokens[0] - 1).astype(bool)
+    return positions[jumps] * SECONDS_PER_POSITION
 
 
 def _token_probabilities(engine: Engine, rows: Floats, text: Sequence[int]) -> Floats:

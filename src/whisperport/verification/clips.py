@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from whisperport.audio import load_audio
 from whisperport.errors import AudioError
+from whisperport.text import Word
 
 N_CLIPS = 6  # enough voices to notice a fault, few enough for a large model on a laptop
 LONGEST_S = 12.0
@@ -35,6 +36,7 @@ class Recording:
     voice: str
     held_out: bool  # a voice that the embedded model never heard in training
     seconds: float
+    words: tuple[Word, ...]  # with their true times, and a probability of 1
 
 
 def shipped_recordings() -> tuple[Recording, ...]:
@@ -62,6 +64,7 @@ def _recording(folder: Path, entry: dict[str, Any]) -> Recording:
         voice=entry["voice"],
         held_out=bool(entry["held_out"]),
         seconds=float(entry["seconds"]),
+        words=tuple(Word(f" {w['word']}", w["start"], w["end"], 1.0) for w in entry["words"]),
     )
 
 
