@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whisperport.programs.program import Program, as_program
+from whisperport.programs.trial import drawn_inputs, eager_outputs
 
 from .strangers import strangers
 
@@ -46,20 +47,8 @@ def decomposed(program: Program) -> Program:
 def run() -> Callable[..., list[Tensor]]:
     """`run(program, seed=0)`: the outputs on random inputs, masks and all."""
 
-    def run(program: Program, *, seed: int = 0, scale: float = 1.0) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        module = program.exported.module(check_guards=False)
-        args, kwargs = program.exported.example_inputs or ((), {})
-        leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
-        noise = [scale * torch.randn(t.shape, generator=generator) for t in leaves]
-        noise = [
-            n if t.is_floating_point() else (n.abs() * 100).to(t.dtype)
-            for n, t in zip(noise, leaves, strict=True)
-        ]
-        args, kwargs = torch.utils._pytree.tree_unflatten(noise, spec)
-        with torch.no_grad():
-            outputs = module(*args, **kwargs)
-        return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+    def run(program: Program, *, seed: int = 0) -> list[Tensor]:
+        return eager_outputs(program, drawn_inputs(program, seed))
 
     return run
 

@@ -221,3 +221,30 @@ def test_a_rewrite_that_breaks_the_graph_is_named(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(LoweringError, match=r"`break` broke the program `plain`"):
         run_rewrites(program, ["break"])
+
+
+class Chain(torch.nn.Module):
+    """Each of these feeds one of its own kind, so the second is judged after the first was replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Sequential(torch.nn.Conv1d(6, 6, 3), torch.nn.Conv1d(6, 6, 3))
+        self.mix = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+        self.norm = torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.LayerNorm(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.mix(self.stem(x)))[:, None]
+        x = (x @ x.transpose(2, 3)) @ x
+        once = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return torch.nn.functional.scaled_dot_product_attention(once, once, once)
+
+
+def test_one_that_feeds_another_of_its_kind_does_not_hide_it(
+    chosen: Rewrite, run: Any, largest_error: Any
+) -> None:
+    program = trace("chain", Chain(), (torch.zeros(1, 6, 10),))
+
+    after, (outcome,) = run_rewrites(program, [chosen.name])
+
+    assert len(outcome.changed) % 2 == 0
+    assert largest_error(run(after), run(program)) <= EXACT

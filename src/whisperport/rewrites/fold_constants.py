@@ -38,7 +38,6 @@ def fold_constants(module: GraphModule) -> tuple[list[str], list[Refusal]]:
             continue
         with module.graph.inserting_before(node):
             constant = store(module, f"constant_{node.name}", _kept(module, node, values[node]))
-        constant.meta["val"] = node.meta["val"]
         replace(node, constant)
         changed.append(node.name)
     return changed, refused

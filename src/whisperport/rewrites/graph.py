@@ -76,6 +76,7 @@ def is_vocabulary(linear: Node) -> bool:
 
 
 def replace(old: Node, new: Node) -> None:
-    """Let all who used `old` use `new`, and take `old` out."""
+    """Let all who used `old` use `new`, of the same shape and dtype, and take `old` out."""
+    new.meta.setdefault("val", old.meta.get("val"))  # the next match may ask for its shape
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)

@@ -1,0 +1,235 @@
+"""Products: by linear, by bmm, joined, cut, one row, and by convolution."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whisperport.programs.program import Program, trace
+from whisperport.rewrites import run_rewrites
+
+from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
+
+
+class Product(nn.Module):
+    """Of the input with a stored matrix (24, 8), in one of the ways people write it."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(random_tensor(24, 8))
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.write(x, self.weight)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, w: x @ w.t(),
+        lambda x, w: x @ w.T,
+        lambda x, w: torch.matmul(x, w.transpose(-1, -2)),
+        lambda x, w: torch.matmul(x, w.permute(1, 0)),
+        lambda x, w: torch.mm(x, w.t()),
+        lambda x, w: torch.addmm(w[:, 0].clone(), x, w.t()),
+    ],
+    ids=["t", "T", "transpose", "permute", "mm", "addmm"],
+)
+def test_a_transposed_matrix_makes_a_linear(write: Any, run: Any, largest_error: Any) -> None:
+    before, after, outcome = rewritten("matmul-by-linear", Product(write), torch.zeros(5, 8))
+
+    assert len(outcome.changed) == 1
+    assert "aten.linear.default" in operators(after)
+    assert largest_error(run(after), run(before)) <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda x, w: x @ w[:8].clone().t(), ""),
+        (lambda x, w: x.reshape(-1, 24) @ w, "untransposed"),
+        (lambda x, w: torch.addmm(w[:, 0].clone(), x, w.t(), alpha=2), "alpha 2"),
+        (lambda x, w: torch.addmm(torch.ones(5, 24), x, w.t()), "not one number a column"),
+    ],
+)
+def test_other_products_are_left_and_stored_ones_explained(write: Any, reason: str) -> None:
+    before, after, outcome = rewritten(
+        "matmul-by-linear",
+        Product(write),
+        torch.zeros(3, 8)
+        if "alpha" in reason
+        else torch.zeros(6, 8)
+        if "un" in reason
+        else torch.zeros(5, 8),
+    )
+
+    assert after is before
+    assert reason in reasons(outcome)
+    assert bool(outcome.refused) == bool(reason)
+
+
+class Matmul(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+
+@pytest.mark.parametrize("outer", [(1, 3), (2, 3), (2, 1, 3)])
+def test_products_of_many_matrices_are_one_bmm(
+    outer: tuple[int, ...], run: Any, largest_error: Any
+) -> None:
+    sides = torch.zeros(*outer, 5, 4), torch.zeros(*outer, 4, 6)
+
+    before, after, outcome = rewritten("matmul-by-bmm", Matmul(), *sides)
+
+    assert len(outcome.changed) == 1
+    assert "aten.matmul.default" not in operators(after)
+    assert largest_error(run(after), run(before)) <= EXACT
+
+
+def test_sides_of_other_outer_sizes_are_declined() -> None:
+    sides = torch.zeros(2, 3, 5, 4), torch.zeros(1, 3, 4, 6)
+
+    before, after, outcome = rewritten("matmul-by-bmm", Matmul(), *sides)
+
+    assert after is before
+    assert "[2, 3] and [1, 3]" in reasons(outcome)
+
+
+def test_products_of_two_matrices_are_left_alone() -> None:
+    _, _, outcome = rewritten("matmul-by-bmm", Matmul(), torch.zeros(5, 4), torch.zeros(4, 6))
+
+    assert (outcome.changed, outcome.refused) == ((), ())
+
+
+class Projections(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 6, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(x), self.k(x), self.v(x)
+
+
+def test_projections_of_one_input_are_joined(run: Any, largest_error: Any) -> None:
+    before, after, outcome = rewritten("fuse-qkv", Projections(), torch.zeros(1, 5, 8))
+
+    assert len(outcome.changed) == 3
+    assert operators(after).count("aten.linear.default") == 1
+    assert sorted(t.numel() for t in after.exported.state_dict.values()) == [22, 22 * 8]
+    assert largest_error(run(after), run(before)) <= EXACT
+
+
+def test_a_weight_used_twice_is_not_joined() -> None:
+    class Tied(Projections):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self.q(x), self.v(x), self.v(x + 1)
+
+    before, after, outcome = rewritten("fuse-qkv", Tied(), torch.zeros(1, 5, 8))
+
+    assert after is before
+    assert "stored twice" in reasons(outcome)
+
+
+def head(vocabulary: int, bias: bool = False) -> nn.Linear:
+    layer = nn.Linear(8, vocabulary, bias=bias)
+    layer.weight.data = random_tensor(vocabulary, 8)
+    return layer
+
+
+@pytest.mark.parametrize(("asked", "sizes"), [("", [12, 12, 12, 15]), ("=2", [25, 26])])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_vocabulary_is_cut_in_the_pieces_asked_for(
+    asked: str, sizes: list[int], bias: bool, run: Any, largest_error: Any
+) -> None:
+    name = f"split-vocab-projection{asked}"
+
+    before, after, outcome = rewritten(name, head(51, bias), torch.zeros(1, 5, 8))
+
+    linears = [n for n in after.exported.graph.nodes if n.target == torch.ops.aten.linear.default]
+    assert [node.meta["val"].shape[-1] for node in linears] == sizes
+    assert outcome.rewrite == name
+    assert largest_error(run(after), run(before)) <= EXACT
+
+
+def test_a_cut_vocabulary_takes_no_more_room_in_a_file(tmp_path: Any) -> None:
+    before, after, _ = rewritten("split-vocab-projection", head(50_000), torch.zeros(1, 5, 8))
+    torch.export.save(before.exported, tmp_path / "before.pt2")
+    torch.export.save(after.exported, tmp_path / "after.pt2")
+
+    grown = (tmp_path / "after.pt2").stat().st_size - (tmp_path / "before.pt2").stat().st_size
+
+    assert grown < 0.05 * 50_000 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "vocabulary", "reason"),
+    [("=60", 51, "51 columns cannot be cut in 60"), ("=1", 51, "one piece"), ("", 32, "")],
+)
+def test_what_is_not_cut_and_why(asked: str, vocabulary: int, reason: str) -> None:
+    name = f"split-vocab-projection{asked}"
+
+    before, after, outcome = rewritten(name, head(vocabulary), torch.zeros(1, 5, 8))
+
+    assert after is before
+    assert reason in reasons(outcome)
+    assert bool(outcome.refused) == bool(reason)
+
+
+def test_the_last_row_of_logits_is_what_is_left(run: Any, largest_error: Any) -> None:
+    before, after, outcome = rewritten("last-position-logits", head(51), torch.zeros(2, 5, 8))
+
+    assert len(outcome.changed) == 1
+    assert after.spec.outputs[0].shape == (2, 1, 51)
+    assert after.spec.outputs[0].name == before.spec.outputs[0].name
+    assert largest_error(run(after), [run(before)[0][:, -1:]]) <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "reason"),
+    [
+        (head(51), (1, 1, 8), "one row already"),
+        (head(51), (5, 8), "rank 2"),
+        (Product(lambda x, w: x @ w.t()), (1, 5, 8), "`matmul-by-linear` makes one"),
+    ],
+)
+def test_rows_that_are_not_cut_and_why(module: Any, shape: tuple[int, ...], reason: str) -> None:
+    before, after, outcome = rewritten("last-position-logits", module, torch.zeros(shape))
+
+    assert after is before
+    assert reason in reasons(outcome)
+
+
+@pytest.mark.parametrize("shape", [(8,), (5, 8), (1, 5, 8), (2, 3, 5, 8)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_is_a_convolution_of_one_by_one(
+    shape: tuple[int, ...], bias: bool, run: Any, largest_error: Any
+) -> None:
+    before, after, outcome = rewritten("linear-by-conv1x1", head(6, bias), torch.zeros(shape))
+
+    assert len(outcome.changed) == 1
+    assert "aten.linear.default" not in operators(after)
+    assert largest_error(run(after), run(before)) <= EXACT
+
+
+def test_a_computed_weight_is_declined() -> None:
+    class Computed(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return nn.functional.linear(x, w)
+
+    program = trace("one", Computed(), (torch.zeros(5, 8), torch.zeros(40, 8)))
+    names = ["linear-by-conv1x1", "split-vocab-projection"]
+
+    after, outcomes = run_rewrites(program, names)
+
+    assert after is program
+    assert all("computed" in reasons(outcome) for outcome in outcomes)
+
+
+def test_the_program_is_the_same_object_where_nothing_changed() -> None:
+    program: Program = trace("one", nn.ReLU(), (torch.zeros(3),))
+
+    after, _ = run_rewrites(program, ["fuse-qkv", "matmul-by-bmm"])
+
+    assert after is program
