@@ -1,0 +1,72 @@
+"""The embedded model, and recordings of which it is known when each word ends."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from whisperport.audio import SAMPLE_RATE, load_audio
+from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
+from whisperport.targets import RunOptions
+from whisperport.text import Word
+from whisperport.transcription import Transcriber
+from whisperport.verification.clips import shipped_recordings
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A sound, and its words with their times."""
+
+    samples: np.ndarray
+    words: tuple[Word, ...]
+
+
+@dataclass
+class Listened:
+    """What came out of a stream, and when, in seconds of sound."""
+
+    live: LiveTranscriber
+    updates: list[LiveUpdate] = field(default_factory=list)
+
+    @property
+    def committed(self) -> list[tuple[Word, float]]:
+        return [(word, u.heard_s) for u in self.updates for word in u.committed]
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Transcriber:
+    return Transcriber(run=RunOptions(threads=1))
+
+
+@pytest.fixture(scope="session")
+def spoken() -> dict[str, Spoken]:
+    """By the number in the file's name."""
+    return {r.path.name[:2]: Spoken(load_audio(r.path), r.words) for r in shipped_recordings()}
+
+
+def silence(seconds: float) -> np.ndarray:
+    return np.zeros(round(SAMPLE_RATE * seconds), np.float32)
+
+
+def in_a_row(*parts: Spoken, gap_s: float) -> Spoken:
+    samples, words, at = [], [], 0.0
+    for part in parts:
+        words += [Word(w.word, at + w.start, at + w.end, 1.0) for w in part.words]
+        samples += [part.samples, silence(gap_s)]
+        at += part.samples.size / SAMPLE_RATE + gap_s
+    return Spoken(np.concatenate(samples), tuple(words))
+
+
+def listen(
+    transcriber: Transcriber,
+    samples: np.ndarray,
+    piece_s: float = 0.1,
+    options: LiveOptions | None = None,
+) -> Listened:
+    """Feed it in pieces, in simulated time: it is as late as the sound it needed, and no later."""
+    done = Listened(LiveTranscriber(transcriber, options))
+    size = round(piece_s * SAMPLE_RATE)
+    for start in range(0, samples.size, size):
+        done.updates.append(done.live.feed(samples[start : start + size]))
+    done.updates.append(done.live.finish())
+    return done

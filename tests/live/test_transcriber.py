@@ -1,0 +1,234 @@
+"""A stream becomes the text of its recording, words within 2 s of being spoken, in bounded memory."""
+
+from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from whisperport.errors import AudioError, UsageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.live import LiveOptions, LiveTranscriber
+from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.targets import RunOptions
+from whisperport.text.normalize import normalize
+from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.verification.clips import Clip
+
+from .conftest import Listened, Spoken, in_a_row, listen, silence
+
+LATEST_S = 2.0  # from the end of a word to its commit
+EQUAL = 0.95  # of the words, between live and offline
+
+
+def delays(done: Listened, spoken: Spoken) -> list[float]:
+    """Seconds of sound from the true end of each word that was understood to its commit."""
+    heard: list[tuple[str, float]] = []
+    for word, at in done.committed:
+        if heard and not word.word.startswith(" "):  # the "-four" of "twenty-four"
+            heard[-1] = (heard[-1][0] + word.word, at)
+        else:
+            heard.append((word.word, at))
+    pairs = SequenceMatcher(
+        None, [normalize(w.word) for w in spoken.words], [normalize(w) for w, _ in heard], False
+    )
+    return [
+        heard[block.b + i][1] - spoken.words[block.a + i].end
+        for block in pairs.get_matching_blocks()
+        for i in range(block.size)
+    ]
+
+
+def equal_share(live: str, offline: str) -> float:
+    pairs = SequenceMatcher(None, live.split(), offline.split(), autojunk=False)
+    same = sum(block.size for block in pairs.get_matching_blocks())
+    return same / max(len(live.split()), len(offline.split()))
+
+
+@pytest.mark.parametrize(("number", "piece_s"), [("03", 0.1), ("10", 0.37), ("13", 0.5)])
+def test_words_come_within_two_seconds_and_are_those_of_the_recording(
+    number: str, piece_s: float, embedded: Transcriber, spoken: dict[str, Spoken]
+) -> None:
+    sound = spoken[number]
+
+    done = listen(embedded, sound.samples, piece_s)
+
+    late = delays(done, sound)
+    assert len(late) >= EQUAL * len(sound.words)
+    assert min(late) > 0  # no word is certain before it was spoken
+    assert max(late) <= LATEST_S
+    offline = embedded.transcribe(sound.samples).text
+    assert equal_share(done.live.transcript().text, offline) >= EQUAL
+
+
+def test_several_utterances_with_gaps_come_one_by_one(
+    embedded: Transcriber, spoken: dict[str, Spoken]
+) -> None:
+    sound = in_a_row(spoken["05"], spoken["16"], gap_s=2.5)
+
+    done = listen(embedded, sound.samples)
+
+    assert max(delays(done, sound)) <= LATEST_S
+    segments = done.live.transcript().segments
+    assert len(segments) == 2
+    offline = embedded.transcribe(sound.samples).text
+    assert equal_share(done.live.transcript().text, offline) >= EQUAL
+    # The first was over before the second began.
+    closed = [update.heard_s for update in done.updates if update.closed]
+    assert closed[0] < segments[1].start
+
+
+def test_a_buffer_is_cut_while_speech_goes_on(
+    embedded: Transcriber, spoken: dict[str, Spoken]
+) -> None:
+    """Longer than half a window. A pass a second: a word waits for the second pass after it."""
+    words = tuple(word for word in spoken["19"].words if word.end < 22)
+    sound = Spoken(spoken["19"].samples[: 22 * 16_000], words)
+
+    done = listen(embedded, sound.samples, 0.5, LiveOptions(step_s=1.0))
+
+    transcript = done.live.transcript()
+    assert equal_share(transcript.text, embedded.transcribe(sound.samples).text) >= EQUAL
+    assert max(delays(done, sound)) <= LATEST_S + 1.0
+    assert transcript.text == " ".join(s.text.strip() for s in transcript.segments)
+
+
+def test_what_is_committed_is_the_transcript(
+    embedded: Transcriber, spoken: dict[str, Spoken]
+) -> None:
+    done = listen(embedded, spoken["07"].samples)
+
+    words = "".join(word.word for word, _ in done.committed)
+    transcript = done.live.transcript()
+    assert normalize(words) == normalize(transcript.text)
+    closed = [segment for update in done.updates for segment in update.closed]
+    assert transcript.segments == tuple(closed)
+    ends = [word.end for segment in transcript.segments for word in segment.words]
+    assert ends == sorted(ends)
+    assert transcript.duration_s == pytest.approx(spoken["07"].samples.size / 16_000)
+
+
+def test_a_stream_that_stops_in_the_middle_of_a_word_keeps_what_was_said(
+    embedded: Transcriber, spoken: dict[str, Spoken]
+) -> None:
+    done = listen(embedded, spoken["03"].samples[: 16_000 * 2 - 7])
+
+    assert done.live.transcript().text.startswith("Set the hallway temperature to")
+
+
+def test_all_at_once_is_heard_in_one_pass(
+    embedded: Transcriber, spoken: dict[str, Spoken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever fell behind catches up: partial passes are left out, no sound is."""
+    encoded: list[int] = []
+    encode = embedded.engine.encode
+    monkeypatch.setattr(embedded.engine, "encode", lambda mel: encoded.append(1) or encode(mel))
+
+    done = listen(embedded, spoken["03"].samples, piece_s=30.0)
+
+    assert len(encoded) == 2  # one for the sound, one for its end
+    assert done.live.transcript().text == embedded.transcribe(spoken["03"].samples).text
+
+
+def test_silence_is_silent(embedded: Transcriber) -> None:
+    done = listen(embedded, silence(4.0), 0.5)
+
+    assert done.live.transcript().text == ""
+    assert done.live.transcript().duration_s == 4.0
+
+
+def test_a_stream_without_sound_is_an_empty_transcript(embedded: Transcriber) -> None:
+    live = LiveTranscriber(embedded)
+
+    live.feed(np.empty(0, np.float32))
+    update = live.finish()
+
+    assert (update.committed, update.tentative, update.heard_s) == ((), "", 0.0)
+    assert live.transcript().segments == ()
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [np.zeros((2, 10), np.float32), np.zeros(10, np.int16), np.full(10, np.nan)],
+    ids=["stereo", "integers", "NaN"],
+)
+def test_what_is_no_sound_is_refused_and_what_came_before_is_kept(
+    samples: np.ndarray, embedded: Transcriber, spoken: dict[str, Spoken]
+) -> None:
+    live = LiveTranscriber(embedded)
+    live.feed(spoken["16"].samples)
+
+    with pytest.raises(AudioError):
+        live.feed(samples)
+
+    live.finish()
+    assert live.transcript().text == "Turn the volume up to seventy-one."
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"step_s": 0.0},
+        {"pause_s": 11.0},
+        {"transcribe": TranscribeOptions(clips=(1.0, 2.0))},
+        {
+            "transcribe": TranscribeOptions(
+                word_timestamps=True, hallucination_silence_threshold=1.0
+            )
+        },
+    ],
+    ids=["no step", "a long pause", "clips", "hallucination threshold"],
+)
+def test_options_that_cannot_be_live_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        LiveOptions(**options)
+
+
+def test_a_language_that_the_checkpoint_lacks_is_refused(embedded: Transcriber) -> None:
+    options = TranscribeOptions(decode=DecodeOptions(language="xx"))
+
+    with pytest.raises(UsageError, match="xx"):
+        listen(embedded, silence(1.0), 0.5, LiveOptions(transcribe=options))
+
+
+@pytest.fixture(scope="module")
+def shortest(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tmp_path_factory.mktemp("micro")
+
+
+@pytest.fixture
+def micro_transcriber(
+    micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, shortest: Any
+) -> Transcriber:
+    """Random weights that never stop talking, and windows of 0.2 s, which every step fills."""
+    noise = 0.1 * np.random.default_rng(0).standard_normal(3200).astype(np.float32)
+    folder = shortest / "bundle"
+    if not folder.exists():
+        options = ExportOptions(clips=[Clip("hiss", "", noise)], run=RunOptions(threads=1))
+        export(micro_checkpoint, "fake", folder, options)
+    return Transcriber(folder, RunOptions(threads=1))
+
+
+@given(sizes=st.lists(st.integers(0, 6_000), max_size=8), timestamps=st.booleans())
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_sound_is_lost_however_it_comes_and_whatever_the_model_says(
+    micro_transcriber: Transcriber, sizes: list[int], timestamps: bool
+) -> None:
+    decode = DecodeOptions(language="en", timestamps=timestamps, max_tokens=6)
+    thresholds = Thresholds(compression_ratio=None, logprob=None, no_speech=None)
+    options = TranscribeOptions(decode=decode, temperatures=(0.0,), thresholds=thresholds)
+    live = LiveTranscriber(micro_transcriber, LiveOptions(transcribe=options, step_s=0.1))
+    random = np.random.default_rng(len(sizes))
+
+    fed = 0
+    for size in sizes:
+        fed += size
+        update = live.feed((0.1 * random.standard_normal(size)).astype(np.float32))
+        assert update.heard_s == pytest.approx(fed / 16_000)
+    live.finish()
+
+    transcript = live.transcript()
+    assert transcript.duration_s == pytest.approx(fed / 16_000)
+    assert all(0 <= s.start <= s.end for s in transcript.segments)
