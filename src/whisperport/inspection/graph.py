@@ -53,6 +53,8 @@ class Node:
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)  # by aten's names
     custom: bool = False  # not of torch's, ONNX's or TFLite's own operators
+    module: str = ""  # torch only: the path of the innermost module, "blocks.0.attn.query"
+    module_type: str = ""  # and its class, "torch.nn.modules.linear.Linear"
 
     @property
     def tensors(self) -> tuple[Value, ...]:
@@ -111,7 +113,7 @@ def build(
     outputs: Iterable[Value],
     opset: int | None = None,
 ) -> Graph:
-    """A graph without the nodes that do nothing; their users read what they read.
+    """A graph without the nodes that do nothing, or nothing that anyone reads.
 
     ONNX and TFLite compilers compute at once what depends on constants alone, so that such nodes are
     left out too. torch's compilers do not.
@@ -127,7 +129,17 @@ def build(
         else:
             kept.append(node)
     returned = tuple(same.get(value.name, value) for value in outputs)
-    return Graph(name, format, tuple(kept), tuple(inputs), returned, opset)
+    return Graph(name, format, _read_by_someone(kept, returned), tuple(inputs), returned, opset)
+
+
+def _read_by_someone(nodes: list[Node], returned: tuple[Value, ...]) -> tuple[Node, ...]:
+    read = {value.name for value in returned}
+    kept = []
+    for node in reversed(nodes):
+        if node.custom or any(value.name in read for value in node.outputs):
+            read.update(value.name for value in node.tensors)
+            kept.append(node)
+    return tuple(reversed(kept))
 
 
 def _is_constant(node: Node) -> bool:

@@ -36,8 +36,10 @@ def read_exported(name: str, exported: "ExportedProgram") -> Graph:
             outputs = _outputs(node)
             values |= dict(outputs)
             made = [value for _, value in outputs]
-            nodes.append(torch_node(node.name, _target(node), _arguments(node, values), made))
-    returned = [values[str(n)] for n in signature.user_outputs if str(n) in values]
+            arguments = _arguments(node, values)
+            nodes.append(torch_node(node.name, _target(node), arguments, made, _module(node)))
+    specs = signature.output_specs  # results, and what is written back into buffers and inputs
+    returned = [values[spec.arg.name] for spec in specs if spec.arg.name in values]
     return build(name, "torch", [node for node in nodes if node], given, returned)
 
 
@@ -46,6 +48,15 @@ def _target(node: "fx.Node") -> str:
     namespace = str(getattr(node.target, "namespace", ""))
     text = str(node.target)
     return text if "." in text else f"{namespace or 'python'}.{text}"
+
+
+def _module(node: "fx.Node") -> tuple[str, str]:
+    """Path and class of the innermost module."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    if not stack:
+        return "", ""
+    path, kind = stack[-1]
+    return str(path), kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _value(name: str, tensor: Any, constant: bool = False) -> Value:

@@ -139,10 +139,12 @@ def _stored(signature: Mapping[str, Any]) -> tuple[set[str], list[str]]:
 
 
 def _returned(signature: Mapping[str, Any]) -> list[str]:
-    specs = [
-        spec["user_output"]["arg"] for spec in signature["output_specs"] if "user_output" in spec
-    ]
-    return [arg["as_tensor"]["name"] for arg in specs if "as_tensor" in arg]
+    """Names of results, and of what is written back into buffers and inputs."""
+    names = []
+    for spec in signature["output_specs"]:
+        ((_, body),) = spec.items()
+        names.append(body["arg"].get("as_tensor", body["arg"]).get("name"))
+    return names
 
 
 def _value(name: str, meta: Mapping[str, Any], constant: bool) -> Value:
@@ -165,7 +167,14 @@ def _node(node: Mapping[str, Any], values: Mapping[str, Value], index: int) -> N
         (str(given["name"]), _plain(given["arg"], values)) for given in node["inputs"]
     ]
     name = node.get("name") or (made[0].name if made else f"node_{index}")
-    return torch_node(str(name), str(node["target"]), arguments, made)
+    module = _module(node.get("metadata", {}).get("nn_module_stack", ""))
+    return torch_node(str(name), str(node["target"]), arguments, made, module)
+
+
+def _module(stack: str) -> tuple[str, str]:
+    """The innermost of `key,path,class;key,path,class`."""
+    parts = stack.split(";")[-1].split(",")
+    return (parts[1], parts[2]) if len(parts) == 3 else ("", "")
 
 
 def _plain(argument: Mapping[str, Any], values: Mapping[str, Value]) -> Any:

@@ -13,13 +13,18 @@ _IGNORED = ("_assert", "sym_", "_set_grad_enabled", "_guards", "_functional_asse
 
 
 def torch_node(
-    name: str, target: str, arguments: Sequence[Argument], outputs: Sequence[Value]
+    name: str,
+    target: str,
+    arguments: Sequence[Argument],
+    outputs: Sequence[Value],
+    module: tuple[str, str] = ("", ""),
 ) -> Node | None:
     """One node.
 
     Args:
         target: `aten.linear.default`, with or without `torch.ops.`.
         arguments: in the order of the operator's schema.
+        module: path and class of the innermost module that called it.
 
     Returns:
         None for what computes no tensor: assertions, arithmetic on sizes.
@@ -39,6 +44,8 @@ def torch_node(
         tuple(outputs),
         {key: value for key, value in arguments if not any(True for _ in _tensors(value))},
         custom=not aten and namespace != "higher_order",
+        module=module[0],
+        module_type=module[1],
     )
 
 

@@ -216,6 +216,7 @@ class Xnnpack(Target):
         run_extra="xnnpack",
         sources={
             "operators": CONFIG + "__init__.py, and each lowered by itself",
+            "domains": "executorch 1.5.1 backends/xnnpack/partition/config/__init__.py: all are aten's",
             "formats": "executorch 1.5.1 exir: to_edge_transform_and_lower takes an ExportedProgram",
             "static": "torch.export of dynamic shapes lowers; whisperport's runtime passes static ones",
             "max_rank": "google/XNNPACK include/xnnpack.h: XNN_MAX_TENSOR_DIMS is 6",

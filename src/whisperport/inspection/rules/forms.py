@@ -27,9 +27,23 @@ def constant_weight(graph: Graph, limit: Limit) -> Iterator[Finding]:
         if node.op in ("matmul", "mm") and _rank(node.tensors[1]) != 2:
             continue  # a batched product, which packs nothing
         for what, value in zip(("weight", "bias"), node.tensors[1:], strict=False):
-            if not value.constant:
+            if not value.constant and not _is_decomposed_linear(graph, node, value):
                 yield _computed(graph, node, what, value)
                 break
+
+
+def _is_decomposed_linear(graph: Graph, node: Node, weight: Value) -> bool:
+    """`addmm` with a transposed weight that `nn.Linear` was decomposed into: seen through, by its class."""
+    return (
+        node.op in ("addmm", "mm")
+        and node.module_type == "torch.nn.modules.linear.Linear"
+        and _is_stored_transposed(graph, weight)
+    )
+
+
+def _is_stored_transposed(graph: Graph, value: Value) -> bool:
+    maker = graph.producer(value)
+    return maker is not None and maker.op == "transpose" and maker.tensors[0].constant
 
 
 def _computed(graph: Graph, node: Node, what: str, value: Value) -> Finding:
@@ -38,8 +52,7 @@ def _computed(graph: Graph, node: Node, what: str, value: Value) -> Finding:
     product = "aten.mm" if node.op == "matmul" else node.op  # what torch makes of it
     shapes = f"{shown(node.tensors[0].shape)} by {shown(node.tensors[1].shape)}"
     reason = f"{product} {shapes}: its {what} is {origin}, not a stored constant"
-    transposed = maker is not None and maker.op == "transpose" and maker.tensors[0].constant
-    return Finding(node.name, reason, node, mended=transposed)
+    return Finding(node.name, reason, node, mended=_is_stored_transposed(graph, value))
 
 
 def _rank(value: Value) -> int:
@@ -111,13 +124,16 @@ def argument(graph: Graph, node: Node, value: tuple[str, Set[str]]) -> str:
     return f"{node.op} with {name} {met}; it has {' and '.join(sorted(taken))}"
 
 
-@node_rule("WP306", "An integer stands in arithmetic on floating-point numbers")
-def integer_scalar(graph: Graph, node: Node, _: Any) -> str:
+@node_rule("WP306", "A number stands in arithmetic in a form the target does not take")
+def scalar(graph: Graph, node: Node, _: Any) -> str:
     """torch stores the 2 of `x * 2` as an integer tensor and converts it to floating point each time the
-    program runs. The product is taken; the conversion, of one number, is not.
+    program runs. The product is taken; the conversion, of one number, is not. Where torch took attention
+    apart, it leaves `mul.Scalar`, whose number is no tensor at all, and that is not taken.
 
-    What to do: write `x * 2.0`.
+    What to do: write `x * 2.0`; keep attention whole until it is rewritten.
     """
+    if node.written.endswith(".Scalar") and node.op != "rsub":
+        return f"{node.written}: it takes a number only as a tensor"
     met = [v for k, v in node.attributes.items() if k in ("other", "self") and type(v) is int]
     floats = node.output.dtype.startswith(("float", "bfloat"))
     return (

@@ -1,0 +1,155 @@
+"""The cost model against counts made by hand, and a whole encoder against its closed formula."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whisperport.inspection.cost import Cost, cost_of
+from whisperport.inspection.graph import Value
+from whisperport.inspection.read_exported import read_exported
+
+
+class Calls(nn.Module):
+    """`function(x, …)`, with weights of the given shapes after the inputs."""
+
+    def __init__(self, function: Callable[..., Tensor], *weights: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.weights = nn.ParameterList(torch.rand(shape) for shape in weights)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs, *self.weights)
+
+
+def counted(function: Callable[..., Any], inputs: list[Any], *weights: tuple[int, ...]) -> Cost:
+    example = tuple(torch.rand(x) if isinstance(x, tuple) else x for x in inputs)
+    exported = torch.export.export(Calls(function, *weights), example, strict=False)
+    return cost_of(read_exported("it", exported))
+
+
+# What one multiplication, addition or function of one element is: 1.
+CASES = {
+    # 5 rows, 4 columns, sums of 3: 60 products and 60 sums
+    "linear": (lambda x, w: F.linear(x, w), [(1, 5, 3)], [(4, 3)], 120),
+    "linear with a bias": (F.linear, [(1, 5, 3)], [(4, 3), (4,)], 140),
+    "addmm": (lambda x, w, b: torch.addmm(b, x, w), [(5, 3)], [(3, 4), (4,)], 140),
+    # 2 heads of (5, 3) by (3, 4)
+    "bmm": (torch.bmm, [(2, 5, 3), (2, 3, 4)], [], 240),
+    "matmul of rank 4": (torch.matmul, [(1, 2, 5, 3), (1, 2, 3, 4)], [], 240),
+    # 4 channels of 10 positions, each a sum of 2 · 3 products; and 40 biases
+    "conv1d": (lambda x, w, b: F.conv1d(x, w, b, padding=1), [(1, 2, 10)], [(4, 2, 3), (4,)], 520),
+    "conv1d by two": (
+        lambda x, w: F.conv1d(x, w, padding=1, stride=2),
+        [(1, 2, 10)],
+        [(4, 2, 3)],
+        240,
+    ),
+    "conv2d in groups": (
+        lambda x, w: F.conv2d(x, w, groups=2),
+        [(1, 2, 5, 5)],
+        [(4, 1, 3, 3)],
+        2 * 4 * 9 * 9,
+    ),
+    # scores 2 · 2 · 5 · 7 · 3, sums 2 · 2 · 5 · 7 · 3, and 6 for each of 70 scores
+    "attention": (
+        F.scaled_dot_product_attention,
+        [(1, 2, 5, 3), (1, 2, 7, 3), (1, 2, 7, 3)],
+        [],
+        420 + 420 + 420,
+    ),
+    "softmax": (lambda x: x.softmax(-1), [(2, 6)], [], 60),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), [(2, 6)], [(6,), (6,)], 96),
+    "gelu": (F.gelu, [(2, 6)], [], 60),
+    "gelu by tanh": (lambda x: F.gelu(x, approximate="tanh"), [(2, 6)], [], 108),
+    "add": (torch.add, [(2, 6), (2, 6)], [], 12),
+    "add of one row": (torch.add, [(2, 6), (6,)], [], 12),
+    "mean": (lambda x: x.mean(-1), [(2, 6)], [], 12),
+    "transpose": (lambda x: x.transpose(0, 1).contiguous(), [(2, 6)], [], 0),
+    "lookup": (lambda i, w: F.embedding(i, w), [torch.tensor([[1, 2]])], [(50, 6)], 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_are_those_counted_by_hand(case: str) -> None:
+    function, inputs, weights, expected = CASES[case]
+
+    cost = counted(function, inputs, *weights)
+
+    assert cost.flops == expected
+    assert cost.uncounted == 0
+
+
+def test_bytes_are_read_once_and_written_once() -> None:
+    cost = counted(F.linear, [(1, 5, 3)], (4, 3), (4,))
+
+    (node,) = cost.nodes
+    assert node.weight_bytes == 4 * (12 + 4)
+    assert node.activation_bytes == 4 * (15 + 20)
+    assert cost.stored_bytes == node.weight_bytes
+    assert cost.intensity == 140 / (64 + 140)
+
+
+def test_a_lookup_reads_the_rows_it_takes_and_a_reshape_nothing() -> None:
+    lookup = counted(lambda i, w: F.embedding(i, w), [torch.tensor([[1, 2]])], (50, 6))
+    reshape = counted(lambda x: x.reshape(3, 4), [(2, 6)])
+
+    assert lookup.bytes == 4 * 12 + (4 * 12 + 8 * 2)  # rows read, rows written, two indices
+    assert lookup.stored_bytes == 4 * 50 * 6
+    assert reshape.bytes == 0
+
+
+def test_a_weight_read_twice_is_stored_once() -> None:
+    cost = counted(lambda x, w: F.linear(F.linear(x, w), w), [(1, 3)], (3, 3))
+
+    assert cost.stored_bytes == 36
+    assert sum(node.weight_bytes for node in cost.nodes) == 72
+
+
+def test_what_is_not_known_is_left_out_and_counted_as_such() -> None:
+    cost = counted(lambda x: torch.sort(x).values + x, [(2, 6)])
+
+    assert cost.uncounted == 1
+    assert cost.flops == 12
+
+
+def test_a_program_without_nodes_has_no_intensity() -> None:
+    assert Cost((), 0).intensity == 0.0
+
+
+def test_a_value_of_unknown_size_has_none() -> None:
+    assert Value("x", (1, "n"), "float32").size is None
+    assert Value("x", None, "float32").n_bytes is None
+    assert Value("x", (1, 2), "string").n_bytes is None
+    assert Value("x", (), "float32").n_bytes == 4
+
+
+def encoder_flops(t: int, d: int, ffn: int, mels: int, layers: int) -> int:
+    """Of openai-whisper's encoder, from its definition: T = t positions, 2t frames of `mels`."""
+    stem = 2 * (2 * t) * d * (3 * mels) + (2 * t) * d + 2 * t * d * (3 * d) + t * d
+    gelus = 5 * (2 * t) * d + 5 * t * d
+    positions = t * d
+    projections = 4 * 2 * t * d * d + 3 * t * d  # keys have no bias
+    attention = 2 * t * t * d + 2 * t * t * d
+    feed_forward = 2 * 2 * t * d * ffn + t * ffn + t * d + 5 * t * ffn
+    norms, sums = 2 * 8 * t * d, 2 * t * d
+    block = projections + attention + feed_forward + norms + sums
+    return stem + gelus + positions + layers * block + 8 * t * d
+
+
+def test_an_encoder_costs_what_its_formula_says(random_openai_whisper: Any) -> None:
+    """Attention's softmax and scale, 6 a score, apart: there are as many as heads."""
+    t, d, heads, layers = 50, 48, 3, 2
+    model = random_openai_whisper(
+        n_audio_ctx=t, n_audio_state=d, n_audio_head=heads, n_audio_layer=layers
+    )
+    exported = torch.export.export(model.encoder, (torch.zeros(1, 80, 2 * t),), strict=False)
+
+    cost = cost_of(read_exported("encoder", exported))
+
+    expected = encoder_flops(t, d, 4 * d, 80, layers) + layers * 6 * heads * t * t
+    assert cost.flops == expected
+    assert cost.stored_bytes == sum(4 * p.numel() for p in model.encoder.state_dict().values())

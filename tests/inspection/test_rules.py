@@ -1,0 +1,325 @@
+"""Every rule on a program that breaks it and on one that does not."""
+
+import re
+
+import pytest
+
+from whisperport.inspection.check import check, limits_of, refusals
+from whisperport.inspection.graph import Graph
+from whisperport.inspection.rules import RULES
+from whisperport.inspection.rules.page import rule_index, rule_page
+from whisperport.rewrites import REWRITES
+from whisperport.spec import Limit
+from whisperport.targets import TARGETS
+
+from .graphs import NPU, graph, node, value, weight
+
+X = value("x", 1, 8, 16)
+Y = value("y", 1, 8, 16)
+OUT = value("out", 1, 8, 16)
+FLOATS = frozenset({"float16", "float32"})
+
+
+def one(op: str, *inputs: object, out: object = OUT, **attributes: object) -> Graph:
+    return graph(node(op, list(inputs), out, **attributes))  # type: ignore[arg-type]
+
+
+def product(right: object, *before: object, columns: int = 4) -> Graph:
+    made = node("matmul", [X, right], value("out", 1, 8, columns))  # type: ignore[list-item]
+    return graph(*before, made)  # type: ignore[arg-type]
+
+
+STORED = weight("w", 40, 16)
+TRANSPOSED = value("wt", 16, 40)
+
+# code -> limit's value, a program that breaks it, the reason said, a program that does not
+CASES: dict[str, tuple[object, Graph, str, Graph]] = {
+    "WP101": (
+        frozenset({"add"}),
+        one("erf", X),
+        "erf is not among the operators it takes",
+        one("add", X, Y),
+    ),
+    "WP102": (
+        frozenset({"com.vendor"}),
+        one("com.other.Fft", X),
+        "com.other.Fft is a custom operator; it takes those of com.vendor",
+        one("com.vendor.Fft", X),
+    ),
+    "WP103": (
+        "any and where",
+        one("scaled_dot_product_attention", X, X, X),
+        "it is taken apart, and any and where stay outside",
+        one("softmax", X, dim=-1),
+    ),
+    "WP201": (
+        4,
+        one("add", X, Y, out=value("out", 1, 1, 1, 8, 16)),
+        "rank 5 is above 4",
+        one("add", X, Y, out=value("out", 1, 1, 8, 16)),
+    ),
+    "WP202": (
+        frozenset({"float32"}),
+        one("embedding", weight("w", 40, 16), value("x", 1, 8, dtype="int64")),
+        "input of int64; it takes float32",
+        one("add", X, Y),
+    ),
+    "WP203": (
+        FLOATS,
+        one("add", value("x", 4, dtype="int64"), value("y", 4, dtype="int64")),
+        "add on int64; it computes in float16, float32",
+        one("add", X, Y),
+    ),
+    "WP204": (
+        None,
+        one("add", value("x", 1, "n", 16), Y),
+        "input of shape (1, n, 16)",
+        one("add", X, Y),
+    ),
+    "WP205": (
+        frozenset({4}),
+        one("conv", X, weight("w", 4, 8, 3)),
+        "convolution of rank 3; it has rank 4",
+        one("conv", value("x", 1, 8, 1, 16), weight("w", 4, 8, 1, 3)),
+    ),
+    "WP206": (
+        511,
+        one("add", X, Y),
+        "a tensor of 512 bytes; the limit is 511",
+        one("add", value("x", 8, 15), value("y", 8, 15), out=value("out", 8, 15)),
+    ),
+    "WP207": (
+        20_000,
+        product(weight("w", 16, 51_865), columns=51_865),
+        "a product of 51,865 columns; the limit is 20,000",
+        product(weight("w", 16, 12_967), columns=12_967),
+    ),
+    "WP208": (
+        1,
+        one("add", value("x", 2, 8, 16), Y),
+        "input of shape (2, 8, 16); its first axis must be 1",
+        one("add", X, Y),
+    ),
+    "WP209": (
+        None,
+        one("mul", X, value("y", 1, 0, 16)),
+        "mul on a tensor of shape (1, 0, 16)",
+        one("mul", X, Y),
+    ),
+    "WP301": (
+        None,
+        product(TRANSPOSED, node("transpose", [STORED], TRANSPOSED), columns=40),
+        "aten.mm (1, 8, 16) by (16, 40): its weight is computed by `transpose_of_wt` (transpose), "
+        "not a stored constant",
+        product(weight("w", 16, 40), columns=40),
+    ),
+    "WP302": (
+        None,
+        one("softmax", X, dim=1),
+        "softmax along axis 1 of 3; it has the last only",
+        one("softmax", X, dim=2),
+    ),
+    "WP303": (
+        None,
+        one("mean", X, out=value("out", 1, 8, 1), dim=[-1], keepdim=True),
+        "mean over [-1] of rank 3, kept; it has [2, 3] of rank 4, kept",
+        one(
+            "mean",
+            value("x", 1, 8, 4, 4),
+            out=value("out", 1, 8, 1, 1),
+            dim=[-1, -2],
+            keepdim=True,
+        ),
+    ),
+    "WP304": (
+        None,
+        product(value("r", 1, 16, 4)),
+        "matmul (1, 8, 16) by (1, 16, 4) copies both; bmm of rank 3 does not",
+        product(value("r", 16, 4)),
+    ),
+    "WP305": (
+        ("exponent", frozenset({"2"})),
+        one("pow", X, exponent=2.0),
+        "pow with exponent 2.0; it has 2",
+        one("pow", X, exponent=2),
+    ),
+    "WP306": (
+        None,
+        one("mul", X, other=2),
+        "mul with the integer 2; a 2.0 is stored as it is used",
+        one("mul", X, other=2.0),
+    ),
+    "WP307": (
+        None,
+        one("to", value("x", 1, 8, 16, dtype="float16")),
+        "conversion from float16 to float32",
+        one("add", X, Y),
+    ),
+    "WP308": (None, one("cat", X, X), "cat of one tensor", one("cat", X, Y)),
+    "WP309": (
+        None,
+        one("constant_pad_nd", X, pad=[-1, 1]),
+        "pad by [-1, 1]; widths must be 0 or more",
+        one("constant_pad_nd", X, pad=[0, 1]),
+    ),
+    "WP401": (
+        frozenset({13, 17}),
+        graph(node("add", [X, Y], OUT), format="onnx", opset=18),
+        "opset 18; it reads 13, 17",
+        graph(node("add", [X, Y], OUT), format="onnx", opset=17),
+    ),
+    "WP402": (
+        frozenset({"torch"}),
+        graph(node("add", [X, Y], OUT), format="tflite"),
+        "this is tflite; it reads torch",
+        one("add", X, Y),
+    ),
+    "WP501": (
+        None,
+        one("gelu", X, approximate="tanh"),
+        "gelu with approximate='tanh' is computed with erf",
+        one("gelu", X, approximate="none"),
+    ),
+}
+
+
+# Whom a limit concerns, where a rule leaves that to the limit.
+CONCERNS = {"WP103": {"scaled_dot_product_attention"}, "WP301": {"conv", "linear", "matmul"}}
+
+
+@pytest.mark.parametrize("code", sorted(RULES))
+def test_a_rule_finds_what_breaks_it_and_nothing_else(code: str) -> None:
+    limit_value, broken, reason, whole = CASES[code]
+    concerns = frozenset(CONCERNS.get(code, ()))
+    limit = Limit(rule=code, value=limit_value, operators=concerns, source="a test")
+
+    found = list(RULES[code].check(broken, limit))
+
+    assert [finding.reason for finding in found][:1] == [reason]
+    assert not list(RULES[code].check(whole, limit))
+
+
+@pytest.mark.parametrize("code", sorted(RULES))
+def test_a_page_says_what_to_do_and_who_has_the_limit(code: str) -> None:
+    specs = [*(target.spec for target in TARGETS), NPU]
+
+    page = rule_page(RULES[code], specs)
+
+    assert page.startswith(f"# {code}: {RULES[code].title}\n")
+    assert "What to do: " in page
+    holders = {spec.name for spec in specs if any(li.rule == code for li in limits_of(spec))}
+    assert set(re.findall(r"^\| (\w+) \|", page, re.MULTILINE)) - {"Target"} == holders
+    assert len(RULES[code].title) < 90
+    assert not RULES[code].title.endswith(".")
+
+
+def test_codes_are_of_one_form_and_listed_in_order() -> None:
+    codes = [code for code, _ in rule_index()]
+
+    assert codes == sorted(CASES)
+    assert all(re.fullmatch(r"WP[1-5]\d\d", code) for code in codes)
+
+
+@pytest.mark.parametrize("spec", [t.spec for t in TARGETS], ids=lambda spec: spec.name)
+def test_every_limit_of_a_target_names_a_rule_a_source_and_a_rewrite_that_exists(spec) -> None:
+    for limit in limits_of(spec):
+        assert limit.rule in RULES
+        assert limit.source, limit.rule
+        assert limit.rewrite == "" or limit.rewrite in REWRITES
+    assert set(spec.mends.values()) <= set(REWRITES)
+
+
+# A processor that takes little ---------------------------------------------------------------------
+
+
+def test_a_spec_is_all_that_a_new_target_needs() -> None:
+    tokens = value("tokens", 1, 8, dtype="int64")
+    mel = value("mel", 1, 80, 100)
+    program = graph(
+        node("embedding", [weight("e", 51_865, 16), tokens], X),
+        node("linear", [X, weight("e", 51_865, 16)], value("logits", 1, 8, 51_865)),
+        node("conv", [mel, weight("c", 16, 80, 3)], value("h", 1, 16, 100)),
+        node("cat", [value("logits", 1, 8, 51_865), value("h", 1, 16, 100)], OUT),
+        format="onnx",
+        opset=18,
+    )
+
+    found = {(refusal.rule, refusal.node) for refusal in refusals(program, NPU)}
+
+    assert found == {
+        ("WP202", "tokens"),
+        ("WP101", "embedding_of_x"),
+        ("WP101", "cat_of_out"),
+        ("WP207", "linear_of_logits"),
+        ("WP205", "conv_of_h"),
+        ("WP401", ""),
+    }
+
+
+# Grouping ------------------------------------------------------------------------------------------
+
+
+def test_refusals_of_a_kind_are_one_row_and_the_costliest_node_is_its_first() -> None:
+    small, large = value("a", 1, 2, 4), value("b", 1, 200, 4)
+    program = graph(
+        node("erf", [value("x", 1, 2, 4)], small),
+        node("erf", [value("z", 1, 200, 4)], large),
+        node("add", [small, large], OUT),
+    )
+
+    checked = check(program, NPU)
+
+    (kind,) = checked.kinds
+    assert (kind.rule, kind.operator) == ("WP101", "erf")
+    assert [place.name for place in kind.places] == ["erf_of_b", "erf_of_a"]
+    assert checked.refused_nodes == 2
+    assert checked.share(kind)[0] == pytest.approx(808 / (808 + 128))
+
+
+def test_a_node_is_counted_once_by_the_first_limit_that_it_breaks() -> None:
+    deep = value("deep", 1, 1, 1, 8, 16)
+
+    found = refusals(graph(node("erf", [X], deep)), NPU)
+
+    assert [refusal.rule for refusal in found] == ["WP101"]
+
+
+def test_a_warning_refuses_nothing() -> None:
+    spec = next(t.spec for t in TARGETS if t.spec.name == "xnnpack")
+    program = graph(node("gelu", [X], OUT, approximate="tanh"))
+
+    checked = check(program, spec)
+
+    assert [(kind.rule, kind.warning) for kind in checked.kinds] == [("WP501", True)]
+    assert checked.refused == ()
+    assert refusals(program, spec) == []
+
+
+def test_what_no_input_has_a_part_in_is_mended_by_folding() -> None:
+    mask = value("mask", 1, 8, 16)
+    program = graph(
+        node("arange", [], value("n", 16, dtype="float32")),
+        node("triu", [value("n", 16)], mask),
+        node("add", [X, mask], OUT),
+    )
+
+    kinds = check(program, NPU).kinds
+
+    assert {(kind.operator, kind.rewrite) for kind in kinds} == {
+        ("arange", "fold-constants"),
+        ("triu", "fold-constants"),
+    }
+
+
+def test_a_computed_weight_that_is_no_stored_one_transposed_has_no_rewrite() -> None:
+    spec = next(t.spec for t in TARGETS if t.spec.name == "xnnpack")
+    other = value("other", 16, 4)
+    from_input = check(graph(node("matmul", [X, other], value("out", 1, 8, 4))), spec)
+    transposed = check(
+        product(TRANSPOSED, node("transpose", [STORED], TRANSPOSED), columns=40), spec
+    )
+
+    assert [(kind.rule, kind.rewrite) for kind in from_input.kinds] == [("WP301", "")]
+    assert [(kind.rule, kind.rewrite) for kind in transposed.kinds] == [
+        ("WP301", "matmul-by-linear")
+    ]

@@ -1,0 +1,137 @@
+"""Small TFLite files, written field by field: converters are large, and none writes what is wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import flatbuffers
+from tflite import Buffer, Model, Operator, OperatorCode, SubGraph, Tensor
+from tflite.BuiltinOperator import BuiltinOperator
+
+FLOAT32, INT32, INT64 = 0, 2, 4
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor; `data` makes it a constant."""
+
+    shape: Sequence[int]
+    kind: int = FLOAT32
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator of TFLite's own, or with `custom` a vendor's, over tensors by index."""
+
+    name: str
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    custom: bool = False
+
+
+def tflite_file(
+    tensors: Sequence[T], operators: Sequence[Op], inputs: Sequence[int], outputs: Sequence[int]
+) -> bytes:
+    b = flatbuffers.Builder(1024)
+    buffers = [_buffer(b, b"")] + [_buffer(b, t.data) for t in tensors]
+    made = [_tensor(b, t, index + 1) for index, t in enumerate(tensors)]
+    codes = [_code(b, op) for op in operators]
+    ops = [_operator(b, op, index) for index, op in enumerate(operators)]
+    graph = _graph(b, made, ops, inputs, outputs)
+    codes_at = _offsets(b, codes)
+    graphs_at = _offsets(b, [graph])
+    buffers_at = _offsets(b, buffers)
+    Model.ModelStart(b)
+    Model.ModelAddVersion(b, 3)
+    Model.ModelAddOperatorCodes(b, codes_at)
+    Model.ModelAddSubgraphs(b, graphs_at)
+    Model.ModelAddBuffers(b, buffers_at)
+    b.Finish(Model.ModelEnd(b), file_identifier=b"TFL3")
+    return bytes(b.Output())
+
+
+def linear_file(rows: int = 2, inner: int = 3, columns: int = 4) -> bytes:
+    """x (rows, inner) to a FULLY_CONNECTED of `columns`, and a SOFTMAX."""
+    weight = T((columns, inner), data=bytes(4 * columns * inner))
+    bias = T((columns,), data=bytes(4 * columns))
+    return tflite_file(
+        [T((rows, inner)), weight, bias, T((rows, columns)), T((rows, columns))],
+        [Op("FULLY_CONNECTED", [0, 1, 2], [3]), Op("SOFTMAX", [3], [4])],
+        [0],
+        [4],
+    )
+
+
+def _offsets(b: flatbuffers.Builder, offsets: Sequence[int]) -> int:
+    b.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        b.PrependUOffsetTRelative(offset)
+    return b.EndVector()
+
+
+def _ints(b: flatbuffers.Builder, numbers: Sequence[int]) -> int:
+    b.StartVector(4, len(numbers), 4)
+    for number in reversed(numbers):
+        b.PrependInt32(number)
+    return b.EndVector()
+
+
+def _buffer(b: flatbuffers.Builder, data: bytes) -> int:
+    at = b.CreateByteVector(data) if data else None
+    Buffer.BufferStart(b)
+    if at is not None:
+        Buffer.BufferAddData(b, at)
+    return Buffer.BufferEnd(b)
+
+
+def _tensor(b: flatbuffers.Builder, tensor: T, buffer: int) -> int:
+    name = b.CreateString(f"t{buffer - 1}")
+    dynamic = any(axis < 0 for axis in tensor.shape)
+    signature = _ints(b, tensor.shape) if dynamic else None
+    shape = _ints(b, [max(axis, 1) for axis in tensor.shape])
+    Tensor.TensorStart(b)
+    Tensor.TensorAddShape(b, shape)
+    Tensor.TensorAddType(b, tensor.kind)
+    Tensor.TensorAddBuffer(b, buffer)
+    Tensor.TensorAddName(b, name)
+    if signature is not None:
+        Tensor.TensorAddShapeSignature(b, signature)
+    return Tensor.TensorEnd(b)
+
+
+def _code(b: flatbuffers.Builder, op: Op) -> int:
+    custom = b.CreateString(op.name) if op.custom else None
+    number = BuiltinOperator.CUSTOM if op.custom else getattr(BuiltinOperator, op.name)
+    OperatorCode.OperatorCodeStart(b)
+    OperatorCode.OperatorCodeAddDeprecatedBuiltinCode(b, min(number, 127))
+    if custom is not None:
+        OperatorCode.OperatorCodeAddCustomCode(b, custom)
+    OperatorCode.OperatorCodeAddVersion(b, 1)
+    OperatorCode.OperatorCodeAddBuiltinCode(b, number)
+    return OperatorCode.OperatorCodeEnd(b)
+
+
+def _operator(b: flatbuffers.Builder, op: Op, code: int) -> int:
+    inputs, outputs = _ints(b, op.inputs), _ints(b, op.outputs)
+    Operator.OperatorStart(b)
+    Operator.OperatorAddOpcodeIndex(b, code)
+    Operator.OperatorAddInputs(b, inputs)
+    Operator.OperatorAddOutputs(b, outputs)
+    return Operator.OperatorEnd(b)
+
+
+def _graph(
+    b: flatbuffers.Builder,
+    tensors: Sequence[int],
+    operators: Sequence[int],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+) -> int:
+    tensors_at, operators_at = _offsets(b, tensors), _offsets(b, operators)
+    inputs_at, outputs_at = _ints(b, inputs), _ints(b, outputs)
+    SubGraph.SubGraphStart(b)
+    SubGraph.SubGraphAddTensors(b, tensors_at)
+    SubGraph.SubGraphAddInputs(b, inputs_at)
+    SubGraph.SubGraphAddOutputs(b, outputs_at)
+    SubGraph.SubGraphAddOperators(b, operators_at)
+    return SubGraph.SubGraphEnd(b)
