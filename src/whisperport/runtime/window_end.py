@@ -1,8 +1,9 @@
 """What a short window's end cut off is heard again, whole, by the next window.
 
 A window of 30 s ends inside of one sentence in many; one of 5 s in almost every one. The decoder then
-completes the sentence as it likes, or says it again and again at the window's last timestamps. So a
-segment that ends in the window's last second is not believed: the next window begins before it.
+completes the sentence as it likes, says that it ended earlier, or says it again and again at the
+window's last timestamps. So a segment that ends in the window's last seconds is not believed: the next
+window begins before it.
 Not part of openai-whisper, and not done in a checkpoint's own window.
 """
 
@@ -12,7 +13,7 @@ from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.dims import SECONDS_PER_POSITION
 from whisperport.runtime.segments import Cut, Piece
 
-UNSURE = 100  # frames of 10 ms before a window's end; chosen by benchmarks/short_windows.py
+UNSURE = 300  # frames of 10 ms before a window's end, at most half of it; measured, not derived
 LEAST = 10  # frames that a window goes on at least
 
 
@@ -23,7 +24,7 @@ def leave_open(cut: Cut, begin: int, n_frames: int) -> Cut:
 
     begin  the id of <|0.00|>
     """
-    until_s = (n_frames - UNSURE) / FRAMES_PER_SECOND
+    until_s = (n_frames - min(UNSURE, n_frames // 2)) / FRAMES_PER_SECOND
     sure = list(takewhile(lambda piece: _end_s(piece, begin) <= until_s, cut.pieces))
     if len(sure) == len(cut.pieces):
         return cut
