@@ -82,7 +82,8 @@ def export(
     Raises:
         UsageError: no such target or program, or no such window for this checkpoint.
         CheckpointError: see there.
-        LoweringError: a compiler refused, or this machine is too small.
+        LoweringError: a compiler refused.
+        WhisperportError: this machine is too small.
         BundleError: `out` cannot be written.
         VerificationError: the bundle disagrees with its reference; nothing was written.
     """
@@ -93,7 +94,9 @@ def export(
     _check_programs(options.place)
     checkpoint = _load(checkpoint, say)
     if options.preflight:
-        check_fits(estimate_export(checkpoint.dims, {target, *options.place.values()}), out)
+        needed = estimate_export(checkpoint.dims, {target, *options.place.values()})
+        check_fits(needed, out)
+        say(f"building the model; the export will take {needed}")
     window = options.window.of(checkpoint.dims)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)

@@ -93,8 +93,8 @@ def lower(
     Raises:
         UsageError: no such target, or an option that it does not take.
         ProgramError: the program cannot be read, or keeps state in a buffer.
-        LoweringError: a compiler refused, or this machine is too small.
-        WhisperportError: `out` cannot be written.
+        LoweringError: a compiler refused.
+        WhisperportError: `out` cannot be written, or this machine is too small.
         VerificationError: the lowered program computes something else; nothing was written.
     """
     options, out, chosen = options or LowerOptions(), Path(out), get_target(target)
@@ -170,6 +170,7 @@ def _folder_beside(out: Path) -> Iterator[Path]:
 
 def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     try:
+        from whisperport.programs.program import written_buffer
         from whisperport.programs.pt2 import read_pt2
     except ImportError as error:
         raise MissingPackageError(
@@ -180,9 +181,9 @@ def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     if isinstance(program, str | os.PathLike):
         say(f"reading {program}")
         program = read_pt2(program)
-    if state := program.exported.graph_signature.buffers_to_mutate:
+    if buffer := written_buffer(program):
         raise ProgramError(
-            f"`{program.name}` keeps state in a buffer, `{next(iter(state.values()))}`",
+            f"`{program.name}` keeps state in a buffer, `{buffer}`",
             why="compilers drop such state without a word",
             hint="pass the state as an input, and return it as an output",
         )

@@ -1,13 +1,17 @@
 """Ask before hours of work whether memory and disk suffice: an estimate, from exports that were measured.
 
     peak memory = base + factor · weights        weights: bytes of the model in float32
-    time        = per layer · layers, on the machine of the measurements
+    time        = base + seconds a GB · weights
 
-Measured whole exports, random weights, one thread, AMD EPYC with 2 cores, torch 2.13, executorch 1.5.1
-(layers of encoder and decoder together):
+Fitted to whole exports with random weights, on AMD EPYC with 2 cores, torch 2.13, executorch 1.5.1:
 
-    weights    layers   onnxruntime      xnnpack
-    MEASURED
+    sizes of   weights   onnxruntime      xnnpack
+    tiny        151 MB   2.1 GB   24 s    2.5 GB   67 s
+    base        290 MB   3.3 GB   39 s    4.1 GB   99 s
+    small       967 MB   8.2 GB  125 s    not measured
+
+One program alone, onnxruntime and xnnpack: an encoder of 33 MB took 0.8 and 0.8 GB, a decoder of 118 MB
+1.0 and 1.6 GB.
 """
 
 import os
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whisperport.dims import Dims
-from whisperport.errors import LoweringError
+from whisperport.errors import WhisperportError
 
 ROOT = Path("/")
 MB, GB = 1e6, 1e9
@@ -26,15 +30,17 @@ MB, GB = 1e6, 1e9
 @dataclass(frozen=True, slots=True)
 class _Cost:
     base_bytes: float  # of Python, torch and the compiler, before any weight
-    factor: float  # peak bytes for each byte of weights
-    layer_s: float  # seconds for each layer
+    factor: float  # peak bytes for each byte of weights, all programs of a bundle together
+    one_factor: float  # the same, of one program lowered alone
+    base_s: float
+    gb_s: float  # seconds for each GB of weights
 
 
 _COSTS = {
-    "onnxruntime": _Cost(0.8 * GB, 8.6, 3.3),
-    "xnnpack": _Cost(0.8 * GB, 11.5, 8.4),
+    "onnxruntime": _Cost(0.9 * GB, 8.0, 2.5, 12, 120),
+    "xnnpack": _Cost(0.8 * GB, 11.5, 9.5, 32, 230),
 }
-_UNKNOWN = _Cost(0.8 * GB, 11.5, 8.4)  # a target that was not measured: as the costlier of the two
+_UNKNOWN = _COSTS["xnnpack"]  # a target that was not measured: as the costlier of the two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +64,10 @@ def estimate_export(dims: Dims, targets: Iterable[str]) -> Estimate:
     costs = [_COSTS.get(target, _UNKNOWN) for target in targets]
     weights = weight_bytes(dims)
     embedding = 4 * dims.n_vocab * dims.n_text_state
-    layers = dims.n_audio_layer + dims.n_text_layer
     return Estimate(
         memory_bytes=max(cost.base_bytes + cost.factor * weights for cost in costs),
         disk_bytes=weights + embedding + 20 * MB,
-        seconds=max(cost.layer_s for cost in costs) * layers,
+        seconds=max(cost.base_s + cost.gb_s * weights / GB for cost in costs),
     )
 
 
@@ -70,9 +75,9 @@ def estimate_lowering(weights: int, target: str) -> Estimate:
     """Of one program whose weights take so many bytes."""
     cost = _COSTS.get(target, _UNKNOWN)
     return Estimate(
-        memory_bytes=cost.base_bytes + cost.factor * weights,
+        memory_bytes=cost.base_bytes + cost.one_factor * weights,
         disk_bytes=1.1 * weights + 20 * MB,
-        seconds=0,
+        seconds=cost.base_s + cost.gb_s * weights / GB,
     )
 
 
@@ -96,14 +101,14 @@ def check_fits(needed: Estimate, out: Path) -> None:
     """Refuse a job that this machine has no room for.
 
     Raises:
-        LoweringError: memory or the disk of `out` has less than the estimate.
+        WhisperportError: memory or the disk of `out` has less than the estimate.
     """
     memory = available_memory()
     if memory is not None and memory < needed.memory_bytes:
-        raise _too_small("memory", needed.memory_bytes, memory, "on a machine with more")
+        raise _too_small("memory", needed, memory, "on a machine with more")
     free = _free_disk(out)
     if free < needed.disk_bytes:
-        raise _too_small("disk", needed.disk_bytes, free, "to another disk")
+        raise _too_small("space on the disk", needed, free, "to another disk")
 
 
 def available_memory() -> int | None:
@@ -168,10 +173,9 @@ def _free_disk(out: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _too_small(what: str, needed: float, there: float, elsewhere: str) -> LoweringError:
-    return LoweringError(
+def _too_small(what: str, needed: Estimate, free: float, elsewhere: str) -> WhisperportError:
+    return WhisperportError(
         f"there is too little {what} for this",
-        why=f"about {needed / GB:.1f} GB are needed, by an estimate from measured exports; "
-        f"{there / GB:.1f} GB are free",
+        why=f"{free / GB:.2g} GB are free; an estimate from measured exports is {needed}",
         hint=f"free some, or do it {elsewhere}; `--no-preflight` tries it all the same",
     )

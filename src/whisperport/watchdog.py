@@ -30,7 +30,9 @@ from typing import Any
 
 from whisperport.errors import LoweringError, MissingPackageError, WhisperportError
 
+STARTING = "starting"  # until the first stage is said
 STALL_S = 30 * 60.0  # the longest stage seen, of whisper-base for xnnpack, took a minute and a half
+START_S = 60.0  # for Python and torch to be imported, on a machine that is busy
 GRACE_S = 10.0  # for a child to tidy up after an interrupt, before it is killed
 DUMP_S = 0.5  # for the stacks to be written
 
@@ -80,7 +82,7 @@ class _Watch:
     pipe: Connection
     log: Path
     out: Path
-    stage: str = "starting"
+    stage: str = STARTING
     keeps_log: bool = False
 
     @classmethod
@@ -98,8 +100,9 @@ class _Watch:
     def listen(self, say: Say, stall_s: float) -> Any:
         """The job's result; raises why there is none."""
         while True:
-            if not self.pipe.poll(stall_s):
-                raise self._kept(self._stalled(stall_s))
+            limit_s = max(stall_s, START_S) if self.stage == STARTING else stall_s
+            if not self.pipe.poll(limit_s):
+                raise self._kept(self._stalled(limit_s))
             try:
                 kind, value = self.pipe.recv()
             except (EOFError, OSError):

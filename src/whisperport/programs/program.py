@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from whisperport.errors import LoweringError
 from whisperport.spec import ProgramSpec, TensorSpec
@@ -67,6 +68,21 @@ def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()
         ),
     )
     return Program(exported, spec)
+
+
+def written_buffer(program: Program) -> str | None:
+    """A buffer that the program writes to, directly or through a view; None if it keeps no state."""
+    buffers = program.exported.graph_signature.inputs_to_buffers
+    for node in program.exported.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        written = node.args[0]
+        while isinstance(written, Node) and written.op == "call_function":
+            written = written.args[0]
+        if isinstance(written, Node) and written.name in buffers:
+            return buffers[written.name]
+    return None
 
 
 def _tensor_spec(program: str, name: str, value: object) -> TensorSpec:

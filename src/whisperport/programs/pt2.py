@@ -8,6 +8,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from whisperport.errors import ProgramError
 from whisperport.programs.program import Program, as_program
 
 MAX_GRAPH = 512 * 2**20  # bytes of JSON; the graph of whisper-large's decoder takes 3 MB
+# What reading a zip file of JSON raises if it was cut, changed, or is encrypted.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+_DAMAGED += (ValueError, LookupError, TypeError, AttributeError)
 _OPERATOR_SETS = frozenset({"aten", "prims"})  # what torch itself defines; others are custom
 
 
@@ -41,7 +45,7 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
             why=error.strerror or str(error),
             hint="give a .pt2 file, as torch.export.save writes it",
         ) from error
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _DAMAGED as error:
         raise ProgramError(
             f"`{path}` is not a program saved by torch.export",
             why=f"it is damaged, cut short, or another kind of file: {error}",

@@ -1,0 +1,238 @@
+"""One program to one file: equal and in place, or refused with nothing left behind."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whisperport import lowering, preflight
+from whisperport.errors import (
+    LoweringError,
+    ProgramError,
+    UsageError,
+    VerificationError,
+    WhisperportError,
+)
+from whisperport.lowering import Lowered, LowerOptions, lower
+from whisperport.programs.program import Program, trace
+from whisperport.runner import Runner
+from whisperport.targets import RunOptions
+
+ONE_THREAD = RunOptions(threads=1)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 5), nn.LayerNorm(5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.linear(x))
+        return y, nn.functional.gelu(y)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    torch.manual_seed(0)
+    return trace("normed", Normed(), (torch.zeros(1, 3, 6),), ["y", "z"])
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Whoever uses it finds an old file there, which must stay or be replaced whole."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"old")
+    return path
+
+
+def untouched(out: Path) -> bool:
+    return out.read_bytes() == b"old" and os.listdir(out.parent) == [out.name]
+
+
+def test_what_is_written_is_of_the_opset_asked_for_and_alone(program: Program, out: Path) -> None:
+    stages: list[str] = []
+
+    lowered = lower(program, "onnxruntime", out, LowerOptions(opset=13), say=stages.append)
+
+    model = onnx.load(str(out))
+    assert [o.version for o in model.opset_import] == [13]
+    assert [o.name for o in model.graph.output] == ["y", "z"]
+    assert lowered.equal
+    assert 0 < lowered.largest_difference < 1e-5
+    assert lowered.facts["opset"] == 13
+    assert lowered.files == (out,)
+    assert os.listdir(out.parent) == [out.name]
+    assert "normed to ONNX opset 13" in stages
+
+
+def test_a_pt2_file_for_xnnpack_goes_through_its_rewrites(program: Program, tmp_path: Path) -> None:
+    torch.export.save(program.exported, tmp_path / "normed.pt2")
+    out = tmp_path / "normed.pte"
+
+    lowered = lower(tmp_path / "normed.pt2", "xnnpack", out, LowerOptions(run=ONE_THREAD))
+
+    assert out.read_bytes()[4:6] == b"ET"
+    assert lowered.equal
+    assert lowered.rewrites["layer-norm-by-linear"] == 1
+    assert lowered.facts["undelegated"] == []
+    assert sorted(os.listdir(tmp_path)) == ["normed.pt2", "normed.pte"]
+
+
+class _Wrong(Runner):
+    """Another runner, with the first output changed."""
+
+    def __init__(self, runner: Runner, change: Any) -> None:
+        super().__init__(runner.spec)
+        self._runner, self._change = runner, change
+
+    def _run(self, inputs: Any) -> Any:
+        outputs = list(self._runner._run(inputs))
+        return [self._change(outputs[0]), *outputs[1:]]
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    chosen = type(lowering.get_target("onnxruntime"))
+    load = chosen.load
+
+    def load_wrong(self: Any, *arguments: Any) -> dict[str, Runner]:
+        return {name: _Wrong(r, change) for name, r in load(self, *arguments).items()}
+
+    monkeypatch.setattr(chosen, "load", load_wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda y: y + 0.01, "an output differs by 0.01"),
+        (lambda y: np.where(y > 0, y, np.nan), "an output differs by nan"),
+        (lambda y: y[:, :2], "an output differs by nan"),
+        (lambda y: y.astype(np.float64), "an output differs by nan"),
+        (lambda y: np.full_like(y, np.inf), "an output differs by inf"),
+    ],
+    ids=["wrong", "nan", "shape", "dtype", "infinite"],
+)
+def test_what_computes_something_else_is_not_written(
+    program: Program, out: Path, monkeypatch: pytest.MonkeyPatch, change: Any, says: str
+) -> None:
+    wrong(monkeypatch, change)
+
+    with pytest.raises(VerificationError, match="was not written") as refused:
+        lower(program, "onnxruntime", out)
+
+    assert says in refused.value.why
+    assert untouched(out)
+
+
+def test_what_computes_something_else_is_written_if_told_so(
+    program: Program, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong(monkeypatch, lambda y: y * np.nan)
+
+    lowered = lower(program, "onnxruntime", out, LowerOptions(allow_unequal=True))
+
+    assert not lowered.equal
+    assert lowered.to_json()["largest_difference"] is None  # JSON has no NaN
+    onnx.checker.check_model(str(out), full_check=True)
+
+
+def test_a_program_that_keeps_state_is_refused(out: Path) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return x + self.count
+
+    with pytest.raises(ProgramError, match="keeps state in a buffer, `count`"):
+        lower(trace("counter", Counter(), (torch.zeros(1),)), "onnxruntime", out)
+
+    assert untouched(out)
+
+
+def test_an_operator_that_the_opset_lacks_is_named(out: Path) -> None:
+    class Flipped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ~x
+
+    program = trace("flipped", Flipped(), (torch.zeros(3, dtype=torch.int64),))
+
+    with pytest.raises(LoweringError) as refused:
+        lower(program, "onnxruntime", out, LowerOptions(opset=13))
+
+    assert refused.value.why == "`BitwiseNot` is new in opset 18"
+    assert untouched(out)
+    assert lower(program, "onnxruntime", out, LowerOptions(opset=18)).facts["opset"] == 18
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("xnnpack", {"opset": 13}),
+        ("xnnpack", {"simplify": True}),
+        ("onnxruntime", {"opset": 12}),
+        ("onnxruntime", {"opset": 21}),
+        ("toaster", {}),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_any_work(
+    program: Program, out: Path, target: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError):
+        lower(program, target, out, LowerOptions(**options))
+
+    assert untouched(out)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    for out in (tmp_path, tmp_path / "no" / "folder.onnx", tmp_path / "a\0b"):
+        with pytest.raises(WhisperportError, match="cannot write"):
+            lower("no such program.pt2", "onnxruntime", out)
+
+
+def test_a_machine_that_is_too_small_is_told_so(
+    program: Program, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "available_memory", lambda: 10**8)
+
+    with pytest.raises(WhisperportError, match="too little memory"):
+        lower(program, "onnxruntime", out)
+
+    assert untouched(out)
+    assert lower(program, "onnxruntime", out, LowerOptions(preflight=False)).equal
+
+
+@pytest.mark.parametrize("interrupt", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_a_full_disk_and_an_interrupt_leave_nothing(
+    program: Program, out: Path, monkeypatch: pytest.MonkeyPatch, interrupt: BaseException
+) -> None:
+    def write(_: Any, path: Path, **__: Any) -> None:
+        path.write_bytes(b"half")
+        raise interrupt
+
+    monkeypatch.setattr("whisperport.programs.onnx_file.write_onnx_file", write)
+
+    with pytest.raises((WhisperportError, KeyboardInterrupt)) as failed:
+        lower(program, "onnxruntime", out)
+
+    assert untouched(out)
+    if isinstance(interrupt, OSError):
+        assert "No space left" in failed.value.why  # type: ignore[attr-defined]
+
+
+def test_the_report_is_json(program: Program, out: Path) -> None:
+    import json
+
+    lowered: Lowered = lower(program, "onnxruntime", out)
+
+    said = json.loads(json.dumps(lowered.to_json(), allow_nan=False))
+    assert said["equal"] is True
+    assert said["opset"] == 20
+    assert said["program"]["inputs"] == [{"name": "x", "shape": [1, 3, 6], "dtype": "float32"}]

@@ -1,0 +1,90 @@
+"""What exporters do, in miniature: jobs for a process of its own, which imports them by name."""
+
+import ctypes
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+from whisperport.errors import LoweringError, MissingPackageError, UsageError
+
+
+def floods(number, say):
+    """Like a graph's dump: from Python, and from C++ that knows nothing of `sys.stdout`."""
+    say("flooding")
+    print("graph():\n" * 1000)
+    for stream in (1, 2):
+        os.write(stream, b"  %x : Tensor = aten::mul(%a, %b)\n" * 1000)
+    logging.getLogger("torch.onnx").error("a warning of somebody else")
+    logging.getLogger("whisperport.anything").warning("a warning of ours")
+    return 2 * number
+
+
+def fails_with_400_lines(say):
+    say("lowering")
+    dump = "\n".join(f"%{line} : Tensor = aten::triu(%x)" for line in range(400))
+    try:
+        raise RuntimeError(f"aten::triu is not supported\n{dump}")
+    except RuntimeError as error:
+        why = str(error).split("\n")[0]
+        raise LoweringError("the decoder cannot be lowered", why=why) from error
+
+
+def leaves_a_partial_folder_and_hangs(out, say):
+    """In C, deaf to interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder = Path(out).with_name(f".{Path(out).name}.partial-{os.getpid()}-0")
+    folder.mkdir()
+    (folder / "half.bin").write_bytes(b"half")
+    say("lowering 6 programs")
+    ctypes.PyDLL(None).sleep(600)
+
+
+def hangs_in_python(out, say):
+    """Tidies up when it is interrupted, as every writer here does."""
+    say("lowering 6 programs")
+    try:
+        time.sleep(600)
+    finally:
+        Path(out).with_name("tidied").touch()
+
+
+def is_killed(say):
+    say("eating memory")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crashes(say):
+    say("dividing by zero in C++")
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def has_a_defect(say):
+    say("working")
+    return {}["nothing"]
+
+
+def returns_what_cannot_be_sent(say):
+    return lambda: None
+
+
+def is_refused(say):
+    raise UsageError("no target is called `toaster`", hint="known: onnxruntime")
+
+
+def lacks_a_package(say):
+    raise MissingPackageError("cannot lower", hint="pip install it")
+
+
+def is_interrupted(say):
+    raise KeyboardInterrupt
+
+
+def waits(out, say):
+    say("waiting")
+    Path(out).write_text(str(os.getpid()))
+    try:
+        time.sleep(600)
+    finally:
+        Path(out).unlink()
