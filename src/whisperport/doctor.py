@@ -21,7 +21,9 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("safetensors", "safetensors"),
         ("huggingface_hub", "huggingface-hub"),
     ),
+    "litert": (("ai_edge_litert", "ai-edge-litert"),),
     "live": (("sounddevice", "sounddevice"),),
+    "openvino": (("openvino", "openvino"),),
     "xnnpack": (("torch", "torch"), ("executorch", "executorch"), ("torchao", "torchao")),
 }
 

@@ -21,6 +21,7 @@ from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
 from whisperport.cli.explain import explain
 from whisperport.cli.export import export
+from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
@@ -55,7 +56,19 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (export, lower, check, explain, verify, transcribe, bench, targets, doctor, demo):
+for verb in (
+    export,
+    lower,
+    check,
+    explain,
+    inspect,
+    verify,
+    transcribe,
+    bench,
+    targets,
+    doctor,
+    demo,
+):
     cli.add_command(verb)
 
 

@@ -1,0 +1,143 @@
+"""Measure an OpenVINO model with its performance counters: the kernel of every node, and its time.
+
+The nodes are those that are left after OpenVINO's own fusions.
+Source: openvino `InferRequest.get_profiling_info`, with `PERF_COUNT` on.
+"""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.inspection.graph import Value
+from whisperport.inspection.inputs import inputs_for
+from whisperport.inspection.profile import (
+    NodeProfile,
+    Profile,
+    ProfileOptions,
+    by_time,
+    median_rest,
+)
+
+CPU = "CPU"
+EXECUTED = "EXECUTED"
+DTYPES = {"f32": "float32", "f16": "float16", "f64": "float64", "boolean": "bool"}
+DTYPES |= {
+    f"{sign}{bits}": f"{word}{bits}"
+    for sign, word in (("i", "int"), ("u", "uint"))
+    for bits in (8, 16, 32, 64)
+}
+
+
+def profile_openvino(path: Path, options: ProfileOptions) -> Profile:
+    """Run an OpenVINO IR, and say which kernel ran each node and for how long.
+
+    `options.options`: `device` (CPU), and any property of OpenVINO's, such as
+    INFERENCE_PRECISION_HINT.
+
+    Raises:
+        ProgramError: it cannot be read, compiled or run, or has dynamic shapes and no inputs were given.
+        MissingPackageError: OpenVINO is not installed.
+    """
+    openvino = _openvino()
+    properties: dict[str, Any] = {
+        name: v for name, v in options.options.items() if name != "device"
+    }
+    device = options.options.get("device", CPU)
+    if options.threads:
+        properties["INFERENCE_NUM_THREADS"] = options.threads
+    try:
+        core = openvino.Core()
+        model = core.read_model(path)
+        compiled = core.compile_model(model, device, {**properties, "PERF_COUNT": True})
+        wanted = [_value(port) for port in compiled.inputs]
+        feed = inputs_for(wanted, options.inputs)
+        request = compiled.create_infer_request()
+        request.infer(feed)
+        runs = [_one_run(request, feed) for _ in range(options.repeat)]
+    except RuntimeError as error:
+        raise ProgramError(
+            f"OpenVINO cannot run {path.name} on {device}", why=_first_line(error)
+        ) from error
+    return _profile(path.stem, device, runs)
+
+
+def _openvino() -> Any:
+    try:
+        import openvino
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot inspect an OpenVINO model: OpenVINO is not installed",
+            why=str(error),
+            hint='pip install "whisperport[openvino]"',
+        ) from error
+    return openvino
+
+
+def _first_line(error: Exception) -> str:
+    """OpenVINO begins with where in its own sources it gave up."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return (told or lines or ["it did not say"])[0][:200]
+
+
+def _value(port: Any) -> Value:
+    shape = tuple(
+        str(axis) if axis.is_dynamic else axis.get_length() for axis in port.get_partial_shape()
+    )
+    kind = port.get_element_type().get_type_name()
+    return Value(port.get_any_name(), shape, DTYPES.get(kind, kind))
+
+
+def _one_run(request: Any, feed: list[Any]) -> tuple[float, list[Any]]:
+    started = time.perf_counter()
+    request.infer(feed)
+    whole = 1e3 * (time.perf_counter() - started)
+    return whole, request.get_profiling_info()
+
+
+def _profile(name: str, device: str, runs: list[tuple[float, list[Any]]]) -> Profile:
+    wholes = [whole for whole, _ in runs]
+    counters = [{info.node_name: info for info in infos} for _, infos in runs]
+    last = counters[-1]
+    ran = {name: info for name, info in last.items() if info.status.name == EXECUTED}
+    nodes = [
+        _node(info, device, [_ms(run[name]) for run in counters if name in run])
+        for name, info in ran.items()
+    ]
+    notes = [
+        f"{len(last) - len(ran)} nodes were fused into others, or computed when it was compiled"
+    ]
+    if any(node.where.endswith("bf16") for node in nodes):
+        notes.append(
+            "some nodes compute in bfloat16, as OpenVINO does where the processor can; for float32 "
+            "give --run-option INFERENCE_PRECISION_HINT=f32"
+        )
+    return Profile(
+        program=name,
+        runtime="OpenVINO",
+        target=device,
+        subgraphs=1,
+        nodes=by_time(nodes),
+        rest_ms=median_rest(wholes, [[_ms(info) for info in infos] for _, infos in runs]),
+        run_ms=statistics.median(wholes),
+        runs=len(runs),
+        notes=tuple(notes),
+    )
+
+
+def _ms(info: Any) -> float:
+    return 1e3 * float(info.real_time.total_seconds())
+
+
+def _node(info: Any, device: str, times: list[float]) -> NodeProfile:
+    reference = info.exec_type.startswith("ref")
+    return NodeProfile(
+        name=info.node_name,
+        operator=info.node_type,
+        where=f"{device} {info.exec_type}",
+        delegated=True,  # OpenVINO refuses a model of which its device cannot run a node
+        ms=statistics.median(times),
+        reason="a reference kernel: OpenVINO has no fast one for it here" if reference else "",
+    )

@@ -1,0 +1,254 @@
+"""Measure an ExecuTorch program with ETDump: every operator, and inside of delegates every node.
+
+Source: executorch/devtools/etdump/schema_flatcc.py. The runtime of the pip wheel is built with ETDump.
+"""
+
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from whisperport.errors import ProgramError
+from whisperport.inspection.gain import Rates, rates, work_of
+from whisperport.inspection.graph import Graph, Value
+from whisperport.inspection.inputs import hint_for, inputs_for
+from whisperport.inspection.profile import (
+    NodeProfile,
+    Profile,
+    ProfileOptions,
+    by_time,
+    median_rest,
+)
+from whisperport.inspection.quiet import quiet
+from whisperport.inspection.read_pte import Instruction, Method, missing_executorch, read_pte
+from whisperport.inspection.read_xnnpack import BACKEND
+from whisperport.runner import Array
+from whisperport.spec import Refusal
+
+Reasons = Callable[[Graph], Sequence[Refusal]]
+"""What an accelerator would refuse of a graph: `check.refusals` with a target's spec."""
+
+Key = tuple[int, int, str]
+"""Chain, instruction, and inside of a delegate the delegate's own name of a node."""
+
+ALL: Key = (-1, -1, "")  # the whole run
+WHOLE, OPERATOR, DELEGATE = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
+NO_DELEGATE = "no delegate"
+OTHER_BACKEND = "why a node is not delegated is known for XNNPACK only"
+PRODUCT_NAMES = ("Fully Connected", "Batch Matrix Multiply", "Convolution")  # XNNPACK's
+
+
+def profile_pte(
+    path: Path,
+    options: ProfileOptions,
+    reasons: Reasons,
+    names: Mapping[str, tuple[str, ...]] | None = None,
+) -> list[Profile]:
+    """Run methods of a .pte, and say where each of their nodes ran and for how long.
+
+    Args:
+        names: of the inputs of each method, where they are known; they have none in the file.
+
+    Raises:
+        ProgramError: the file is damaged, a method cannot be loaded or run, or the runtime was
+            built without ETDump.
+        MissingPackageError: ExecuTorch is not installed.
+    """
+    with quiet():
+        methods = read_pte(path.read_bytes(), path.name, options.programs)
+    unknown = [name for name in options.programs if name not in methods]
+    if unknown:
+        raise ProgramError(f"{path.name} has no method `{unknown[0]}`")
+    if options.threads:  # before a method is loaded, or it has no effect
+        _portable_lib()._unsafe_reset_threadpool(options.threads)
+    profiles = []
+    for name, method in methods.items():
+        feed = inputs_for(_named(method, (names or {}).get(name)), options.inputs)
+        runs = _run(path, name, feed, options)
+        profiles.append(_profile(method, runs, reasons))
+    return profiles
+
+
+def _named(method: Method, names: tuple[str, ...] | None) -> list[Value]:
+    if any(value is None for value in method.inputs):
+        raise ProgramError(
+            f"method `{method.name}` takes inputs that are no tensors", why="only tensors are given"
+        )
+    values = [value for value in method.inputs if value is not None]
+    chosen = names or tuple(f"input_{place}" for place in range(len(values)))
+    return [replace(value, name=name) for value, name in zip(values, chosen, strict=True)]
+
+
+def _run(path: Path, method: str, feed: list[Array], options: ProfileOptions) -> list[Any]:
+    """ETDump's records of every run but the first."""
+    from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc
+    from torch import from_numpy
+
+    try:
+        program = _portable_lib()._load_program(str(path), enable_etdump=True, debug_buffer_size=0)
+        if not program.has_etdump():
+            raise ProgramError(
+                "this ExecuTorch cannot measure", why="its runtime was built without ETDump"
+            )
+        loaded = program.load_method(method)
+        tensors = [from_numpy(array) for array in feed]
+        for _ in range(options.repeat + 1):
+            loaded.call(tensors)
+        with tempfile.TemporaryDirectory() as folder, quiet():
+            file = Path(folder) / "etdump"
+            program.write_etdump_result_to_file(str(file))
+            dump = deserialize_from_etdump_flatcc(file.read_bytes())
+    except RuntimeError as error:
+        raise ProgramError(
+            f"ExecuTorch cannot run method `{method}` of {path.name}",
+            why=str(error).strip().split("\n")[0],
+            hint=hint_for(feed),
+        ) from error
+    runs = [run for run in dump.run_data if any(_is(event, WHOLE) for event in run.events)]
+    return runs[1:]
+
+
+def _portable_lib() -> Any:
+    """ExecuTorch's runtime."""
+    try:
+        with quiet():
+            from executorch.extension.pybindings import portable_lib
+    except ImportError as error:
+        raise missing_executorch(error) from error
+    return portable_lib
+
+
+def _is(event: Any, name: str) -> bool:
+    return event.profile_event is not None and event.profile_event.name == name
+
+
+def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
+    measured = [_times(run) for run in runs]
+    wholes = [times.pop(ALL) for times in measured]
+    keys = dict.fromkeys(key for times in measured for key in times)
+    ms = {key: statistics.median(times.get(key, 0.0) for times in measured) for key in keys}
+    backends = dict.fromkeys(i.backend for i in method.instructions.values() if i.backend)
+    refused = _refused(method.graph, reasons) if BACKEND in backends or not backends else {}
+    rate = _rates(method, ms)
+    calls = {place: number for number, place in enumerate(_delegates(method), start=1)}
+    nodes = []
+    for key, time in ms.items():
+        place = key[:2]
+        instruction = method.instructions[place]
+        if instruction.backend:
+            nodes.append(_delegated(key, time, instruction, calls[place]))
+        else:
+            nodes.append(_left(place, time, instruction, refused, rate))
+    return Profile(
+        program=method.name,
+        runtime="ExecuTorch",
+        target=", ".join(backends) or "no delegate",
+        subgraphs=len(calls),
+        nodes=by_time(nodes),
+        rest_ms=median_rest(wholes, [times.values() for times in measured]),
+        run_ms=statistics.median(wholes),
+        runs=len(runs),
+        notes=() if BACKEND in backends or not backends else (OTHER_BACKEND,),
+    )
+
+
+def _refused(graph: Graph, reasons: Reasons) -> dict[str, Refusal]:
+    """Why XNNPACK leaves each node, by name: a rule of ours, or that its partitioner never asks."""
+    refused = {
+        node.name: Refusal(node.name, why)
+        for node in graph.nodes
+        if (why := _unknown_to_partitioner(node.written))
+    }
+    return refused | {refusal.node: refusal for refusal in reasons(graph)}
+
+
+def _delegates(method: Method) -> list[tuple[int, int]]:
+    return [place for place, instruction in method.instructions.items() if instruction.backend]
+
+
+def _times(run: Any) -> dict[Key, float]:
+    """Milliseconds of every node of one run; a delegate that names no nodes is one itself."""
+    times: dict[Key, float] = defaultdict(float)
+    whole_calls: dict[Key, float] = defaultdict(float)
+    for event in (event.profile_event for event in run.events if event.profile_event):
+        ms = (event.end_time - event.start_time) / 1e6
+        place = (event.chain_index, event.instruction_id)
+        if event.name == WHOLE:
+            times[ALL] += ms
+        elif event.name == OPERATOR:
+            times[*place, ""] += ms
+        elif event.name == DELEGATE:
+            whole_calls[*place, ""] += ms
+        elif event.delegate_debug_id_str is not None or event.delegate_debug_id_int >= 0:
+            inner = event.delegate_debug_id_str or str(event.delegate_debug_id_int)
+            times[*place, inner] += ms
+    seen = {key[:2] for key in times}
+    return times | {key: ms for key, ms in whole_calls.items() if key[:2] not in seen}
+
+
+def _rates(method: Method, ms: Mapping[Key, float]) -> Rates:
+    """What XNNPACK achieved in this program. Times are by name and sizes by node: both summed up."""
+    inner = [node for i in method.instructions.values() for node in i.inner]
+    flops, size = work_of(inner)
+    delegated = {key: time for key, time in ms.items() if key[2]}
+    products = sum(time for key, time in delegated.items() if key[2].startswith(PRODUCT_NAMES))
+    return rates((flops, products), (size, sum(delegated.values()) - products))
+
+
+def _delegated(key: Key, ms: float, instruction: Instruction, number: int) -> NodeProfile:
+    return NodeProfile(
+        name=key[2] or "the whole subgraph",
+        operator=key[2].split(" #")[0],
+        where=f"{instruction.backend} {number}",
+        delegated=True,
+        ms=ms,
+    )
+
+
+def _left(
+    place: tuple[int, int],
+    ms: float,
+    instruction: Instruction,
+    refused: Mapping[str, Refusal],
+    rate: Rates,
+) -> NodeProfile:
+    """A node outside any delegate, by ETDump's name for it."""
+    name = instruction.operator.removeprefix("aten::").replace("::", ".")
+    refusal = refused.get(instruction.node.name) if instruction.node else None
+    return NodeProfile(
+        name=f"native_call_{name} [{place[1]}]",
+        operator=instruction.operator,
+        where=NO_DELEGATE,
+        delegated=False,
+        ms=ms,
+        rule=refusal.rule if refusal else "",
+        reason=refusal.reason if refusal else "",
+        gain_ms=rate.gain_ms(instruction.node, ms) if instruction.node else None,
+    )
+
+
+def _unknown_to_partitioner(operator: str) -> str:
+    """Said of an operator that XNNPACK's partitioner is not even asked about; else empty.
+
+    Args:
+        operator: "aten.mul.Scalar_out"; a name of XNNPACK's own ("XNNAdd") is known to it.
+
+    Source: executorch/backends/xnnpack/partition/config/__init__.py.
+    """
+    parts = operator.split(".")
+    if len(parts) < 3:
+        return ""
+    name = f"{parts[1]}.{parts[2].removesuffix('_out').removesuffix('out') or 'default'}"
+    return "" if name in _partitioned() else f"XNNPACK's partitioner does not look at {name}"
+
+
+@cache
+def _partitioned() -> frozenset[str]:
+    with quiet():
+        from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
+
+    return frozenset(config.target_name for config in ALL_PARTITIONER_CONFIGS)

@@ -1,0 +1,149 @@
+"""`whisperport inspect`, as a person sees it."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from whisperport.transcription import default_bundle
+
+STEP = default_bundle() / "onnxruntime" / "step.onnx"
+
+
+@pytest.fixture
+def dynamic_onnx(tmp_path):
+    """relu of x (n, 4)."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    path = tmp_path / "relu.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_the_summary_comes_first_and_the_most_expensive_nodes_after_it(run):
+    # when
+    ran = run("inspect", STEP, "--top", "3", "--repeat", "2", "--threads", "1")
+
+    # then
+    lines = ran.out.splitlines()
+    assert ran.code == 0
+    assert re.fullmatch(
+        r"step \(ONNX Runtime\): \d+ nodes in 1 subgraph of CPUExecutionProvider, 0 outside; "
+        r"\d+\.\d+ ms a run",
+        lines[0],
+    )
+    times = [float(m[1]) for m in re.finditer(r"CPUExecutionProvider +(\d+\.\d+) ", ran.out)]
+    assert len(times) == 3
+    assert times == sorted(times, reverse=True)
+    assert re.search(r"^\d+ more nodes: --top \d+$", ran.out, re.MULTILINE)
+    assert max(map(len, lines)) <= 100
+    assert ran.lines[-1].startswith("next: whisperport ")
+
+
+def test_what_stays_outside_is_explained_under_the_table(run):
+    # when
+    ran = run(
+        *("inspect", STEP, "--repeat", "1", "--top", "2"),
+        *("--run-option", "provider=AzureExecutionProvider"),
+    )
+
+    # then
+    assert re.search(r"0 subgraphs of AzureExecutionProvider, \d+ outside, which take", ran.out)
+    assert "AzureExecutionProvider did not take it" in ran.out
+
+
+def test_in_json_every_node_is_there_with_its_share(run):
+    # when
+    ran = run("inspect", default_bundle(), "--program", "step", "--repeat", "1", "--json")
+
+    # then
+    data = json.loads(ran.out)
+    (program,) = data["programs"]
+    assert program["delegated_nodes"] == len(program["nodes"]) > 100
+    shares = sum(node["share"] for node in program["nodes"])
+    assert shares + program["rest_ms"] / program["total_ms"] == pytest.approx(1)
+    assert data["skipped"] == []
+
+
+def test_a_dynamic_shape_asks_for_inputs_and_takes_them(run, dynamic_onnx, tmp_path):
+    # given
+    arrays = tmp_path / "arrays.npz"
+    np.savez(arrays, x=np.ones((7, 4), np.float32))
+
+    # when
+    without = run("inspect", dynamic_onnx)
+    given = run("inspect", dynamic_onnx, "--inputs", arrays)
+
+    # then
+    assert without.code == 1
+    assert "--inputs" in without.lines[-1]
+    assert given.code == 0
+    assert "1 node in 1 subgraph" in given.out
+
+
+def test_a_rule_that_a_node_breaks_is_the_next_thing_to_read(run, naive_profile):
+    # when
+    ran = run("inspect", "naive.pte")
+
+    # then
+    assert "which take 75.0%; 4.000 ms a run" in ran.out
+    assert re.search(r"^native_call_mm\.out \[3\] +no delegate +3\.000 +75\.0% +≈2\.000 +WP301$",
+                     ran.out, re.MULTILINE)  # fmt: skip
+    assert "gain: an estimate" in ran.out
+    assert ran.lines[-1] == "next: whisperport explain WP301"
+
+
+@pytest.fixture
+def naive_profile(monkeypatch):
+    """Stands for a run: one node outside, one inside."""
+    from whisperport.inspection import lowered
+    from whisperport.inspection.lowered import Inspected
+    from whisperport.inspection.profile import NodeProfile, Profile
+
+    mm = NodeProfile(
+        name="native_call_mm.out [3]",
+        operator="aten::mm.out",
+        where="no delegate",
+        delegated=False,
+        ms=3.0,
+        rule="WP301",
+        reason="its weight is computed",
+        gain_ms=2.0,
+    )
+    add = NodeProfile(
+        name="Add #1", operator="Add", where="XnnpackBackend 1", delegated=True, ms=0.5
+    )
+    profile = Profile(
+        program="forward",
+        runtime="ExecuTorch",
+        target="XnnpackBackend",
+        subgraphs=1,
+        nodes=(mm, add),
+        rest_ms=0.5,
+        run_ms=4.1,
+        runs=5,
+    )
+    monkeypatch.setattr(lowered, "inspect_lowered", lambda *_, **__: Inspected((profile,), ()))
+
+
+@pytest.mark.parametrize("contents", [b"", b"\0\0\0\0ET12" + b"\xff" * 99, b"no program"])
+def test_what_is_no_program_exits_1_with_a_reason(run, tmp_path, contents):
+    # given
+    path = tmp_path / "program"
+    path.write_bytes(contents)
+
+    # when
+    ran = run("inspect", path)
+
+    # then
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.lines[0].startswith("error: program is ")
+    assert ran.lines[1].startswith("  why: ")
+
+
+def test_no_runs_and_no_rows_are_wrong_usage(run):
+    assert run("inspect", STEP, "--repeat", "0").code == 2
+    assert run("inspect", STEP, "--top", "0").code == 2

@@ -1,0 +1,114 @@
+"""ONNX Runtime's trace: the provider and time of every node, whatever the model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from whisperport.errors import ProgramError, UsageError
+from whisperport.inspection.profile import ProfileOptions
+from whisperport.inspection.profile_onnx import CPU, _pieces, profile_onnx
+from whisperport.transcription import default_bundle
+
+ONCE = ProfileOptions(repeat=2, threads=1)
+AZURE = "AzureExecutionProvider"  # in every wheel; it takes no ordinary node
+
+
+@pytest.fixture
+def two_products(tmp_path: Path) -> Callable[..., Path]:
+    """`two_products(rows="n")`: relu(x·w)·w for x (rows, 16)."""
+
+    def make(rows: int | str = 4) -> Path:
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 16])
+        out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [rows, 16])
+        weight = helper.make_tensor("w", TensorProto.FLOAT, [16, 16], np.eye(16).ravel())
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+            helper.make_node("Relu", ["a"], ["b"], "between"),
+            helper.make_node("MatMul", ["b", "w"], ["out"], "second"),
+        ]
+        graph = helper.make_graph(nodes, "two", [x], [out], [weight])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        path = tmp_path / "two.onnx"
+        path.write_bytes(model.SerializeToString())
+        return path
+
+    return make
+
+
+def test_every_node_is_measured_where_it_ran(two_products: Callable[..., Path]) -> None:
+    profile = profile_onnx(two_products(), ONCE)
+
+    assert {node.name for node in profile.nodes} == {"first", "between", "second"}
+    assert {node.where for node in profile.nodes} == {CPU}
+    assert profile.undelegated == ()
+    assert profile.subgraphs == 1
+    assert profile.runs == 2
+    assert profile.rest_ms is not None
+    total = sum(node.ms or 0 for node in profile.nodes) + profile.rest_ms
+    assert profile.total_ms == pytest.approx(total)
+
+
+def test_a_provider_that_takes_nothing_leaves_everything_outside(
+    two_products: Callable[..., Path],
+) -> None:
+    options = ProfileOptions(repeat=1, threads=1, options={"provider": AZURE})
+
+    profile = profile_onnx(two_products(), options)
+
+    assert profile.subgraphs == 0
+    assert len(profile.undelegated) == len(profile.nodes) == 3
+    assert all(node.reason == f"{AZURE} did not take it" for node in profile.nodes)
+    assert all(node.gain_ms is None for node in profile.nodes)  # no rate to compare with
+
+
+def test_a_program_of_ours_runs_with_its_shared_weights() -> None:
+    profile = profile_onnx(default_bundle() / "onnxruntime" / "step.onnx", ONCE)
+
+    assert profile.program == "step"
+    assert {node.operator for node in profile.nodes} >= {"MatMul", "Softmax", "Gelu"}
+
+
+def test_a_dynamic_shape_is_refused_until_an_array_settles_it(
+    two_products: Callable[..., Path],
+) -> None:
+    path = two_products(rows="n")
+
+    with pytest.raises(ProgramError, match="`x` has no static shape") as raised:
+        profile_onnx(path, ONCE)
+    settled = profile_onnx(path, ProfileOptions(repeat=1, inputs={"x": np.ones((3, 16), "f4")}))
+
+    assert "(n, 16)" in raised.value.why
+    assert "--inputs" in raised.value.hint
+    assert len(settled.nodes) == 3
+
+
+@pytest.mark.parametrize("contents", [b"", b"\x08\x08nonsense", b"\x08" + b"\xff" * 500])
+def test_what_is_no_model_is_refused(contents: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "no.onnx"
+    path.write_bytes(contents)
+
+    with pytest.raises(ProgramError, match=r"cannot run no\.onnx"):
+        profile_onnx(path, ONCE)
+
+
+def test_an_unknown_provider_and_an_unknown_option_are_refused(
+    two_products: Callable[..., Path],
+) -> None:
+    for options, match in (
+        ({"provider": "NoSuchProvider"}, "no execution provider"),
+        ({"device": "GPU"}, "no run option `device`"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            profile_onnx(two_products(), ProfileOptions(options=options))
+
+
+def test_pieces_are_counted_by_how_often_one_enters() -> None:
+    def events(providers: str) -> list[dict[str, object]]:
+        return [{"args": {"provider": provider}} for provider in providers]
+
+    counts = {run: _pieces("N", events(run)) for run in ("", "CC", "NN", "NCN", "CNNCNC")}
+
+    assert counts == {"": 0, "CC": 0, "NN": 1, "NCN": 2, "CNNCNC": 2}
