@@ -8,8 +8,8 @@ package, and with `--eval` also single utterances and long recordings made of th
     cd training && python synthesize.py eval --out work/eval     # see training/README.md
 
 A window loops if it met the token limit, or if its text, as the transcript has it, compresses by more than
-2.4 or says four words three times in a row. Bundles are kept in `--work`, and used again. Writes `results/short_windows_DATE.json`
-and prints a table.
+2.4 or says four words three times in a row. Bundles are kept in `--work`, and used again. Writes
+`results/short_windows_DATE.json` and prints a table.
 """
 
 import argparse
