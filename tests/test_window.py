@@ -100,5 +100,5 @@ def test_a_window_that_cannot_be_is_refused(asked: WindowOptions, words: str) ->
     ],
 )
 def test_sizes_that_contradict_each_other_make_no_window(sizes: dict) -> None:
-    with pytest.raises(ValueError, match="expected|padding"):
+    with pytest.raises(ValueError, match=r"expected|padding"):
         Window(**sizes)
