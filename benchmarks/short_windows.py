@@ -49,7 +49,6 @@ WAYS = {
     HEARD_ONCE: GREEDY,
     "fallback": replace(GREEDY, temperatures=TEMPERATURES),
     "penalty 1.1": replace(GREEDY, decode=replace(ENGLISH, repetition_penalty=1.1)),
-    "no prompt": replace(GREEDY, condition_on_previous_text=False),
     "no timestamps": replace(GREEDY, decode=replace(ENGLISH, timestamps=False)),
 }
 # Each is compared with the default of its window in one respect.
