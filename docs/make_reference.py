@@ -14,6 +14,8 @@ import click
 
 from whisperport.cli.console import WIDTH
 from whisperport.cli.main import cli
+from whisperport.inspection.rules import RULES
+from whisperport.inspection.rules.page import rule_index, rule_page, shown_value
 from whisperport.rewrites import REWRITES
 from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS
@@ -33,14 +35,31 @@ REWRITES_HEAD = """\
 # Rewrites
 
 A rewrite turns one graph into another that computes the same and suits a target better. A target names
-those it wants, in order; what each changed or refused is in a bundle's manifest. *Exact*: the same function
-in real arithmetic.
+those it wants, in order; what each changed or refused is in a bundle's manifest, and in the report of
+`whisperport check --fix`. *Exact*: the same function in real arithmetic. Each works on programs of
+openai-whisper and transformers as `torch.export` writes them, and keeps every weight once in memory.
+"""
+
+RULES_HEAD = """\
+# Rules
+
+What `whisperport check` holds a program against. A code keeps its meaning; `whisperport explain CODE` prints its
+page. WP1: the operator. WP2: ranks, dtypes, sizes. WP3: the form of an operator that is taken otherwise. WP4: the
+file. WP5: warnings, for what is taken and computed otherwise than asked.
+
+| Rule | Says |
+|---|---|
 """
 
 
 def pages() -> dict[Path, str]:
     """Every page that is made here, whole or in part, as it should be."""
     made = {REFERENCE / "cli.md": cli_page(), REFERENCE / "rewrites.md": rewrites_page()}
+    made[REFERENCE / "rules" / "README.md"] = RULES_HEAD + "".join(
+        f"| [{code}]({code}.md) | {title} |\n" for code, title in rule_index()
+    )
+    for code, rule in RULES.items():
+        made[REFERENCE / "rules" / f"{code}.md"] = rule_page(rule, [t.spec for t in TARGETS])
     for target in TARGETS:
         page = REFERENCE / "targets" / f"{target.spec.name}.md"
         made[page] = target_page(page.read_text(encoding="utf-8"), target.spec)
@@ -66,9 +85,15 @@ def rewrites_page() -> str:
     parts = [REWRITES_HEAD]
     for name, rewrite in sorted(REWRITES.items()):
         module = importlib.import_module(rewrite.apply.__module__)
-        users = [t.spec.name for t in TARGETS if name in t.spec.rewrites]
+        users = [
+            t.spec.name for t in TARGETS if name in [r.partition("=")[0] for r in t.spec.rewrites]
+        ]
         asked = ", ".join(f"[{user}](targets/{user}.md)" for user in users) or "no target yet"
         exact = "Exact." if rewrite.exact else "Not exact."
+        if rewrite.number is not None:
+            exact += f" `{name}=NUMBER` asks for another number than {rewrite.number}."
+        if not rewrite.keeps_shapes:
+            exact += " It changes the shape of an output."
         parts.append(f"## {name}\n\n{exact} Asked for by {asked}.\n")
         parts.append(f"```text\n{inspect.getdoc(module)}\n```\n")
     return "\n".join(parts)
@@ -99,6 +124,12 @@ def _limits(spec: TargetSpec) -> str:
         f"| {words} | {value} | {spec.sources.get(field, 'not stated')} |\n"
         for field, (words, value) in limits.items()
     ]
+    rows += [
+        f"| [{limit.rule}](../rules/{limit.rule}.md)"
+        f"{': ' if limit.operators else ''}{', '.join(sorted(limit.operators))} "
+        f"| {shown_value(limit)} | {limit.source} |\n"
+        for limit in spec.limits
+    ]
     return f"| Limit | Value | Where it was read or measured |\n|---|---|---|\n{''.join(rows)}"
 
 
@@ -106,12 +137,13 @@ def _rewrites(spec: TargetSpec) -> str:
     if not spec.rewrites:
         return "None.\n"
     return "".join(
-        f"{number}. [{name}](../rewrites.md#{name})\n"
+        f"{number}. [{name}](../rewrites.md#{name.partition('=')[0]})\n"
         for number, name in enumerate(spec.rewrites, start=1)
     )
 
 
 if __name__ == "__main__":
     for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(REFERENCE.parent.parent))

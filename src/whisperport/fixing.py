@@ -41,7 +41,7 @@ MELS = (80, 128)
 class Proof:
     """One output of a rewritten program, held against the original's."""
 
-    sample: str  # what both were run on: "random, seed 0, scale 1", "01-espeak.wav", "calls.npz"
+    sample: str  # what both were run on: "noise of scale 1", "01-espeak.wav", "calls.npz"
     comparison: Comparison
 
 
@@ -151,16 +151,24 @@ def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = 
     """
     from torch.export import save
 
-    out = Path(out)
-    if out.exists() and not overwrite:
+    check_free(out, overwrite=overwrite)
+    buffer = io.BytesIO()
+    save(fixed.program.exported, buffer)
+    write_atomic(out, buffer.getvalue())
+    return Path(out)
+
+
+def check_free(out: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """Refuse to replace a file, the program given among them, unless that was asked for.
+
+    Raises:
+        ProgramError: there is a file already.
+    """
+    if Path(out).exists() and not overwrite:
         raise ProgramError(
             f"{out} is there already, and was left as it is",
             hint="name another file, or say --overwrite",
         )
-    buffer = io.BytesIO()
-    save(fixed.program.exported, buffer)
-    write_atomic(out, buffer.getvalue())
-    return out
 
 
 def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
@@ -222,7 +230,7 @@ def _samples(
     for seed, scale in DRAWS:
         drawn = drawn_inputs(program, seed)
         scaled = [x * scale if x.is_floating_point() else x for x in drawn]
-        yield f"random, seed {seed}, scale {scale:g}", scaled
+        yield f"noise of scale {scale:g}", scaled
     if shape := _mel_shape(program.spec):
         for name, mel in _recorded(*shape):
             yield name, [from_numpy(mel)[None]]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from whisperport.cli.console import print_json, print_next, print_table, print_warning, stages
+from whisperport.cli.mend import mend
 from whisperport.cli.options import as_json
 from whisperport.targets import TARGETS, get_target
 
@@ -24,17 +25,50 @@ if TYPE_CHECKING:  # boards have no onnx
     help=f"What it should run on: {', '.join(target.spec.name for target in TARGETS)}",
 )
 @click.option("--all", "every_node", is_flag=True, help="List every node, not one row a kind")
+@click.option(
+    "--fix", is_flag=True, help="Apply the target's rewrites, prove each, write the result"
+)
+@click.option(
+    "--out", "-o", type=click.Path(path_type=Path), metavar="FILE.pt2", help="Where --fix writes it"
+)
+@click.option(
+    "--inputs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Inputs by name that --fix proves rewrites on too; may be repeated",
+)
+@click.option("--overwrite", is_flag=True, help="Let --fix replace a file that is there")
 @as_json
-def check(program: Path, target: str, every_node: bool, as_json: bool) -> None:
+def check(
+    program: Path,
+    target: str,
+    every_node: bool,
+    fix: bool,
+    out: Path | None,
+    inputs: tuple[Path, ...],
+    overwrite: bool,
+    as_json: bool,
+) -> None:
     """Say what a target would refuse of a program, why, what it costs, and what mends it.
 
     PROGRAM is a .pt2, .onnx or .tflite file, or a bundle, of any model. Neither its weights nor the
     target's compiler are needed. Exits 1 if anything is refused.
 
+    With --fix, a .pt2 is mended: the target's rewrites are applied, and each is proved by running both
+    programs in torch, on random inputs and, for a mel spectrogram, on recordings. Exits 1 if anything
+    that computes remains refused.
+
     \b
-    Example:
+    Examples:
       $ whisperport check decoder.pt2 --target xnnpack
+      $ whisperport check decoder.pt2 --target xnnpack --fix --out mended.pt2
     """
+    if fix != (out is not None):
+        raise click.UsageError("--fix and --out FILE.pt2 go together")
+    if out is not None:
+        mend(program, target, out, inputs, overwrite=overwrite, as_json=as_json)
+        return
     from whisperport.inspection.check import check as check_graph
     from whisperport.inspection.read import read_graphs
 

@@ -8,7 +8,7 @@
                                                          └─ slice ─► v(1,P,d)
 
 Why: a matrix unit fills better with one product of 3d columns than with three of d, and reads x once. What
-it gains depends on the device; XNNPACK gains nothing, and does not ask for it.
+that gains depends on the device; it was not measured.
 Exact: the same products; where only some have a bias, the others get zeros.
 """
 

@@ -1,0 +1,190 @@
+"""Other people's Whisper on XNNPACK: as exported, mended by `check --fix`, and torch eager, in one run.
+
+    python benchmarks/strangers.py [--threads 2] [--rounds 9]
+
+openai-whisper's own TextDecoder and AudioEncoder and transformers' own, at the sizes of tiny.en, random
+weights; 128 tokens, 1500 positions. Rounds are interleaved, so that a busy moment of the machine falls on
+all alike; a ratio is the median of the rounds' ratios, and the best time of each is given beside it.
+Takes about five minutes. Writes `results/strangers_DATE.json` and prints a table.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whisperport.bench.measure import measure
+from whisperport.fixing import fix
+from whisperport.programs.program import Program, trace
+from whisperport.runner import Runner
+from whisperport.targets import RunOptions, get_target
+from whisperport.verification import machine, versions
+
+RESULTS = Path(__file__).parent / "results"
+VOCABULARY, WIDTH, HEADS, LAYERS, POSITIONS = 51864, 384, 6, 4, 1500  # tiny.en
+TOKENS = 128
+GOALS = {"naive_over_fixed": 3.0, "fixed_over_eager": 1.0, "max_relative": 1e-4}
+
+Case = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+class Encoder(nn.Module):
+    """transformers' encoder returns an object of its own; a program returns tensors."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder = model.model.encoder
+
+    def forward(self, mel: Tensor) -> Any:
+        return self.encoder(mel).last_hidden_state
+
+
+class Decoder(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.decoder, self.projection = model.model.decoder, model.proj_out
+
+    def forward(self, tokens: Tensor, features: Tensor) -> Any:
+        found = self.decoder(input_ids=tokens, encoder_hidden_states=features, use_cache=False)
+        return self.projection(found.last_hidden_state)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = [one_case(name, case, options) for name, case in cases().items()]
+    report(rows, options)
+
+
+def cases() -> dict[str, Case]:
+    torch.manual_seed(0)
+    openai, transformers = openai_whisper(), transformers_whisper()
+    tokens = torch.randint(1, 100, (1, TOKENS))
+    features, mel = torch.randn(1, POSITIONS, WIDTH), torch.randn(1, 80, 2 * POSITIONS)
+    return {
+        "openai-whisper's decoder": (openai.decoder, (tokens.int(), features)),
+        "transformers' decoder": (Decoder(transformers), (tokens, features)),
+        "openai-whisper's encoder": (openai.encoder, (mel,)),
+        "transformers' encoder": (Encoder(transformers), (mel,)),
+    }
+
+
+def openai_whisper() -> Any:
+    from whisper.model import ModelDimensions, Whisper
+
+    sound = (80, POSITIONS, WIDTH, HEADS, LAYERS)
+    text = (VOCABULARY, 448, WIDTH, HEADS, LAYERS)
+    model = Whisper(ModelDimensions(*sound, *text)).eval()
+    # As large as in trained models: with torch's own 1.0 logits would reach 400.
+    nn.init.normal_(model.decoder.token_embedding.weight, std=0.05)
+    nn.init.normal_(model.decoder.positional_embedding, std=0.05)
+    return model
+
+
+def transformers_whisper() -> Any:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    sizes = {"d_model": WIDTH, "vocab_size": VOCABULARY, "max_source_positions": POSITIONS}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": LAYERS, f"{side}_attention_heads": HEADS}
+        sizes |= {f"{side}_ffn_dim": 4 * WIDTH}
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 50256)
+    config = WhisperConfig(**sizes, **ids, decoder_start_token_id=50257)
+    return WhisperForConditionalGeneration(config).eval()
+
+
+def one_case(name: str, case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    module, inputs = case
+    print(f"{name}: exporting, mending, lowering twice", flush=True)
+    program = trace("program", module, inputs)
+    fixed = fix(program, "xnnpack")
+    assert all(not step.failed for step in fixed.steps)
+    arrays = {t.name: x.numpy() for t, x in zip(program.spec.inputs, inputs, strict=True)}
+
+    def eager() -> Any:
+        with torch.no_grad():
+            return module(*inputs)
+
+    with tempfile.TemporaryDirectory() as folder:
+        runners, facts = {}, {}
+        for key, one in (("naive", program), ("fixed", fixed.program)):
+            runners[key], facts[key] = lowered(one, Path(folder) / key, options.threads)
+        contenders: dict[str, Callable[[], Any]] = {"eager": eager}
+        contenders |= {key: lambda r=runner: r.run(arrays) for key, runner in runners.items()}
+        rounds = [
+            {key: measure(run, warmup=1, n=3).best_ms for key, run in contenders.items()}
+            for _ in range(options.rounds)
+        ]
+        (actual,) = runners["fixed"].run(arrays).values()
+    expected = eager()
+    difference = float((torch.from_numpy(actual) - expected).abs().max())
+    return {
+        "program": name,
+        "rewrites": {s.outcome.rewrite: len(s.outcome.changed) for s in fixed.steps},
+        "remaining": [f"{r.node}: {r.reason}" for r in (*fixed.remaining, *fixed.lookups)],
+        "max_abs": difference,
+        "max_relative": difference / float(expected.abs().max()),
+        "median_ms": {k: statistics.median(r[k] for r in rounds) for k in contenders},
+        "best_ms": {k: min(r[k] for r in rounds) for k in contenders},
+        "naive_over_fixed": statistics.median(r["naive"] / r["fixed"] for r in rounds),
+        "fixed_over_eager": statistics.median(r["fixed"] / r["eager"] for r in rounds),
+        **facts,
+    }
+
+
+def lowered(program: Program, folder: Path, threads: int) -> tuple[Runner, dict[str, Any]]:
+    target = get_target("xnnpack")
+    folder.mkdir()
+    (entry,) = target.lower([program], folder, lambda _: None)
+    undelegated: Any = entry.delegation["undelegated"]
+    facts = {
+        "mb": (folder / entry.files[0]).stat().st_size / 1e6,
+        "subgraphs": entry.delegation["subgraphs"],
+        "undelegated": dict(Counter(undelegated)),
+    }
+    return target.load(folder, [entry], RunOptions(threads=threads))[program.name], facts
+
+
+def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    result = {
+        "what": "strangers' Whisper at the sizes of tiny.en on XNNPACK, float32, random weights",
+        "goals": GOALS,
+        "rows": rows,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "machine": machine(),
+        "versions": versions(("whisperport", "torch", "executorch", "transformers")),
+        "measured_on": datetime.date.today().isoformat(),
+        "command": f"python benchmarks/strangers.py --threads {options.threads} --rounds {options.rounds}",
+    }
+    path = RESULTS / f"strangers_{result['measured_on']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(
+        f"\n{'program':26}{'eager':>8}{'naive':>8}{'fixed':>8}{'naive/fixed':>13}{'fixed/eager':>13}"
+        f"{'outside':>10}{'error':>10}"
+    )
+    for row in rows:
+        times = "".join(f"{row['median_ms'][key]:8.1f}" for key in ("eager", "naive", "fixed"))
+        outside = "→".join(str(sum(row[key]["undelegated"].values())) for key in ("naive", "fixed"))
+        print(
+            f"{row['program']:26}{times}{row['naive_over_fixed']:13.2f}"
+            f"{row['fixed_over_eager']:13.2f}{outside:>10}{row['max_relative']:10.1e}"
+        )
+    print("\nmilliseconds, medians of rounds; outside: nodes that XNNPACK does not run")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""`whisperport check --fix`: what it prints, what it writes, and what it leaves alone."""
+
+import json
+
+import pytest
+import torch
+
+from whisperport.programs.program import trace
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory):
+    """A program like the end of openai-whisper's decoder: a norm, and a product with the table."""
+
+    class Head(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(8)
+            self.table = torch.nn.Embedding(50, 8)
+
+        def forward(self, x):
+            return self.norm(x) @ self.table.weight.t()
+
+    path = tmp_path_factory.mktemp("programs") / "head.pt2"
+    torch.export.save(trace("head", Head(), (torch.zeros(1, 4, 8),)).exported, path)
+    return path
+
+
+def test_what_was_mended_is_written_and_checked(run, product, tmp_path):
+    out = tmp_path / "mended.pt2"
+
+    ran = run("check", product, "--target", "xnnpack", "--fix", "--out", out)
+
+    assert ran.code == 0
+    assert ran.out.splitlines()[-1] == f"{out}: 2 nodes replaced; xnnpack refuses no node still"
+    assert ran.lines[-1].startswith(f"next: whisperport lower {out} --target xnnpack --out ")
+    assert run("check", out, "--target", "xnnpack").code == 0
+
+
+def test_json_says_what_was_done(run, product, tmp_path):
+    out = tmp_path / "mended.pt2"
+
+    told = json.loads(
+        run("check", product, "--target", "xnnpack", "--fix", "--out", out, "--json").out
+    )
+
+    assert told["written"] == str(out)
+    assert told["changed_nodes"] == 2
+    assert told["remaining"] == []
+    kept = {one["rewrite"] for one in told["rewrites"] if one["kept"]}
+    assert kept == {"matmul-by-linear", "layer-norm-by-linear"}
+
+
+def test_the_program_itself_is_not_overwritten(run, product):
+    before = product.read_bytes()
+
+    ran = run("check", product, "--target", "xnnpack", "--fix", "--out", product)
+
+    assert ran.code == 1
+    assert "is there already" in ran.err
+    assert product.read_bytes() == before
+
+
+def test_a_mended_program_has_nothing_to_mend(run, product, tmp_path):
+    once, twice = tmp_path / "once.pt2", tmp_path / "twice.pt2"
+    run("check", product, "--target", "xnnpack", "--fix", "--out", once)
+
+    ran = run("check", once, "--target", "xnnpack", "--fix", "--out", twice)
+
+    assert ran.code == 0
+    assert "nothing to mend" in ran.out
+    assert not twice.exists()
+
+
+@pytest.mark.parametrize("given", [["--fix"], ["--out", "m.pt2"]])
+def test_fix_and_out_go_together(run, product, given):
+    ran = run("check", product, "--target", "xnnpack", *given)
+
+    assert ran.code == 2
+    assert "go together" in ran.err
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and nothing", b"\x08\x07onnx"])
+def test_what_is_no_program_is_said_and_nothing_is_written(run, tmp_path, content):
+    (tmp_path / "a.pt2").write_bytes(content)
+
+    ran = run("check", tmp_path / "a.pt2", "--target", "xnnpack", "--fix", "--out", tmp_path / "b")
+
+    assert ran.code == 1
+    assert "error: " in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
