@@ -1,0 +1,117 @@
+"""Chunks of speech against windows led by timestamps, and one worker against two: speed and word errors.
+
+    python benchmarks/chunks.py [--minutes 6] [--rounds 3] [--bundle DIR]
+
+The sound is made of the shipped recordings in a fixed random order, with silence between: pauses of
+0.3 to 2 s, and gaps of up to 30 s. Rounds are interleaved, so that a busy moment of the machine falls on
+all alike; figures are medians. Writes `results/chunks_DATE.json` and prints a table.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from whisperport.audio import SAMPLE_RATE, VadOptions, load_audio
+from whisperport.runtime import DecodeOptions
+from whisperport.targets import RunOptions
+from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
+from whisperport.verification import machine, versions, word_errors
+from whisperport.verification.clips import shipped_recordings
+
+RESULTS = Path(__file__).parent / "results"
+GAPS = {"pauses of 0.3 to 2 s": (0.3, 2.0), "gaps of 3 to 30 s": (3.0, 30.0)}
+VAD = VadOptions()
+MODES = {  # threads, options
+    "windows, 1 thread": (1, {}),
+    "windows, 2 threads": (2, {}),
+    "chunks, 1 worker of 1 thread": (1, {"vad": VAD}),
+    "chunks, 2 workers of 1 thread": (1, {"vad": VAD, "workers": 2}),
+    "chunks, 1 worker of 2 threads": (2, {"vad": VAD}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bundle", default=None)
+    chosen = parser.parse_args()
+    bundle = chosen.bundle or default_bundle()
+    transcribers = {n: Transcriber(bundle, RunOptions(threads=n)) for n in (1, 2)}
+    rows = []
+    for name, gap in GAPS.items():
+        sound, text = made(chosen.minutes * 60, gap)
+        seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+        heard: dict[str, Transcript] = {}
+        for _ in range(chosen.rounds):
+            for mode, (threads, options) in MODES.items():
+                started = time.perf_counter()
+                heard[mode] = transcribers[threads].transcribe(
+                    sound,
+                    TranscribeOptions(decode=DecodeOptions(language="en"), **options),
+                )
+                seconds[mode].append(time.perf_counter() - started)
+        duration = sound.size / SAMPLE_RATE
+        for mode in MODES:
+            errors = word_errors(heard[mode].text, text)
+            rows.append(
+                {
+                    "sound": name,
+                    "mode": mode,
+                    "seconds": statistics.median(seconds[mode]),
+                    "all_seconds": seconds[mode],
+                    "real_time_factor": statistics.median(seconds[mode]) / duration,
+                    "errors": errors.errors,
+                    "words": errors.n_words,
+                    "wer": errors.errors / errors.n_words,
+                    "windows": len({segment.seek for segment in heard[mode].segments}),
+                    "duration_s": duration,
+                }
+            )
+    report(rows, chosen)
+
+
+def made(seconds: float, gap: tuple[float, float]) -> tuple[np.ndarray, str]:
+    """Sound of about `seconds`, and what is said in it."""
+    random = np.random.default_rng(0)
+    recordings = [r for r in shipped_recordings() if r.text and r.seconds < 10]
+    parts, text, n_samples = [], [], 0
+    while n_samples < seconds * SAMPLE_RATE:
+        recording = recordings[random.integers(len(recordings))]
+        silence = 1e-4 * random.standard_normal(round(random.uniform(*gap) * SAMPLE_RATE))
+        parts += [silence.astype(np.float32), load_audio(recording.path)]
+        text.append(recording.text)
+        n_samples += parts[-1].size + parts[-2].size
+    return np.concatenate(parts), " ".join(text)
+
+
+def report(rows: list[dict], chosen: argparse.Namespace) -> None:
+    result = {
+        "what": "chunks of speech against windows led by timestamps",
+        "rows": rows,
+        "rounds": chosen.rounds,
+        "bundle": chosen.bundle or "the embedded model",
+        "machine": machine(),
+        "versions": versions(("whisperport", "onnxruntime", "numpy")),
+        "measured_on": datetime.date.today().isoformat(),
+        "command": f"python benchmarks/chunks.py --minutes {chosen.minutes} --rounds {chosen.rounds}",
+    }
+    path = RESULTS / f"chunks_{result['measured_on']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{'sound':22}{'mode':32}{'s':>8}{'RTF':>8}{'WER':>8}{'windows':>9}")
+    for row in rows:
+        print(
+            f"{row['sound']:22}{row['mode']:32}{row['seconds']:8.2f}{row['real_time_factor']:8.4f}"
+            f"{row['wer']:8.2%}{row['windows']:9}"
+        )
+
+
+if __name__ == "__main__":
+    main()
