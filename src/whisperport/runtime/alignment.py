@@ -72,7 +72,8 @@ def boundaries(scores: Floats, first: int) -> NDArray[np.float64]:
     """
     tokens, positions = warp(-_attention(scores)[first:-1])
     jumps = np.diff(tokens, prepend=tokens[0] - 1).astype(bool)
-    return positions[jumps] * SECONDS_PER_POSITION
+    times: NDArray[np.float64] = positions[jumps] * SECONDS_PER_POSITION
+    return times
 
 
 def _token_probabilities(engine: Engine, rows: Floats, text: Sequence[int]) -> Floats:
