@@ -13,7 +13,7 @@ from whisperport.bench.transcribing import (
     run_bench,
 )
 from whisperport.bundle import Bundle
-from whisperport.cli.console import print_json, print_next, print_table, stages
+from whisperport.cli.console import print_json, print_next, print_table, shown_path, stages
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
 from whisperport.errors import AudioError, UsageError
 from whisperport.transcription import default_bundle
@@ -107,7 +107,7 @@ def _text(path: Path) -> str:
 
 def _print_result(result: BenchResult) -> None:
     """Where the time of one bundle goes, and what came of it."""
-    print(f"{result.name}: {_short(result.bundle)}\n")
+    print(f"{result.name}: {shown_path(result.bundle)}\n")
     whole = Part("whole", 0, result.whole_ms, None)
     print_table(
         ("part", "calls", "ms a call", "ms", "share"),
@@ -145,7 +145,7 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     rows.append(_compared("peak memory, MiB", peaks))
     rows.append(("word error rate", *(_rate(result) for result in results), *[""] * len(ratios)))
     for label, result in zip(labels, results, strict=True):
-        print(f"{label}: {_short(result.bundle)}")
+        print(f"{label}: {shown_path(result.bundle)}")
     print()
     print_table(("ms", *labels, *ratios), rows)
     if len({result.text for result in results}) > 1:
@@ -195,8 +195,3 @@ def _memory(result: BenchResult) -> str:
     if result.peak_memory_mib is None:
         return UNKNOWN
     return f"{result.peak_memory_mib:.0f} MiB, of a process that does nothing else"
-
-
-def _short(path: Path) -> Path:
-    """Relative to here, where that is shorter."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

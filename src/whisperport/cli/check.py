@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from whisperport.cli.console import print_json, print_next, print_table, print_warning, stages
+from whisperport.cli.console import (
+    print_json,
+    print_next,
+    print_table,
+    print_warning,
+    shortened,
+    stages,
+)
 from whisperport.cli.mend import mend
 from whisperport.cli.options import as_json
 from whisperport.targets import TARGETS, get_target
@@ -110,8 +117,8 @@ def _row(checked: "Checked", kind: "Kind") -> tuple[str, ...]:
     return (
         kind.rule,
         str(len(kind.places)),
-        _shortened(kind.operator, 20) or "-",
-        _shortened(kind.places[0].name, 26) or "-",
+        shortened(kind.operator, 20) or "-",
+        shortened(kind.places[0].name, 26) or "-",
         _percent(flops) if is_node else "-",
         _percent(size) if is_node else "-",
         kind.rewrite or "-",
@@ -121,13 +128,6 @@ def _row(checked: "Checked", kind: "Kind") -> tuple[str, ...]:
 def _why(kind: "Kind") -> tuple[str, str]:
     note = "warning: " if kind.warning else ""
     return kind.rule, f"{note}{kind.places[0].reason}  [{kind.source}]"
-
-
-def _shortened(name: str, width: int) -> str:
-    """Its two ends: names of nodes tell most there."""
-    if len(name) <= width:
-        return name
-    return f"{name[: width // 2]}…{name[-(width - width // 2 - 1) :]}"
 
 
 def _summary(checked: "Checked", target: str) -> str:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -83,6 +84,18 @@ def print_interrupted() -> None:
 def _say(line: str, style: str | None = None) -> None:
     """A line on stderr as it is: neither wrapped nor read as markup, so that it can be copied."""
     stderr.print(line, markup=False, soft_wrap=True, style=style)
+
+
+def shortened(name: str, width: int) -> str:
+    """A name's two ends: names of nodes tell most there."""
+    if len(name) <= width:
+        return name
+    return f"{name[: width // 2]}…{name[-(width - width // 2 - 1) :]}"
+
+
+def shown_path(path: Path) -> Path:
+    """Relative to here, where that is shorter."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 class Stages:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from whisperport.cli.console import print_json, print_next, print_table, stages
+from whisperport.cli.console import print_json, print_next, print_table, shown_path, stages
 from whisperport.cli.options import as_json, threads
 from whisperport.demo import DEMO_TARGETS, DemoRow, run_demo
 from whisperport.doctor import is_installed
@@ -65,7 +65,7 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
         return
     print_rows(rows)
     recording = rows[-1].heard[0].recording.path
-    print_next(f"whisperport transcribe {_short(recording)} --bundle {rows[-1].folder}")
+    print_next(f"whisperport transcribe {shown_path(recording)} --bundle {rows[-1].folder}")
 
 
 def _check_installed(target: str) -> None:
@@ -122,11 +122,6 @@ def _print_transcripts(row: DemoRow) -> None:
 def _clipped(text: str) -> str:
     """One line: the transcripts are there to be glanced at, and `transcribe` shows them whole."""
     return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 1] + "…"
-
-
-def _short(path: Path) -> Path:
-    """Relative to here, where that is shorter."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _as_json(row: DemoRow) -> dict[str, object]:

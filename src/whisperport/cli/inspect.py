@@ -14,6 +14,7 @@ from whisperport.cli.console import (
     print_next,
     print_table,
     print_warning,
+    shortened,
     stages,
 )
 from whisperport.cli.options import as_json, pairs, run_option, threads
@@ -109,7 +110,7 @@ def inspect(
 
 def _print_profile(profile: "Profile", top: int) -> None:
     """What was found in a sentence, then the most expensive nodes, then why some stay off."""
-    print(_summary(profile) + "\n")
+    print(textwrap.fill(_summary(profile), WIDTH, break_on_hyphens=False) + "\n")
     shown = profile.nodes[:top]
     _print_filled(HEADINGS, [_row(profile, node) for node in shown])
     explained = {node.reason: node for node in reversed(shown) if node.reason}
@@ -117,7 +118,7 @@ def _print_profile(profile: "Profile", top: int) -> None:
         print()
         print_table(
             ("node", "why"),
-            [(_shortened(n.name), reason) for reason, n in reversed(explained.items())],
+            [(shortened(n.name, NODE_WIDTH), reason) for reason, n in reversed(explained.items())],
         )
     print()
     for note in _footnotes(profile, len(shown)):
@@ -148,7 +149,7 @@ def _summary(profile: "Profile") -> str:
 def _row(profile: "Profile", node: "NodeProfile") -> tuple[str, ...]:
     share = profile.share(node)
     return (
-        _shortened(node.name),
+        shortened(node.name, NODE_WIDTH),
         node.where,
         NOT_MEASURED if node.ms is None else _ms(node.ms),
         "" if share is None else f"{share:.1%}",
@@ -175,14 +176,6 @@ def _ms(number: float) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _shortened(name: str) -> str:
-    """Its two ends: names of nodes tell most there."""
-    if len(name) <= NODE_WIDTH:
-        return name
-    half = NODE_WIDTH // 2
-    return f"{name[:half]}…{name[-(NODE_WIDTH - half - 1) :]}"
 
 
 def _next_command(lowered: Path, profiles: "Sequence[Profile]") -> str:

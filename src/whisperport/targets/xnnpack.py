@@ -1,11 +1,7 @@
 """XNNPACK through ExecuTorch: phones and boards with Arm or x86 CPUs; one .pte with a method a program."""
 
-import contextlib
-import io
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -230,11 +226,13 @@ class Xnnpack(Target):
         return refusals(program, self.spec)
 
     def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
+        from whisperport.inspection.quiet import quiet
+
         say(f"lowering {len(programs)} programs to XNNPACK")
-        with _quiet():
+        with quiet():
             edge, delegated = _lower_to_edge(programs)
         say("writing the ExecuTorch file")
-        with _quiet():
+        with quiet():
             pte = bytes(edge.to_executorch().buffer)
             delegation = _delegation(pte)
         path = folder / FILE
@@ -258,7 +256,9 @@ class Xnnpack(Target):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        with _quiet():
+        from whisperport.inspection.quiet import quiet
+
+        with quiet():
             runtime = _runtime(options.threads)
             programs = {}
             runners: dict[str, Runner] = {}
@@ -367,20 +367,3 @@ def _missing(error: ImportError) -> MissingPackageError:
         why=str(error),
         hint='pip install "whisperport[xnnpack]"',
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep ExecuTorch's import-time and compile-time chatter off the screen."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stderr(io.StringIO()),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
