@@ -16,6 +16,8 @@ import argparse
 import datetime
 import json
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -69,6 +71,7 @@ PLAN = (
     (WindowOptions(seconds=5.0, padding="features"), ("greedy",)),
     (WindowOptions(seconds=5.0, padding="keys-and-values"), ("greedy",)),
 )
+DEFAULTS = tuple((WindowOptions(seconds=s), ("greedy",)) for s in (None, 20.0, 15.0, 10.0, 5.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/short_windows"))
     parser.add_argument("--single", type=int, default=100, help="utterances of --eval")
     parser.add_argument("--long", type=int, default=8, help="recordings of 75 s made of --eval")
+    parser.add_argument("--defaults", action="store_true", help="only the default of every window")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     sets: dict[str, Sequence[Clip]] = {"shipped": clips_of(shipped_recordings())}
@@ -102,7 +106,7 @@ def main() -> None:
         sets |= evaluation_sets(options.eval, options.single, options.long)
     checkpoint = load_checkpoint(options.checkpoint)
     rows = []
-    for window, ways in PLAN:
+    for window, ways in DEFAULTS if options.defaults else PLAN:
         made = bundle(checkpoint, window, options)
         for way in ways:
             row = measured(Transcriber(made, threads(options)), window, way, sets)
@@ -229,6 +233,7 @@ def write(
     result = {
         "what": "word error rate and looping windows, by window, padding and way of decoding",
         "checkpoint": options.checkpoint,
+        "command": shlex.join(["python", *sys.argv]),
         "target": options.target,
         "sets": {
             name: {
@@ -242,7 +247,8 @@ def write(
         "versions": versions(("whisperport", "torch", "onnxruntime", "executorch", "numpy")),
         "measured_on": today,
     }
-    path = RESULTS / f"short_windows_{today}.json"
+    which = "_defaults" if options.defaults else ""
+    path = RESULTS / f"short_windows{which}_{today}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -33,6 +33,20 @@ def edited(manifest: Path, change) -> None:
     replace(manifest, json.dumps(data).encode())
 
 
+@pytest.mark.parametrize(
+    ("window", "says"),
+    [("10.01", "20 ms of sound"), ("31", "expected 1 to 30 s"), ("0.5", "expected 1 to 30 s")],
+)
+def test_a_window_that_the_checkpoint_cannot_have_is_refused(run, tmp_path, window, says):
+    # when
+    out = tmp_path / "out"
+    ran = run("export", "default", "--target", "onnxruntime", "--window", window, "--out", out)
+
+    # then
+    refused(ran, says)
+    assert not out.exists()
+
+
 def test_an_unknown_target_is_refused_with_those_there_are(run, tmp_path):
     # when
     ran = run("export", "default", "--target", "toaster", "--out", tmp_path / "out")
