@@ -379,7 +379,7 @@ def test_a_weight_that_simplifying_stores_twice_is_refused(
         return model
 
     monkeypatch.setattr(onnxslim, "slim", untie)
-    program = trace("p", nn.Linear(64, 64), (torch.zeros(1, 64),), ["y"])
+    program = trace("p", nn.Linear(256, 256), (torch.zeros(1, 256),), ["y"])
 
     with pytest.raises(LoweringError, match="grew by") as refused:
         write_onnx_file(program, tmp_path / "p.onnx", simplify=True)

@@ -83,7 +83,7 @@ def _print(lowered: Lowered) -> None:
     rows.append(("nodes rewritten", ", ".join(changed) or "none"))
     difference = f"{lowered.largest_difference:.1e} ({lowered.tolerance:.1e} is allowed)"
     rows.append(("largest difference", difference))
-    print_table(("", ""), rows)
+    print_table(("fact", "value"), rows)
     print(f"\n{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}")
 
 

@@ -141,7 +141,7 @@ def to_onnx(program: Program, opset: int = OPSET) -> ir.Model:
 
 def _convert(program: Program) -> ir.Model:
     chatter = io.StringIO()
-    with torch.no_grad(), _captured(chatter):
+    with torch.no_grad(), captured(chatter):
         try:
             exported = torch.onnx.export(
                 program.exported, (), dynamo=True, opset_version=NEWEST, verbose=False
@@ -170,7 +170,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 @contextlib.contextmanager
-def _captured(chatter: io.StringIO) -> Iterator[None]:
+def captured(chatter: io.StringIO) -> Iterator[None]:
     """Keep what the exporter says off the screen."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
