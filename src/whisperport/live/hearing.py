@@ -56,7 +56,11 @@ def hear(
     if is_silence(decoded, options.thresholds):
         return None
     pieces, n_complete = _pieces(decoded, transcriber.engine.generation.timestamp_begin, buffer)
-    segments = _with_words(transcriber, buffer, options, decoded, pieces, last_speech)
+    segments = [
+        # As of a recording, what takes no time was not said.
+        segment if segment.end > segment.start else replace(segment, words=())
+        for segment in _with_words(transcriber, buffer, options, decoded, pieces, last_speech)
+    ]
     words = tuple(
         Heard(word, begins=i == 0) for segment in segments for i, word in enumerate(segment.words)
     )

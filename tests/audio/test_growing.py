@@ -1,0 +1,205 @@
+"""Sound that is still being made: every sample, as it comes, whatever the source does."""
+
+import io
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whisperport.audio import ReadAhead, growing_sound
+from whisperport.audio.growing import played
+from whisperport.audio.raw import from_raw
+from whisperport.errors import AudioError
+
+TONE = (8000 * np.sin(np.arange(16_000) / 5)).astype("<i2")
+FLOATS = TONE.astype(np.float32) / 32768
+
+
+def in_chunks(data: bytes, sizes: list[int]) -> Iterator[bytes]:
+    for size in sizes:
+        yield data[:size]
+        data = data[size:]
+    yield data
+
+
+@given(st.lists(st.integers(0, 3000), max_size=12))
+def test_raw_sound_may_be_cut_anywhere(sizes: list[int]) -> None:
+    pieces = list(from_raw(in_chunks(TONE.tobytes(), sizes), 16_000))
+
+    assert np.array_equal(np.concatenate(pieces), FLOATS)
+
+
+def test_half_a_sample_at_the_end_is_dropped() -> None:
+    pieces = list(from_raw([TONE.tobytes(), b"\x01"], 16_000))
+
+    assert np.array_equal(np.concatenate(pieces), FLOATS)
+
+
+def test_raw_sound_of_another_rate_is_resampled() -> None:
+    samples = np.concatenate(list(from_raw(in_chunks(TONE.tobytes(), [999] * 20), 48_000)))
+
+    assert samples.size == pytest.approx(16_000 / 3, abs=20)
+    assert np.abs(samples).max() <= 1
+
+
+@pytest.mark.parametrize("rate", [1, 10**9])
+def test_a_rate_at_which_nothing_records_is_refused(rate: int) -> None:
+    with pytest.raises(AudioError, match="sample rate"):
+        list(from_raw([b"\0\0"], rate))
+
+
+def test_a_pipe_gives_what_it_has_before_it_ends() -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as file:
+        os.write(writer, TONE[:800].tobytes())
+        sound = growing_sound(file, raw_rate=16_000)
+
+        first = next(sound)  # would wait for ever if it waited for more
+
+        os.write(writer, TONE[800:].tobytes())
+        os.close(writer)
+        rest = list(sound)
+    assert np.array_equal(first, FLOATS[:800])
+    assert np.array_equal(np.concatenate([first, *rest]), FLOATS)
+
+
+def wav(samples: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="wav") as container:
+        stream = container.add_stream("pcm_s16le", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+        frame.sample_rate = 16_000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def test_a_container_comes_by_a_pipe() -> None:
+    reader, writer = os.pipe()
+    thread = threading.Thread(target=lambda: (os.write(writer, wav(TONE)), os.close(writer)))
+    thread.start()
+
+    with open(reader, "rb", buffering=0) as file:
+        pieces = list(growing_sound(file))
+
+    thread.join()
+    assert np.array_equal(np.concatenate(pieces), FLOATS)
+    assert len(pieces) > 3
+
+
+@pytest.mark.parametrize("raw_rate", [None, 16_000])
+def test_a_named_pipe_is_read_and_not_played(raw_rate: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    data = wav(TONE) if raw_rate is None else TONE.tobytes()
+    thread = threading.Thread(target=lambda: path.write_bytes(data))
+    thread.start()
+
+    samples = np.concatenate(list(growing_sound(path, raw_rate=raw_rate)))
+
+    thread.join()
+    assert np.array_equal(samples, FLOATS)
+
+
+@pytest.mark.parametrize("raw_rate", [None, 16_000])
+def test_no_sound_at_all_is_an_error(raw_rate: int | None) -> None:
+    with pytest.raises(AudioError):
+        list(growing_sound(io.BytesIO(), raw_rate=raw_rate))
+
+
+def test_a_file_is_played_at_the_pace_of_its_sound() -> None:
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    pieces = [np.zeros(1600, np.float32)] * 5
+    times = [now[0] - 100 for _ in played(pieces, clock=lambda: now[0], sleep=sleep)]
+
+    assert times == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_who_plays_late_does_not_sleep() -> None:
+    now = [0.0]
+    slept: list[float] = []
+    sound = played([np.zeros(1600, np.float32)] * 3, clock=lambda: now[0], sleep=slept.append)
+
+    for _ in sound:
+        now[0] += 5.0
+
+    assert slept == pytest.approx([0.1, 0.0, 0.0])
+
+
+def test_reading_ahead_drops_nothing_while_the_reader_is_away() -> None:
+    done = threading.Event()
+
+    def pieces() -> Iterator[np.ndarray]:
+        yield from np.split(FLOATS, 10)
+        done.set()
+
+    source = ReadAhead(pieces())
+    assert done.wait(10)
+
+    taken = [source.take()]
+    while (more := source.take()) is not None:
+        taken.append(more)
+
+    assert np.array_equal(np.concatenate(taken), FLOATS)
+
+
+def test_a_source_that_fails_is_heard_until_then() -> None:
+    def pieces() -> Iterator[np.ndarray]:
+        yield FLOATS
+        raise AudioError("unplugged")
+
+    source = ReadAhead(pieces())
+    heard = source.take()
+
+    assert heard is not None
+    assert heard.size == FLOATS.size
+    with pytest.raises(AudioError, match="unplugged"):
+        source.take()
+
+
+def test_a_source_that_waits_can_be_stopped() -> None:
+    forever = threading.Event()
+
+    def pieces() -> Iterator[np.ndarray]:
+        yield FLOATS
+        forever.wait(30)
+
+    source = ReadAhead(pieces())
+    assert source.take() is not None
+    source.stop()
+
+    assert source.take() is None
+    forever.set()
+
+
+class ClosedPipe(io.RawIOBase):
+    """A pipe whose other side goes wrong after some samples."""
+
+    def __init__(self) -> None:
+        self.left = [TONE.tobytes()]
+
+    def read(self, size: int = -1) -> Any:
+        if size == 0:
+            return b""
+        if not self.left:
+            raise OSError(5, "Input/output error")
+        return self.left.pop()
+
+
+def test_a_pipe_that_breaks_says_so_after_what_it_gave() -> None:
+    sound = growing_sound(ClosedPipe(), raw_rate=16_000)  # type: ignore[arg-type]
+
+    assert np.array_equal(next(sound), FLOATS)
+    with pytest.raises(AudioError, match="no further"):
+        next(sound)

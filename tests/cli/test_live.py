@@ -1,0 +1,74 @@
+"""`transcribe --live`: words on stdout as they are said, and what was heard is never lost."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whisperport.cli.live as verb
+from whisperport.errors import AudioError
+from whisperport.verification.clips import shipped_recordings
+
+COMMAND = next(r for r in shipped_recordings() if r.path.name.startswith("16"))
+
+
+def raw() -> bytes:
+    from whisperport.audio import load_audio
+
+    return np.round(load_audio(COMMAND.path) * 32767).astype("<i2").tobytes()
+
+
+@pytest.fixture(autouse=True)
+def four_tokens() -> None:
+    """The embedded model speaks: no limit, unlike the random model's in `conftest.py`."""
+
+
+def test_raw_standard_input_becomes_lines(run: Any) -> None:
+    ran = run("transcribe", "-", "--live", "--raw", 16000, stdin=raw())
+
+    assert (ran.code, ran.out) == (0, f"{COMMAND.text}\n")
+    assert ran.lines[-1] == "next: whisperport transcribe - --live --format srt"
+
+
+def test_json_is_written_at_the_end_with_words(run: Any) -> None:
+    ran = run("transcribe", "-", "--live", "--raw", 16000, "--json", stdin=raw())
+
+    transcript = json.loads(ran.out)
+    assert transcript["text"] == COMMAND.text
+    assert transcript["segments"][0]["words"]
+
+
+def test_a_source_that_fails_leaves_what_was_said_and_exits_1(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> Iterator[np.ndarray]:
+        yield np.frombuffer(raw(), "<i2").astype(np.float32) / 32768
+        raise AudioError("the line went dead", hint="call again")
+
+    monkeypatch.setattr(verb, "growing_sound", failing)
+
+    ran = run("transcribe", "-", "--live", "--format", "srt")
+
+    assert ran.code == 1
+    assert COMMAND.text in ran.out
+    assert "error: the line went dead" in ran.lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "RECORDING"),
+        (("-", "--raw", "16000"), "--raw needs --live"),
+        (("--live", "--raw", "16000"), "not for the microphone"),
+        (("-", "--live", "--microphone", "usb"), "two sounds"),
+    ],
+)
+def test_options_that_contradict_each_other_are_wrong_usage(
+    run: Any, arguments: tuple[str, ...], words: str
+) -> None:
+    ran = run("transcribe", *arguments)
+
+    assert ran.code == 2
+    assert words in ran.err
