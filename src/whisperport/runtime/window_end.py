@@ -13,7 +13,7 @@ from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.dims import SECONDS_PER_POSITION
 from whisperport.runtime.segments import Cut, Piece
 
-UNSURE = 300  # frames of 10 ms before a window's end, at most half of it; measured, not derived
+UNSURE = 300  # frames of 10 ms before a window's end, at most two fifths of it; measured, not derived
 LEAST = 10  # frames that a window goes on at least
 
 
@@ -24,7 +24,7 @@ def leave_open(cut: Cut, begin: int, n_frames: int) -> Cut:
 
     begin  the id of <|0.00|>
     """
-    until_s = (n_frames - min(UNSURE, n_frames // 2)) / FRAMES_PER_SECOND
+    until_s = (n_frames - min(UNSURE, n_frames * 2 // 5)) / FRAMES_PER_SECOND
     sure = list(takewhile(lambda piece: _end_s(piece, begin) <= until_s, cut.pieces))
     if len(sure) == len(cut.pieces):
         return cut

@@ -135,10 +135,11 @@ class Session:
         if is_silence(decoded, self.options.thresholds):
             self.seek += n_frames
             return
-        cut = cut_segments(decoded.tokens, self.engine.generation.timestamp_begin, n_frames)
+        begin = self.engine.generation.timestamp_begin
+        cut = whole = cut_segments(decoded.tokens, begin, n_frames)
         if self.engine.window is not None and n_frames == self.engine.sound_frames:
-            cut = leave_open(cut, self.engine.generation.timestamp_begin, n_frames)
-        if not decoded.ended:
+            cut = leave_open(whole, begin, n_frames)
+        if not decoded.ended and cut == whole:  # what was left open is heard again
             self.truncated.append(seek / FRAMES_PER_SECOND)
         segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.pieces]
         judged = Judged(tuple(segments), seek + cut.advance)
