@@ -81,7 +81,7 @@ def written_buffer(program: Program) -> str | None:
         while isinstance(written, Node) and written.op == "call_function":
             written = written.args[0]
         if isinstance(written, Node) and written.name in buffers:
-            return buffers[written.name]
+            return str(buffers[written.name])
     return None
 
 

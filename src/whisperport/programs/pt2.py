@@ -23,8 +23,10 @@ from whisperport.programs.program import Program, as_program
 
 MAX_GRAPH = 512 * 2**20  # bytes of JSON; the graph of whisper-large's decoder takes 3 MB
 # What reading a zip file of JSON raises if it was cut, changed, or is encrypted.
-_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
-_DAMAGED += (ValueError, LookupError, TypeError, AttributeError)
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError),
+    *(ValueError, LookupError, TypeError, AttributeError),
+)
 _OPERATOR_SETS = frozenset({"aten", "prims"})  # what torch itself defines; others are custom
 
 
