@@ -43,8 +43,9 @@ openai-whisper and transformers as `torch.export` writes them, and keeps every w
 RULES_HEAD = """\
 # Rules
 
-What `whisperport check` holds a program against. A code keeps its meaning; `whisperport explain CODE` prints its
-page. WP1: the operator. WP2: ranks, dtypes, sizes. WP3: the form of an operator that is taken otherwise. WP4: the
+What `whisperport check` holds a program against. A code keeps its meaning; `whisperport explain CODE`
+prints its page. WP1: the operator. WP2: ranks, dtypes, sizes. WP3: the form of an operator that is taken
+otherwise. WP4: the
 file. WP5: warnings, for what is taken and computed otherwise than asked.
 
 | Rule | Says |

@@ -83,7 +83,9 @@ class TargetSpec:
     static: bool = True  # every axis must be a number
     domains: frozenset[str] = frozenset()  # of custom operators that it takes: "com.microsoft"
     limits: tuple[Limit, ...] = ()  # what else it does not take
-    mends: Mapping[str, str] = field(default_factory=dict)  # operator -> rewrite that does without it
+    mends: Mapping[str, str] = field(
+        default_factory=dict
+    )  # operator -> rewrite that does without it
     run_options: frozenset[str] = frozenset()  # names that `RunOptions.options` may hold
     rewrites: tuple[str, ...] = ()  # names, applied in this order
     extra: str = ""  # pip extra that lowers to it; empty: the core install

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import flatbuffers
-from tflite import Buffer, Model, Operator, OperatorCode, SubGraph, Tensor
+import tflite
 from tflite.BuiltinOperator import BuiltinOperator
 
 FLOAT32, INT32, INT64 = 0, 2, 4
@@ -41,12 +41,12 @@ def tflite_file(
     codes_at = _offsets(b, codes)
     graphs_at = _offsets(b, [graph])
     buffers_at = _offsets(b, buffers)
-    Model.ModelStart(b)
-    Model.ModelAddVersion(b, 3)
-    Model.ModelAddOperatorCodes(b, codes_at)
-    Model.ModelAddSubgraphs(b, graphs_at)
-    Model.ModelAddBuffers(b, buffers_at)
-    b.Finish(Model.ModelEnd(b), file_identifier=b"TFL3")
+    tflite.ModelStart(b)
+    tflite.ModelAddVersion(b, 3)
+    tflite.ModelAddOperatorCodes(b, codes_at)
+    tflite.ModelAddSubgraphs(b, graphs_at)
+    tflite.ModelAddBuffers(b, buffers_at)
+    b.Finish(tflite.ModelEnd(b), file_identifier=b"TFL3")
     return bytes(b.Output())
 
 
@@ -78,10 +78,10 @@ def _ints(b: flatbuffers.Builder, numbers: Sequence[int]) -> int:
 
 def _buffer(b: flatbuffers.Builder, data: bytes) -> int:
     at = b.CreateByteVector(data) if data else None
-    Buffer.BufferStart(b)
+    tflite.BufferStart(b)
     if at is not None:
-        Buffer.BufferAddData(b, at)
-    return Buffer.BufferEnd(b)
+        tflite.BufferAddData(b, at)
+    return tflite.BufferEnd(b)
 
 
 def _tensor(b: flatbuffers.Builder, tensor: T, buffer: int) -> int:
@@ -89,35 +89,35 @@ def _tensor(b: flatbuffers.Builder, tensor: T, buffer: int) -> int:
     dynamic = any(axis < 0 for axis in tensor.shape)
     signature = _ints(b, tensor.shape) if dynamic else None
     shape = _ints(b, [max(axis, 1) for axis in tensor.shape])
-    Tensor.TensorStart(b)
-    Tensor.TensorAddShape(b, shape)
-    Tensor.TensorAddType(b, tensor.kind)
-    Tensor.TensorAddBuffer(b, buffer)
-    Tensor.TensorAddName(b, name)
+    tflite.TensorStart(b)
+    tflite.TensorAddShape(b, shape)
+    tflite.TensorAddType(b, tensor.kind)
+    tflite.TensorAddBuffer(b, buffer)
+    tflite.TensorAddName(b, name)
     if signature is not None:
-        Tensor.TensorAddShapeSignature(b, signature)
-    return Tensor.TensorEnd(b)
+        tflite.TensorAddShapeSignature(b, signature)
+    return tflite.TensorEnd(b)
 
 
 def _code(b: flatbuffers.Builder, op: Op) -> int:
     custom = b.CreateString(op.name) if op.custom else None
     number = BuiltinOperator.CUSTOM if op.custom else getattr(BuiltinOperator, op.name)
-    OperatorCode.OperatorCodeStart(b)
-    OperatorCode.OperatorCodeAddDeprecatedBuiltinCode(b, min(number, 127))
+    tflite.OperatorCodeStart(b)
+    tflite.OperatorCodeAddDeprecatedBuiltinCode(b, min(number, 127))
     if custom is not None:
-        OperatorCode.OperatorCodeAddCustomCode(b, custom)
-    OperatorCode.OperatorCodeAddVersion(b, 1)
-    OperatorCode.OperatorCodeAddBuiltinCode(b, number)
-    return OperatorCode.OperatorCodeEnd(b)
+        tflite.OperatorCodeAddCustomCode(b, custom)
+    tflite.OperatorCodeAddVersion(b, 1)
+    tflite.OperatorCodeAddBuiltinCode(b, number)
+    return tflite.OperatorCodeEnd(b)
 
 
 def _operator(b: flatbuffers.Builder, op: Op, code: int) -> int:
     inputs, outputs = _ints(b, op.inputs), _ints(b, op.outputs)
-    Operator.OperatorStart(b)
-    Operator.OperatorAddOpcodeIndex(b, code)
-    Operator.OperatorAddInputs(b, inputs)
-    Operator.OperatorAddOutputs(b, outputs)
-    return Operator.OperatorEnd(b)
+    tflite.OperatorStart(b)
+    tflite.OperatorAddOpcodeIndex(b, code)
+    tflite.OperatorAddInputs(b, inputs)
+    tflite.OperatorAddOutputs(b, outputs)
+    return tflite.OperatorEnd(b)
 
 
 def _graph(
@@ -129,9 +129,9 @@ def _graph(
 ) -> int:
     tensors_at, operators_at = _offsets(b, tensors), _offsets(b, operators)
     inputs_at, outputs_at = _ints(b, inputs), _ints(b, outputs)
-    SubGraph.SubGraphStart(b)
-    SubGraph.SubGraphAddTensors(b, tensors_at)
-    SubGraph.SubGraphAddInputs(b, inputs_at)
-    SubGraph.SubGraphAddOutputs(b, outputs_at)
-    SubGraph.SubGraphAddOperators(b, operators_at)
-    return SubGraph.SubGraphEnd(b)
+    tflite.SubGraphStart(b)
+    tflite.SubGraphAddTensors(b, tensors_at)
+    tflite.SubGraphAddInputs(b, inputs_at)
+    tflite.SubGraphAddOutputs(b, outputs_at)
+    tflite.SubGraphAddOperators(b, operators_at)
+    return tflite.SubGraphEnd(b)

@@ -1,4 +1,4 @@
-"""What ExecuTorch's own partitioner leaves outside XNNPACK, by the names of the nodes that were exported."""
+"""What ExecuTorch's own partitioner leaves outside XNNPACK, by the names of the exported nodes."""
 
 import contextlib
 import io

@@ -80,11 +80,12 @@ def test_an_unknown_name_lists_those_that_are_known() -> None:
 
 
 def test_every_limit_has_a_source(target: Target) -> None:
-    limits = {"dtypes", "max_rank"} | (
+    limits = {"dtypes", "max_rank", "formats", "domains", "static"} | (
         {"operators"} if target.spec.operators is not None else set()
     )
 
     assert {name for name, source in target.spec.sources.items() if source} == limits
+    assert all(limit.source for limit in target.spec.limits)
 
 
 def test_its_rewrites_exist(target: Target) -> None:
@@ -121,7 +122,7 @@ def test_check_refuses_a_rank_above_the_limit(target: Target) -> None:
 
     refusals = target.check(trace("deep", TooDeep(), (torch.zeros(1, 8),)))
 
-    assert {refusal.rule for refusal in refusals} == {"rank"}
+    assert {refusal.rule for refusal in refusals} == {"WP201"}
     assert {refusal.reason for refusal in refusals} == {f"rank {limit + 1} is above {limit}"}
     assert all(refusal.node for refusal in refusals)
 
@@ -132,7 +133,7 @@ def test_check_refuses_an_input_of_another_dtype(target: Target) -> None:
 
     refusals = target.check(program)
 
-    assert [refusal.rule for refusal in refusals] == ["dtype"]
+    assert refusals[0].rule == "WP202"
     assert "float64" in refusals[0].reason
     assert all(dtype in refusals[0].reason for dtype in target.spec.dtypes)
 

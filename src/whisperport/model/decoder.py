@@ -172,7 +172,9 @@ class Align(Decode):
             scores += found
             new_k.append(k)
             new_v.append(v)
-        return (self.ln(x), torch.cat(scores), *new_k, *new_v)
+        # Targets that join tensors join two at least.
+        joined = torch.cat(scores) if len(scores) > 1 else scores[0]
+        return (self.ln(x), joined, *new_k, *new_v)
 
 
 class Prefill(Decode):

@@ -1,0 +1,126 @@
+"""`check` and `explain`: what they print, how they exit, and what they call the next step."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from whisperport.inspection.rules import RULES
+
+
+class Tied(nn.Module):
+    """Whisper's last two steps as openai-whisper writes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.embedding = nn.Embedding(500, 16)
+
+    def forward(self, x):
+        return self.norm(x) @ torch.transpose(self.embedding.weight.to(x.dtype), 0, 1)
+
+
+def saved(path: Path, module: nn.Module) -> Path:
+    exported = torch.export.export(module.eval(), (torch.rand(1, 8, 16),), strict=False)
+    torch.export.save(exported, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("programs") / "tied.pt2", Tied())
+
+
+def test_each_kind_has_a_row_and_the_costliest_comes_first(run, tied):
+    # when
+    ran = run("check", tied, "--target", "xnnpack")
+
+    # then
+    assert ran.code == 1
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith("WP")]
+    assert rows[0] == ["WP301", "1", "matmul", "matmul", "99.2%", "42.7%", "matmul-by-linear"]
+    assert rows[1][:4] == ["WP101", "1", "layer_norm", "layer_norm"]
+    assert rows[1][-1] == "layer-norm-by-linear"
+    assert "aten.mm (1, 8, 16) by (16, 500): its weight is computed by `transpose`" in ran.out
+    assert "gemm_configs.py" in ran.out
+    assert "tied (3 nodes, 0.000129 GFLOP, 0.0321 MB): xnnpack refuses 2 nodes" in ran.out
+    assert all(len(line) <= 100 for line in ran.out.splitlines())
+
+
+def test_nothing_refused_exits_0(run, tmp_path):
+    # given
+    plain = saved(tmp_path / "plain.pt2", nn.Linear(16, 4))
+
+    # when
+    ran = run("check", plain, "--target", "xnnpack")
+
+    # then
+    assert ran.code == 0
+    assert ran.out == "plain (1 nodes, 1.06e-06 GFLOP, 0.000272 MB): xnnpack refuses nothing\n"
+
+
+def test_all_lists_every_node(run, tied):
+    # when
+    ran = run("check", tied, "--target", "xnnpack", "--all")
+
+    # then
+    assert len([line for line in ran.out.splitlines() if line.startswith("WP101")]) == 3
+
+
+def test_json_holds_what_the_tables_say(run, tied):
+    # when
+    ran = run("check", tied, "--target", "xnnpack", "--json")
+
+    # then
+    assert ran.code == 1
+    (program,) = json.loads(ran.out)["programs"]
+    first = program["kinds"][0]
+    assert (first["rule"], first["rewrite"]) == ("WP301", "matmul-by-linear")
+    assert first["flops_share"] == pytest.approx(0.992, abs=1e-3)
+    assert program["flops"] == 2 * 8 * 16 * 500 + 8 * 8 * 16
+    assert program["refused_nodes"] == 2
+
+
+def test_a_bundle_is_checked_program_by_program(run, bundle):
+    # when
+    ran = run("check", bundle, "--target", "onnxruntime")
+
+    # then
+    assert ran.code == 0
+    assert ran.out.count("onnxruntime refuses nothing") == 6
+
+
+def test_what_cannot_be_read_exits_1_and_prints_no_result(run, tmp_path):
+    # given
+    (tmp_path / "a.onnx").write_text("no")
+
+    # when
+    ran = run("check", tmp_path / "a.onnx", "--target", "xnnpack")
+
+    # then
+    assert ran.code == 1
+    assert ran.out == ""
+    assert ran.err.startswith("error: a.onnx is damaged, or no ONNX model")
+
+
+@pytest.mark.parametrize("code", sorted(RULES))
+def test_explain_prints_the_page_of_the_documentation(run, code):
+    # when
+    ran = run("explain", code.lower())
+
+    # then
+    page = Path(__file__).parents[2] / "docs" / "reference" / "rules" / f"{code}.md"
+    assert ran.code == 0
+    assert ran.out.strip() == page.read_text(encoding="utf-8").strip()
+
+
+def test_explain_lists_the_rules_and_refuses_what_is_none(run):
+    # when
+    listed, unknown = run("explain"), run("explain", "WP999")
+
+    # then
+    assert all(code in listed.out for code in RULES)
+    assert unknown.code == 1
+    assert "no rule is called `WP999`" in unknown.err
