@@ -61,7 +61,7 @@ def test_a_segment_that_opens_at_the_window_s_end_can_still_end() -> None:
 def test_the_first_time_is_counted_in_20_ms_whatever_the_window() -> None:
     """openai-whisper counts it in 30 s / n_audio_ctx: 0.06 s in a model cut to 500 positions."""
     engine = Scripted([BEGIN + 9, 5, GENERATION.end_of_text])
-    engine.sound_frames = 20
+    engine.latest_timestamp = 10
 
     decoded = decode_window(
         engine, FEATURES, DecodeOptions(language="en", max_initial_timestamp=0.08)
@@ -70,11 +70,11 @@ def test_the_first_time_is_counted_in_20_ms_whatever_the_window() -> None:
     assert decoded.tokens[0] <= BEGIN + 4
 
 
-@pytest.mark.parametrize("sound_frames", [4, 10, DIMS.n_frames])
-def test_times_end_with_the_sound_that_a_window_takes(sound_frames: int) -> None:
+@pytest.mark.parametrize("latest", [2, 5, DIMS.n_audio_ctx])
+def test_times_end_with_the_sound_that_a_window_takes(latest: int) -> None:
     engine = Scripted([BEGIN, 5, BEGIN + 11, GENERATION.end_of_text])
-    engine.sound_frames = sound_frames
+    engine.latest_timestamp = latest
 
     decoded = decode_window(engine, FEATURES, DecodeOptions(language="en"))
 
-    assert max(decoded.tokens) <= BEGIN + sound_frames // 2
+    assert max(decoded.tokens) <= BEGIN + latest

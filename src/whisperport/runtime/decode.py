@@ -208,7 +208,7 @@ def _rules(engine: Engine, options: DecodeOptions) -> Rules:
         suppressed=suppressed_ids(engine.generation, engine.dims, options.suppress_tokens),
         suppress_blank=options.suppress_blank,
         max_initial_timestamp=round(latest / SECONDS_PER_POSITION) if latest else None,
-        latest_timestamp=engine.sound_frames // 2 if engine.window else None,
+        latest_timestamp=engine.latest_timestamp,
         repetition_penalty=options.repetition_penalty,
         no_repeat_ngram_size=options.no_repeat_ngram_size,
     )

@@ -48,6 +48,7 @@ class Engine:
         self.dims = dims
         self.window = window
         self.sound_frames = 2 * window.sound if window else dims.n_frames  # of 10 ms, in a window
+        self.latest_timestamp = window.sound if window else None  # of 20 ms; None: no limit
         self.generation = generation
         self.cache = Cache(dims)
         self._embedding = embedding
