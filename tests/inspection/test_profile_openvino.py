@@ -48,11 +48,13 @@ def test_a_model_cut_short_or_without_its_weights_is_refused(
     step_xml: Path, tmp_path: Path
 ) -> None:
     whole = step_xml.read_bytes()
-    short, alone = tmp_path / "short.xml", tmp_path / "alone.xml"
+    short, alone, named = (tmp_path / f"{name}.xml" for name in ("short", "alone", "named"))
     short.write_bytes(whole[: len(whole) // 2])
     alone.write_bytes(whole)
+    named.write_bytes(whole.replace(b'name="x"', b'name="\xcc"'))
+    named.with_suffix(".bin").write_bytes(step_xml.with_suffix(".bin").read_bytes())
 
-    for path in (short, alone):
+    for path in (short, alone, named):
         with pytest.raises(ProgramError, match=path.name):
             profile_openvino(path, ONCE)
 

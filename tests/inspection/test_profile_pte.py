@@ -1,5 +1,6 @@
 """ETDump's times, put beside what the file says: every node once, and why those outside are outside."""
 
+import contextlib
 import random
 from collections import Counter
 from functools import partial
@@ -221,3 +222,16 @@ def test_a_file_cut_short_or_damaged_is_refused(naive_pte: Path, tmp_path: Path)
         file.write_bytes(whole[:8] + noise.randbytes(length))
         with pytest.raises(ProgramError):
             profile_pte(file, ONCE, REASONS)
+
+
+def test_a_byte_changed_anywhere_is_run_or_refused_and_nothing_else(
+    naive_pte: Path, tmp_path: Path
+) -> None:
+    whole, file = naive_pte.read_bytes(), tmp_path / "changed.pte"
+
+    for seed in range(12):
+        noise, changed = random.Random(seed), bytearray(whole)
+        changed[noise.randrange(4000 if seed % 2 else len(whole))] = noise.randrange(256)
+        file.write_bytes(changed)
+        with contextlib.suppress(ProgramError):
+            profile_pte(file, ProfileOptions(repeat=1, threads=1), REASONS)

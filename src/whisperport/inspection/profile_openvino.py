@@ -56,11 +56,11 @@ def profile_openvino(path: Path, options: ProfileOptions) -> Profile:
         request = compiled.create_infer_request()
         request.infer(feed)
         runs = [_one_run(request, feed) for _ in range(options.repeat)]
-    except RuntimeError as error:
+        return _profile(path.stem, device, runs)
+    except (RuntimeError, ValueError) as error:  # ValueError: a name that is no UTF-8
         raise ProgramError(
             f"OpenVINO cannot run {path.name} on {device}", why=_first_line(error)
         ) from error
-    return _profile(path.stem, device, runs)
 
 
 def _openvino() -> Any:
