@@ -3,8 +3,9 @@
     python benchmarks/fixed_decoder.py [--rounds 5] [--threads 2]
 
 Both at Whisper tiny's sizes with random weights, in float32 on ONNX Runtime. The fixed one is
-openai-whisper's decoder on 32 tokens and the sound's 1500 positions, run once for each token; the cached one is `cross_kv`,
-once, and `step`, once for each token. Rounds are interleaved; figures are medians of rounds.
+openai-whisper's decoder on 32 tokens and the sound's 1500 positions, run once for each token; the
+cached one is `cross_kv`, once, and `step`, once for each token. Rounds are interleaved; figures are
+medians of rounds.
 """
 
 import argparse

@@ -132,17 +132,16 @@ def _why(kind: "Kind") -> tuple[str, str]:
 
 def _summary(checked: "Checked", target: str) -> str:
     graph, cost = checked.graph, checked.cost
-    has = (
-        f"{len(graph.nodes)} nodes, {cost.flops / 1e9:.3g} GFLOP, {cost.stored_bytes / 1e6:.3g} MB"
-    )
+    gflop, moved = f"{cost.flops / 1e9:.3g} GFLOP", f"{cost.bytes / 1e6:.3g} MB moved"
     if not checked.refused:
-        return f"{graph.name} ({has}): {target} refuses nothing"
+        return (
+            f"{graph.name}: {target} refuses nothing ({len(graph.nodes)} nodes, {gflop}, {moved})"
+        )
     flops = sum(kind.flops for kind in checked.refused) / cost.flops if cost.flops else 0.0
     size = sum(kind.bytes for kind in checked.refused) / cost.bytes if cost.bytes else 0.0
-    nodes = checked.refused_nodes
     return (
-        f"{graph.name} ({has}): {target} refuses {nodes} node{'s' * (nodes != 1)}, "
-        f"{_percent(flops)} of FLOPs and {_percent(size)} of bytes"
+        f"{graph.name}: {target} refuses {checked.refused_nodes} of {len(graph.nodes)} nodes, "
+        f"{_percent(flops)} of {gflop}, {_percent(size)} of {moved}"
     )
 
 
