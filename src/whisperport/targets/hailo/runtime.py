@@ -1,0 +1,229 @@
+"""Run HEFs on a chip, by HailoRT's Python package: 4.x for Hailo-8 and 8L, 5.x for Hailo-10H.
+
+The vendor's runtime quantizes and dequantizes, and its scheduler shares the chip between programs. Its
+arrays are NHWC without the batch: an encoder of `mel (1, 80, 1, 1000)` is fed as (1, 1000, 80).
+
+Source: hailo-ai/hailort, hailo_platform/pyhailort/pyhailort.py and src/infer_model_api.cpp. Never run
+here: calls, buffers and errors are held against signatures recorded from there.
+"""
+
+import os
+import re
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
+from whisperport.runner import Array, Runner
+from whisperport.spec import ProgramSpec
+from whisperport.targets.hailo.chips import Chip
+
+GROUP = "SHARED"  # other users of the chip in this process may join by this name
+TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
+
+_open: "weakref.WeakValueDictionary[int, _Device]" = weakref.WeakValueDictionary()
+
+
+def load_hefs(
+    chip: Chip, specs: Sequence[ProgramSpec], hefs: Mapping[str, Path]
+) -> dict[str, Runner]:
+    """A runner for each program, by its name; all on one chip, which is let go with the last of them.
+
+    Raises:
+        MissingPackageError: HailoRT's Python package is not installed, or refuses this Python.
+        LoweringError: no chip is there, or another process uses it.
+        BundleError: a HEF is for another chip, cannot be read, or has other shapes than its program.
+    """
+    platform = _platform(chip)
+    device = _device(platform)
+    return {spec.name: HailoRunner(chip, spec, hefs[spec.name], device) for spec in specs}
+
+
+@final
+class HailoRunner(Runner):
+    """One HEF, configured; used from the process that loaded it."""
+
+    def __init__(self, chip: Chip, spec: ProgramSpec, hef: Path, device: "_Device") -> None:
+        super().__init__(spec)
+        self._device, self._what = device, f"`{spec.name}` on `{chip.name}`"
+        float32 = device.platform.FormatType.FLOAT32
+        with _explained(self._what, chip):
+            model = device.vdevice.create_infer_model(str(hef))
+            ordered = device.platform.HEF(str(hef)).get_sorted_output_names()
+            for stream in [*map(model.input, model.input_names), *map(model.output, ordered)]:
+                stream.set_format_type(float32)
+            names = sorted(model.input_names, key=_number)
+            self._feeds = {name: tuple(model.input(name).shape) for name in names}
+            self._made = {name: tuple(model.output(name).shape) for name in ordered}
+            self._kept = _kept(ordered, len(spec.outputs))
+            _check_shapes(self._what, spec, self._feeds, [self._made[n] for n in self._kept])
+            self._close = ExitStack()
+            self._configured = self._close.enter_context(model.configure())
+        weakref.finalize(self, self._close.close)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        self._device.check_process()
+        made = {name: np.empty(shape, np.float32) for name, shape in self._made.items()}
+        with _explained(self._what):
+            bindings = self._configured.create_bindings()
+            for name, array in zip(self._feeds, inputs, strict=True):
+                bindings.input(name).set_buffer(_as_stream(array))
+            for name, buffer in made.items():
+                bindings.output(name).set_buffer(buffer)
+            self._configured.run([bindings], TIMEOUT_MS)
+            found = [bindings.output(name).get_buffer() for name in self._kept]
+        return [a.reshape(t.shape) for a, t in zip(found, self.spec.outputs, strict=True)]
+
+
+class _Device:
+    """The chip, opened once in a process, and released when no runner is left."""
+
+    def __init__(self, platform: Any) -> None:
+        self.platform, self._process = platform, os.getpid()
+        params = platform.VDevice.create_params()
+        params.scheduling_algorithm = platform.HailoSchedulingAlgorithm.ROUND_ROBIN
+        params.group_id = GROUP
+        self.vdevice = platform.VDevice(params)
+        weakref.finalize(self, _release, self.vdevice, self._process)
+
+    def check_process(self) -> None:
+        """Raises LoweringError in a fork of the process that opened the chip."""
+        if os.getpid() != self._process:
+            raise LoweringError(
+                "a Hailo chip cannot be used by a fork of the process that opened it",
+                why="HailoRT keeps threads and memory maps, which a fork does not take along",
+                hint="load the bundle in the process that runs it, or start that by `spawn`",
+            )
+
+
+def _release(vdevice: Any, process: int) -> None:
+    if os.getpid() == process:
+        vdevice.release()
+
+
+def _device(platform: Any) -> _Device:
+    """This process's; opened if it is not."""
+    device = _open.get(os.getpid())
+    if device is None:
+        with _explained("the Hailo chip"):
+            if not platform.Device.scan():
+                raise LoweringError(
+                    "no Hailo chip was found",
+                    why="HailoRT's scan lists none",
+                    hint="`hailortcli scan` must name one: see that the board is seated, PCIe is on and "
+                    "the driver is loaded (`dmesg | grep hailo`)",
+                )
+            device = _open[os.getpid()] = _Device(platform)
+    return device
+
+
+def _platform(chip: Chip) -> Any:
+    try:
+        import hailo_platform
+    except ImportError as error:  # it is raised too where its native part is of another version
+        major = "5" if chip.compiler == 5 else "4"
+        raise MissingPackageError(
+            f"cannot use `{chip.name}`: HailoRT's Python package is not installed here",
+            why=str(error),
+            hint=f"HailoRT {major}.x serves this chip: `sudo apt install hailo-all` on Raspberry Pi OS, or "
+            "the wheel from Hailo's developer zone",
+        ) from error
+    return hailo_platform
+
+
+def _as_stream(array: Array) -> Array:
+    """As the chip takes it: (1, C, H, W) as (H, W, C), and (1, T, C) as it is.
+
+    C-contiguous and writable: HailoRT takes the address of a buffer, and asks for both.
+    """
+    moved = array[0].transpose(1, 2, 0) if array.ndim == 4 else array
+    return np.require(moved, np.float32, ["C", "W"])
+
+
+def _stream_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[2], shape[3], shape[1]) if len(shape) == 4 else shape
+
+
+def _kept(ordered: Sequence[str], wanted: int) -> list[str]:
+    """The outputs that hold results, in the compiler's order.
+
+    Published decoders have others beside the four pieces of the logits, whose names hold `conv`.
+    """
+    if len(ordered) == wanted:
+        return list(ordered)
+    return [name for name in ordered if "conv" in name]
+
+
+def _number(name: str) -> tuple[int, str]:
+    """The compiler renames inputs `NETWORK/input_layer1`, 2, … in the order of the graph's."""
+    digits = re.search(r"(\d+)$", name)
+    return (int(digits[1]) if digits else 0, name)
+
+
+def _check_shapes(
+    what: str,
+    spec: ProgramSpec,
+    inputs: Mapping[str, tuple[int, ...]],
+    outputs: Sequence[tuple[int, ...]],
+) -> None:
+    expected = [_stream_shape(tensor.shape) for tensor in (*spec.inputs, *spec.outputs)]
+    found = [*inputs.values(), *outputs]
+    if expected != found:
+        raise BundleError(
+            f"the HEF of {what} has other shapes than the program it stands for",
+            why=f"expected {expected}, got {found}",
+            hint="compile the bundle again: whisperport compile BUNDLE --calibration AUDIO_DIR",
+        )
+
+
+# Statuses of HailoRT, as its exceptions name them: libhailort/include/hailo/hailort.h. The class of
+# exception differs between versions, the status is always in the message or implied by the class.
+_BUSY = "another process uses the chip: end it, or let both share it by the HailoRT service"
+_STATUSES = (
+    (("DEVICE_IN_USE", "OUT_OF_PHYSICAL_DEVICES"), "the chip is in use", _BUSY),
+    (
+        ("HEF_NOT_COMPATIBLE", "INVALID_DEVICE_ARCHITECTURE"),
+        "the HEF is for another chip than the one here",
+        "`hailortcli fw-control identify` names the chip; export and compile for that one",
+    ),
+    (
+        ("HEF_NOT_SUPPORTED", "INVALID_HEF", "InvalidHEF"),
+        "this HailoRT cannot read the HEF, or it is for another chip",
+        "the compiler and HailoRT must be of one generation: 3.x with 4.x, or 5.x with 5.x",
+    ),
+    (
+        ("DRIVER_NOT_INSTALLED", "INVALID_DRIVER_VERSION", "DRIVER_FAIL", "PCIeDriver"),
+        "the chip's driver is missing, or of another version than HailoRT",
+        "install both from one release, and restart: `sudo apt install hailo-all`",
+    ),
+    (
+        ("TIMEOUT", "Timeout"),
+        f"nothing came back within {TIMEOUT_MS // 1000} s",
+        "`hailortcli run FILE.hef` tells whether the chip runs it at all; restart the board if not",
+    ),
+)
+
+
+@contextmanager
+def _explained(what: str, chip: Chip | None = None) -> Iterator[None]:
+    """HailoRT's exceptions as ours."""
+    try:
+        yield
+    except WhisperportError:
+        raise
+    except Exception as error:  # its classes differ between versions, and some are pybind's own
+        said = f"{type(error).__name__}: {error}"
+        for statuses, happened, hint in _STATUSES:
+            if any(status in said for status in statuses):
+                kind = BundleError if "HEF" in happened else LoweringError
+                named = f" (compiled for {chip.name})" if chip and "HEF" in happened else ""
+                raise kind(f"cannot run {what}: {happened}{named}", why=said, hint=hint) from error
+        raise LoweringError(
+            f"cannot run {what}: HailoRT failed",
+            why=said,
+            hint="`hailort.log`, in this folder, says more",
+        ) from error

@@ -1,0 +1,252 @@
+"""What is asked of HailoRT, held against recorded signatures: no device and no runtime was here."""
+
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets.hailo import runtime
+from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
+from whisperport.targets.hailo.runtime import load_hefs
+
+from .fake_platform import FakeHef, FakePlatform, failed
+
+HEF = Path("encoder.hef")
+FULL = Path("decode_full.hef")
+ENCODER = ProgramSpec(
+    "encoder",
+    (TensorSpec("mel", (1, 3, 1, 8)),),
+    (TensorSpec("features", (1, 4, 5)),),
+)
+
+
+def _decoder(layout: tuple[int, int]) -> ProgramSpec:
+    return ProgramSpec(
+        "decode_full",
+        (TensorSpec("features", (1, 4, 5)), TensorSpec("embeddings", (1, 5, *layout))),
+        tuple(TensorSpec(f"logits_{i}", (1, 2, 7)) for i in range(4)),
+    )
+
+
+def _encoder_hef() -> FakeHef:
+    """Each feature is the sum of its frames' bins, in the order in which the chip has them."""
+
+    def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        (mel,) = given.values()
+        pairs = mel.reshape(1, 4, 6).sum(axis=2, keepdims=True)
+        return {"net/normalization9": np.repeat(pairs, 5, axis=2)}
+
+    return FakeHef({"net/input_layer1": (1, 8, 3)}, {"net/normalization9": (1, 4, 5)}, compute)
+
+
+def _decoder_hef(embeddings: tuple[int, ...], extra: bool = False) -> FakeHef:
+    names = ["net/conv30", "net/conv4", "net/conv12", "net/conv1"]  # the compiler's order
+
+    def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        given = {name.split("/")[1]: array for name, array in given.items()}
+        assert given["input_layer1"].shape == (1, 4, 5)
+        return {name: np.full((1, 2, 7), i, np.float32) for i, name in enumerate(names)}
+
+    outputs = dict.fromkeys(names, (1, 2, 7))
+    if extra:
+        outputs = {"net/ew_add3": (1, 2, 5), **outputs}
+    inputs = {"net/input_layer1": (1, 4, 5), "net/input_layer2": embeddings}
+    return FakeHef(inputs, outputs, compute)
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakePlatform]:
+    # A chip that another test's error still holds is not this one's.
+    monkeypatch.setattr(runtime, "_open", weakref.WeakValueDictionary())
+
+    def make(**options: Any) -> FakePlatform:
+        hefs = options.pop("hefs", {HEF: _encoder_hef()})
+        fake = FakePlatform(hefs, **options)
+        monkeypatch.setitem(sys.modules, "hailo_platform", fake)
+        return fake
+
+    return make
+
+
+def _load_encoder(chip: Any = HAILO8L) -> Any:
+    return load_hefs(chip, [ENCODER], {"encoder": HEF})["encoder"]
+
+
+def test_without_a_device_the_encoder_is_fed_and_read_as_recorded(platform):
+    fake = platform()
+    mel = np.arange(24, dtype=np.float32).reshape(1, 3, 1, 8)
+
+    features = _load_encoder().run({"mel": mel})["features"]
+
+    frames = mel[0, :, 0, :].T  # (8, 3): frame by frame
+    expected = frames.reshape(4, 6).sum(axis=1)
+    assert features.shape == (1, 4, 5)
+    assert (features[0] == expected[:, None]).all()
+    timeout = next(call for name, call in fake.calls if name == "ConfiguredInferModel.run")
+    assert timeout["timeout"] == 10_000
+
+
+def test_without_a_device_the_scheduler_and_the_shared_group_are_asked_for(platform):
+    fake = platform()
+    runner = _load_encoder()
+    params = next(call["params"] for name, call in fake.calls if name == "VDevice")
+    assert (params.scheduling_algorithm, params.group_id) == ("round robin", "SHARED")
+    assert not hasattr(params, "multi_process_service")  # a service of its own would be needed
+    assert "ConfiguredInferModel.activate" not in fake.names()  # invalid beside a scheduler
+    del runner
+
+
+def test_without_a_device_results_stay_when_the_runner_runs_again(platform):
+    platform()
+    runner = _load_encoder()
+    first = runner.run({"mel": np.ones((1, 3, 1, 8), np.float32)})["features"]
+    kept = first.copy()
+    runner.run({"mel": np.zeros((1, 3, 1, 8), np.float32)})
+    assert (first == kept).all()
+
+
+def test_without_a_device_a_read_only_input_is_copied_for_the_chip(platform):
+    platform(hefs={FULL: _decoder_hef((2, 1, 5))})
+    runner = load_hefs(HAILO8, [_decoder((2, 1))], {"decode_full": FULL})["decode_full"]
+    features = np.zeros((1, 4, 5), np.float32)
+    features.setflags(write=False)
+    runner.run({"features": features, "embeddings": np.zeros((1, 5, 2, 1), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"), [((2, 1), (2, 1, 5)), ((1, 2), (1, 2, 5))], ids=["old", "new"]
+)
+@pytest.mark.parametrize("extra", [False, True], ids=["four outputs", "others beside them"])
+def test_without_a_device_both_generations_of_decoders_give_their_pieces_in_order(
+    platform, layout, shape, extra
+):
+    hef = _decoder_hef(shape, extra)
+    seen = []
+    compute = hef.compute
+    hef.compute = lambda given: seen.append(given["net/input_layer2"].copy()) or compute(given)
+    platform(hefs={FULL: hef})
+    runner = load_hefs(HAILO8, [_decoder(layout)], {"decode_full": FULL})["decode_full"]
+    embeddings = np.arange(10, dtype=np.float32).reshape(1, 5, *layout)
+
+    outputs = runner.run({"features": np.zeros((1, 4, 5), np.float32), "embeddings": embeddings})
+
+    assert [float(outputs[f"logits_{i}"].max()) for i in range(4)] == [0, 1, 2, 3]
+    rows = embeddings.reshape(5, 2).T  # (S, d), whatever the layout
+    assert (seen[0].reshape(2, 5) == rows).all()
+
+
+def test_without_a_device_a_generation_that_the_program_is_not_of_is_refused(platform):
+    platform(hefs={FULL: _decoder_hef((1, 2, 5))})
+    with pytest.raises(BundleError, match="other shapes"):
+        load_hefs(HAILO8, [_decoder((2, 1))], {"decode_full": FULL})
+
+
+def test_without_a_device_one_virtual_device_serves_all_and_is_released_with_the_last(platform):
+    fake = platform(hefs={HEF: _encoder_hef(), FULL: _decoder_hef((2, 1, 5))})
+    specs, hefs = [ENCODER, _decoder((2, 1))], {"encoder": HEF, "decode_full": FULL}
+    runners = load_hefs(HAILO8, specs, hefs)
+    again = load_hefs(HAILO8, specs, hefs)
+    assert fake.names().count("VDevice") == 1
+
+    del runners
+    gc.collect()
+    assert "VDevice.release" not in fake.names()
+
+    del again
+    gc.collect()
+    assert fake.names()[-1] == "VDevice.release"
+    assert fake.names().count("VDevice.release") == 1
+    assert fake.names().count("closed") == 4  # each model before the device
+
+
+def test_without_a_device_a_fork_is_told_to_load_again(platform, monkeypatch):
+    fake = platform()
+    runner = _load_encoder()
+    monkeypatch.setattr(runtime.os, "getpid", lambda: -1)
+    with pytest.raises(LoweringError, match="fork"):
+        runner.run({"mel": np.zeros((1, 3, 1, 8), np.float32)})
+    del runner
+    gc.collect()
+    assert "VDevice.release" not in fake.names()  # it is the parent's
+    monkeypatch.undo()
+    assert os.getpid() > 0
+
+
+@pytest.mark.parametrize("chip", [HAILO8, HAILO10H], ids=lambda chip: chip.name)
+def test_a_missing_runtime_says_which_one_the_chip_needs(monkeypatch, chip):
+    monkeypatch.setitem(sys.modules, "hailo_platform", None)
+    with pytest.raises(MissingPackageError) as caught:
+        _load_encoder(chip)
+    assert f"HailoRT {'5' if chip is HAILO10H else '4'}.x" in caught.value.hint
+
+
+def test_without_a_device_the_absent_chip_is_named_before_anything_is_opened(platform):
+    fake = platform(devices=())
+    with pytest.raises(LoweringError, match="no Hailo chip was found"):
+        _load_encoder()
+    assert "VDevice" not in fake.names()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "kind", "says"),
+    [
+        ("VDevice", failed("HAILO_DEVICE_IN_USE"), LoweringError, "in use"),
+        ("VDevice", failed("HAILO_OUT_OF_PHYSICAL_DEVICES"), LoweringError, "in use"),
+        ("VDevice", failed("HAILO_DRIVER_NOT_INSTALLED"), LoweringError, "driver"),
+        (
+            "InferModel.configure",
+            failed("HAILO_HEF_NOT_COMPATIBLE_WITH_DEVICE"),
+            BundleError,
+            "another chip than the one here",
+        ),
+        (
+            "VDevice.create_infer_model",
+            failed("HAILO_INVALID_DEVICE_ARCHITECTURE"),
+            BundleError,
+            "another chip than the one here",
+        ),
+        (
+            "VDevice.create_infer_model",
+            type("HailoRTInvalidHEFException", (Exception,), {})("Invalid HEF. See hailort.log"),
+            BundleError,
+            "cannot read the HEF",
+        ),
+        ("HEF", failed("HAILO_INTERNAL_FAILURE"), LoweringError, "HailoRT failed"),
+    ],
+    ids=lambda value: str(value)[:50] if isinstance(value, Exception) else "",
+)
+def test_without_a_device_each_failure_of_loading_is_one_clear_error(
+    platform, call, error, kind, says
+):
+    fake = platform()
+    fake.failures[call] = error
+    with pytest.raises(kind, match=says) as caught:
+        _load_encoder()
+    assert caught.value.hint
+    assert caught.value.__cause__ is error
+
+
+def test_without_a_device_a_run_that_does_not_come_back_says_so(platform):
+    fake = platform()
+    runner = _load_encoder()
+    fake.failures["ConfiguredInferModel.run"] = type("HailoRTTimeout", (Exception,), {})(
+        "Received a timeout"
+    )
+    with pytest.raises(LoweringError, match="within 10 s"):
+        runner.run({"mel": np.zeros((1, 3, 1, 8), np.float32)})
+
+
+def test_a_call_that_was_not_recorded_would_fail_here(platform):
+    fake = platform()
+    with pytest.raises(TypeError):
+        fake.called("ConfiguredInferModel.run", [], timeout_ms=1)
+    with pytest.raises(TypeError):
+        fake.called("VDevice", None, ["0000:01:00.0"])
