@@ -320,4 +320,4 @@ def quick_tracing(micro_programs: tuple[Any, ...], monkeypatch: pytest.MonkeyPat
     """Exports of the micro checkpoint do not trace it again."""
     from whisperport.programs import whisper as programs
 
-    monkeypatch.setattr(programs, "whisper_programs", lambda *_: iter(micro_programs))
+    monkeypatch.setattr(programs, "whisper_programs", lambda *_, **__: iter(micro_programs))

@@ -60,6 +60,15 @@ class Dims:
         """D of the decoder."""
         return self.n_text_state // self.n_text_head
 
+    @property
+    def encoder_weights(self) -> int:
+        """Numbers that the encoder is made of, without its table of positions."""
+        d, wide = self.n_audio_state, self.n_audio_ffn
+        stem = 3 * self.n_mels * d + d + 3 * d * d + d
+        attention, feed_forward = 4 * d * d + 3 * d, 2 * d * wide + d + wide
+        norm = 2 * d
+        return stem + self.n_audio_layer * (attention + feed_forward + 2 * norm) + norm
+
     def to_json(self) -> dict[str, int]:
         return asdict(self)
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,10 @@ from whisperport.bundle import (
     writing_bundle,
 )
 from whisperport.dims import Dims
-from whisperport.errors import MissingPackageError, UsageError, VerificationError
+from whisperport.errors import LoweringError, MissingPackageError, UsageError, VerificationError
 from whisperport.generation import Generation
 from whisperport.preflight import check_fits, estimate_export
+from whisperport.spec import FullForm, TargetSpec
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.alignment_heads import find_alignment_heads
@@ -57,6 +58,8 @@ class ExportOptions:
 
     window: WindowOptions = field(default_factory=WindowOptions)  # shorter than the checkpoint's
     place: Mapping[str, str] = field(default_factory=dict)  # program -> target, where another
+    full: bool = False  # with `decode_full`, where the target has a use for it
+    lower: Mapping[str, str] = field(default_factory=dict)  # the targets' own options
     clips: Sequence[Clip] | None = None  # recordings to verify with; None: those of the package
     allow_unverified: bool = False  # write the bundle although it failed, marked so for ever
     preflight: bool = True  # refuse at once what memory or disk have no room for
@@ -80,24 +83,23 @@ def export(
         say: told what is being done, in a few words.
 
     Raises:
-        UsageError: no such target or program, or no such window for this checkpoint.
+        UsageError: no such target, program or option, or no such window for this checkpoint.
         CheckpointError: see there.
-        LoweringError: a compiler refused.
+        LoweringError: a compiler refused, or would refuse a checkpoint of this size.
         WhisperportError: this machine is too small.
         BundleError: `out` cannot be written.
         VerificationError: the bundle disagrees with its reference; nothing was written.
     """
     options, out = options or ExportOptions(), Path(out)
-    _check_targets(target, options.place)
+    targets = _targets(target, options)
     check_writable(out)
     _check_torch()
-    _check_programs(options.place)
+    places = _places(target, options)
     checkpoint = _load(checkpoint, say)
     if options.preflight:
-        needed = estimate_export(checkpoint.dims, {target, *options.place.values()})
-        check_fits(needed, out)
-        say(f"building the model; the export will take {needed}")
-    window = options.window.of(checkpoint.dims)
+        _preflight(checkpoint.dims, [targets[name] for name in set(places.values())], out, say)
+    encoder = targets[places["encoder"]].spec
+    window = _known_window(options.window, encoder, checkpoint.dims).of(checkpoint.dims)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)
 
@@ -115,10 +117,12 @@ def export(
     )
     clips = shipped_clips() if options.clips is None else options.clips
     say(f"running the model in torch on {len(clips)} clips")
-    reference = run_eager(model, generation, clips)
+    full = _full_form(targets[places["decode_full"]], model.dims) if options.full else None
+    reference = run_eager(model, generation, clips, full=full)
 
     with writing_bundle(out) as writer:
-        placed = _place(model, generation, target, options.place, say)
+        programs = _programs(model, generation, encoder, full)
+        placed = _place(programs, places, targets, say)
         entries, rewrites = _lower(placed, writer.folder, say)
         say("writing the embedding, the tokenizer and the reference")
         (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
@@ -136,7 +140,8 @@ def export(
             versions=versions(BUILD_PACKAGES),
             machine=machine(),
         )
-        report = verify(writer.preview(manifest), run=options.run, say=say)
+        run = _with_stand_ins(options.run, [target.spec for target, _ in placed])
+        report = verify(writer.preview(manifest), run=run, say=say)
         if not report and not options.allow_unverified:
             raise _not_verified(out, report)
         say("putting the bundle in its place")
@@ -157,21 +162,73 @@ def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:
     return replace(generation, alignment_heads=tuple(heads))
 
 
-def _check_targets(target: str, place: Mapping[str, str]) -> None:
-    """Before any work: every target named exists."""
-    for name in (target, *place.values()):
-        get_target(name)
+def _targets(target: str, options: ExportOptions) -> dict[str, Target]:
+    """Before any work: every target named, and those they leave programs to, with its options."""
+    found = [get_target(name) for name in (target, *options.place.values())]
+    found += [get_target(one.spec.rest) for one in found if one.spec.rest]
+    known = sorted(set().union(*(one.spec.lower_options for one in found)))
+    unknown = [name for name in options.lower if name not in known]
+    if unknown:
+        raise UsageError(
+            f"no target of this bundle has an option `{unknown[0]}`",
+            hint=f"known: {', '.join(known) or 'none'}",
+        )
+    return {one.spec.name: _configured(one, options.lower) for one in found}
 
 
-def _check_programs(place: Mapping[str, str]) -> None:
+def _configured(target: Target, options: Mapping[str, str]) -> Target:
+    return target.configured({n: v for n, v in options.items() if n in target.spec.lower_options})
+
+
+def _places(target: str, options: ExportOptions) -> dict[str, str]:
+    """Program -> name of its target."""
     from whisperport.programs.whisper import program_names
 
-    unknown = [name for name in place if name not in program_names()]
+    spec = get_target(target).spec
+    names = (*program_names(), *(["decode_full"] if options.full else []))
+    unknown = [name for name in options.place if name not in names]
     if unknown:
         raise UsageError(
             f"there is no program `{unknown[0]}` to place",
-            hint=f"programs are {', '.join(program_names())}",
+            hint=f"programs are {', '.join(names)}",
         )
+    rest = [name for name in program_names() if spec.programs and name not in spec.programs]
+    return dict.fromkeys(names, target) | dict.fromkeys(rest, spec.rest) | dict(options.place)
+
+
+def _preflight(dims: Dims, targets: Sequence[Target], out: Path, say: Say) -> None:
+    for target in targets:
+        if reason := target.too_large(dims):
+            raise LoweringError(
+                f"the checkpoint is too large for `{target.spec.name}`",
+                why=reason,
+                hint="take a smaller one; `--no-preflight` tries it all the same",
+            )
+    needed = estimate_export(dims, {target.spec.name for target in targets})
+    check_fits(needed, out)
+    say(f"building the model; the export will take {needed}")
+
+
+def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowOptions:
+    """The window that is known to compile, unless another is asked for, which is warned of."""
+    if not spec.windows_s:
+        return asked
+    width = min((w for w in spec.windows_s if w >= dims.n_audio_state), default=max(spec.windows_s))
+    known_s = spec.windows_s[width]
+    if asked.seconds is None:
+        return replace(asked, seconds=min(known_s, dims.window_s))
+    if asked.seconds != known_s:
+        log.warning(
+            "a window of %g s is not known to compile for %s; %g s is, at width %d",
+            *(asked.seconds, spec.name, known_s, width),
+        )
+    return asked
+
+
+def _with_stand_ins(run: RunOptions, specs: Sequence[TargetSpec]) -> RunOptions:
+    """Where a target cannot be here, what stands in for it: its spec says so."""
+    stand_ins = {name: value for spec in specs for name, value in spec.stand_in.items()}
+    return replace(run, options={**stand_ins, **run.options})
 
 
 def _check_torch() -> None:
@@ -194,17 +251,40 @@ def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", say: Say) -> "Check
     return load_checkpoint(checkpoint if isinstance(checkpoint, str) else Path(checkpoint))
 
 
-def _place(
-    model: Any, generation: Generation, target: str, place: Mapping[str, str], say: Say
-) -> list[tuple[Target, list["Program"]]]:
-    """Trace every program, and group them by the target that each one goes to."""
+def _programs(
+    model: Any, generation: Generation, encoder: TargetSpec, full: FullForm | None
+) -> Iterator["Program"]:
+    from whisperport.programs.for_images import decode_full
     from whisperport.programs.whisper import whisper_programs
 
+    image = encoder.encoder_input == "image"
+    yield from whisper_programs(model, generation.alignment_heads, image=image)
+    if full:
+        yield decode_full(model, full)
+
+
+def _full_form(target: Target, dims: Dims) -> FullForm:
+    form = target.full_form(dims)
+    if form is None:
+        raise UsageError(
+            f"`{target.spec.name}` has no use for a decoder without a cache",
+            hint="leave out `--full`",
+        )
+    return form
+
+
+def _place(
+    programs: Iterable["Program"],
+    places: Mapping[str, str],
+    targets: Mapping[str, Target],
+    say: Say,
+) -> list[tuple[Target, list["Program"]]]:
+    """Group the programs by the target that each one goes to."""
     groups: dict[str, list[Program]] = {}
-    for program in whisper_programs(model, generation.alignment_heads):
+    for program in programs:
         say(f"traced {program.name}")
-        groups.setdefault(place.get(program.name, target), []).append(program)
-    return [(get_target(name), programs) for name, programs in groups.items()]
+        groups.setdefault(places[program.name], []).append(program)
+    return [(targets[name], group) for name, group in groups.items()]
 
 
 def _lower(

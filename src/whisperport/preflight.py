@@ -85,14 +85,9 @@ def weight_bytes(dims: Dims) -> int:
     """Of a Whisper model in float32, its tied vocabulary once."""
     d, norm = dims.n_text_state, 2 * dims.n_text_state
     attention = 4 * d * d + 3 * d
-
-    def feed_forward(width: int) -> int:
-        return 2 * d * width + d + width
-
-    stem = 3 * dims.n_mels * d + d + 3 * d * d + d
-    audio_layer = attention + feed_forward(dims.n_audio_ffn) + 2 * norm
-    text_layer = 2 * attention + feed_forward(dims.n_text_ffn) + 3 * norm
-    encoder = stem + dims.n_audio_ctx * d + dims.n_audio_layer * audio_layer + norm
+    feed_forward = 2 * d * dims.n_text_ffn + d + dims.n_text_ffn
+    text_layer = 2 * attention + feed_forward + 3 * norm
+    encoder = dims.encoder_weights + dims.n_audio_ctx * d
     tables = (dims.n_vocab + dims.n_text_ctx) * d
     return 4 * (encoder + tables + dims.n_text_layer * text_layer + norm)
 

@@ -69,6 +69,28 @@ class Limit:
     warning: bool = False  # the target takes it, and computes something else
 
 
+@dataclass(frozen=True, slots=True)
+class FullForm:
+    """How `decode_full`, the decoder without a cache, takes its tokens and gives its logits.
+
+    Raises:
+        ValueError: fewer than 8 rows, of which the prompt alone takes 4, or no piece.
+    """
+
+    rows: int  # S: tokens that it takes, of which the prompt is a part
+    positions: Literal["host", "graph"] = "host"  # who adds them to the embeddings
+    pieces: int = 4  # of the vocabulary, one output each
+
+    def __post_init__(self) -> None:
+        if self.rows < 8 or self.pieces < 1:
+            raise ValueError(f"{self.rows} rows and {self.pieces} pieces; expected 8 and 1 or more")
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        """The last two axes of the embeddings."""
+        return (self.rows, 1) if self.positions == "host" else (1, self.rows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSpec:
     """What a target can run, as data."""
@@ -88,6 +110,16 @@ class TargetSpec:
     )  # operator -> rewrite that does without it
     run_options: frozenset[str] = frozenset()  # names that `RunOptions.options` may hold
     rewrites: tuple[str, ...] = ()  # names, applied in this order
+    programs: frozenset[str] = frozenset()  # of ours that `export` puts on it; empty: all
+    rest: str = ""  # the target of the others
+    encoder_input: Literal["sequence", "image"] = "sequence"  # image: (1, n_mels, 1, 2T)
+    windows_s: Mapping[int, float] = field(
+        default_factory=dict
+    )  # encoder width -> longest window known to compile, in seconds; empty: any
+    lower_options: frozenset[str] = frozenset()  # names that `Target.configured` knows
+    stand_in: Mapping[str, str] = field(
+        default_factory=dict
+    )  # run options by which `export` verifies, where the target itself is not here to run
     extra: str = ""  # pip extra that lowers to it; empty: the core install
     run_extra: str = ""  # pip extra that runs it; empty: the core install
     sources: Mapping[str, str] = field(

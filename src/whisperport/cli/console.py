@@ -22,8 +22,8 @@ stderr = Console(stderr=True, highlight=False)
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(data, ensure_ascii=False, indent=2))
+    """One JSON document on stdout; sets are sorted."""
+    print(json.dumps(data, ensure_ascii=False, indent=2, default=sorted))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from whisperport.bundle import Manifest
 from whisperport.cli.console import print_json, print_next, print_table, stages
 from whisperport.cli.options import as_json, no_preflight, pairs, stall_after, threads
 from whisperport.exporting import ExportOptions
@@ -56,6 +57,16 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     help="Put one program on another target; may be repeated",
 )
 @click.option(
+    "--full", is_flag=True, help="Also the decoder without a cache, for targets that measure it"
+)
+@click.option(
+    "--option",
+    "target_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the target, such as opset=13; may be repeated",
+)
+@click.option(
     "--allow-unverified",
     is_flag=True,
     help="Write the bundle although verification failed, marked so for ever",
@@ -73,6 +84,8 @@ def export(
     pad_to: float | None,
     sound: float | None,
     place: tuple[str, ...],
+    full: bool,
+    target_options: tuple[str, ...],
     allow_unverified: bool,
     no_preflight: bool,
     stall_after: float,
@@ -91,6 +104,8 @@ def export(
     options = ExportOptions(
         window=WindowOptions(seconds=window, padding=padding, heard_s=pad_to, sound_s=sound),
         place=pairs(place),
+        full=full,
+        lower=pairs(target_options),
         allow_unverified=allow_unverified,
         preflight=not no_preflight,
         run=RunOptions(threads=threads),
@@ -116,4 +131,10 @@ def export(
             ],
         )
         print(f"\n{out}: {'verified' if manifest.verified else 'NOT VERIFIED'}")
-    print_next(f"whisperport transcribe talk.mp3 --bundle {out}")
+    print_next(_next_command(out, manifest))
+
+
+def _next_command(out: Path, manifest: Manifest) -> str:
+    if any(entry.status == "checked against contract" for entry in manifest.programs):
+        return f"whisperport compile {out} --calibration AUDIO_DIR"
+    return f"whisperport transcribe talk.mp3 --bundle {out}"

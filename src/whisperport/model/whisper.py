@@ -35,13 +35,14 @@ class Whisper(nn.Module):
         return cast(Tensor, self.encoder(mel))
 
     @torch.no_grad()
-    def sound(self, features: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+    def sound(self, features: Tensor, *, padded: bool = True) -> tuple[tuple[Tensor, Tensor], ...]:
         """features (1, T, d) to cross-attention keys (H, D, T) and values (H, T, D) of each layer.
 
-        With a short window, keys and values are padded to the positions that are heard.
+        With a short window, keys and values are padded to the positions that are heard, unless told
+        otherwise.
         """
         attentions = [cast(DecoderBlock, block).cross_attn for block in self.decoder.blocks]
-        if (pad := self.padding) is None:
+        if (pad := self.padding) is None or not padded:
             return tuple((a.keys(features), a.values(features)) for a in attentions)
         features = pad.of_features(features)
         return tuple(

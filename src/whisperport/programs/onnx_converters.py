@@ -86,7 +86,10 @@ def _converts(*operators: str) -> Callable[[Convert], Convert]:
 
 @_converts("LayerNormalization")
 def _layer_normalization(s: Scribe) -> ir.Value:
-    """x -> (x - mean) / sqrt(mean of squares + epsilon) * scale + bias, in float32 as the original."""
+    """x -> (x - mean) / sqrt(mean of squares + epsilon) * scale + bias, in float32 as the original.
+
+    Node by node as torch's older exporter writes it, which other compilers' parsers know.
+    """
     s.only_first_output()
     axis = s.attribute("axis", -1) % len(s.shape)
     wide = ir.DataType.DOUBLE if s.x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
@@ -98,7 +101,7 @@ def _layer_normalization(s: Scribe) -> ir.Value:
 
     x = s.x if s.x.dtype == wide else s.write("Cast", s.x, dtype=wide, to=wide.value)
     centred = s.write("Sub", x, mean_of(x), dtype=wide)
-    variance = mean_of(s.write("Mul", centred, centred, dtype=wide))
+    variance = mean_of(s.write("Pow", centred, s.constant(2, wide), dtype=wide))
     epsilon = s.constant(s.attribute("epsilon", 1e-5), wide)
     padded = s.write("Add", variance, epsilon, shape=mean_shape, dtype=wide)
     deviation = s.write("Sqrt", padded, shape=mean_shape, dtype=wide)

@@ -39,6 +39,7 @@ def write_onnx_file(
         LoweringError: as `to_onnx`, or the file that was written is not valid.
     """
     model = to_onnx(program, opset)
+    _plain_reshapes(model)
     weights = _weight_bytes(model)
     if simplify:
         model = _simplified(model, program.name, weights)
@@ -53,6 +54,14 @@ def write_onnx_file(
         weight_bytes=weights,
         files=(path, path.with_name(data)) if data else (path,),
     )
+
+
+def _plain_reshapes(model: ir.Model) -> None:
+    """Drop `allowzero` where no size is 0: torch always writes it, and few other exporters ever do."""
+    for node in model.graph:
+        sizes = node.inputs[1].const_value if node.op_type == "Reshape" and node.inputs[1] else None
+        if sizes is not None and 0 not in sizes.numpy():
+            node.attributes.pop("allowzero", None)
 
 
 def _weight_bytes(model: ir.Model) -> int:

@@ -8,6 +8,7 @@ from whisperport.dims import Dims
 from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
 from whisperport.model.short_window import PaddedCrossKV
 from whisperport.model.whisper import Whisper
+from whisperport.programs.for_images import image_encoder
 from whisperport.programs.program import Program, trace
 
 PREFILL_ROWS = (4, 64)  # the start tokens (at most 4), and a text prompt in pieces of 64
@@ -25,16 +26,18 @@ def whisper_programs(
     model: Whisper,
     alignment_heads: Sequence[tuple[int, int]],
     prefill_rows: tuple[int, ...] = PREFILL_ROWS,
+    *,
+    image: bool = False,
 ) -> Iterator[Program]:
     """Trace each program of `model` in turn; they share its weights.
 
     Args:
         alignment_heads: (decoder layer, head) pairs that follow the sound; at least one.
+        image: the encoder takes its spectrogram as an image, (1, n_mels, 1, 2T).
     """
     dims, decoder, padding = model.dims, model.decoder, model.padding
     heard = model.window.heard if model.window else dims.n_audio_ctx
-    mel = torch.zeros(1, dims.n_mels, dims.n_frames)
-    yield trace("encoder", model.encoder, (mel,), ["features"])
+    yield image_encoder(model) if image else _encoder(model)
 
     features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
     cross_kv = CrossKV(decoder) if padding is None else PaddedCrossKV(decoder, padding)
@@ -50,6 +53,11 @@ def whisper_programs(
     heads = sorted(alignment_heads)  # by layer: the order of the program's scores
     inputs = (*_rows(dims, ALIGN_ROWS), *_caches(dims, heard))
     yield trace("align", Align(decoder, heads), inputs, ["rows", "scores", *decoded[1:]])
+
+
+def _encoder(model: Whisper) -> Program:
+    mel = torch.zeros(1, model.dims.n_mels, model.dims.n_frames)
+    return trace("encoder", model.encoder, (mel,), ["features"])
 
 
 def _layers(dims: Dims, *names: str) -> list[str]:

@@ -53,16 +53,15 @@ def _obstacle(module: GraphModule, node: Node, number: int) -> str:
         return f"{weight.shape[0]} columns cannot be cut in {number} pieces"
     if number == 1:
         return "one piece is what it is"
-    if any(_is_piece(node, user) for user in node.users):
+    if _is_piece(node):
         return "it is a piece of a projection that was cut before"
     return ""
 
 
-def _is_piece(node: Node, user: Node) -> bool:
-    return user.target is aten.cat.default and all(
-        piece.target is aten.linear.default and piece.args[0] is node.args[0]
-        for piece in user.all_input_nodes
-    )
+def _is_piece(node: Node) -> bool:
+    """Whether another such linear has the same input."""
+    users = arguments(node)["input"].users
+    return sum(user.target is aten.linear.default and is_vocabulary(user) for user in users) > 1
 
 
 def _replace(module: GraphModule, node: Node, number: int) -> None:

@@ -11,10 +11,12 @@ from whisperport.errors import BundleError, UsageError
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Cache, Floats
+from whisperport.runtime.without_cache import WithoutCache
 from whisperport.targets import RunOptions, get_target
 from whisperport.window import Window
 
 PREFILL = "prefill_"
+FULL = "decode_full"
 
 Around = Callable[[Runner], Runner]
 """Puts a runner around another: one that times it, for instance."""
@@ -59,6 +61,7 @@ class Engine:
         self._align = _required(runners, "align")
         self._prefills = _prefills(runners)
         self._sound: dict[str, Floats] = {}
+        self._full = runners.get(FULL)
 
     def twin(self) -> "Engine":
         """Another engine over the same runners, with a state of its own."""
@@ -66,11 +69,16 @@ class Engine:
         twin.cache, twin._sound = Cache(self.dims), {}
         return twin
 
+    def without_cache(self) -> WithoutCache | None:
+        """The same decoder without a cache, where the bundle has it: for measuring, and verifying it."""
+        return WithoutCache(self._full, self._embedding, self._positions) if self._full else None
+
     def encode(self, mel: Floats) -> Floats:
-        """mel (n_mels, 2T) to features (T, d)."""
-        features: Floats = self._encoder.run({"mel": np.ascontiguousarray(mel[None])})["features"][
-            0
-        ]
+        """mel (n_mels, 2T) to features (T, d); the encoder may take it as an image of one row."""
+        (wanted,) = self._encoder.spec.inputs
+        whole = mel[None] if len(wanted.shape) == 3 else mel[None, :, None]
+        inputs = {wanted.name: np.ascontiguousarray(whole)}
+        features: Floats = self._encoder.run(inputs)["features"][0]
         return features
 
     def listen(self, features: Floats) -> None:

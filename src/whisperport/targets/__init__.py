@@ -2,10 +2,18 @@
 
 from whisperport.errors import UsageError
 from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
+from whisperport.targets.hailo.target import Hailo
 from whisperport.targets.onnxruntime import OnnxRuntime
 from whisperport.targets.xnnpack import Xnnpack
 
-TARGETS: tuple[Target, ...] = (OnnxRuntime(), Xnnpack())
+TARGETS: tuple[Target, ...] = (
+    OnnxRuntime(),
+    Xnnpack(),
+    Hailo(HAILO8),
+    Hailo(HAILO8L),
+    Hailo(HAILO10H),
+)
 
 __all__ = ["TARGETS", "RunOptions", "Target", "get_target"]
 

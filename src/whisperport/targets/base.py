@@ -1,4 +1,4 @@
-"""What a target is: a spec, and three methods."""
+"""What a target is: a spec, three methods, and three more for those that are particular."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.bundle import ProgramEntry
+from whisperport.dims import Dims
 from whisperport.runner import Runner
-from whisperport.spec import Refusal, TargetSpec
+from whisperport.spec import FullForm, Refusal, TargetSpec
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -61,3 +62,19 @@ class Target(ABC):
             MissingPackageError: the runtime is not installed.
             BundleError: the runtime cannot read a file.
         """
+
+    def configured(self, options: Mapping[str, str]) -> "Target":
+        """This target with options for lowering, each named in `spec.lower_options`.
+
+        Raises:
+            UsageError: a value that it cannot take.
+        """
+        return self
+
+    def full_form(self, dims: Dims) -> FullForm | None:
+        """How it wants `decode_full` of a checkpoint of these sizes; None: it has no use for it."""
+        return None
+
+    def too_large(self, dims: Dims) -> str:
+        """Why its compiler cannot be expected to take a checkpoint of these sizes; empty if it can."""
+        return ""

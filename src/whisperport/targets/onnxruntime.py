@@ -1,21 +1,20 @@
 """ONNX Runtime, on the CPU or any execution provider that is installed."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from whisperport.bundle import ProgramEntry
-from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec, Refusal, TargetSpec
+from whisperport.errors import MissingPackageError
+from whisperport.runner import Runner
+from whisperport.spec import Refusal, TargetSpec
 from whisperport.targets.base import RunOptions, Say, Target
+from whisperport.targets.onnx_runner import CPU, OnnxRunner
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 FOLDER = "onnxruntime"
-CPU = "CPUExecutionProvider"
 
 
 @final
@@ -83,59 +82,8 @@ class OnnxRuntime(Target):
     ) -> dict[str, Runner]:
         provider = options.options.get("provider", CPU)
         return {
-            entry.spec.name: _OnnxRunner(
-                entry.spec, _session(folder / entry.files[0], provider, options)
+            entry.spec.name: OnnxRunner(
+                entry.spec, folder / entry.files[0], options.threads, provider
             )
             for entry in entries
         }
-
-
-class _OnnxRunner(Runner):
-    concurrent = True
-
-    def __init__(self, spec: ProgramSpec, session: Any) -> None:
-        super().__init__(spec)
-        self._session = session
-        self._names = [tensor.name for tensor in spec.inputs]
-        self._wanted = [tensor.name for tensor in spec.outputs]
-
-    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        feed = dict(zip(self._names, inputs, strict=True))
-        outputs: Sequence[Array] = self._session.run(self._wanted, feed)
-        return outputs
-
-
-def _session(path: Path, provider: str, options: RunOptions) -> Any:
-    try:
-        import onnxruntime as ort
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot use `onnxruntime`: it is not installed, or not for this Python",
-            why=str(error),
-            hint="pip install --upgrade whisperport",
-        ) from error
-    if provider not in ort.get_available_providers():
-        raise LoweringError(
-            f"ONNX Runtime has no execution provider `{provider}` here",
-            why=f"installed: {', '.join(ort.get_available_providers())}",
-            hint=f"install the onnxruntime package that holds it, or use {CPU}",
-        )
-    settings = ort.SessionOptions()
-    settings.intra_op_num_threads = options.threads or 0
-    # Spinning threads make a single session 0-10 % quicker and steal the cores of everything else.
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    settings.log_severity_level = 3
-    try:
-        session = ort.InferenceSession(os.fspath(path), settings, providers=[provider])
-    except Exception as error:  # its own exception classes have no common base but Exception
-        raise BundleError(
-            f"ONNX Runtime cannot load {path.name}",
-            why=str(error).strip().split("\n")[0],
-            hint="export the bundle again with this version of onnxruntime",
-        ) from error
-    if provider not in session.get_providers():  # it falls back to the CPU without a word
-        raise LoweringError(
-            f"ONNX Runtime did not use `{provider}` for {path.name}",
-            why=f"it used {', '.join(session.get_providers())}",
-        )
-    return session

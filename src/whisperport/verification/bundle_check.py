@@ -9,6 +9,8 @@ import numpy as np
 from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
 from whisperport.runtime import Decoded, DecodeOptions, Engine, decode_window, load_engine
+from whisperport.runtime.engine import FULL
+from whisperport.runtime.without_cache import WithoutCache
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.verification.compare import GATES, compare
@@ -52,11 +54,19 @@ def verify(
         say("clip by clip in a fresh session")
         checks.append(_isolation_check(load_engine(opened, run), reference, heard[-1], say))
     return Report(
-        subject=opened.manifest.name,
+        subject=_subject(opened, run),
         checks=tuple(checks),
         machine=machine(),
         versions=versions(RUNTIMES),
         seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _subject(bundle: Bundle, run: RunOptions | None) -> str:
+    """The bundle's name, and how its programs were run where that was asked for."""
+    options = run.options if run else {}
+    return ", ".join(
+        [bundle.manifest.name, *(f"{name}={value}" for name, value in options.items())]
     )
 
 
@@ -85,6 +95,10 @@ def _array_checks(
         yield Check.of("arrays", "align", clip.name, aligned)
         forced = compare_logits(logits, clip.logits, token_gate)
         yield Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
+        if decoder := engine.without_cache():
+            rows = _full_logits(decoder, features, clip)
+            full = compare("logits", rows, clip.full_logits, gate)
+            yield Check.of("arrays", FULL, clip.name, full)
 
 
 def _mel(engine: Engine, clip: ReferenceClip) -> np.ndarray:
@@ -110,6 +124,14 @@ def _aligned_logits(engine: Engine, clip: ReferenceClip) -> np.ndarray:
     """All of those logits, (K, V), from the rows of the program that times words."""
     _, rows = engine.align(_forced_tokens(clip))
     return engine.logits_of(rows[len(clip.prompt) - 1 :])
+
+
+def _full_logits(full: WithoutCache, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
+    """As `_forced_logits`, for as many rows as the reference has of a decoder without a cache."""
+    full.listen(features)
+    rows = [full.prefill(clip.prompt)[0]]
+    rows += [full.step(token) for token in clip.tokens[: len(clip.full_logits) - 1]]
+    return np.stack(rows)
 
 
 def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:

@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 from whisperport.audio import SAMPLE_RATE, log_mel
 from whisperport.generation import Generation
 from whisperport.runtime import start_tokens
+from whisperport.spec import FullForm
 from whisperport.verification.clips import Clip
 from whisperport.verification.reference import Reference, ReferenceClip
 
 if TYPE_CHECKING:  # boards have no torch
+    from torch import Tensor
+
     from whisperport.model.whisper import Whisper
 
 KEPT = 2  # clips whose features and logits are kept: they are the bulk of a reference
@@ -26,17 +29,21 @@ def run_eager(
     *,
     language: str = "en",
     max_tokens: int = 32,
+    full: FullForm | None = None,
 ) -> Reference:
     """Greedy decoding of every clip, recomputing all rows for every token.
 
     Samples are rounded to 16 bits first, so that a board which reads them back hears the same.
+
+    Args:
+        full: of the `decode_full` that goes with it.
     """
     prompt = start_tokens(
         generation, language if generation.is_multilingual else "en", "transcribe"
     )
     max_tokens = min(max_tokens, model.dims.n_text_ctx - len(prompt))
     made = [
-        _run_clip(model, generation, clip, prompt, max_tokens, keep=index < KEPT)
+        _run_clip(model, generation, clip, prompt, max_tokens, keep=index < KEPT, full=full)
         for index, clip in enumerate(clips)
     ]
     return Reference(tuple(made), max_tokens)
@@ -50,6 +57,7 @@ def _run_clip(
     max_tokens: int,
     *,
     keep: bool,
+    full: FullForm | None,
 ) -> ReferenceClip:
     import torch
 
@@ -71,6 +79,7 @@ def _run_clip(
         tokens.append(int(logits.argmax()))
         if tokens[-1] == generation.end_of_text:
             break
+    none = np.empty((0, dims.n_vocab), np.float32)
     return ReferenceClip(
         name=clip.name,
         text=clip.text,
@@ -78,7 +87,17 @@ def _run_clip(
         prompt=tuple(prompt),
         tokens=tuple(tokens),
         features=features[0].numpy() if keep else np.empty((0, dims.n_audio_state), np.float32),
-        logits=np.stack(rows[: KEPT_LOGITS if keep else 0])
-        if keep
-        else np.empty((0, dims.n_vocab), np.float32),
+        logits=np.stack(rows[:KEPT_LOGITS]) if keep else none,
+        full_logits=_unpadded(model, features, prompt, tokens, full) if keep and full else none,
     )
+
+
+def _unpadded(
+    model: "Whisper", features: "Tensor", prompt: list[int], tokens: list[int], full: FullForm
+) -> NDArray[np.float32]:
+    """Logits (K, V) as `ReferenceClip.logits`, of features (1, T, d) that nothing is put after."""
+    import torch
+
+    fed = (prompt + tokens)[: min(full.rows, len(prompt) + KEPT_LOGITS - 1)]
+    logits = model.logits(torch.tensor(fed), model.sound(features, padded=False))
+    return logits[len(prompt) - 1 :].numpy()

@@ -23,6 +23,7 @@ class ReferenceClip:
     tokens: tuple[int, ...]  # the tokens that followed, end of text included where it came
     features: Floats  # (T, d) encoder output; (0, d) where it was not kept
     logits: Floats  # (K, V) after the prompt and after each of the first K - 1 tokens; (0, V): none
+    full_logits: Floats  # the same of a decoder that hears no padding, for `decode_full`
 
     @property
     def sound(self) -> Floats:
@@ -49,6 +50,8 @@ class Reference:
             arrays[f"tokens_{i}"] = np.array(clip.tokens, np.int64)
             arrays[f"features_{i}"] = clip.features
             arrays[f"logits_{i}"] = clip.logits
+            if clip.full_logits.size:
+                arrays[f"full_logits_{i}"] = clip.full_logits
         return arrays
 
     @classmethod
@@ -68,6 +71,7 @@ class Reference:
 
 
 def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
+    logits = _of(arrays[f"logits_{i}"], np.float32, 2)
     return ReferenceClip(
         name=str(arrays["names"][i]),
         text=str(arrays["texts"][i]),
@@ -75,7 +79,8 @@ def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
         prompt=tuple(int(t) for t in _of(arrays[f"prompt_{i}"], np.int64, 1)),
         tokens=tuple(int(t) for t in _of(arrays[f"tokens_{i}"], np.int64, 1)),
         features=_of(arrays[f"features_{i}"], np.float32, 2),
-        logits=_of(arrays[f"logits_{i}"], np.float32, 2),
+        logits=logits,
+        full_logits=_of(arrays.get(f"full_logits_{i}", logits[:0]), np.float32, 2),
     )
 
 

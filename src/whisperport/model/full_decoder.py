@@ -1,0 +1,67 @@
+"""The decoder without a cache, for targets that can hold none: every row again for every token."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from whisperport.model.decoder import Decoder, DecoderBlock
+from whisperport.model.image_attention import attend
+from whisperport.spec import FullForm
+
+MASKED = -30_000.0  # exp of it is 0 in float32; an infinite one gives NaN where a quantizer has a 0
+
+
+class FullDecoder(nn.Module):
+    """The `decode_full` program, over the weights of `decoder`.
+
+    It begins where Hailo's toolkit cuts the graph: behind the lookup of tokens, which the host does, and
+    ends before the pieces of the vocabulary are joined. Source: hailocs/hailo-whisper@ebe7a85.
+    """
+
+    causal: Tensor
+    positions: Tensor
+
+    def __init__(self, decoder: Decoder, form: FullForm) -> None:
+        super().__init__()
+        self.blocks, self.ln, self.form = decoder.blocks, decoder.ln, form
+        causal = torch.full((form.rows, form.rows), MASKED).triu(1)
+        self.register_buffer("causal", causal, persistent=False)
+        if form.positions == "graph":
+            positions = decoder.positional_embedding[: form.rows].clone()
+            self.register_buffer("positions", positions, persistent=False)
+        self.heads = nn.ModuleList(_pieces(decoder.token_embedding.weight, form.pieces))
+
+    def forward(self, features: Tensor, embeddings: Tensor) -> tuple[Tensor, ...]:
+        """S rows; those after the last token are seen by none before them, and ignored by the caller.
+
+        features    (1, T, d)     what the encoder gave
+        embeddings  (1, d, S, 1)  of the tokens, with positions added, or
+                    (1, d, 1, S)  without them, where the graph adds them
+        returns     logits of each piece of the vocabulary, (1, S, V / pieces)
+        """
+        x = embeddings.flatten(2).permute(0, 2, 1)
+        if self.form.positions == "graph":
+            x = x + self.positions
+        for block in (cast(DecoderBlock, block) for block in self.blocks):
+            normed = block.attn_ln(x)
+            x = x + attend(block.attn, normed, normed, self.causal)
+            x = x + attend(block.cross_attn, block.cross_attn_ln(x), features)
+            x = x + cast(Tensor, block.mlp(block.mlp_ln(x)))
+        x = self.ln(x)
+        return tuple(head(x) for head in self.heads)
+
+
+def _pieces(table: Tensor, count: int) -> list[nn.Linear]:
+    """Products with consecutive parts of the vocabulary, which differ by one column at most.
+
+    51865 in four is 12966, 12966, 12966 and 12967, as in Hailo's toolkit.
+    """
+    n_vocab, width = table.shape
+    pieces = []
+    for i in range(count):
+        part = table[n_vocab * i // count : n_vocab * (i + 1) // count]
+        piece = nn.Linear(width, len(part), bias=False, device="meta")
+        piece.weight = nn.Parameter(part, requires_grad=False)
+        pieces.append(piece)
+    return pieces

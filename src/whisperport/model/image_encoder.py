@@ -1,0 +1,50 @@
+"""The encoder for targets made for images: a spectrogram of one row, and convolutions of rank 4."""
+
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whisperport.model.encoder import Encoder, EncoderBlock
+from whisperport.model.image_attention import attend
+
+
+class ImageEncoder(nn.Module):
+    """`Encoder` over the same weights, in shapes that Hailo's compiler is known to take.
+
+    Source: hailocs/hailo-whisper@ebe7a85, export/export_whisper_model.py and the patch beside it.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.conv1 = _of_one_row(encoder.conv1)
+        self.conv2 = _of_one_row(encoder.conv2)
+        self.positional_embedding = encoder.positional_embedding
+        self.blocks = encoder.blocks
+        self.ln_post = encoder.ln_post
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """mel (1, n_mels, 1, 2T) float32 to features (1, T, d)."""
+        x = F.gelu(self.conv1(mel))
+        x = F.gelu(self.conv2(x))
+        x = x.flatten(2).permute(0, 2, 1) + self.positional_embedding
+        for block in (cast(EncoderBlock, block) for block in self.blocks):
+            normed = block.attn_ln(x)
+            x = x + attend(block.attn, normed, normed)
+            x = x + cast(Tensor, block.mlp(block.mlp_ln(x)))
+        return cast(Tensor, self.ln_post(x))
+
+
+def _of_one_row(conv: nn.Conv1d) -> nn.Conv2d:
+    """The convolution over (1, channels, 1, frames), with the same weight in another shape."""
+    made = nn.Conv2d(
+        conv.in_channels,
+        conv.out_channels,
+        kernel_size=(1, conv.kernel_size[0]),
+        stride=(1, conv.stride[0]),
+        padding=(0, int(conv.padding[0])),
+        device="meta",
+    )
+    made.weight = nn.Parameter(conv.weight.unsqueeze(2), requires_grad=False)
+    made.bias = conv.bias
+    return made

@@ -1,0 +1,80 @@
+"""Decode without a cache, as accelerators do that can hold none: every token runs all rows again."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from whisperport.runner import Array, Runner
+from whisperport.runtime.cache import Floats
+
+
+class WithoutCache:
+    """`decode_full` behind the calls of an `Engine`: `listen`, then `prefill`, then `step`.
+
+    For measuring what a cache saves, and for verifying the program. It leads one path of tokens, at most
+    as many as the program has rows, and hears the features as they are, without a short window's padding.
+    """
+
+    def __init__(self, runner: Runner, embedding: Array, positions: Array) -> None:
+        """
+        Args:
+            runner: of `decode_full`; whether it adds positions shows in the shape of its second input:
+                (1, d, S, 1) takes rows that have theirs, (1, d, 1, S) rows that have not.
+            embedding: (V, d) float32 or float16.
+            positions: of the decoder, (N, d) float32 or float16.
+        """
+        self._runner = runner
+        self._features, self._embeddings = runner.spec.inputs
+        self._positions_here = self._embeddings.shape[3] == 1
+        self.rows = max(self._embeddings.shape[2:])  # S
+        self._embedding, self._positions = embedding, positions
+        self._sound: Floats | None = None
+        self.tokens: list[int] = []
+
+    def listen(self, features: Floats) -> None:
+        """Take features (T, d) as the sound to be decoded, and forget every token."""
+        self._sound = np.ascontiguousarray(features[None])
+        self.tokens = []
+
+    def prefill(self, tokens: Sequence[int], *, also: int = 0) -> tuple[Floats, Floats]:
+        """Logits (V,) after the last of these tokens, and after token `also`.
+
+        Raises:
+            ValueError: no tokens, more than there are rows for, or nothing was listened to.
+        """
+        if not 0 <= also < len(tokens):
+            raise ValueError(f"`also` is {also}; the prompt has {len(tokens)} tokens")
+        before = len(self.tokens)
+        pieces = self._run([*self.tokens, *tokens])
+        self.tokens += tokens
+        return _row(pieces, before + len(tokens) - 1), _row(pieces, before + also)
+
+    def step(self, token: int) -> Floats:
+        """Logits (V,) after one more token.
+
+        Raises:
+            ValueError: there is no row left for it.
+        """
+        return self.prefill([token])[0]
+
+    def _run(self, tokens: Sequence[int]) -> list[Floats]:
+        """Logits (1, S, V / pieces) of each piece of the vocabulary."""
+        if len(tokens) > self.rows:
+            raise ValueError(f"{len(tokens)} tokens do not fit {self.rows} rows")
+        if self._sound is None:
+            raise ValueError("nothing was listened to yet")
+        inputs = {self._features.name: self._sound, self._embeddings.name: self._image(tokens)}
+        return list(self._runner.run(inputs).values())
+
+    def _image(self, tokens: Sequence[int]) -> Floats:
+        """The tokens' embeddings in the shape of the program's input; 0 in the rows after them."""
+        rows = np.zeros((self.rows, self._embedding.shape[1]), np.float32)
+        rows[: len(tokens)] = self._embedding[list(tokens)]
+        if self._positions_here:
+            rows[: len(tokens)] += self._positions[: len(tokens)]
+        return np.ascontiguousarray(rows.T).reshape(self._embeddings.shape)
+
+
+def _row(pieces: Sequence[Floats], row: int) -> Floats:
+    """One row's logits, of all pieces in their order: (V,)."""
+    return np.concatenate([piece[0, row] for piece in pieces])

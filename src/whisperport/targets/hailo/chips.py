@@ -1,0 +1,127 @@
+"""Hailo's chips as data: what their compiler takes, each limit with where it was read.
+
+Nothing here was run: neither compiler nor chip was at hand, and the compiler's own list of operators is
+not public. What is listed is what was seen to compile of Whisper.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from whisperport.spec import Limit, TargetSpec
+
+TOOLKIT = "hailocs/hailo-whisper@ebe7a85"  # Hailo's own
+NOTEBOOK = "ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab"  # another's, with logs
+EXAMPLES = "hailo-ai/Hailo-Application-Code-Examples@5eab622 runtime/python/speech_recognition"
+FORUM = "community.hailo.ai 19530"
+
+TINY, BASE = 384, 512  # widths of encoders
+
+# By aten's names. Seen to be parsed: MatMul, Softmax, LayerNormalization or what it is made of, GELU by
+# Erf, Conv2d, Add, Mul, Transpose, Reshape. torch's other products become MatMul in ONNX.
+OPERATORS = frozenset(
+    {
+        *("add", "addmm", "bmm", "clone", "conv", "div", "erf", "gelu", "layer_norm", "linear"),
+        *("matmul", "mean", "mm", "mul", "pow", "reshape", "softmax", "sqrt", "sub", "transpose"),
+    }
+)
+OPSETS = frozenset({13, 17})
+WIDEST_PRODUCT = 12_967  # columns: the largest quarter of 51865
+
+LIMITS = (
+    Limit(
+        rule="WP401",
+        formats=frozenset({"onnx"}),
+        value=OPSETS,
+        source=f"{TOOLKIT} export/ (13) and {NOTEBOOK} (17): no other was seen to be parsed",
+    ),
+    Limit(
+        rule="WP205",
+        value=frozenset({4}),
+        source=f"{TOOLKIT} hailo-compatibility-changes.patch: conv1d becomes conv2d",
+        rewrite="conv1d-by-conv2d",
+    ),
+    Limit(rule="WP208", value=1, source=f"{TOOLKIT} export/export_whisper_model.py: batch 1"),
+    Limit(
+        rule="WP207",
+        value=WIDEST_PRODUCT,
+        source=f"{TOOLKIT} hailo-compatibility-changes.patch: one product is too big for Hailo-8",
+        rewrite="split-vocab-projection",
+        warning=True,
+    ),
+)
+SOURCES = {
+    "operators": f"seen in {TOOLKIT} and {NOTEBOOK}; the compiler's own list is not public",
+    "dtypes": f"{EXAMPLES}: float32 buffers, and tokens looked up on the host",
+    "max_rank": f"{TOOLKIT}, {FORUM}: NHWC",
+    "formats": f"{TOOLKIT} conversion/: translate_onnx_model; torch programs are written as ONNX first",
+    "domains": f"{TOOLKIT} and {NOTEBOOK} use ONNX's own operators only",
+    "static": f"{TOOLKIT} export/export_whisper_model.py: fixed shapes",
+    "windows_s": f"{TOOLKIT} README, and the names of the files that {EXAMPLES} fetches",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """One chip: its target's spec, and how the vendor's tools name it."""
+
+    spec: TargetSpec
+    rows: Mapping[int, int]  # width -> tokens of the published decoder
+    architectures: frozenset[int]  # of HEFs that it runs: see hef.ARCHITECTURES
+    compiler: int  # major version of the compiler that serves it
+
+    @property
+    def name(self) -> str:
+        """As the compiler's `hw_arch`, and as the target is called."""
+        return self.spec.name
+
+
+def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec:
+    return TargetSpec(
+        name=name,
+        summary=summary,
+        status="checked against contract",
+        operators=OPERATORS,
+        max_rank=4,
+        formats=frozenset({"torch", "onnx"}),
+        limits=LIMITS,
+        mends={"scaled_dot_product_attention": "attention-by-softmax", "dropout": "drop-no-ops"},
+        run_options=frozenset({"stand-in"}),
+        rewrites=(
+            "drop-no-ops",
+            "fold-constants",
+            "matmul-by-linear",
+            "attention-by-softmax",
+            "conv1d-by-conv2d",
+            "split-vocab-projection",
+        ),
+        programs=frozenset({"encoder"}),
+        rest="onnxruntime",
+        encoder_input="image",
+        windows_s=windows_s,
+        lower_options=frozenset({"opset", "positions", "rows"}),
+        stand_in={"stand-in": "onnx"},
+        extra="export",
+        run_extra="hailo",
+        sources=SOURCES,
+    )
+
+
+# hailo-ai/hailort, libhailort/src/device_common/device_internal.cpp: 739 (4.23) and 736 (5.2).
+HAILO8 = Chip(
+    spec=_spec("hailo8", "Hailo-8: the encoder; the decoder on the CPU", {TINY: 10.0, BASE: 5.0}),
+    rows={TINY: 32, BASE: 24},
+    architectures=frozenset({1, 2, 3}),
+    compiler=3,
+)
+HAILO8L = Chip(
+    spec=_spec("hailo8l", "Hailo-8L: as hailo8, on the smaller chip", {TINY: 10.0, BASE: 5.0}),
+    rows={TINY: 32, BASE: 24},
+    architectures=frozenset({3}),
+    compiler=3,
+)
+HAILO10H = Chip(
+    spec=_spec("hailo10h", "Hailo-10H: as hailo8, by compiler 5", {TINY: 10.0, BASE: 10.0}),
+    rows={TINY: 32, BASE: 64},
+    architectures=frozenset({4, 103, 104, 105}),
+    compiler=5,
+)
