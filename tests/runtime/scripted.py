@@ -19,7 +19,7 @@ class Scripted:
         self, script: list[int], generation: Generation = GENERATION, second: int | None = None
     ) -> None:
         self.dims, self.generation, self.cache = DIMS, generation, Cache(DIMS)
-        self.latest_timestamp: int | None = None
+        self.window, self.latest_timestamp = None, None
         self.script, self.second, self.prompts = script, second, []
 
     def listen(self, features: Any) -> None:

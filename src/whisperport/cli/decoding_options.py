@@ -101,8 +101,8 @@ PROMPT = (
     ),
     click.option(
         "--condition-on-previous-text/--no-condition-on-previous-text",
-        default=True,
-        show_default=True,
+        default=None,
+        show_default="yes, but not in a short window",
         help="What was said is the prompt of what follows",
     ),
     click.option(
@@ -134,8 +134,7 @@ RULES = (
     click.option(
         "--repetition-penalty",
         type=click.FloatRange(1, 10),
-        default=1.0,
-        show_default=True,
+        show_default="1, and 1.1 in a short window",
         help="Above 1: what a window has said becomes less probable",
     ),
     click.option(

@@ -144,7 +144,8 @@ class LiveTranscriber:
         options, tokenizer = self._live.transcribe, self._transcriber.tokenizer
         text = options.initial_prompt.strip()
         initial = tokenizer.encode(f" {text}") if text else []
-        recent = self._said if options.condition_on_previous_text else []
+        conditioned = options.conditions(self._transcriber.engine.window)
+        recent = self._said if conditioned else []
         if options.carry_initial_prompt:
             room = self._transcriber.engine.dims.n_text_ctx // 2 - 1 - len(initial)
             recent = recent[-room:]

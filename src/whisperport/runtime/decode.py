@@ -13,6 +13,7 @@ from whisperport.errors import UsageError
 from whisperport.generation import Generation
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.engine import Engine
+from whisperport.runtime.guards import SHORT_WINDOW_PENALTY
 from whisperport.runtime.options import DecodeOptions, check_combination
 from whisperport.runtime.rules import Rules
 from whisperport.runtime.search import (
@@ -200,6 +201,12 @@ def _search(generation: Generation, options: DecodeOptions, draw: Draw) -> Searc
     return Sampling(end, options.temperature, options.best_of or 1, draw)
 
 
+def _penalty(engine: Engine, options: DecodeOptions) -> float:
+    if options.repetition_penalty is not None:
+        return options.repetition_penalty
+    return 1.0 if engine.window is None else SHORT_WINDOW_PENALTY
+
+
 def _rules(engine: Engine, options: DecodeOptions) -> Rules:
     latest = options.max_initial_timestamp
     return Rules(
@@ -209,7 +216,7 @@ def _rules(engine: Engine, options: DecodeOptions) -> Rules:
         suppress_blank=options.suppress_blank,
         max_initial_timestamp=round(latest / SECONDS_PER_POSITION) if latest else None,
         latest_timestamp=engine.latest_timestamp,
-        repetition_penalty=options.repetition_penalty,
+        repetition_penalty=_penalty(engine, options),
         no_repeat_ngram_size=options.no_repeat_ngram_size,
     )
 

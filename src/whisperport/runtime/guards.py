@@ -1,6 +1,7 @@
 """Guards against loops: make a token or a phrase that was said less probable, or impossible.
 
-Not part of openai-whisper; off by default, so that a transcript is the original's. They see the text of
+Not part of openai-whisper; off by default where a window is the checkpoint's own, so that a transcript is
+the original's. They see the text of
 the window alone, no prompt and no timestamps: a timestamp is said twice where two segments meet.
 Source: the rules are those of transformers' RepetitionPenaltyLogitsProcessor (arXiv 1909.05858) and
 NoRepeatNGramLogitsProcessor.
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from whisperport.runtime.cache import Floats
+
+SHORT_WINDOW_PENALTY = 1.1  # with it no window of 5 s looped: benchmarks/short_windows.py
 
 
 def penalize_repetition(logits: Floats, text: Sequence[int], penalty: float) -> None:

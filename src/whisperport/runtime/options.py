@@ -30,7 +30,8 @@ class DecodeOptions:
     suppress_tokens: tuple[int, ...] = (-1,)  # ids never said; -1: the checkpoint's; (): none
     suppress_blank: bool = True  # not a space or the end first
     max_initial_timestamp: float | None = 1.0  # seconds into the window; None or 0: any
-    repetition_penalty: float = 1.0  # above 1: what was said in this window is less probable
+    # Above 1: what was said in this window is less probable. None: 1, and 1.1 in a short window.
+    repetition_penalty: float | None = None
     no_repeat_ngram_size: int = 0  # so many tokens in a row are not said twice; 0: they may
 
     def __post_init__(self) -> None:

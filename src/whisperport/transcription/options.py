@@ -10,6 +10,7 @@ from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
 from whisperport.runtime.options import check_range
 from whisperport.runtime.words import APPENDED, PREPENDED
 from whisperport.targets import RunOptions
+from whisperport.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,8 @@ class TranscribeOptions:
     run: RunOptions = field(default_factory=RunOptions)
     temperatures: tuple[float, ...] = TEMPERATURES  # tried in order, until one does not fail
     thresholds: Thresholds = field(default_factory=Thresholds)
-    condition_on_previous_text: bool = True  # what was said is the prompt of what follows
+    # What was said is the prompt of what follows. None: it is, but not in short windows.
+    condition_on_previous_text: bool | None = None
     initial_prompt: str = ""  # said, as it were, before the recording
     carry_initial_prompt: bool = False  # before every window, and not only before the first
     prefix: str = ""  # with which every window begins; the text does not repeat it
@@ -36,6 +38,12 @@ class TranscribeOptions:
     clips: tuple[float, ...] = ()  # start, end, start, … in seconds; the last end may be left out
     vad: VadOptions | None = None  # transcribe chunks of speech, each as a recording of its own
     workers: int = 1  # chunks at once
+
+    def conditions(self, window: Window | None) -> bool:
+        """Whether what was said is the prompt of what follows, in a bundle of this window."""
+        if self.condition_on_previous_text is not None:
+            return self.condition_on_previous_text
+        return window is None
 
     def __post_init__(self) -> None:
         if not self.temperatures:

@@ -201,7 +201,7 @@ class Session:
         self.segments += segments
         for segment in segments:
             self.said += segment.tokens
-        if not self.options.condition_on_previous_text or decoded.temperature > WARM:
+        if not self.options.conditions(self.engine.window) or decoded.temperature > WARM:
             self.forgotten = len(self.said)
 
     def _segment(self, piece: Piece, seek: int, decoded: Decoded, ratio: float) -> Segment:
