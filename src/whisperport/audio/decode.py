@@ -66,6 +66,11 @@ class Decoder:
             return None
         return seconds if seconds > 0 else None
 
+    @property
+    def sample_rate(self) -> int:
+        """As stored, in Hz; 0 where the file does not say. What is handed on has 16 kHz."""
+        return int(self._stream.rate or 0)
+
     def pieces(self, piece_s: float = 1.0) -> Iterator[NDArray[np.float32]]:
         """The sound in order, (n,) float32, mono, 16 kHz, within [-1, 1].
 

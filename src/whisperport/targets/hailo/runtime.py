@@ -21,6 +21,7 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError, 
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
+from whisperport.targets.hailo.layout import as_stream, stream_shape
 
 GROUP = "SHARED"  # other users of the chip in this process may join by this name
 TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
@@ -71,7 +72,7 @@ class HailoRunner(Runner):
         with _explained(self._what):
             bindings = self._configured.create_bindings()
             for name, array in zip(self._feeds, inputs, strict=True):
-                bindings.input(name).set_buffer(_as_stream(array))
+                bindings.input(name).set_buffer(as_stream(array))
             for name, buffer in made.items():
                 bindings.output(name).set_buffer(buffer)
             self._configured.run([bindings], TIMEOUT_MS)
@@ -135,19 +136,6 @@ def _platform(chip: Chip) -> Any:
     return hailo_platform
 
 
-def _as_stream(array: Array) -> Array:
-    """As the chip takes it: (1, C, H, W) as (H, W, C), and (1, T, C) as it is.
-
-    C-contiguous and writable: HailoRT takes the address of a buffer, and asks for both.
-    """
-    moved = array[0].transpose(1, 2, 0) if array.ndim == 4 else array
-    return np.require(moved, np.float32, ["C", "W"])
-
-
-def _stream_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (shape[2], shape[3], shape[1]) if len(shape) == 4 else shape
-
-
 def _kept(ordered: Sequence[str], wanted: int) -> list[str]:
     """The outputs that hold results, in the compiler's order.
 
@@ -170,7 +158,7 @@ def _check_shapes(
     inputs: Mapping[str, tuple[int, ...]],
     outputs: Sequence[tuple[int, ...]],
 ) -> None:
-    expected = [_stream_shape(tensor.shape) for tensor in (*spec.inputs, *spec.outputs)]
+    expected = [stream_shape(tensor.shape) for tensor in (*spec.inputs, *spec.outputs)]
     found = [*inputs.values(), *outputs]
     if expected != found:
         raise BundleError(

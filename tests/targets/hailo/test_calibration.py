@@ -1,0 +1,268 @@
+"""Calibration sets: what is taken of a folder of sound, what is left out, and how it is laid out."""
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from whisperport.audio import log_mel
+from whisperport.errors import AudioError
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets.hailo import calibration
+from whisperport.targets.hailo.calibration import (
+    Sounds,
+    check_enough,
+    check_ready,
+    encoder_samples,
+    fingerprint,
+    sound_files,
+    write_set,
+)
+
+ENCODER = ProgramSpec(
+    "encoder", (TensorSpec("mel", (1, 80, 1, 200)),), (TensorSpec("features", (1, 100, 64)),)
+)
+DECODER = ProgramSpec(
+    "decode_full",
+    (TensorSpec("features", (1, 4, 5)), TensorSpec("embeddings", (1, 5, 2, 1))),
+    (TensorSpec("logits_0", (1, 2, 7)),),
+)
+SECOND = 16_000
+
+
+def noise(seconds: float, seed: int = 0, level: float = 0.1) -> np.ndarray:
+    samples = level * np.random.default_rng(seed).standard_normal(round(seconds * SECOND))
+    return np.round(samples.clip(-1, 1) * 32767).astype(np.int16)
+
+
+def write_wav(path: Path, samples: np.ndarray, rate: int = SECOND) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.astype("<i2").tobytes())
+    return path
+
+
+def _sounds(*files: Path, **options) -> Sounds:
+    return Sounds(files=files, seconds=2.0, **options)
+
+
+def test_every_window_is_used_as_recorded_quiet_and_loud(tmp_path):
+    sounds = _sounds(
+        write_wav(tmp_path / "a.wav", noise(4)), write_wav(tmp_path / "b.wav", noise(2, 1))
+    )
+
+    levels = [float(np.abs(window).max()) for window in sounds.windows()]
+
+    recorded = [levels[0], levels[7], levels[5]]  # of windows 0, 1 and 2, each in another turn
+    assert len(levels) == 9
+    assert max(recorded) < 0.6
+    assert levels[1] == pytest.approx(recorded[1] / 10, rel=1e-3)  # quiet
+    assert levels[2] == pytest.approx(1.0)  # loud
+
+
+def test_a_set_is_spectrograms_channels_last_on_disk(tmp_path):
+    file = write_wav(tmp_path / "a.wav", noise(2))
+
+    names, count = write_set(
+        encoder_samples(_sounds(file), ENCODER), ENCODER, tmp_path, 3, lambda _: None
+    )
+
+    array = np.load(tmp_path / names)
+    assert (names, count, array.shape, array.dtype) == (
+        "input_layer1.npy",
+        3,
+        (3, 1, 200, 80),
+        "f4",
+    )
+    samples = noise(2).astype(np.float32) / 32768
+    assert np.allclose(array[0, 0].T, log_mel(samples, 80, n_frames=200), atol=1e-5)
+    assert array.flags.c_contiguous
+
+
+def test_a_set_stops_at_what_is_needed_and_is_cut_to_what_there_is(tmp_path):
+    mels = [(np.full((1, 80, 1, 200), i, np.float32),) for i in range(4)]
+    assert write_set(mels, ENCODER, tmp_path, 2, lambda _: None)[1] == 2
+    assert np.load(tmp_path / "input_layer1.npy").shape == (2, 1, 200, 80)
+    assert write_set(mels, ENCODER, tmp_path, 9, lambda _: None)[1] == 4
+    cut = np.load(tmp_path / "input_layer1.npy")
+    assert cut.shape == (4, 1, 200, 80)
+    assert [one.max() for one in cut] == [0, 1, 2, 3]
+    assert write_set([], ENCODER, tmp_path, 9, lambda _: None)[1] == 0
+
+
+def test_a_decoders_set_is_named_by_the_compilers_layers(tmp_path):
+    features = np.arange(20, dtype=np.float32).reshape(1, 4, 5)
+    embeddings = np.arange(10, dtype=np.float32).reshape(1, 5, 2, 1)
+
+    names, _ = write_set([(features, embeddings)] * 2, DECODER, tmp_path, 2, lambda _: None)
+
+    assert names == {
+        "decode_full/input_layer1": "input_layer1.npy",
+        "decode_full/input_layer2": "input_layer2.npy",
+    }
+    first, second = (np.load(tmp_path / name) for name in names.values())
+    assert first.shape == (2, 1, 4, 5)  # (N, 1, T, C)
+    assert second.shape == (2, 2, 1, 5)  # (N, S, 1, C)
+    assert (second[0, :, 0] == embeddings.reshape(5, 2).T).all()
+
+
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    usage = type("usage", (), {"free": 1000})
+    monkeypatch.setattr(calibration.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(AudioError, match="disk is too full"):
+        write_set([], ENCODER, tmp_path, 9, lambda _: None)
+    assert not list(tmp_path.iterdir())
+
+
+# What is left out.
+
+
+def test_silence_constants_copies_and_scraps_are_left_out(tmp_path):
+    good = write_wav(tmp_path / "good.wav", noise(2))
+    copy = write_wav(tmp_path / "copy.wav", noise(2))
+    silent = write_wav(tmp_path / "silent.wav", np.zeros(2 * SECOND, np.int16))
+    hum = write_wav(tmp_path / "constant.wav", np.full(2 * SECOND, 9000, np.int16))
+    scrap = write_wav(tmp_path / "scrap.wav", noise(0.5, 2))
+    text = tmp_path / "notes.txt"
+    text.write_text("no sound")
+    sounds = _sounds(good, copy, silent, hum, scrap, text)
+
+    assert len(list(sounds.windows())) == 3
+    assert sounds.left_out == {
+        "identical to another": 1,
+        "silent": 1,
+        "constant": 1,
+        "shorter than 1 s": 1,
+        "unreadable": 1,
+    }
+
+
+def test_force_takes_silence_and_copies_and_still_no_evaluation_clip(tmp_path):
+    used = noise(2)
+    files = [write_wav(tmp_path / f"{i}.wav", noise(2, 1)) for i in range(2)]
+    files += [write_wav(tmp_path / "clip.wav", used)]
+    files += [write_wav(tmp_path / "silent.wav", np.zeros(2 * SECOND, np.int16))]
+    sounds = _sounds(*files, apart_from=frozenset({fingerprint(used)}), force=True)
+    assert len(list(sounds.windows())) == 9
+    assert sounds.left_out == {"used to verify the bundle": 1}
+
+
+def test_a_recording_below_16_khz_is_left_out_and_said_so(tmp_path):
+    narrow = write_wav(tmp_path / "phone.wav", noise(2), rate=8000)
+    sounds = _sounds(narrow)
+    assert not list(sounds.windows())
+    with pytest.raises(AudioError, match="too few recordings") as caught:
+        check_enough(ENCODER, 0, 3, sounds)
+    assert "1 recorded below 16 kHz" in caught.value.why
+
+
+def test_higher_rates_are_resampled_and_taken(tmp_path):
+    sounds = _sounds(write_wav(tmp_path / "studio.wav", noise(6), rate=48_000))
+    assert {window.size for window in sounds.windows()} == {2 * SECOND}
+
+
+def test_an_evaluation_clip_is_known_by_its_sound_whatever_its_name_and_length(tmp_path):
+    clip = noise(2)
+    longer = np.concatenate([np.zeros(800, np.int16), clip, noise(3, 5)])
+    file = write_wav(tmp_path / "renamed.wav", longer)
+    sounds = _sounds(file, apart_from=frozenset({fingerprint(clip)}))
+    assert not list(sounds.windows())
+    assert sounds.left_out == {"used to verify the bundle": 1}
+    assert fingerprint(clip.astype(np.float32) / 32768) == fingerprint(clip)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["empty", "missing"])
+def test_a_folder_without_recordings_is_an_error(tmp_path, there):
+    folder = tmp_path / "recordings"
+    if there:
+        folder.mkdir()
+    with pytest.raises(AudioError, match="no recordings"):
+        sound_files(folder)
+
+
+def test_files_are_mixed_and_always_in_the_same_order(tmp_path):
+    for i in range(20):
+        write_wav(tmp_path / f"speaker{i // 5}" / f"{i}.wav", noise(0.1))
+    first = sound_files(tmp_path)
+    assert first == sound_files(tmp_path)
+    assert first != sorted(first)
+    assert len(first) == 20
+
+
+def test_too_few_say_how_many_hours_are_needed_unless_forced(tmp_path):
+    sounds = Sounds(files=[], seconds=10.0)
+    with pytest.raises(AudioError) as caught:
+        check_enough(ENCODER, 57, 3340, sounds)
+    assert "57 samples of 10 s" in caught.value.why
+    assert "3.1 h" in caught.value.why
+    check_enough(ENCODER, 3340, 3340, sounds)
+    sounds.force = True
+    check_enough(ENCODER, 1, 3340, sounds)
+    with pytest.raises(AudioError):
+        check_enough(ENCODER, 0, 3340, sounds)
+
+
+# Arrays made elsewhere.
+
+
+def _ready(tmp_path: Path, array: np.ndarray, **options) -> int:
+    path = tmp_path / "set.npy"
+    np.save(path, array)
+    return check_ready(path, ENCODER, 2, **options)
+
+
+def _mels(n: int, frames: int = 200) -> np.ndarray:
+    made = [log_mel(noise(frames / 100, i) / 32768.0, 80, n_frames=frames).T for i in range(n)]
+    return np.stack(made)[:, None].astype(np.float32)
+
+
+def test_an_array_of_spectrograms_is_taken(tmp_path):
+    assert _ready(tmp_path, _mels(2)) == 2
+    assert _ready(tmp_path, _mels(3)) == 2  # no more are read than are needed
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (_mels(2, frames=300), "does not fit the encoder"),
+        (_mels(2)[:, 0], "does not fit the encoder"),
+        (_mels(2).transpose(0, 3, 1, 2), "does not fit the encoder"),
+        (_mels(2).astype(np.float64), "does not fit the encoder"),
+        (noise(2), "does not fit the encoder"),
+        (20 * _mels(2), "as Whisper takes them"),  # in dB
+        (_mels(2) - 4, "as Whisper takes them"),
+        (np.where(np.arange(80) == 3, np.nan, _mels(2)).astype("f4"), "as Whisper takes them"),
+        (_mels(1), "no set to calibrate with"),
+        (np.repeat(_mels(1), 2, axis=0), "identical"),
+        (np.zeros((2, 1, 200, 80), np.float32), "constant"),
+    ],
+    ids=[
+        "window",
+        "3-D",
+        "NCHW",
+        "float64",
+        "sound",
+        "dB",
+        "shift",
+        "NaN",
+        "few",
+        "copies",
+        "zeros",
+    ],
+)
+def test_an_array_that_holds_something_else_is_refused(tmp_path, array, says):
+    with pytest.raises(AudioError, match=says):
+        _ready(tmp_path, array)
+
+
+def test_force_takes_few_and_dummy_arrays_and_no_other_shape_or_scale(tmp_path):
+    assert _ready(tmp_path, np.zeros((1, 1, 200, 80), np.float32), force=True) == 1
+    with pytest.raises(AudioError):
+        _ready(tmp_path, 20 * _mels(2), force=True)
+    (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    with pytest.raises(AudioError, match="cannot read"):
+        check_ready(tmp_path / "cut.npy", ENCODER, 2, force=True)
