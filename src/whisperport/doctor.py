@@ -21,11 +21,15 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("safetensors", "safetensors"),
         ("huggingface_hub", "huggingface-hub"),
     ),
+    "hailo": (("xxhash", "xxhash"), ("hailo_platform", "hailort")),
     "litert": (("ai_edge_litert", "ai-edge-litert"),),
     "live": (("sounddevice", "sounddevice"),),
     "openvino": (("openvino", "openvino"),),
     "xnnpack": (("torch", "torch"), ("executorch", "executorch"), ("torchao", "torchao")),
 }
+
+# What no package index has, and where it comes from.
+VENDORS = {"hailort": "get HailoRT, with its Python package, at Hailo's"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Finding:
     package: str
     version: str  # or "not installed"
     needed_for: str
-    fix: str  # the command that installs it; empty when it is there
+    fix: str  # the command that installs it, or where it comes from; empty when it is there
 
 
 def examine() -> tuple[Finding, ...]:
@@ -55,10 +59,10 @@ def is_installed(extra: str) -> bool:
 def _finding(extra: str, module: str, package: str) -> Finding:
     there = _is_there(module)
     wanted = f"whisperport[{extra}]" if extra else "whisperport"
+    command = VENDORS.get(package, f'pip install "{wanted}"')
     users = [t.spec.name for t in TARGETS if extra in (t.spec.extra, t.spec.run_extra)]
     needed = f"[{extra}] {', '.join(users)}" if extra else "the core"
-    fix = "" if there else f'pip install "{wanted}"'
-    return Finding(package, versions([package])[package], needed, fix)
+    return Finding(package, versions([package])[package], needed, "" if there else command)
 
 
 def _is_there(module: str) -> bool:

@@ -53,7 +53,9 @@ def hf_model() -> transformers.WhisperForConditionalGeneration:
     return model.eval()
 
 
-@pytest.fixture(scope="session", params=[target.spec.name for target in TARGETS])
+@pytest.fixture(
+    scope="session", params=[target.spec.name for target in TARGETS if not target.spec.rest]
+)
 def transcriber(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Transcriber:

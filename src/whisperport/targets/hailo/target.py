@@ -95,7 +95,12 @@ class Hailo(Target):
                     method=program.name,
                     files=tuple(file.relative_to(folder).as_posix() for file in files),
                     status=self.spec.status,
-                    delegation={"delegated": facts.nodes, "undelegated": [], "opset": facts.opset},
+                    delegation={
+                        "delegated": facts.nodes,
+                        "subgraphs": 1,
+                        "undelegated": [],
+                        "opset": facts.opset,
+                    },
                 )
             )
         return entries
