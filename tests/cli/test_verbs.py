@@ -145,10 +145,14 @@ def test_targets_says_what_was_proven_and_what_is_installed(run):
 
     # then
     assert re.search(r"^xnnpack .*run here +yes +yes$", ran.out, re.MULTILINE)
+    assert re.search(r"^hailo8 .*checked against", ran.out, re.MULTILINE)
     last_line_names_a_command(ran)
     assert [spec["name"] for spec in json.loads(run("targets", "--json").out)] == [
         "onnxruntime",
         "xnnpack",
+        "hailo8",
+        "hailo8l",
+        "hailo10h",
     ]
 
 
@@ -355,7 +359,9 @@ def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav)
     # then
     assert (plain.code, conditioned.code) == (0, 0)
     assert "warning" not in plain.err
-    assert "warning: with --vad, what was said is the prompt within its own chunk" in conditioned.err
+    assert (
+        "warning: with --vad, what was said is the prompt within its own chunk" in conditioned.err
+    )
     assert "error: clips and `vad` cannot be given together" in clipped.err
     assert "error: `workers` above 1 needs chunks" in without.err
     assert 0 not in (clipped.code, without.code)
