@@ -45,12 +45,18 @@ HELD_OUT = ("espeak-held-out", "festival-ked")  # voices that the embedded model
 
 ENGLISH = DecodeOptions(language="en")
 GREEDY = TranscribeOptions(decode=ENGLISH, temperatures=(0.0,))
+# As in a checkpoint's own window: what was said is the prompt, and no less probable.
+UNGUARDED = replace(
+    GREEDY, condition_on_previous_text=True, decode=replace(ENGLISH, repetition_penalty=1.0)
+)
 HEARD_ONCE = "heard once"  # segments at a window's end are believed, as in openai-whisper
 WAYS = {
     "greedy": GREEDY,
     HEARD_ONCE: GREEDY,
     "fallback": replace(GREEDY, temperatures=TEMPERATURES),
-    "penalty 1.1": replace(GREEDY, decode=replace(ENGLISH, repetition_penalty=1.1)),
+    "unguarded": UNGUARDED,
+    "conditioned": replace(GREEDY, condition_on_previous_text=True),
+    "no penalty": replace(GREEDY, decode=UNGUARDED.decode),
     "no timestamps": replace(GREEDY, decode=replace(ENGLISH, timestamps=False)),
 }
 # Each is compared with the default of its window in one respect.
@@ -66,7 +72,7 @@ PLAN = (
     (WindowOptions(seconds=10.0, padding="keys-and-values"), ("greedy",)),
     (WindowOptions(seconds=10.0, heard_s=14.0), ("greedy",)),
     (WindowOptions(seconds=10.0, sound_s=9.0), ("greedy",)),
-    (WindowOptions(seconds=5.0), ("greedy", HEARD_ONCE, "fallback")),
+    (WindowOptions(seconds=5.0), tuple(WAYS)),
     (WindowOptions(seconds=5.0, padding="none"), ("greedy",)),
     (WindowOptions(seconds=5.0, padding="features"), ("greedy",)),
     (WindowOptions(seconds=5.0, padding="keys-and-values"), ("greedy",)),

@@ -13,7 +13,8 @@ from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.dims import SECONDS_PER_POSITION
 from whisperport.runtime.segments import Cut, Piece
 
-UNSURE = 300  # frames of 10 ms before a window's end, at most two fifths of it; measured, not derived
+# Frames of 10 ms before a window's end, at most two fifths of it; measured, not derived.
+UNSURE = 300
 LEAST = 10  # frames that a window goes on at least
 
 
