@@ -19,7 +19,10 @@ LAYERS = (
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("targets",),
     ("runtime", "verification"),
-    ("preflight", "watchdog", "transcription", "live", "exporting", "lowering", "fixing"),
+    (
+        *("preflight", "watchdog", "transcription", "live", "exporting", "lowering", "fixing"),
+        *("compiling", "importing"),
+    ),
     ("bench", "doctor", "demo"),
     ("cli",),
 )

@@ -10,6 +10,7 @@ import click
 import whisperport
 from whisperport.cli.bench import bench
 from whisperport.cli.check import check
+from whisperport.cli.compile import compile_verb
 from whisperport.cli.console import (
     WIDTH,
     print_error,
@@ -21,6 +22,7 @@ from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
 from whisperport.cli.explain import explain
 from whisperport.cli.export import export
+from whisperport.cli.import_hef import import_hef
 from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
 from whisperport.cli.targets import targets
@@ -58,6 +60,8 @@ def cli(context: click.Context) -> None:
 
 for verb in (
     export,
+    compile_verb,
+    import_hef,
     lower,
     check,
     explain,

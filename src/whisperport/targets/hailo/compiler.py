@@ -13,7 +13,7 @@ from whisperport.targets.base import Say
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.hef import ARCHITECTURES, Hef, read_hef
-from whisperport.targets.hailo.layout import stream_shape
+from whisperport.targets.hailo.layout import results_of, stream_shape
 
 SCRIPT = "compile.py"
 
@@ -94,9 +94,11 @@ def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
     (network, *others) = hef.networks or (None,)
     if network is None or others:
         raise BundleError(f"{path.name} holds {len(hef.networks)} networks; expected one")
+    kept = results_of([stream.name for stream in network.outputs], len(spec.outputs))
+    results = [stream for stream in network.outputs if stream.name in kept]
     for kind, streams, tensors in (
         ("inputs", network.inputs, spec.inputs),
-        ("outputs", network.outputs, spec.outputs),
+        ("outputs", results, spec.outputs),
     ):
         # HailoRT 4 describes streams in an older way too, which the reader leaves out.
         found = sorted(stream.shape for stream in streams)

@@ -1,4 +1,6 @@
-"""How Hailo's tools lay out an array: height, width, channels, where a program has channels first."""
+"""How Hailo's tools lay out arrays: height, width, channels, where a program has channels first."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,3 +19,11 @@ def as_stream(array: Array) -> Array:
 def stream_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """What `as_stream` makes of a shape."""
     return (shape[2], shape[3], shape[1]) if len(shape) == 4 else shape
+
+
+def results_of(outputs: Sequence[str], wanted: int) -> list[str]:
+    """The outputs that hold results, in the compiler's order.
+
+    Published decoders have others beside the four pieces of the logits, whose names hold `conv`.
+    """
+    return [name for name in outputs if len(outputs) == wanted or "conv" in name]

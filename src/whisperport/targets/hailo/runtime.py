@@ -21,7 +21,7 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError, 
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
-from whisperport.targets.hailo.layout import as_stream, stream_shape
+from whisperport.targets.hailo.layout import as_stream, results_of, stream_shape
 
 GROUP = "SHARED"  # other users of the chip in this process may join by this name
 TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
@@ -60,7 +60,7 @@ class HailoRunner(Runner):
             names = sorted(model.input_names, key=_number)
             self._feeds = {name: tuple(model.input(name).shape) for name in names}
             self._made = {name: tuple(model.output(name).shape) for name in ordered}
-            self._kept = _kept(ordered, len(spec.outputs))
+            self._kept = results_of(ordered, len(spec.outputs))
             _check_shapes(self._what, spec, self._feeds, [self._made[n] for n in self._kept])
             self._close = ExitStack()
             self._configured = self._close.enter_context(model.configure())
@@ -134,16 +134,6 @@ def _platform(chip: Chip) -> Any:
             "the wheel from Hailo's developer zone",
         ) from error
     return hailo_platform
-
-
-def _kept(ordered: Sequence[str], wanted: int) -> list[str]:
-    """The outputs that hold results, in the compiler's order.
-
-    Published decoders have others beside the four pieces of the logits, whose names hold `conv`.
-    """
-    if len(ordered) == wanted:
-        return list(ordered)
-    return [name for name in ordered if "conv" in name]
 
 
 def _number(name: str) -> tuple[int, str]:
