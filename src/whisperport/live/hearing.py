@@ -51,7 +51,7 @@ def hear(
         replace(options.decode, prompt=prompt),
         options.temperatures,
         options.thresholds,
-        transcriber.tokenizer.decode,
+        transcriber.tokenizer.written,
     )
     if is_silence(decoded, options.thresholds):
         return None

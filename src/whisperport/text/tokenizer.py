@@ -121,6 +121,10 @@ class Tokenizer:
         kept = (i for i in ids if (timestamps if i >= begin else i not in self._special))
         return self._decode_all(kept)
 
+    def written(self, ids: Iterable[int]) -> str:
+        """As `decode`, with special tokens by name: the text whose compression openai-whisper judges."""
+        return self._decode_all(i for i in ids if i < self.generation.timestamp_begin)
+
     def split_to_word_tokens(
         self, ids: Sequence[int], language: str | None = None
     ) -> tuple[list[str], list[list[int]]]:

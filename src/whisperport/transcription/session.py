@@ -129,7 +129,7 @@ class Session:
             options,
             self.options.temperatures,
             self.options.thresholds,
-            self.tokenizer.decode,
+            self.tokenizer.written,
             self.draw,
         )
         if is_silence(decoded, self.options.thresholds):
