@@ -1,0 +1,184 @@
+"""Hailo's hybrid, with ONNX on the CPU in place of the chip: what the cache saves, what words cost.
+
+    python benchmarks/hailo_hybrid.py [--threads 2] [--rounds 7] [--eval training/work/eval]
+
+Speed: a transcript of 30 tokens at Whisper tiny's sizes, random weights, both decoders in float32 on ONNX
+Runtime in the same run. The cached one makes keys and values of the sound once, then takes a prompt of
+one token, then 29 steps. The other is `decode_full` at [1, 32], which runs all rows 30 times. Once with
+tiny's own window of 30 s, for both alike; once as the hybrid has it: `decode_full` hears 10 s alone, a
+third of the work on the sound, and the cached decoder the same padded to 30 s. Rounds are interleaved; a
+ratio is the median of theirs, on one processor. The 12.4 that has been published for a Raspberry Pi 5
+(1,257 against 101 ms) is another: a chip without a cache against a CPU with one.
+
+Words: the embedded model exported for `hailo8`, at the window known to compile, against the window of
+30 s, on the speech of benchmarks/short_windows.py. Writes `results/hailo_hybrid_DATE.json`.
+"""
+
+import argparse
+import datetime
+import json
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import short_windows
+import torch
+
+from programs import TINY
+from whisperport.bundle import Bundle
+from whisperport.exporting import ExportOptions, export
+from whisperport.model.short_window import SoundPadding
+from whisperport.model.whisper import Whisper
+from whisperport.programs.for_images import decode_full
+from whisperport.programs.whisper import whisper_programs
+from whisperport.runtime import Engine
+from whisperport.runtime.without_cache import WithoutCache
+from whisperport.targets import RunOptions, get_target
+from whisperport.text.vocabulary import openai_generation
+from whisperport.transcription import Transcriber
+from whisperport.verification import machine, versions
+from whisperport.verification.clips import clips_of, shipped_recordings
+from whisperport.window import WindowOptions
+
+RESULTS = Path(__file__).parent / "results"
+TOKENS = 30
+WINDOWS = (30.0, 10.0)  # tiny's own, and the hybrid's
+GOAL_SPEED = 4.5  # times as fast with a cache
+GOAL_WER = 0.01  # above the 30 s window's, absolute
+HYBRID = "hailo8"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--eval", type=Path, help="folder of training/synthesize.py")
+    parser.add_argument("--single", type=int, default=100, help="utterances of --eval")
+    parser.add_argument("--long", type=int, default=8, help="recordings of 75 s made of --eval")
+    parser.add_argument("--work", type=Path, default=Path("build/hailo_hybrid"))
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    speed, words = measured_speed(options), measured_words(options)
+    write(speed, words, options)
+
+
+def measured_speed(options: argparse.Namespace) -> dict[str, Any]:
+    engines = {seconds: tiny_engine(seconds, options.threads) for seconds in WINDOWS}
+    random = np.random.default_rng(0)
+    rounds: dict[float, list[tuple[float, float]]] = {seconds: [] for seconds in WINDOWS}
+    for _ in range(options.rounds + 1):
+        for seconds, engine in engines.items():
+            full = engine.without_cache()
+            assert full is not None
+            sound = random.standard_normal(
+                (engine.dims.n_audio_ctx, TINY.n_audio_state), np.float32
+            )
+            rounds[seconds].append((transcript_ms(engine, sound), transcript_ms(full, sound)))
+    return {f"{seconds:g} s": summary(seconds, times[1:]) for seconds, times in rounds.items()}
+
+
+def summary(seconds: float, rounds: list[tuple[float, float]]) -> dict[str, Any]:
+    cached_ms, full_ms = (statistics.median(column) for column in zip(*rounds, strict=True))
+    ratio = statistics.median(without / cached for cached, without in rounds)
+    print(
+        f"{seconds:g} s, {TOKENS} tokens: cached {cached_ms:.0f} ms, decode_full {full_ms:.0f} ms: "
+        f"{ratio:.1f} times" + (f"; goal {GOAL_SPEED}" if seconds == TINY.window_s else "")
+    )
+    return {"cached_ms": cached_ms, "full_ms": full_ms, "ratio": ratio, "rounds_ms": rounds}
+
+
+def tiny_engine(seconds: float, threads: int) -> Engine:
+    """Of random weights; a shorter window is padded to 30 s for the cached decoder."""
+    window = WindowOptions(seconds=seconds).of(TINY)
+    dims = replace(TINY, n_audio_ctx=window.positions) if window else TINY
+    model = Whisper(dims, window).eval().requires_grad_(False)
+    torch.nn.init.normal_(model.decoder.positional_embedding, std=0.02)
+    torch.nn.init.normal_(model.encoder.positional_embedding, std=0.02)
+    if window:
+        model.padding = SoundPadding(window, torch.randn(1, window.padded, TINY.n_audio_state))
+    cpu, chip = get_target("onnxruntime"), get_target(HYBRID)
+    form = chip.full_form(dims)
+    assert form is not None
+    encoder, *rest = whisper_programs(model, [(0, 0)], image=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        entries = chip.lower([encoder, decode_full(model, form)], path, quiet)
+        runners = chip.load(path, entries, RunOptions(threads=threads, options=chip.spec.stand_in))
+        runners |= cpu.load(path, cpu.lower(rest, path, quiet), RunOptions(threads=threads))
+    return Engine(
+        model.dims,
+        openai_generation(TINY.n_vocab),
+        runners,
+        model.decoder.token_embedding.weight.numpy(),
+        model.decoder.positional_embedding.numpy(),
+        window,
+    )
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def transcript_ms(decoder: Engine | WithoutCache, sound: np.ndarray) -> float:
+    """Milliseconds from features to the logits of 30 tokens, the first after a prompt of one."""
+    started = time.perf_counter()
+    decoder.listen(sound)
+    decoder.prefill([50258])
+    for token in range(1, TOKENS):
+        decoder.step(token)
+    return 1e3 * (time.perf_counter() - started)
+
+
+def measured_words(options: argparse.Namespace) -> dict[str, Any]:
+    sets = {"shipped": clips_of(shipped_recordings())}
+    if options.eval:
+        sets |= short_windows.evaluation_sets(options.eval, options.single, options.long)
+    rows = {}
+    for target in ("onnxruntime", HYBRID):
+        run = RunOptions(threads=options.threads, options=get_target(target).spec.stand_in)
+        transcriber = Transcriber(bundle(target, options), run)
+        row = short_windows.measured(transcriber, WindowOptions(), "greedy", sets)
+        rows[target] = row
+        print(f"{target:12} {row['window_s']:4.0f} s " + short_windows.line(row), flush=True)
+    rise = rows[HYBRID]["all"]["wer"] - rows["onnxruntime"]["all"]["wer"]
+    loops = rows[HYBRID]["all"]["loops"]
+    print(f"WER rises by {rise:+.2%}, goal {GOAL_WER:.0%}; {loops} windows loop, goal 0")
+    return {"rows": rows, "rise": rise, "loops": loops}
+
+
+def bundle(target: str, options: argparse.Namespace) -> Bundle:
+    """The embedded model on this target, exported where it is not there yet."""
+    folder = options.work / target
+    if folder.is_dir():
+        return Bundle.open(folder)
+    return export("default", target, folder, ExportOptions(run=RunOptions(threads=options.threads)))
+
+
+def write(speed: dict[str, Any], words: dict[str, Any], options: argparse.Namespace) -> None:
+    today = datetime.date.today().isoformat()
+    result = {
+        "what": "Hailo's hybrid with ONNX standing in for the chip: cached decoder against "
+        "decode_full at tiny's sizes, and word errors of the embedded model against windows of 30 s",
+        "goals": {"speed": GOAL_SPEED, "wer": GOAL_WER, "loops": 0},
+        "speed": speed,
+        "words": words,
+        "threads": options.threads,
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": machine(),
+        "versions": versions(("whisperport", "torch", "onnxruntime", "numpy")),
+        "measured_on": today,
+    }
+    path = RESULTS / f"hailo_hybrid_{today}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

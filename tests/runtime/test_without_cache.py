@@ -1,0 +1,106 @@
+"""Decoding without a cache says what decoding with one says."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from whisperport.model.full_decoder import FullDecoder
+from whisperport.model.whisper import Whisper
+from whisperport.runner import Runner
+from whisperport.runtime import Engine
+from whisperport.runtime.engine import FULL
+from whisperport.runtime.without_cache import WithoutCache
+from whisperport.spec import FullForm, ProgramSpec, TensorSpec
+
+from ..micro import GENERATION
+
+TOKENS = [50, 51, 53, 57, 7, 30, 2, 69]
+ATOL = 1e-5  # float32 sums in another order
+
+
+class Eager(Runner):
+    """`decode_full` in torch."""
+
+    def __init__(self, model: Whisper, form: FullForm) -> None:
+        d, t = model.dims.n_text_state, model.dims.n_audio_ctx
+        inputs = TensorSpec("features", (1, t, d)), TensorSpec("embeddings", (1, d, *form.layout))
+        pieces = [TensorSpec(f"logits_{i}", (1, form.rows, 70 // form.pieces)) for i in range(2)]
+        super().__init__(ProgramSpec(FULL, inputs, tuple(pieces)))
+        self.module = FullDecoder(model.decoder, form).eval()
+
+    def _run(self, inputs: Any) -> Any:
+        with torch.no_grad():
+            return [out.numpy() for out in self.module(*map(torch.from_numpy, inputs))]
+
+
+@pytest.fixture(params=["host", "graph"])
+def engine(micro: Whisper, eager_runners: Any, request: pytest.FixtureRequest) -> Engine:
+    """Of all programs, `decode_full` of 12 rows among them."""
+    runners = eager_runners(micro) | {FULL: Eager(micro, FullForm(12, request.param, pieces=2))}
+    tables = micro.decoder.token_embedding.weight, micro.decoder.positional_embedding
+    return Engine(micro.dims, GENERATION, runners, *(table.numpy() for table in tables))
+
+
+@pytest.fixture
+def decoder(engine: Engine) -> WithoutCache:
+    decoder = engine.without_cache()
+    assert decoder is not None
+    return decoder
+
+
+@pytest.fixture
+def features() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((10, 16)).astype(np.float32)
+
+
+def test_prefill_and_steps_give_the_logits_of_the_cached_decoder(
+    engine: Engine, decoder: WithoutCache, features: np.ndarray
+) -> None:
+    for either in (engine, decoder):
+        either.listen(features)
+
+    for ours, theirs in zip(
+        decoder.prefill(TOKENS[:4], also=1), engine.prefill(TOKENS[:4], also=1), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=ATOL)
+    for token in TOKENS[4:]:
+        np.testing.assert_allclose(decoder.step(token), engine.step(token), atol=ATOL)
+    assert decoder.tokens == TOKENS
+
+
+def test_the_next_sound_forgets_the_last(decoder: WithoutCache, features: np.ndarray) -> None:
+    decoder.listen(features)
+    alone = decoder.prefill(TOKENS[:3])[0]
+    decoder.listen(-features)
+    decoder.prefill(TOKENS)
+    decoder.listen(features)
+
+    np.testing.assert_array_equal(decoder.prefill(TOKENS[:3])[0], alone)
+
+
+def test_more_tokens_than_rows_are_refused_and_leave_the_others(
+    decoder: WithoutCache, features: np.ndarray
+) -> None:
+    decoder.listen(features)
+    decoder.prefill([50] * 12)
+
+    with pytest.raises(ValueError, match="13 tokens do not fit 12 rows"):
+        decoder.step(7)
+
+    assert len(decoder.tokens) == 12
+
+
+def test_no_tokens_and_no_sound_are_refused(decoder: WithoutCache, features: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="nothing was listened to"):
+        decoder.prefill([50])
+    decoder.listen(features)
+    with pytest.raises(ValueError, match="the prompt has 0 tokens"):
+        decoder.prefill([])
+
+
+def test_an_engine_of_a_bundle_without_it_has_none(micro: Whisper, eager_runners: Any) -> None:
+    engine = Engine(micro.dims, GENERATION, eager_runners(micro), np.empty(0), np.empty(0))
+
+    assert engine.without_cache() is None

@@ -1,0 +1,207 @@
+"""What is given to Hailo's compiler: valid ONNX, within limits, equal to torch. No chip was there."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from whisperport.bundle import ProgramEntry
+from whisperport.checkpoint import load_checkpoint
+from whisperport.dims import Dims
+from whisperport.inspection.check import check
+from whisperport.inspection.read_onnx import read_onnx
+from whisperport.lowering import TOLERANCE
+from whisperport.model.whisper import Whisper, build_model
+from whisperport.programs.for_images import decode_full, image_encoder
+from whisperport.rewrites import run_rewrites
+from whisperport.runner import Runner
+from whisperport.spec import TensorSpec
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.hailo.target import Hailo
+from whisperport.window import WindowOptions
+
+TOKENS = (50258, 50259, 50359, 50363, 11, 4711, 220, 51864)
+
+
+def sizes(width: int, layers: int, positions: int) -> Dims:
+    """Of tiny and base, with so many encoder positions."""
+    return Dims(
+        n_mels=80,
+        n_audio_ctx=positions,
+        n_audio_state=width,
+        n_audio_head=width // 64,
+        n_audio_layer=layers,
+        n_text_ctx=448,
+        n_text_state=width,
+        n_text_head=width // 64,
+        n_text_layer=layers,
+        n_vocab=51865,
+        n_audio_ffn=4 * width,
+        n_text_ffn=4 * width,
+    )
+
+
+def random_model(dims: Dims) -> Whisper:
+    """Matrices with gain about 1; every bias and norm random too, so that one left out shows."""
+    generator = torch.Generator().manual_seed(0)
+    model = Whisper(dims).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() > 1:
+            parameter.copy_(noise / parameter[0].numel() ** 0.5)
+        else:
+            parameter.copy_(0.1 * noise + float("ln" in name and name.endswith("weight")))
+    return model
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One model's two programs, as they go to the compiler."""
+
+    model: Whisper
+    target: Hailo
+    entries: dict[str, ProgramEntry]
+    folder: Path
+    runners: dict[str, Runner]
+
+    def file(self, program: str) -> Path:
+        return self.folder / self.entries[program].files[0]
+
+
+def lowered(model: Whisper, name: str, options: dict[str, str], folder: Path) -> Lowered:
+    target = get_target(name).configured(options)
+    assert isinstance(target, Hailo)
+    programs = [image_encoder(model), decode_full(model, target.full_form(model.dims))]
+    entries = target.lower(programs, folder, lambda _: None)
+    run = RunOptions(threads=1, options={"stand-in": "onnx"})
+    runners = target.load(folder, entries, run)
+    return Lowered(model, target, {e.spec.name: e for e in entries}, folder, runners)
+
+
+CASES: dict[str, Any] = {
+    "tiny at 10 s": ("hailo8l", {}, lambda: random_model(sizes(384, 4, 500))),
+    "base at 5 s": (
+        "hailo8",
+        {"opset": "13", "positions": "graph"},
+        lambda: random_model(sizes(512, 6, 250)),
+    ),
+    "the embedded model": (
+        "hailo10h",
+        {"rows": "64"},
+        lambda: build_model(
+            checkpoint := load_checkpoint("default"),
+            WindowOptions(seconds=10.0).of(checkpoint.dims),
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
+    name, options, model = request.param
+    return lowered(model(), name, options, tmp_path_factory.mktemp("hailo"))
+
+
+def largest_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Of the largest expected value, or of 1 where that is smaller: as `whisperport lower` has it."""
+    return float(np.abs(actual - expected).max() / max(1.0, np.abs(expected).max()))
+
+
+def test_the_encoder_takes_an_image_of_one_row_and_agrees_with_torch(case: Lowered) -> None:
+    dims, runner = case.model.dims, case.runners["encoder"]
+    mel = np.random.default_rng(0).standard_normal((1, 80, 1, dims.n_frames)).astype(np.float32)
+
+    features = runner.run({"mel": mel})["features"]
+
+    expected = case.model.encode(torch.from_numpy(mel[:, :, 0])).numpy()
+    assert runner.spec.inputs == (TensorSpec("mel", (1, 80, 1, dims.n_frames)),)
+    assert features.shape == (1, dims.n_audio_ctx, dims.n_audio_state)
+    assert largest_difference(features, expected) <= TOLERANCE
+
+
+def test_decode_full_gives_four_pieces_of_the_vocabulary_and_agrees_with_torch(
+    case: Lowered,
+) -> None:
+    dims, form = case.model.dims, case.target.full_form(case.model.dims)
+    random = np.random.default_rng(0)
+    features = random.standard_normal((1, dims.n_audio_ctx, dims.n_audio_state)).astype(np.float32)
+    rows = case.model.decoder.token_embedding.weight.numpy()[list(TOKENS)]
+    if form.positions == "host":
+        rows = rows + case.model.decoder.positional_embedding.numpy()[: len(TOKENS)]
+    image = random.standard_normal((1, dims.n_text_state, form.rows)).astype(np.float32)
+    image[0, :, : len(TOKENS)] = rows.T
+    inputs = {"features": features, "embeddings": image.reshape(1, -1, *form.layout)}
+
+    pieces = case.runners["decode_full"].run(inputs)
+
+    joined = np.concatenate(list(pieces.values()), axis=2)
+    sound = case.model.sound(torch.from_numpy(features), padded=False)
+    expected = case.model.logits(torch.tensor(TOKENS), sound).numpy()
+    assert {name: piece.shape for name, piece in pieces.items()} == {
+        **{f"logits_{i}": (1, form.rows, 12966) for i in range(3)},
+        "logits_3": (1, form.rows, 12967),
+    }
+    assert joined.shape == (1, form.rows, 51865)
+    assert largest_difference(joined[0, : len(TOKENS)], expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("program", ["encoder", "decode_full"])
+def test_check_refuses_nothing_and_warns_of_nothing(case: Lowered, program: str) -> None:
+    graph = read_onnx(case.file(program))
+
+    assert graph.opset == case.target.opset
+    assert check(graph, case.target.spec).kinds == ()
+
+
+@pytest.mark.parametrize("program", ["encoder", "decode_full"])
+def test_the_file_is_valid_whole_and_static(case: Lowered, program: str) -> None:
+    path = case.file(program)
+
+    onnx.checker.check_model(str(path), full_check=True)
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    spec = case.entries[program].spec
+    values = (*graph.input, *graph.output, *graph.value_info)
+    kinds = {t.data_type for t in graph.initializer if len(t.dims) > 1}
+    assert kinds == {onnx.TensorProto.FLOAT}
+    assert all(t.data_location != onnx.TensorProto.EXTERNAL for t in graph.initializer)
+    assert all(d.HasField("dim_value") for v in values for d in v.type.tensor_type.shape.dim)
+    assert [i.name for i in graph.input] == [t.name for t in spec.inputs]
+    assert [o.name for o in graph.output] == [t.name for t in spec.outputs]
+    reshapes = [node for node in graph.node if node.op_type == "Reshape"]
+    assert not [a for node in reshapes for a in node.attribute if a.name == "allowzero" and a.i]
+
+
+def test_the_encoder_begins_with_a_convolution_of_rank_4_and_shapes_nothing_before(
+    case: Lowered,
+) -> None:
+    graph = read_onnx(case.file("encoder"))
+    convolutions = [node for node in graph.nodes if node.op == "conv"]
+
+    assert graph.nodes[0] is convolutions[0]
+    between = graph.nodes[: graph.nodes.index(convolutions[1])]
+    assert not {node.op for node in between} & {"reshape", "transpose", "unsqueeze", "squeeze"}
+    assert [node.inputs[1].shape[2:] for node in convolutions if node.inputs[1]] == [(1, 3)] * 2
+
+
+def test_a_model_script_lies_beside_each(case: Lowered) -> None:
+    for name, entry in case.entries.items():
+        assert entry.files == tuple(
+            f"{case.target.spec.name}/{name}{suffix}" for suffix in (".onnx", ".alls")
+        )
+        script = (case.folder / entry.files[1]).read_text()
+        assert "performance_param(" in script
+        assert entry.status == "checked against contract"
+
+
+def test_the_rewrites_for_others_find_nothing_to_do_in_ours(micro: Whisper) -> None:
+    spec = get_target("hailo8").spec
+    small = replace(get_target("hailo8").full_form(micro.dims), rows=8)
+    for program in (image_encoder(micro), decode_full(micro, small)):
+        _, outcomes = run_rewrites(program, spec.rewrites)
+
+        assert [outcome.rewrite for outcome in outcomes if outcome.changed] == []
