@@ -143,7 +143,8 @@ def test_an_interrupt_of_the_child_is_one_of_the_parent(out):
 
 
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in the background
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import watched_jobs

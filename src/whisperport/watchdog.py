@@ -198,6 +198,8 @@ def _child(pipe: Connection, log_path: str, job: Callable[..., Any], arguments: 
     for stream in (1, 2):
         os.dup2(chatter.fileno(), stream)
     faulthandler.enable(chatter)
+    # A shell starts background jobs with interrupts ignored; this one must be able to be stopped.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, chatter)
     sender = _Sender(pipe)

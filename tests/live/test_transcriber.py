@@ -211,8 +211,8 @@ def micro_transcriber(
     return Transcriber(folder, RunOptions(threads=1))
 
 
-@given(sizes=st.lists(st.integers(0, 6_000), max_size=8), timestamps=st.booleans())
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(sizes=st.lists(st.integers(0, 6_000), max_size=4), timestamps=st.booleans())
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_sound_is_lost_however_it_comes_and_whatever_the_model_says(
     micro_transcriber: Transcriber, sizes: list[int], timestamps: bool
 ) -> None:
