@@ -71,13 +71,16 @@ def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own takes seconds to start; watching has tests of its own."""
+    import whisperport.cli.compile
     import whisperport.cli.export
+    import whisperport.cli.import_hef
     import whisperport.cli.lower
 
     def run_here(job: Callable[..., Any], *arguments: Any, say: Any, **_: Any) -> Any:
         return job(*arguments, say=say)
 
-    for verb in (whisperport.cli.export, whisperport.cli.lower):
+    cli = whisperport.cli
+    for verb in (cli.compile, cli.export, cli.import_hef, cli.lower):
         monkeypatch.setattr(verb, "run_watched", run_here)
 
 

@@ -29,7 +29,7 @@ ENCODER = ProgramSpec(
 
 @pytest.fixture
 def sdk(monkeypatch: pytest.MonkeyPatch) -> FakeSdk:
-    fake = FakeSdk(b"a HEF")
+    fake = FakeSdk({"encoder": b"a HEF", "decode_full": b"another HEF"})
     monkeypatch.setitem(sys.modules, "hailo_sdk_client", fake)
     return fake
 

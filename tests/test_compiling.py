@@ -1,0 +1,288 @@
+"""`compile_bundle` with a fake of Hailo's compiler, and its result with a fake of its runtime.
+
+Neither SDK nor device was here: both fakes are made of recorded signatures.
+"""
+
+import json
+import shutil
+import sys
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.compiling import CompileOptions, compile_bundle
+from whisperport.errors import (
+    AudioError,
+    BundleError,
+    LoweringError,
+    MissingPackageError,
+    UsageError,
+)
+from whisperport.exporting import ExportOptions, export
+from whisperport.runtime import load_engine, start_tokens
+from whisperport.targets import RunOptions
+from whisperport.targets.hailo.model_script import ScriptOptions
+from whisperport.targets.hailo.target import Hailo
+
+from .conftest import noise_clips
+from .targets.hailo.fake_platform import FakeHef, FakePlatform
+from .targets.hailo.fake_sdk import FakeSdk
+from .targets.hailo.hef_file import encoder_hef, hef_bytes
+
+ROWS = 8
+PIECES = (12966, 12966, 12966, 12967)
+STAND_IN = RunOptions(threads=1, options={"stand-in": "onnx"})
+
+
+@pytest.fixture(scope="module")
+def hailo_bundle(tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With `decode_full` of 8 rows, for hailo8l; made once: do not write in it."""
+    folder = tmp_path_factory.mktemp("hailo") / "bundle"
+    options = ExportOptions(
+        clips=noise_clips(), full=True, lower={"rows": str(ROWS)}, run=RunOptions(threads=1)
+    )
+    return export(tiny_checkpoint, "hailo8l", folder, options).folder
+
+
+@pytest.fixture
+def bundle(hailo_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(hailo_bundle, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    """5 s of noise: two windows, and a rest of 1 s."""
+    samples = 0.1 * np.random.default_rng(9).standard_normal(5 * 16_000)
+    return _wav(tmp_path / "recordings" / "a.wav", samples).parent
+
+
+def _wav(path: Path, samples: np.ndarray) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(np.round(samples * 32768).astype("<i2").tobytes())
+    return path
+
+
+def _hefs(architecture: int = 3) -> dict[str, bytes]:
+    logits = {f"net/conv{i}": (1, ROWS, size) for i, size in enumerate(PIECES)}
+    inputs = {"net/input_layer1": (1, 100, 64), "net/input_layer2": (ROWS, 1, 64)}
+    return {
+        "encoder": encoder_hef(architecture),
+        "decode_full": hef_bytes(architecture, inputs, logits),
+    }
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch) -> FakeSdk:
+    fake = FakeSdk(_hefs())
+    monkeypatch.setitem(sys.modules, "hailo_sdk_client", fake)
+    return fake
+
+
+def _options(recordings: Path | None, *, force: bool = True) -> CompileOptions:
+    script = ScriptOptions(finetune=False)
+    return CompileOptions(calibration=recordings, force=force, script=script, threads=1)
+
+
+def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, recordings, sdk):
+    compiled = compile_bundle(bundle, _options(recordings))
+
+    reopened = Bundle.open(bundle)  # every byte is checked
+    for name in ("encoder", "decode_full"):
+        entry = reopened.manifest.program(name)
+        assert entry.status == "compiled here"
+        assert entry.files[0] == f"hailo8l/{name}.hef"
+        assert f"hailo8l/{name}.onnx" in entry.files
+        assert entry.delegation["compiled_for"] == "Hailo-8L"
+        assert entry.delegation["calibration_samples"] == 9
+        assert (bundle / entry.files[0]).read_bytes() == sdk.hefs[name]
+        script = (bundle / "hailo8l" / f"{name}.alls").read_text()
+        assert "calibset_size=9)" in script  # what was given to the compiler
+    assert [p.compiler for p in compiled.programs] == ["3.31.0", "3.31.0"]
+    assert reopened.manifest.program("step").status == "run here"
+
+
+def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings, sdk):
+    compile_bundle(bundle, _options(recordings))
+    sdk.calls.clear()
+    said: list[str] = []
+
+    compile_bundle(bundle, _options(recordings), say=said.append)
+    compile_bundle(bundle, _options(None), say=said.append)  # the set that was used before
+
+    assert sdk.calls == []
+    assert sum("set is kept" in line for line in said) == 4
+
+
+def test_other_recordings_make_another_set(bundle, recordings, sdk):
+    compile_bundle(bundle, _options(recordings))
+    sdk.calls.clear()
+    _wav(recordings / "b.wav", 0.1 * np.random.default_rng(8).standard_normal(32_000))
+    compile_bundle(bundle, _options(recordings))
+    work = bundle.with_name("bundle.compile")
+    assert np.load(work / "encoder" / "input_layer1.npy", mmap_mode="r").shape[0] == 12
+    assert "optimize" in sdk.names()
+    assert "translate_onnx_model" not in sdk.names()  # its input is the same
+
+
+def test_the_decoders_set_is_what_the_engine_feeds_it(bundle, recordings, sdk):
+    compile_bundle(bundle, _options(recordings))
+
+    folder = bundle.with_name("bundle.compile") / "decode_full"
+    features = np.load(folder / "input_layer1.npy")
+    rows = np.load(folder / "input_layer2.npy")
+    mels = np.load(folder.with_name("encoder") / "input_layer1.npy")
+    opened = Bundle.open(bundle)
+    prompt = start_tokens(opened.manifest.generation, "en", "transcribe")
+    assert features.shape == (9, 1, 100, 64)
+    assert rows.shape == (9, ROWS, 1, 64)
+    expected = opened.embedding()[prompt] + opened.positions()[: len(prompt)]
+    assert np.allclose(rows[:, : len(prompt), 0], expected, atol=1e-6)
+    engine = load_engine(opened, STAND_IN)
+    assert np.allclose(features[0, 0], engine.encode(mels[0, 0].T), atol=1e-5)
+
+
+def test_without_a_device_the_compiled_bundle_is_fed_as_the_stand_in_is(
+    bundle, recordings, sdk, monkeypatch
+):
+    compile_bundle(bundle, _options(recordings))
+    opened = Bundle.open(bundle)
+    stand_in = load_engine(opened, STAND_IN)
+
+    def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        (mel,) = given.values()
+        return {"net/normalization9": stand_in.encode(mel[0].T)[None]}
+
+    encoder = FakeHef(
+        {"net/input_layer1": (1, 200, 80)}, {"net/normalization9": (1, 100, 64)}, compute
+    )
+    logits = {f"net/conv{i}": (1, ROWS, size) for i, size in enumerate(PIECES)}
+    inputs = {"net/input_layer1": (1, 100, 64), "net/input_layer2": (ROWS, 1, 64)}
+    full = FakeHef(inputs, logits, lambda given: {})
+    paths = {bundle / "hailo8l/encoder.hef": encoder, bundle / "hailo8l/decode_full.hef": full}
+    monkeypatch.setitem(sys.modules, "hailo_platform", FakePlatform(paths))
+    mel = np.random.default_rng(0).standard_normal((80, 200)).astype(np.float32)
+
+    features = load_engine(opened, RunOptions(threads=1)).encode(mel)
+
+    assert (features == stand_in.encode(mel)).all()
+
+
+@pytest.mark.parametrize(
+    ("hefs", "says"),
+    [
+        (_hefs(architecture=1), "another chip"),
+        ({**_hefs(), "encoder": encoder_hef(3)[:-4]}, "damaged"),
+        ({**_hefs(), "encoder": encoder_hef(3, frames=1000)}, "does not compute"),
+        ({**_hefs(), "encoder": b""}, "no HEF"),
+    ],
+    ids=["chip", "truncated", "window", "empty"],
+)
+def test_without_the_sdk_a_wrong_result_is_refused_and_the_bundle_stays(
+    bundle, recordings, sdk, hefs, says
+):
+    before = (bundle / "manifest.json").read_bytes()
+    sdk.hefs = hefs
+    with pytest.raises(BundleError, match=says):
+        compile_bundle(bundle, _options(recordings))
+    assert (bundle / "manifest.json").read_bytes() == before
+    assert not (bundle / "hailo8l" / "encoder.hef").exists()
+
+
+def test_a_missing_sdk_leaves_a_folder_to_take_away_and_the_bundle_as_it_was(
+    bundle, recordings, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "hailo_sdk_client", None)
+    before = (bundle / "manifest.json").read_bytes()
+    with pytest.raises(MissingPackageError) as caught:
+        compile_bundle(bundle, _options(recordings))
+    work = bundle.with_name("bundle.compile")
+    assert str(work) in caught.value.hint
+    assert {p.name for p in work.iterdir()} == {"job.json", "compile.py", "encoder", "decode_full"}
+    assert json.loads((work / "job.json").read_text())["chip"] == "hailo8l"
+    assert (bundle / "manifest.json").read_bytes() == before
+
+
+def test_too_few_recordings_are_refused_before_the_compiler_starts(bundle, recordings, sdk):
+    with pytest.raises(AudioError, match="too few recordings to calibrate `encoder`") as caught:
+        compile_bundle(bundle, _options(recordings, force=False))
+    assert "9 samples of 2 s, and 1024 are needed" in caught.value.why
+    assert sdk.calls == []
+
+
+def test_the_recordings_that_a_bundle_was_verified_with_are_never_used(bundle, tmp_path, sdk):
+    clips = [clip.samples for clip in noise_clips()]
+    folder = _wav(tmp_path / "clips" / "0.wav", clips[0]).parent
+    _wav(folder / "1.wav", clips[1])
+    with pytest.raises(AudioError) as caught:
+        compile_bundle(bundle, _options(folder))
+    assert "2 used to verify the bundle" in caught.value.why
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["empty", "missing"])
+def test_a_folder_without_recordings_is_refused(bundle, tmp_path, sdk, there):
+    folder = tmp_path / "nothing"
+    if there:
+        folder.mkdir()
+    with pytest.raises(AudioError, match="no recordings"):
+        compile_bundle(bundle, _options(folder))
+
+
+def test_a_compiler_of_the_other_generation_is_refused_before_the_set_is_made(
+    bundle, recordings, sdk
+):
+    sdk.__version__ = "5.2.0"
+    with pytest.raises(LoweringError, match="does not serve `hailo8l`"):
+        compile_bundle(bundle, _options(recordings))
+    assert not bundle.with_name("bundle.compile").exists()
+
+
+def test_a_model_too_large_is_refused_with_the_estimate_before_anything(
+    bundle, recordings, sdk, monkeypatch
+):
+    monkeypatch.setattr(Hailo, "too_large", lambda self, dims: "it would take 40 contexts")
+    options = CompileOptions(calibration=recordings)
+    with pytest.raises(LoweringError, match="too large") as caught:
+        compile_bundle(bundle, options)
+    assert caught.value.why == "it would take 40 contexts"
+    assert not bundle.with_name("bundle.compile").exists()
+
+
+def test_spectrograms_made_elsewhere_are_taken(bundle, recordings, sdk, tmp_path):
+    compile_bundle(bundle, _options(recordings))
+    made = bundle.with_name("bundle.compile") / "encoder" / "input_layer1.npy"
+    ready = Path(shutil.copy(made, tmp_path / "ready.npy"))
+    sdk.calls.clear()
+
+    options = CompileOptions(
+        calibration=ready, work=tmp_path / "other", force=True, script=ScriptOptions(finetune=False)
+    )
+    compile_bundle(bundle, options)
+
+    again = tmp_path / "other" / "encoder" / "input_layer1.npy"
+    assert (np.load(again) == np.load(made)).all()
+
+
+def test_a_bundle_with_nothing_to_compile_is_refused(exported: Callable[..., Any]):
+    with pytest.raises(UsageError, match="nothing in"):
+        compile_bundle(exported("onnxruntime").folder)
+
+
+def test_the_work_folder_can_be_elsewhere(bundle, recordings, sdk, tmp_path):
+    options = CompileOptions(
+        calibration=recordings,
+        work=tmp_path / "deep" / "work",
+        force=True,
+        script=ScriptOptions(finetune=False),
+    )
+    compile_bundle(bundle, options)
+    assert (tmp_path / "deep" / "work" / "encoder" / "encoder.hef").is_file()
+    assert not bundle.with_name("bundle.compile").exists()

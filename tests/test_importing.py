@@ -1,0 +1,141 @@
+"""`import_hef`: published files, made here as the public sources describe them; none was run."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whisperport.exporting
+from whisperport.bundle import Bundle
+from whisperport.errors import BundleError
+from whisperport.importing import ImportOptions, _form, import_hef
+from whisperport.runtime import load_engine
+from whisperport.targets import RunOptions
+
+from .conftest import noise_clips
+from .targets.hailo.hef_file import encoder_hef, hef_bytes
+
+ROWS = 8
+PIECES = {"net/conv1": 12966, "net/conv2": 12966, "net/conv3": 12966, "net/conv4": 12967}
+
+
+def _decoder(embeddings: tuple[int, int, int], width: int = 64) -> bytes:
+    """With an output beside the logits, as published ones have."""
+    outputs = {"net/ew_add1": (1, ROWS, width)}
+    outputs |= {name: (1, ROWS, size) for name, size in PIECES.items()}
+    inputs = {"net/input_layer1": (1, 100, width), "net/input_layer2": embeddings}
+    return hef_bytes(3, inputs, outputs)
+
+
+def _file(folder: Path, content: bytes, name: str = "encoder.hef") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+def _assets(folder: Path, checkpoint: Any, change: float = 0.0) -> Path:
+    folder.mkdir(exist_ok=True)
+    embedding = checkpoint.weights["decoder.token_embedding.weight"].float().numpy()
+    positions = checkpoint.weights["decoder.positional_embedding"].float().numpy()[:ROWS]
+    np.save(folder / "token_embedding_weight_tiny.npy", embedding + np.float32(change))
+    np.save(folder / "onnx_add_input_tiny.npy", positions)
+    return folder
+
+
+def test_published_files_become_a_bundle_whose_rest_is_verified(
+    tiny_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(whisperport.exporting, "shipped_clips", noise_clips)
+    encoder = _file(tmp_path, encoder_hef(3))
+    options = ImportOptions(
+        decoder=_file(tmp_path, _decoder((1, ROWS, 64)), "decoder.hef"),
+        assets=_assets(tmp_path / "assets", tiny_checkpoint),
+        run=RunOptions(threads=1),
+    )
+
+    import_hef(encoder, tiny_checkpoint, tmp_path / "bundle", options)
+
+    opened = Bundle.open(tmp_path / "bundle")
+    entry, full = (opened.manifest.program(name) for name in ("encoder", "decode_full"))
+    assert entry.target == "hailo8l"
+    assert entry.status == full.status == "checked against contract"
+    assert entry.files[0] == "hailo8l/encoder.hef"
+    assert entry.delegation["imported"] == "encoder.hef"
+    assert opened.manifest.dims.n_audio_ctx == 100  # what the HEF takes
+    assert full.spec.inputs[1].shape == (1, 64, 1, ROWS)  # the HEF adds positions
+    assert opened.manifest.verified
+    assert "stand-in=onnx" in opened.manifest.verification["subject"]
+    load_engine(opened, RunOptions(threads=1, options={"stand-in": "onnx"}))
+    assert sorted(os.listdir(tmp_path)) == ["assets", "bundle", "decoder.hef", "encoder.hef"]
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "positions"), [((ROWS, 1, 64), "host"), ((1, ROWS, 64), "graph")]
+)
+def test_both_generations_of_decoders_are_told_apart_by_their_shape(
+    tiny_checkpoint, tmp_path, embeddings, positions
+):
+    decoder = _file(tmp_path, _decoder(embeddings), "decoder.hef")
+    assert _form(decoder, tiny_checkpoint.dims) == {"rows": "8", "positions": positions}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (encoder_hef(3, frames=400), "no encoder of this checkpoint"),  # longer than it was trained
+        (encoder_hef(3, bins=128), "no encoder of this checkpoint"),
+        (encoder_hef(3, width=384), "no encoder of this checkpoint"),
+        (encoder_hef(7), "another chip"),
+        (encoder_hef(3)[:-1], "damaged"),
+        (hef_bytes(3, {}, {}), "does not say which shapes"),
+        (b"hello", "no HEF"),
+        (_decoder((ROWS, 1, 64)), "no encoder of this checkpoint"),
+    ],
+    ids=["window", "bins", "width", "chip", "cut", "older", "text", "decoder"],
+)
+def test_a_file_that_is_no_encoder_of_the_checkpoint_is_refused_before_any_work(
+    tiny_checkpoint, tmp_path, content, says
+):
+    with pytest.raises(BundleError, match=says):
+        import_hef(_file(tmp_path, content), tiny_checkpoint, tmp_path / "bundle")
+    assert os.listdir(tmp_path) == ["encoder.hef"]
+
+
+def test_a_chip_that_does_not_run_the_file_is_refused(tiny_checkpoint, tmp_path):
+    hef = _file(tmp_path, encoder_hef(1))
+    with pytest.raises(BundleError, match="another chip than `hailo8l`"):
+        import_hef(hef, tiny_checkpoint, tmp_path / "bundle", ImportOptions(chip="hailo8l"))
+
+
+@pytest.mark.parametrize("embeddings", [(ROWS, 1, 384), (ROWS, 2, 64)], ids=["width", "layout"])
+def test_a_decoder_of_another_checkpoint_is_refused(tiny_checkpoint, tmp_path, embeddings):
+    decoder = _file(tmp_path, _decoder(embeddings), "decoder.hef")
+    with pytest.raises(BundleError, match="no decoder of this checkpoint"):
+        import_hef(
+            _file(tmp_path, encoder_hef(3)),
+            tiny_checkpoint,
+            tmp_path / "bundle",
+            ImportOptions(decoder=decoder),
+        )
+
+
+@pytest.mark.parametrize("fault", ["values", "missing", "text", "shape"])
+def test_tables_that_are_not_the_checkpoints_are_refused(tiny_checkpoint, tmp_path, fault):
+    assets = _assets(tmp_path / "assets", tiny_checkpoint, 0.1 if fault == "values" else 0.0)
+    table = assets / "onnx_add_input_tiny.npy"
+    if fault == "missing":
+        table.unlink()
+    elif fault == "text":
+        table.write_bytes(b"no array")
+    elif fault == "shape":
+        np.save(table, np.zeros((ROWS, 3), np.float32))
+    options = ImportOptions(
+        decoder=_file(tmp_path, _decoder((ROWS, 1, 64)), "decoder.hef"), assets=assets
+    )
+    with pytest.raises(BundleError):
+        import_hef(_file(tmp_path, encoder_hef(3)), tiny_checkpoint, tmp_path / "bundle", options)
+    assert not (tmp_path / "bundle").exists()
+    assert "hailo_platform" not in sys.modules
