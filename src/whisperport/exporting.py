@@ -98,6 +98,7 @@ def export(
     checkpoint = _load(checkpoint, say)
     if options.preflight:
         _preflight(checkpoint.dims, [targets[name] for name in set(places.values())], out, say)
+    full = _full_form(targets[places["decode_full"]], checkpoint.dims) if options.full else None
     encoder = targets[places["encoder"]].spec
     window = _known_window(options.window, encoder, checkpoint.dims).of(checkpoint.dims)
     for warning in checkpoint.warnings:
@@ -117,7 +118,6 @@ def export(
     )
     clips = shipped_clips() if options.clips is None else options.clips
     say(f"running the model in torch on {len(clips)} clips")
-    full = _full_form(targets[places["decode_full"]], model.dims) if options.full else None
     reference = run_eager(model, generation, clips, full=full)
 
     with writing_bundle(out) as writer:

@@ -1,5 +1,6 @@
 """Hailo's chips as targets: ONNX and a model script for their compiler, a stand-in until it has run."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast, final
@@ -49,8 +50,8 @@ class Hailo(Target):
             raise _wrong("opset", opset, " or ".join(map(str, sorted(OPSETS))))
         if positions not in POSITIONS:
             raise _wrong("positions", positions, " or ".join(POSITIONS))
-        if rows and not (rows.isascii() and rows.isdigit() and int(rows[:9]) >= 8):
-            raise _wrong("rows", rows, "a number from 8 on")
+        if rows and not (re.fullmatch("[0-9]{1,4}", rows) and int(rows) >= 8):
+            raise _wrong("rows", rows[:20], "a number from 8 on")
         form = cast(Literal["host", "graph"], positions)
         return type(self)(self.chip, int(opset), int(rows) if rows else None, form)
 
