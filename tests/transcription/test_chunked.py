@@ -1,9 +1,12 @@
 """Chunks of speech, each transcribed as a recording of its own, by any number of workers."""
 
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +21,19 @@ from whisperport.audio import (
     speech_spans,
 )
 from whisperport.bundle import Bundle
-from whisperport.errors import IncompleteError, UsageError
+from whisperport.errors import AudioError, IncompleteError, Interrupted, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.runner import Array, Runner
-from whisperport.runtime import DecodeOptions, Engine
+from whisperport.runtime import DecodeOptions, Engine, Thresholds
 from whisperport.targets import RunOptions
-from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
+from whisperport.transcription import (
+    TranscribeOptions,
+    Transcriber,
+    Transcript,
+    chunked,
+    default_bundle,
+    session,
+)
 from whisperport.transcription.chunked import ChunkMel
 from whisperport.verification import word_errors
 from whisperport.verification.clips import Clip, Recording, shipped_recordings
@@ -31,6 +41,12 @@ from whisperport.verification.clips import Clip, Recording, shipped_recordings
 SECOND = 16_000
 ONE_THREAD = RunOptions(threads=1)
 CHUNKED = TranscribeOptions(decode=DecodeOptions(language="en"), vad=VadOptions())
+LITTLE = replace(
+    CHUNKED,
+    decode=DecodeOptions(language="en", timestamps=False, max_tokens=4),
+    temperatures=(0.0,),
+    thresholds=Thresholds(compression_ratio=None, logprob=None, no_speech=None),
+)
 RECORDINGS = [r for r in shipped_recordings() if r.text and r.seconds < 10 and not r.held_out]
 
 
@@ -90,16 +106,11 @@ def test_workers_of_programs_that_run_one_at_a_time_change_nothing(
     exported: Callable[[str], Bundle], sound: np.ndarray
 ) -> None:
     """ExecuTorch's methods are not made for several threads; a random model says a lot."""
-    options = replace(
-        CHUNKED,
-        decode=DecodeOptions(language="en", timestamps=False, max_tokens=4),
-        temperatures=(0.0,),
-    )
     transcriber = Transcriber(exported("xnnpack"), ONE_THREAD)
     sound = sound[: 60 * SECOND]
 
     one, four = (
-        transcriber.transcribe(sound, replace(options, workers=workers)) for workers in (1, 4)
+        transcriber.transcribe(sound, replace(LITTLE, workers=workers)) for workers in (1, 4)
     )
 
     assert one == four
@@ -185,14 +196,9 @@ def short_windows(
 
 def test_speech_longer_than_a_window_is_read_window_by_window(short_windows: Transcriber) -> None:
     sound = with_gaps(RECORDINGS[:2], 1)
-    options = replace(
-        CHUNKED,
-        decode=DecodeOptions(language="en", timestamps=False, max_tokens=4),
-        temperatures=(0.0,),
-    )
 
     one, three = (
-        short_windows.transcribe(sound, replace(options, workers=workers)) for workers in (1, 3)
+        short_windows.transcribe(sound, replace(LITTLE, workers=workers)) for workers in (1, 3)
     )
 
     seeks = {segment.seek for segment in one.segments}
@@ -234,8 +240,6 @@ def test_a_program_made_for_one_thread_is_run_by_one_at_a_time(sound: np.ndarray
 
 def test_few_chunks_are_held(transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with the recording: chunks are taken as workers are done."""
-    from whisperport.transcription import chunked
-
     alive, most = 0, 0
 
     class Counted(ChunkMel):
@@ -254,6 +258,35 @@ def test_few_chunks_are_held(transcriber: Transcriber, monkeypatch: pytest.Monke
 
     assert alive == 0
     assert 2 <= most <= 6  # of 8: those at work, those waiting, the one being taken
+
+
+class Meeting(Runner):
+    """A program that, on one of its calls, is left only after another has come in."""
+
+    def __init__(self, inner: Runner, call: int, barrier: threading.Barrier) -> None:
+        super().__init__(inner.spec)
+        self.inner, self.call, self.barrier = inner, call, barrier
+
+    def _run(self, inputs: list[Array]) -> list[Array]:
+        if self.call == 0:
+            self.barrier.wait(timeout=30)
+        self.call -= 1
+        return list(self.inner._run(inputs))
+
+
+def test_the_next_chunk_is_encoded_while_one_is_decoded(
+    sound: np.ndarray, one_worker: Transcript
+) -> None:
+    barrier = threading.Barrier(2)
+
+    def meet(runner: Runner) -> Runner:
+        calls = {"encoder": 1, "step": 0}  # of the second chunk, and of the first
+        name = runner.spec.name
+        return Meeting(runner, calls[name], barrier) if name in calls else runner
+
+    transcriber = Transcriber(default_bundle(), ONE_THREAD, around=meet)
+
+    assert transcriber.transcribe(sound, CHUNKED) == one_worker
 
 
 def test_what_was_said_before_a_failure_is_kept(
@@ -279,19 +312,114 @@ def test_what_was_said_before_a_failure_is_kept(
     assert caught.value.transcript.segments == one_worker.segments[:4]
 
 
+def test_what_was_read_before_the_sound_broke_off_is_kept(
+    transcriber: Transcriber,
+    sound: np.ndarray,
+    one_worker: Transcript,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks are read ahead of what is decoded; those are decoded still."""
+
+    def broken_off(*arguments: object, **options: object) -> Iterator[Span]:
+        yield from islice(cut_chunks(*arguments, **options), 3)
+        raise AudioError("the sound broke off")
+
+    monkeypatch.setattr(chunked, "cut_chunks", broken_off)
+
+    with pytest.raises(IncompleteError) as caught:
+        transcriber.transcribe(sound, CHUNKED)
+
+    assert caught.value.why == "the sound broke off"
+    assert caught.value.transcript.segments == one_worker.segments[:3]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_a_chunk_said_before_it_failed_is_kept(
+    workers: int, short_windows: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, options = with_gaps(RECORDINGS[:2], 1), replace(LITTLE, workers=workers)
+    whole = short_windows.transcribe(sound, options)
+    seeks = sorted({segment.seek for segment in whole.segments})
+    middle = len(seeks) * 3 // 4  # of the second span of speech, which is one chunk
+    on_window(middle, fail, monkeypatch)
+
+    with pytest.raises(IncompleteError) as caught:
+        short_windows.transcribe(sound, options)
+
+    assert caught.value.why == "RuntimeError: the device is gone"
+    before = tuple(s for s in whole.segments if s.seek < seeks[middle])
+    assert caught.value.transcript.segments == before
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_ctrl_c_ends_a_long_chunk_and_keeps_what_it_said(
+    workers: int, short_windows: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, options = with_gaps(RECORDINGS[:2], 1), replace(LITTLE, workers=workers)
+    whole = short_windows.transcribe(sound, options)
+    on_window(5, interrupt, monkeypatch)
+
+    with pytest.raises(Interrupted) as caught:
+        short_windows.transcribe(sound, options)
+
+    said = caught.value.transcript.segments
+    assert 0 < len(said) < len(whole.segments)
+    assert said == whole.segments[: len(said)]
+    assert not threads()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_keeps_every_chunk_that_was_at_work(
+    workers: int,
+    transcriber: Transcriber,
+    sound: np.ndarray,
+    one_worker: Transcript,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_window(3, interrupt, monkeypatch)
+
+    with pytest.raises(Interrupted) as caught:
+        transcriber.transcribe(sound, replace(CHUNKED, workers=workers))
+
+    said = caught.value.transcript.segments
+    assert len(said) >= 4
+    assert said == one_worker.segments[: len(said)]
+    assert not threads()
+
+
+def on_window(number: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act before a window is decoded, counted from 0."""
+    decode, windows = session.decode_with_fallback, count()
+
+    def decode_window(*arguments: Any) -> Any:
+        if next(windows) == number:
+            act()
+        return decode(*arguments)
+
+    monkeypatch.setattr(session, "decode_with_fallback", decode_window)
+
+
+def fail() -> None:
+    raise RuntimeError("the device is gone")
+
+
+def interrupt() -> None:
+    """Ctrl-C, which the main thread hears."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith(("encoder", "decoder"))]
+
+
 def test_a_failure_in_a_worker_is_not_swallowed(
     transcriber: Transcriber, sound: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whisperport.transcription import session
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(session, "decode_with_fallback", fail)
+    on_window(0, fail, monkeypatch)
 
     with pytest.raises(RuntimeError, match="the device is gone"):
-        transcriber.transcribe(sound, replace(CHUNKED, workers=2))
-    assert not [t for t in threading.enumerate() if "ThreadPool" in t.name]
+        transcriber.transcribe(sound, CHUNKED)
+    assert not threads()
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,22 @@
-"""Transcribe chunks of speech, each as a recording of its own, several at once, in bounded memory.
+"""Transcribe chunks of speech, each as a recording of its own: a pipeline, in bounded memory.
 
     this thread   finds speech ─► cuts chunks ─► takes the spectrogram of each, in order
-    workers       decode a chunk each, over the same runners
+    encoders      encode the first window of the chunks to come, while
+    decoders      decode those before, over the same runners
     this thread   puts the results together, in order
 
-What is said does not depend on the number of workers: no chunk knows of another.
+There are as many encoders and as many decoders as workers, so one worker has both at work. What is said
+does not depend on any of this: no chunk knows of another.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from queue import SimpleQueue
+from threading import Event
 
 import numpy as np
 
@@ -26,7 +30,7 @@ from whisperport.audio import (
     cut_chunks,
     speech_spans,
 )
-from whisperport.errors import IncompleteError, UsageError
+from whisperport.errors import IncompleteError, Interrupted, UsageError
 from whisperport.runtime import Draw, Engine, Floats
 from whisperport.text import Tokenizer
 from whisperport.transcription.incomplete import incomplete_as_error
@@ -38,22 +42,43 @@ Result = tuple[Span, Transcript]
 
 
 class ChunkMel:
-    """The spectrogram of one chunk, which fits a window, held in memory."""
+    """The spectrogram of one chunk, which fits a window, held in memory; silence follows it."""
 
     def __init__(self, mel: RecordingMel, chunk: Span) -> None:
         self.duration_s = mel.duration_s
         self._start = chunk.start
-        self._frames, self._n_frames = mel.window(chunk.start)
+        self.frames, n_frames = mel.window(chunk.start)  # (n_mels, 2T): the first window
+        self._n_frames = min(n_frames, chunk.n_frames)
+        self.frames[:, self._n_frames :] = 0
 
     def window(self, start: int) -> tuple[Floats, int]:
         done = start - self._start
-        frames = np.zeros_like(self._frames)
-        frames[:, : frames.shape[1] - done] = self._frames[:, done:]
+        frames = np.zeros_like(self.frames)
+        frames[:, : frames.shape[1] - done] = self.frames[:, done:]
         return frames, max(self._n_frames - done, 0)
 
 
+class StoppedMel:
+    """A spectrogram of which no window is given once `stop` is set.
+
+    Ctrl-C reaches one thread only; this is how the others hear of it.
+    """
+
+    def __init__(self, mel: Mel, stop: Event) -> None:
+        self._mel, self._stop = mel, stop
+
+    @property
+    def duration_s(self) -> float | None:
+        return self._mel.duration_s
+
+    def window(self, start: int) -> tuple[Floats, int]:
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        return self._mel.window(start)
+
+
 class ChunkedTranscription:
-    """How the chunks of one recording are decoded: the options, and an engine for each worker.
+    """The chunks of one recording on their way, and an engine for each decoder. Runs once.
 
     Raises:
         UsageError: injected draws and several workers, which would take each other's.
@@ -78,6 +103,10 @@ class ChunkedTranscription:
         self._engines: SimpleQueue[Engine] = SimpleQueue()
         for _ in range(options.workers):
             self._engines.put(engine.twin())
+        self._encoders = ThreadPoolExecutor(options.workers, "encoder")
+        self._decoders = ThreadPoolExecutor(options.workers, "decoder")
+        self._stop = Event()
+        self._results: list[Transcript] = []
 
     def run(self, stream: AudioStream, mel: RecordingMel, progress: Heard) -> Transcript:
         """Transcribe a recording, given twice: `stream` runs ahead to find speech, `mel` follows.
@@ -91,15 +120,15 @@ class ChunkedTranscription:
         decode = self._options.decode
         language = spoken_language(self._engine, decode.language, mel, first.start if first else 0)
         self._options = replace(self._options, decode=replace(decode, language=language))
-        results: list[Transcript] = []
 
         def together() -> Transcript:
-            return _together(results, language, stream.n_decoded / SAMPLE_RATE)
+            return _together(self._results, language, stream.n_decoded / SAMPLE_RATE)
+
+        def heard(chunk: Span) -> None:
+            progress(chunk.end / FRAMES_PER_SECOND, mel.duration_s)
 
         with incomplete_as_error(together):
-            for chunk, result in self._results(mel, chain([first] if first else [], chunks)):
-                results.append(result)
-                progress(chunk.end / FRAMES_PER_SECOND, mel.duration_s)
+            self._gather(self._submitted(mel, chain([first] if first else [], chunks)), heard)
         transcript = together()
         progress(transcript.duration_s, transcript.duration_s)
         return transcript
@@ -112,38 +141,79 @@ class ChunkedTranscription:
             longest_silence=round(self._vad.max_silence_s * FRAMES_PER_SECOND),
         )
 
-    def _results(self, mel: RecordingMel, chunks: Iterable[Span]) -> Iterator[Result]:
-        """In order, and no further ahead than keeps every worker busy."""
-        pool = ThreadPoolExecutor(self._options.workers)
+    def _gather(self, futures: Iterable[Future[Result]], heard: Callable[[Span], None]) -> None:
+        """Take results in order, and submit no further ahead than keeps every thread busy."""
         pending: deque[Future[Result]] = deque()
         try:
-            for chunk in chunks:
-                pending.append(self._submitted(pool, mel, chunk))
+            for future in futures:
+                pending.append(future)
                 if len(pending) > 2 * self._options.workers:
-                    yield pending.popleft().result()
+                    heard(self._take(pending))
             while pending:
-                yield pending.popleft().result()
+                heard(self._take(pending))
+        except KeyboardInterrupt:
+            self._end()
+            with suppress(Exception, KeyboardInterrupt):  # until the first that was not done
+                while pending:
+                    self._take(pending)
+            raise
         finally:
-            pool.shutdown(cancel_futures=True)
+            self._end()
 
-    def _submitted(
-        self, pool: ThreadPoolExecutor, mel: RecordingMel, chunk: Span
-    ) -> Future[Result]:
-        if chunk.n_frames <= self._engine.sound_frames:
-            return pool.submit(self._transcribed, ChunkMel(mel, chunk), chunk)
-        # Longer than a window: read as it is decoded, so nobody else may read until it is done.
-        future = pool.submit(self._transcribed, mel, chunk)
-        future.exception()
-        return future
+    def _take(self, pending: deque[Future[Result]]) -> Span:
+        """Keep the oldest's result; of one that failed what it said, and nothing of those after it."""
+        pending[0].exception()  # waits; Ctrl-C may come here, and loses none
+        future = pending.popleft()
+        try:
+            chunk, result = future.result()
+        except BaseException as error:
+            pending.clear()
+            if isinstance(error, IncompleteError | Interrupted):
+                self._results.append(error.transcript)
+                raise error.__cause__ or error from None
+            raise
+        self._results.append(result)
+        return chunk
 
-    def _transcribed(self, mel: Mel, chunk: Span) -> Result:
+    def _end(self) -> None:
+        """Begin nothing more, and wait for the windows that are at work."""
+        self._stop.set()
+        self._encoders.shutdown(wait=False, cancel_futures=True)  # a decoder may wait for one
+        self._decoders.shutdown(cancel_futures=True)
+        self._encoders.shutdown()
+
+    def _submitted(self, mel: RecordingMel, chunks: Iterable[Span]) -> Iterator[Future[Result]]:
+        """Each chunk's result to come; a failure to read more is the last one's."""
+        try:
+            for chunk in chunks:
+                if chunk.n_frames <= self._engine.sound_frames:
+                    held = ChunkMel(mel, chunk)
+                    features = self._encoders.submit(self._engine.encode, held.frames)
+                    yield self._decoders.submit(self._decoded, chunk, held, features.result)
+                else:
+                    future = self._decoders.submit(self._decoded, chunk, mel)
+                    yield future
+                    future.exception()  # wait: it reads as it goes, so nobody else may
+        except Exception as error:
+            failed: Future[Result] = Future()
+            failed.set_exception(error)
+            yield failed
+
+    def _decoded(
+        self, chunk: Span, mel: Mel, encoded: Callable[[], Floats] | None = None
+    ) -> Result:
         engine = self._engines.get()
         try:
-            parts = [(chunk.start, chunk.end)]
-            session = Session(engine, self._tokenizer, self._options, mel, self._draw, parts)
+            session = Session(
+                engine,
+                self._tokenizer,
+                self._options,
+                StoppedMel(mel, self._stop),
+                self._draw,
+                [(chunk.start, chunk.end)],
+                encoded,
+            )
             return chunk, session.run(lambda _done, _of: None)
-        except IncompleteError as error:  # `run` says what was said, of all chunks
-            raise error.__cause__ or error from None
         finally:
             self._engines.put(engine)
 

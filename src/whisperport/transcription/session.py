@@ -4,7 +4,7 @@ Source: openai/whisper@v20250625, whisper/transcribe.py.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -58,6 +58,7 @@ class Session:
 
     Args:
         parts: first frame, and the frame at which it ends or None, of each part to transcribe.
+        first_features: waits for those of the first window, where another thread encodes it.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class Session:
         mel: Mel,
         draw: Draw | None,
         parts: Sequence[tuple[int, int | None]],
+        first_features: Callable[[], Floats] | None = None,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.options, self.mel, self.draw, self.parts = options, mel, draw, parts
+        self.first_features = first_features
         self.initial = self._initial_prompt()
         self.decode = self._decode_options()
         self.said: list[int] = list(self.initial)
@@ -125,7 +128,7 @@ class Session:
         options = replace(self.decode, language=language, prompt=self._prompt())
         decoded, ratio = decode_with_fallback(
             self.engine,
-            self.engine.encode(mel),
+            self._features(mel),
             options,
             self.options.temperatures,
             self.options.thresholds,
@@ -149,6 +152,11 @@ class Session:
         self.seek = judged.seek if judged.seek > seek else seek + n_frames
         if not judged.restart:
             self._keep([_cleared(segment) for segment in judged.segments], decoded)
+
+    def _features(self, mel: Floats) -> Floats:
+        """Of a window (n_mels, 2T): those encoded elsewhere for the first one, (T, d)."""
+        first, self.first_features = self.first_features, None
+        return first() if first else self.engine.encode(mel)
 
     def _with_words(
         self,

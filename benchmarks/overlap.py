@@ -1,0 +1,198 @@
+"""What it saves to encode the next chunk while one is decoded: two programs on two threads, or in turn.
+
+    python benchmarks/overlap.py [--seconds 90] [--rounds 7]
+
+The sound is made as by chunks.py, with pauses, and transcribed in chunks by one worker, one thread a
+program. In turn: the same with a lock around all programs, so that one runs at a time; finding speech
+and taking spectrograms go on beside them either way. Rounds are interleaved, so that a busy moment of the
+machine falls on all alike; the ratio is the median of the rounds' ratios. Pairs: the embedded model, and
+Whisper tiny's sizes with random weights and 30 tokens a chunk, its encoder on each target. Writes
+`results/overlap_DATE.json` and prints a table.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+from chunks import GAPS, made
+
+from programs import TINY
+from whisperport.audio import AudioStream, RecordingMel, VadOptions
+from whisperport.bench.timed import Clock
+from whisperport.bundle import Bundle
+from whisperport.model.whisper import Whisper
+from whisperport.programs.whisper import whisper_programs
+from whisperport.runner import Array, Runner
+from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
+from whisperport.targets import RunOptions, get_target
+from whisperport.text import Tokenizer
+from whisperport.text.vocabulary import openai_generation
+from whisperport.transcription import TranscribeOptions, Transcript, default_bundle
+from whisperport.transcription.chunked import ChunkedTranscription
+from whisperport.verification import machine, versions
+
+RESULTS = Path(__file__).parent / "results"
+GOAL = 0.80  # of the time in turn, where the costs are within a factor of two
+ONE_THREAD = RunOptions(threads=1)
+WORDS = TranscribeOptions(decode=DecodeOptions(language="en"), vad=VadOptions())
+THIRTY_TOKENS = replace(
+    WORDS,
+    decode=DecodeOptions(language="en", timestamps=False, max_tokens=30),
+    temperatures=(0.0,),
+    thresholds=Thresholds(compression_ratio=None, logprob=None, no_speech=None),
+)
+
+
+class Switch:
+    """Lets one program run at a time, or all of them at once."""
+
+    def __init__(self) -> None:
+        self.in_turn = False
+        self.lock = Lock()
+
+
+class Switched(Runner):
+    """A runner that waits for its turn while the switch says so; all threads may enter."""
+
+    concurrent = True
+
+    def __init__(self, inner: Runner, switch: Switch) -> None:
+        super().__init__(inner.spec)
+        self.inner, self.switch = inner, switch
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        if not self.switch.in_turn:
+            return self.inner._run(inputs)
+        with self.switch.lock:
+            return self.inner._run(inputs)
+
+
+class Pair:
+    """An encoder and a decoder, on one thread each."""
+
+    def __init__(self, options: TranscribeOptions, encoder: str | None = None) -> None:
+        """encoder: target of tiny's, the decoder being on onnxruntime; None: the embedded model."""
+        self.options, self.clock, self.switch = options, Clock(), Switch()
+        bundle = Bundle.open(default_bundle())
+        if encoder is None:
+            self.engine = load_engine(bundle, ONE_THREAD, self.around)
+        else:
+            self.engine = self.tiny_engine(encoder)
+        self.tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), self.engine.generation)
+
+    def around(self, runner: Runner) -> Runner:
+        return Switched(self.clock.around(runner), self.switch)
+
+    def tiny_engine(self, encoder: str) -> Engine:
+        torch.manual_seed(0)
+        model = Whisper(TINY).eval().requires_grad_(False)
+        for table in (model.encoder.positional_embedding, model.decoder.positional_embedding):
+            torch.nn.init.normal_(table, std=0.02)
+        programs = list(whisper_programs(model, [(0, 0)]))
+        shares = {
+            "encoder": (encoder, [p for p in programs if p.name == "encoder"]),
+            "decoder": ("onnxruntime", [p for p in programs if p.name != "encoder"]),
+        }
+        runners: dict[str, Runner] = {}
+        with tempfile.TemporaryDirectory() as parent:
+            for share, (name, chosen) in shares.items():
+                target, folder = get_target(name), Path(parent) / share
+                folder.mkdir()
+                runners |= target.load(folder, target.lower(chosen, folder, print), ONE_THREAD)
+        return Engine(
+            TINY,
+            openai_generation(TINY.n_vocab),
+            {name: self.around(runner) for name, runner in runners.items()},
+            model.decoder.token_embedding.weight.numpy(),
+            model.decoder.positional_embedding.numpy(),
+        )
+
+    def seconds(self, sound: np.ndarray, *, in_turn: bool) -> tuple[float, float, float]:
+        """Of the whole, of the encoder's calls, and of the decoder's; checks that nothing changes."""
+        self.switch.in_turn = in_turn
+        self.clock.reset()
+        started = time.perf_counter()
+        transcript = self.transcribed(sound)
+        whole = time.perf_counter() - started
+        assert transcript == self.__dict__.setdefault("first", transcript)
+        calls = {name: sum(seconds) for name, seconds in self.clock.calls.items()}
+        encoder = calls.pop("encoder")
+        return whole, encoder, sum(calls.values())
+
+    def transcribed(self, sound: np.ndarray) -> Transcript:
+        dims, vad = self.engine.dims, self.options.vad
+        mel = RecordingMel(sound, dims.n_mels, dims.n_frames)
+        chunked = ChunkedTranscription(self.engine, self.tokenizer, self.options, vad, None)
+        with AudioStream(sound, look_back_s=0) as stream:
+            return chunked.run(stream, mel, lambda _done, _of: None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--rounds", type=int, default=7)
+    chosen = parser.parse_args()
+    pairs = {
+        "embedded model, onnxruntime": Pair(WORDS),
+        "tiny, onnxruntime": Pair(THIRTY_TOKENS, "onnxruntime"),
+        "tiny, encoder on xnnpack": Pair(THIRTY_TOKENS, "xnnpack"),
+    }
+    sound, _ = made(chosen.seconds, GAPS["pauses of 0.3 to 2 s"])
+    rounds: list[dict] = []
+    for _ in range(chosen.rounds + 1):
+        rounds.append({})
+        for name, pair in pairs.items():
+            in_turn, encoder, decoder = pair.seconds(sound, in_turn=True)
+            overlapped, _, _ = pair.seconds(sound, in_turn=False)
+            rounds[-1][name] = {
+                "encoder_s": encoder,
+                "decoder_s": decoder,
+                "in_turn_s": in_turn,
+                "overlapped_s": overlapped,
+                "ratio": overlapped / in_turn,
+            }
+    report(rounds[1:], sound.size / 16_000, chosen)
+
+
+def report(rounds: list[dict], audio_s: float, chosen: argparse.Namespace) -> None:
+    rows = [
+        {"pair": name, **{key: statistics.median(r[name][key] for r in rounds) for key in values}}
+        for name, values in rounds[0].items()
+    ]
+    result = {
+        "what": "the encoder of the next chunk while one is decoded, against one program at a time",
+        "goal": GOAL,
+        "rows": rows,
+        "rounds": rounds,
+        "audio_s": audio_s,
+        "threads": 1,
+        "machine": machine(),
+        "versions": versions(("whisperport", "onnxruntime", "executorch", "numpy")),
+        "measured_on": datetime.date.today().isoformat(),
+        "command": f"python benchmarks/overlap.py --seconds {chosen.seconds:g} --rounds {chosen.rounds}",
+    }
+    path = RESULTS / f"overlap_{result['measured_on']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(
+        f"\n{'pair':30}{'encoder s':>10}{'decoder s':>10}{'in turn s':>10}{'overlap s':>10}{'ratio':>7}"
+    )
+    for row in rows:
+        print(
+            f"{row['pair']:30}{row['encoder_s']:10.2f}{row['decoder_s']:10.2f}"
+            f"{row['in_turn_s']:10.2f}{row['overlapped_s']:10.2f}{row['ratio']:7.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
