@@ -9,9 +9,12 @@ from whisperport.cli.console import print_json, print_next, print_table, stages
 from whisperport.cli.options import as_json, no_preflight, pairs, stall_after, threads
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
+from whisperport.spec import Status
 from whisperport.targets import RunOptions
 from whisperport.watchdog import run_watched
 from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
+
+CHECKED: Status = "checked against contract"  # with no compiler at hand
 
 
 @click.command(short_help="Lower a checkpoint to a target, verify it, and write a bundle.")
@@ -130,11 +133,13 @@ def export(
                 for entry in manifest.programs
             ],
         )
-        print(f"\n{out}: {'verified' if manifest.verified else 'NOT VERIFIED'}")
+        absent = dict.fromkeys(e.target for e in manifest.programs if e.status == CHECKED)
+        stood_in = f", with a stand-in for {', '.join(absent)}" if absent else ""
+        print(f"\n{out}: {'verified' if manifest.verified else 'NOT VERIFIED'}{stood_in}")
     print_next(_next_command(out, manifest))
 
 
 def _next_command(out: Path, manifest: Manifest) -> str:
-    if any(entry.status == "checked against contract" for entry in manifest.programs):
+    if any(entry.status == CHECKED for entry in manifest.programs):
         return f"whisperport compile {out} --calibration AUDIO_DIR"
     return f"whisperport transcribe talk.mp3 --bundle {out}"
