@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,6 +139,29 @@ def test_export_shows_where_each_program_went(run, tiny_checkpoint_folder, tmp_p
     assert re.search(r"^encoder +onnxruntime +\d+ +0 +run here$", ran.out, re.MULTILINE)
     last_line_names_a_command(ran)
     assert json.loads(in_json.out)["verified"] is True
+
+
+def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
+    run, bundle, tmp_path, monkeypatch
+):
+    # given: a bundle whose programs are all for such a chip
+    import whisperport.cli.export
+    from whisperport import Bundle
+
+    manifest = Bundle.open(bundle).manifest
+    absent = {"target": "hailo8", "status": "checked against contract"}
+    programs = tuple(replace(entry, **absent) for entry in manifest.programs)
+    made = SimpleNamespace(manifest=replace(manifest, programs=programs))
+    monkeypatch.setattr(whisperport.cli.export, "run_export", lambda *_, **__: made)
+
+    # when
+    ran = run("export", "default", "--target", "hailo8", "--out", tmp_path / "out")
+
+    # then
+    assert ran.out.splitlines()[-1].endswith("out: verified, with a stand-in for hailo8")
+    assert ran.lines[-1] == (
+        f"next: whisperport compile {tmp_path / 'out'} --calibration AUDIO_DIR"
+    )
 
 
 def test_targets_says_what_was_proven_and_what_is_installed(run):
