@@ -106,6 +106,12 @@ def compile_bundle(
     check_compiler(chip)
     check_writable(opened.folder)
     work = options.work or opened.folder.with_name(f"{opened.folder.resolve().name}.compile")
+    if work.resolve().is_relative_to(opened.folder.resolve()):
+        raise UsageError(
+            f"the work folder {work} cannot be inside of the bundle",
+            why="the bundle is replaced as a whole",
+            hint="leave `--work` out: it is put beside the bundle",
+        )
     jobs, samples = [], {}
     for entry in entries:
         job, samples[entry.spec.name] = _job(opened, chip, entry, work, options, say)
@@ -228,13 +234,11 @@ def _calibration(
     say: Say,
 ) -> tuple[Calibration, int]:
     """The set that is there, if it was made from the same; else a new one."""
-    kept = _kept_set(folder)
-    source = options.calibration
-    if source is None and kept and kept["samples"] >= (1 if options.force else needed):
+    kept = _kept_set(folder, spec)
+    if kept and options.calibration is None and (options.force or kept["samples"] >= needed):
         say(f"{spec.name}: the calibration set is kept")
         return kept["files"], kept["samples"]
-    is_array = source is not None and source.suffix == ".npy"
-    files = [source] if source and is_array else _recordings(source)
+    files = _recordings(options.calibration)
     made_from = {
         "sources": {os.fspath(f): [f.stat().st_size, f.stat().st_mtime_ns] for f in files},
         "spec": spec.to_json(),
@@ -246,10 +250,25 @@ def _calibration(
         say(f"{spec.name}: the calibration set is kept")
         return kept["files"], kept["samples"]
     say(f"{spec.name}: making the calibration set")
-    sounds = _sounds(opened, files, options)
+    names, count = _new_set(opened, spec, folder, files, needed, options, say)
+    noted = {"from": made_from, "files": names, "samples": count}
+    write_atomic(folder / MADE_FROM, json.dumps(noted).encode("utf-8"))
+    return names, count
+
+
+def _new_set(
+    opened: Bundle,
+    spec: ProgramSpec,
+    folder: Path,
+    files: Sequence[Path],
+    needed: int,
+    options: CompileOptions,
+    say: Say,
+) -> tuple[Calibration, int]:
     encoder = opened.manifest.program("encoder").spec
+    sounds = _sounds(opened, files, options)
     mels: Iterator[tuple[Array]]
-    if is_array:
+    if files[0].suffix == ".npy":
         check_ready(files[0], encoder, needed, force=options.force)
         mels = _mels_of(files[0])
     else:
@@ -257,18 +276,17 @@ def _calibration(
     samples = _decoder_samples(opened, mels, options) if spec.name == FULL else mels
     names, count = write_set(samples, spec, folder, needed, say)
     check_enough(spec, count, needed, sounds)
-    noted = {"from": made_from, "files": names, "samples": count}
-    write_atomic(folder / MADE_FROM, json.dumps(noted).encode("utf-8"))
     return names, count
 
 
-def _kept_set(folder: Path) -> Any:
-    """What is noted of the set in a folder; None if there is none, or a part of it."""
+def _kept_set(folder: Path, spec: ProgramSpec) -> Any:
+    """What is noted of the set in a folder; None if there is none, or a part, or of other shapes."""
     try:
         noted = json.loads((folder / MADE_FROM).read_text(encoding="utf-8"))
         names = noted["files"]
         files = [names] if isinstance(names, str) else list(names.values())
-        return noted if all((folder / file).is_file() for file in files) else None
+        fits = noted["from"]["spec"] == spec.to_json()
+        return noted if fits and all((folder / file).is_file() for file in files) else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
 

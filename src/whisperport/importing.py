@@ -72,7 +72,9 @@ def import_hef(
 
     if isinstance(checkpoint, str | os.PathLike):
         say(f"reading {checkpoint}")
-        checkpoint = load_checkpoint(checkpoint)
+        checkpoint = load_checkpoint(
+            checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
+        )
     positions = _positions(_network(encoder, path), checkpoint.dims, path)
     hefs, form = {"encoder": path}, {}
     if options.decoder is not None:

@@ -80,11 +80,12 @@ def _load_encoder(chip: Any = HAILO8L) -> Any:
     return load_hefs(chip, [ENCODER], {"encoder": HEF})["encoder"]
 
 
-def test_without_a_device_the_encoder_is_fed_and_read_as_recorded(platform):
+@pytest.mark.parametrize("chip", [HAILO8L, HAILO10H], ids=lambda chip: chip.name)
+def test_without_a_device_the_encoder_is_fed_and_read_as_recorded(platform, chip):
     fake = platform()
     mel = np.arange(24, dtype=np.float32).reshape(1, 3, 1, 8)
 
-    features = _load_encoder().run({"mel": mel})["features"]
+    features = _load_encoder(chip).run({"mel": mel})["features"]
 
     frames = mel[0, :, 0, :].T  # (8, 3): frame by frame
     expected = frames.reshape(4, 6).sum(axis=1)

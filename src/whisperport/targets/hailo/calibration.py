@@ -32,8 +32,7 @@ Floats = NDArray[np.float32]
 Say = Callable[[str], None]
 
 SHORTEST_S = 1.0  # of sound in a window: less is mostly silence
-SILENT = 1e-3  # largest sample, of 1: -60 dB of full scale
-STEADY = 1e-4  # deviation of the samples: a constant, whatever its level
+SILENT = 1e-3  # of 1, how far samples move at most: -60 dB of full scale
 QUIET = 0.1  # -20 dB: a speaker at three metres instead of at thirty centimetres
 SLACK = 1e-3  # float32 and another library's logarithm
 
@@ -212,7 +211,7 @@ def _faults(array: Array) -> Counter[str]:
         digest = hashlib.sha256(one.tobytes()).digest()
         if not (low >= LOWEST - SLACK and high - low <= WIDEST + SLACK):  # false for NaN too
             faults["off the scale"] += 1
-        elif high - low < STEADY:
+        elif high - low < SLACK:
             faults["constant"] += 1
         elif digest in seen:
             faults["identical to another"] += 1
@@ -224,10 +223,8 @@ def _fault(samples: Floats, seen: set[bytes]) -> str:
     """Why a window cannot be used; empty if it can."""
     if samples.size < SHORTEST_S * SAMPLE_RATE:
         return f"shorter than {SHORTEST_S:g} s"
-    if np.std(samples) < STEADY:
-        return "constant" if np.abs(samples).max() >= SILENT else "silent"
-    if np.abs(samples).max() < SILENT:
-        return "silent"
+    if np.ptp(samples) < 2 * SILENT:
+        return "constant" if abs(float(samples.mean())) >= SILENT else "silent"
     digest = hashlib.sha256(samples.tobytes()).digest()
     if digest in seen:
         return "identical to another"
