@@ -43,7 +43,8 @@ def test_a_window_that_the_checkpoint_cannot_have_is_refused(run, tmp_path, wind
     ran = run("export", "default", "--target", "onnxruntime", "--window", window, "--out", out)
 
     # then
-    assert (ran.code, ran.out) == (1, "")  # the checkpoint was read before: what it says is on stderr
+    # The checkpoint was read before: what it says is on stderr.
+    assert (ran.code, ran.out) == (1, "")
     assert says in ran.err
     assert "Traceback" not in ran.err
     assert not out.exists()

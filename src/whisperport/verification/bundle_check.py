@@ -145,6 +145,7 @@ def _transcribe(engine: Engine, clip: ReferenceClip, reference: Reference, say: 
         language=next((codes[t] for t in clip.prompt if t in codes), "en"),
         max_tokens=reference.max_tokens,
         timestamps=False,
+        repetition_penalty=1.0,  # the reference has no guards
     )
     return decode_window(engine, engine.encode(_mel(engine, clip)), options)
 
