@@ -17,8 +17,9 @@ PYTHON ?= $(shell for python in python3.11 python3 python; do \
 demo: $(VENV)/.installed
 	@$(BIN)/whisperport demo
 
+# A process a core, each with one thread: two of torch's pools on the same cores wait for each other.
 test: check
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile
 
 # The chores.
 
