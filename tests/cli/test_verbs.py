@@ -274,7 +274,7 @@ def demo_row(bundle):
     from whisperport.verification import WordErrors
     from whisperport.verification.clips import Recording
 
-    recording = Recording(Path("one.wav"), "Lock the door.", "a voice", True, 1.0)
+    recording = Recording(Path("one.wav"), "Lock the door.", "a voice", True, 1.0, ())
     heard = Heard(recording=recording, text="Lock a door.", errors=WordErrors(1, 0, 0, 3))
     return DemoRow(
         target="onnxruntime",
