@@ -118,7 +118,8 @@ class Stages:
         seconds = time.perf_counter() - self._started
         if self._stage and seconds >= WORTH_A_LINE_S:
             console = self._progress.console if self._progress else stderr
-            console.print(f"  {seconds:6.1f} s  {self._stage}", markup=False, style="dim")
+            line = f"  {seconds:6.1f} s  {self._stage}"
+            console.print(line, markup=False, soft_wrap=True, style="dim")
         self._stage = ""
 
 
