@@ -173,6 +173,7 @@ def check_free(out: str | os.PathLike[str], *, overwrite: bool) -> None:
 
 def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     try:
+        from whisperport.programs.program import written_buffer
         from whisperport.programs.pt2 import read_pt2
     except ImportError as error:
         raise MissingPackageError(
@@ -184,25 +185,13 @@ def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
         _check_kind(Path(program))
         say(f"reading {program}")
         program = read_pt2(program)
-    if state := _state(program):
+    if state := written_buffer(program):
         raise LoweringError(
             f"`{program.name}` keeps state in a buffer, `{state}`",
             why="its outputs depend on earlier calls, so a rewrite cannot be proved on one",
             hint="pass the state as an input, and return it as an output",
         )
     return program
-
-
-def _state(program: "Program") -> str:
-    """The name of a buffer that a call of the program changes; empty if there is none."""
-    signature = program.exported.graph_signature
-    written = list(signature.buffers_to_mutate.values())
-    for node in program.exported.graph.nodes:  # before decomposition, operators write in place
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            sources = (str(source) for source in node.all_input_nodes)
-            written += [signature.inputs_to_buffers.get(source, "") for source in sources]
-    return next((name for name in written if name), "")
 
 
 def _check_kind(path: Path) -> None:

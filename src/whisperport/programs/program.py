@@ -72,7 +72,10 @@ def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()
 
 def written_buffer(program: Program) -> str | None:
     """A buffer that the program writes to, directly or through a view; None if it keeps no state."""
-    buffers = program.exported.graph_signature.inputs_to_buffers
+    signature = program.exported.graph_signature
+    for name in signature.buffers_to_mutate.values():  # where operators were decomposed
+        return str(name)
+    buffers = signature.inputs_to_buffers
     for node in program.exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
