@@ -13,9 +13,7 @@ from whisperport.errors import WhisperportError
 
 
 @given(data=st.binary(max_size=200))
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_written_reads_back_and_nothing_else_is_left(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "out.bin"
 

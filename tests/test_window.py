@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.dims import Dims
@@ -56,7 +56,6 @@ def test_a_whole_window_may_hold_less_sound() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.integers(50, 1500), st.sampled_from(PADDINGS))
 def test_every_multiple_of_20_ms_is_a_window(positions: int, padding: str) -> None:
     window = WindowOptions(seconds=positions / 50, padding=padding).of(DIMS)

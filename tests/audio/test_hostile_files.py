@@ -197,9 +197,7 @@ def encoded(write_sound: WriteSound) -> dict[str, bytes]:
 
 
 @given(data=st.data())
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_is_sound_or_refused(encoded: dict[str, bytes], data: st.DataObject) -> None:
     content = bytearray(encoded[data.draw(st.sampled_from(sorted(CODECS)))])
     places = st.one_of(st.integers(0, 100), st.integers(0, len(content) - 1))
@@ -219,7 +217,7 @@ def test_any_damage_is_sound_or_refused(encoded: dict[str, bytes], data: st.Data
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_are_sound_or_refused(content: bytes) -> None:
     with contextlib.suppress(AudioError):
         load_audio(io.BytesIO(content))

@@ -200,7 +200,7 @@ def test_a_rate_beside_a_file_is_a_mistake(tmp_path: Path) -> None:
         st.integers(0, 2000),
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_array_is_sound_or_refused(samples: NDArray[np.float32]) -> None:
     try:
         loaded = load_audio(samples)
@@ -213,7 +213,7 @@ def test_any_array_is_sound_or_refused(samples: NDArray[np.float32]) -> None:
 
 
 @given(block_s=st.floats(0.001, 3.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_blocks_joined_are_the_sound(block_s: float) -> None:
     blocks = list(iter_audio(EXPECTED, block_s=block_s))
 
@@ -222,7 +222,7 @@ def test_blocks_joined_are_the_sound(block_s: float) -> None:
 
 
 @given(window=st.integers(1, 900), step=st.integers(1, 1200), n_samples=st.integers(160, 2000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_windows_begin_every_step_and_each_brings_something_new(
     window: int, step: int, n_samples: int
 ) -> None:

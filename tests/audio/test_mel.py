@@ -95,7 +95,7 @@ def test_the_floor_is_set_by_the_array_given_so_cutting_later_differs() -> None:
 
 
 @given(n_samples=st.integers(201, 60_000), n_mels=st.sampled_from([1, 20, 80, 128]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_length_gives_one_frame_per_10_ms(n_samples: int, n_mels: int) -> None:
     samples = signal("noise")[:n_samples]
 
@@ -107,7 +107,7 @@ def test_any_length_gives_one_frame_per_10_ms(n_samples: int, n_mels: int) -> No
 
 
 @given(n_samples=st.integers(0, 30_000), n_frames=st.integers(2, 150))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_n_frames_pads_or_cuts_before_anything_else(n_samples: int, n_frames: int) -> None:
     samples = signal("noise")[:n_samples]
     wanted = n_frames * HOP_LENGTH

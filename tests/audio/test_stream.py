@@ -34,7 +34,7 @@ class Hour:
 @given(
     steps=st.lists(st.tuples(st.integers(-4000, 20_000), st.integers(0, 12_000)), max_size=12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_forward_reading_gives_the_samples_asked_for(steps: list[tuple[int, int]]) -> None:
     stream = AudioStream(SOUND, look_back_s=0.25)
     start, furthest = 0, 0

@@ -254,9 +254,7 @@ def test_a_reference_that_holds_another_kind_of_file_is_refused(
         bundle.reference()
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_arrays_raise_a_bundle_error_or_nothing(
     bundle: Bundle, data: st.DataObject

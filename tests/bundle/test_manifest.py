@@ -239,9 +239,7 @@ def test_an_unknown_program_is_answered_with_the_known_ones(manifest: Manifest) 
         manifest.program("decoder")
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_value_anywhere_raises_a_bundle_error_or_nothing(
     manifest: Manifest, data: st.DataObject
@@ -259,7 +257,7 @@ def test_any_value_anywhere_raises_a_bundle_error_or_nothing(
     assert Manifest.from_bytes(read.to_bytes()) == read
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(raw=st.binary(max_size=200) | ANYTHING.map(lambda v: json.dumps(v).encode()))
 def test_any_bytes_raise_a_bundle_error(raw: bytes) -> None:
     with pytest.raises(BundleError):

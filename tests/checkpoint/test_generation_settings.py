@@ -191,9 +191,7 @@ ANY = st.recursive(
 )
 
 
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from(sorted(STATED)), ANY, max_size=3))
 def test_any_settings_are_refused_or_within_the_model(changes, tmp_path):
     dims = replace(DIMS, n_vocab=1510)

@@ -81,9 +81,7 @@ def test_bytes_that_are_no_checkpoint_are_refused_as_damaged(data, tmp_path):
 
 
 SMALL = {"dims": {"n_mels": 80}, "model_state_dict": {"x": torch.arange(40.0)}}
-FUZZ = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FUZZ

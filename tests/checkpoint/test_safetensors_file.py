@@ -16,9 +16,7 @@ from whisperport.errors import CheckpointError
 TENSORS = {"one": torch.arange(6.0).reshape(2, 3), "two": torch.ones(4, dtype=torch.bfloat16)}
 GOOD = save(TENSORS, {"format": "pt"})
 HEADER_END = 8 + struct.unpack("<Q", GOOD[:8])[0]
-FUZZ = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def written(folder, data):

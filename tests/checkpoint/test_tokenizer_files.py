@@ -141,9 +141,7 @@ def small_json(tmp_path_factory):
     return read_tokenizer(folder, 9).json
 
 
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.floats(0, 1), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_tokenizer_json_is_refused_or_still_a_tokenizer(
     at, byte, cut, small_json, tmp_path

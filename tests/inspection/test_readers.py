@@ -415,9 +415,7 @@ def test_a_bundle_of_compiled_programs_points_to_inspect(exported: Callable[[str
 
 # Noise ---------------------------------------------------------------------------------------------
 
-FUZZ = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 DAMAGE = st.tuples(
     st.floats(0, 1), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=6)
 )

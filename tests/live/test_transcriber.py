@@ -212,7 +212,7 @@ def micro_transcriber(
 
 
 @given(sizes=st.lists(st.integers(0, 6_000), max_size=4), timestamps=st.booleans())
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 def test_no_sound_is_lost_however_it_comes_and_whatever_the_model_says(
     micro_transcriber: Transcriber, sizes: list[int], timestamps: bool
 ) -> None:

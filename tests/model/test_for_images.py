@@ -44,7 +44,7 @@ def test_the_encoder_of_an_image_shares_the_weights_of_the_encoder(micro: Whispe
     } == theirs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     count=st.integers(1, 9),
     rows=st.integers(9, 24),

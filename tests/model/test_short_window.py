@@ -39,7 +39,7 @@ def by_definition(
     return taken / whole[:, None]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     padding=st.sampled_from(PADDINGS),
     positions=st.integers(1, 9),

@@ -24,7 +24,7 @@ def read_back(path: Path, offset: int, like: np.ndarray) -> np.ndarray:
 
 
 @given(sizes=st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 3)), min_size=1, max_size=8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_whatever_is_placed_is_found_again_aligned_and_equal_ones_once(
     sizes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

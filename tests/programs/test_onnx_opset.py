@@ -252,7 +252,7 @@ def test_an_operator_spelled_in_older_ones_computes_the_same(name: str) -> None:
     data=st.data(),
     opset=st.integers(13, 16),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_layer_norm_of_any_shape_and_axis(
     shape: list[int], data: st.DataObject, opset: int
 ) -> None:

@@ -241,7 +241,7 @@ def test_guards_are_not_run(small: Path, tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_damaged_file_is_refused_or_read_and_nothing_else(
     small: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -21,7 +21,7 @@ tokens = st.lists(st.integers(0, DIMS.n_vocab - 1), min_size=1, max_size=DIMS.n_
 
 
 @given(tokens=tokens, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
     micro: Whisper, micro_engine: Any, sound: Any, tokens: list[int], data: st.DataObject
 ) -> None:
@@ -48,7 +48,7 @@ def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
 
 
 @given(tokens=tokens, before=tokens, size=st.floats(0, 100))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rows_beyond_its_length_do_not_matter(
     micro_engine: Any, sound: Any, tokens: list[int], before: list[int], size: float
 ) -> None:

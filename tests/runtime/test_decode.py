@@ -74,7 +74,7 @@ def test_an_end_at_once_is_suppressed() -> None:
 
 
 @given(seed=st.integers(0, 10_000), timestamps=st.booleans(), beams=st.sampled_from([None, 2]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_suppressed_is_never_said(
     micro_engine: Any, sound: Any, seed: int, timestamps: bool, beams: int | None
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
@@ -24,7 +24,6 @@ rows = st.lists(st.floats(-50, 50, width=32), min_size=V, max_size=V)
 
 
 @given(text=texts, row=rows, penalty=st.sampled_from([1.0, 1.1, 1.5, 4.0]))
-@settings(deadline=None)
 def test_the_penalty_is_that_of_transformers(
     text: list[int], row: list[float], penalty: float
 ) -> None:
@@ -39,7 +38,6 @@ def test_the_penalty_is_that_of_transformers(
 
 
 @given(text=texts, row=rows, size=st.integers(1, 5))
-@settings(deadline=None)
 def test_the_forbidden_ngrams_are_those_of_transformers(
     text: list[int], row: list[float], size: int
 ) -> None:

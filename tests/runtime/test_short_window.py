@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.generation import Generation
@@ -29,7 +29,6 @@ def allowed(rules: Rules, said: list[int], favourite: int) -> np.ndarray:
     return np.isfinite(logits)
 
 
-@settings(deadline=None)
 @given(latest=st.integers(50, 1500), opened=st.integers(0, 1500), text=st.integers(0, 50256))
 def test_no_time_beyond_the_window_is_said(latest: int, opened: int, text: int) -> None:
     rules = Rules(WHISPER, timestamps=True, suppressed=(), latest_timestamp=latest)

@@ -1,6 +1,6 @@
 """What the end of a short window may have cut off is left to the next one, and the windows go on."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.runtime.segments import cut_segments
@@ -73,7 +73,6 @@ def test_text_without_times_is_kept() -> None:
     assert leave_open(whole, BEGIN, WINDOW) == whole
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, BEGIN + 1500), min_size=1, max_size=20),
     st.sampled_from([100, 500, 1000, 3000]),

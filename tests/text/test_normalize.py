@@ -35,13 +35,13 @@ def test_samples_are_normalized_as_by_openai(name: str) -> None:
 
 @given(TEXT)
 @example("(a]<b)>c")
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_any_text_is_normalized_as_by_openai(text: str) -> None:
     assert normalize(text) == BasicTextNormalizer()(text).strip()
 
 
 @given(TEXT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_normalizing_again_changes_nothing(text: str) -> None:
     once = normalize(text)
 

@@ -57,7 +57,7 @@ TIMES = st.floats(0, 400_000) | st.sampled_from([0.0, 59.9995, 59.9994, 3599.999
     language=st.none() | st.sampled_from(["en", "yue"]),
 )
 @example(form="srt", segments=[Segment(0.0015, 3599.9999, "---->")], language=None)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_segments_are_written_as_by_openai(
     form: str, segments: list[Segment], language: str | None
 ) -> None:

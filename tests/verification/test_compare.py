@@ -173,7 +173,7 @@ def test_each_gate_passes_just_above_and_fails_just_below(precision: str) -> Non
     assert len(gate.because) > 20
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sqnr_db=st.floats(-20, 100), seed=st.integers(0, 99))
 def test_noise_of_a_given_sqnr_is_measured_as_that(sqnr_db: float, seed: int) -> None:
     expected = features(seed)
@@ -183,7 +183,7 @@ def test_noise_of_a_given_sqnr_is_measured_as_that(sqnr_db: float, seed: int) ->
     assert result.sqnr_db == pytest.approx(sqnr_db, abs=1e-3)  # float64 at 100 dB keeps 6 digits
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(exponent=st.integers(-250, 250), sign=st.sampled_from([1.0, -1.0]))
 def test_scaling_both_sides_changes_nothing_but_the_absolute_error(
     exponent: int, sign: float
@@ -202,7 +202,7 @@ def test_scaling_both_sides_changes_nothing_but_the_absolute_error(
     assert scaled.max_abs == pytest.approx(plain.max_abs * abs(scale))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 99))
 def test_the_order_of_elements_changes_nothing(seed: int) -> None:
     expected, random = features(), np.random.default_rng(seed)
@@ -215,7 +215,7 @@ def test_the_order_of_elements_changes_nothing(seed: int) -> None:
     assert mixed.cosine == pytest.approx(plain.cosine)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     a=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=3, max_size=3),
     e=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=3, max_size=3),

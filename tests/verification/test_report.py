@@ -121,7 +121,7 @@ def test_the_summary_has_one_row_for_each_check() -> None:
 numbers = st.one_of(st.integers(0, 2**40), st.floats(allow_nan=False))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=st.dictionaries(st.text(min_size=1, max_size=5), numbers, min_size=1, max_size=4))
 def test_a_report_survives_the_round_trip_infinities_included(values: dict[str, float]) -> None:
     given = replace(PASSED, checks=(check(value=values), FAILED))
@@ -189,7 +189,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_value_anywhere_raises_a_bundle_error_or_nothing(data: st.DataObject) -> None:
     document = json.loads(json.dumps(PASSED.to_json()))

@@ -106,7 +106,7 @@ def test_a_large_divergence_fails_although_the_first_choice_agrees() -> None:
     assert "mean KL" in result.reason
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sigma=st.floats(1e-6, 1e-2), seed=st.integers(0, 99))
 def test_kl_of_small_noise_is_at_most_half_its_variance(sigma: float, seed: int) -> None:
     """To second order KL is half the variance of the noise under p: the premise of the fp32 gate.

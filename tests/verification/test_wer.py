@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.verification import WordErrors, bootstrap_interval, word_errors
@@ -57,7 +57,6 @@ def test_an_error_count_equals_the_edit_distance() -> None:
         assert word_errors(" ".join(a), " ".join(b)).errors == table[-1]
 
 
-@settings(deadline=None)
 @given(WORDS, WORDS)
 def test_counts_add_up_to_the_words_heard(heard: list[str], spoken: list[str]) -> None:
     found = word_errors(" ".join(heard), " ".join(spoken))
