@@ -1,17 +1,15 @@
 """Transcript files, byte for byte against openai-whisper's writers."""
 
-import io
 import json
-from dataclasses import asdict
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from whisper.utils import get_writer
 
 from whisperport.errors import UsageError
 from whisperport.text import WRITERS, Segment, Word, format_time, write_as
+
+from .openai_writers import as_openai, written_by_openai
 
 SEGMENTS = [
     Segment(0.0, 2.5, " Hello, world.", (50364, 2425, 50489), -0.25, 0.01, 0.2, 1.1, 0),
@@ -19,25 +17,6 @@ SEGMENTS = [
     Segment(3600.0, 36_000.123, "  日本語 👍\n第二行 "),
     Segment(100 * 3600.0, 100 * 3600.5, ""),
 ]
-
-
-def as_openai(segments: list[Segment], language: str | None) -> dict[str, Any]:
-    """What openai-whisper's `transcribe()` would have returned."""
-    order = "seek start end text tokens temperature avg_logprob compression_ratio no_speech_prob"
-    dicts = [asdict(segment) for segment in segments]
-    return {
-        "text": "".join(segment.text for segment in segments),
-        "segments": [
-            {"id": i, **{name: d[name] for name in order.split()}} for i, d in enumerate(dicts)
-        ],
-        "language": language,
-    }
-
-
-def written_by_openai(form: str, segments: list[Segment], language: str | None) -> str:
-    file = io.StringIO(newline="")
-    get_writer(form, ".").write_result(as_openai(segments, language), file=file)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("form", WRITERS)

@@ -56,7 +56,9 @@ WHAT = (
         metavar="START END",
         help="Transcribe only these seconds; may be repeated",
     ),
-    click.option("--words", is_flag=True, help="Times of words as well; `--json` shows them"),
+    click.option(
+        "--words", is_flag=True, help="Times of words as well: in json, and subtitles follow them"
+    ),
     click.option(
         "--timestamps/--no-timestamps",
         default=True,

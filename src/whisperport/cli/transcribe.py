@@ -21,9 +21,10 @@ from whisperport.cli.console import (
 from whisperport.cli.decoding_options import decoding_options, transcribe_options
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
+from whisperport.cli.subtitle_options import chosen_subtitles, subtitle_options
 from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
-from whisperport.text import write_as
+from whisperport.text import SubtitleOptions, write_as
 from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription import transcribe as run_transcribe
 
@@ -40,11 +41,12 @@ from whisperport.transcription import transcribe as run_transcribe
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["txt", "srt", "vtt", "tsv"]),
+    type=click.Choice(["txt", "srt", "vtt", "tsv", "json"]),
     default="txt",
     show_default=True,
-    help="Text alone, or with times",
+    help="Text alone, or with times; json as openai-whisper writes it",
 )
+@subtitle_options
 @live_options
 @decoding_options
 @chunk_options
@@ -64,7 +66,7 @@ def transcribe(
     threads: int | None,
     run_options: tuple[str, ...],
     as_json: bool,
-    **decoding: Any,
+    **chosen: Any,
 ) -> None:
     """Transcribe a recording: any file that FFmpeg reads, or - for standard input.
 
@@ -74,18 +76,23 @@ def transcribe(
       $ whisperport transcribe --live
     """
     check_live(recording, live, {"raw_rate": raw_rate, "device": device})
-    options = transcribe_options(decoding, run_options_of(threads, run_options))
+    options = transcribe_options(chosen, run_options_of(threads, run_options))
     options = with_chunks(options, vad, workers)
+    has_words = options.word_timestamps or live  # live needs them, and has them in any case
+    subtitles = chosen_subtitles(chosen, "json" if as_json else form, has_words)
     if live or recording is None:
-        chosen = LiveOptions(transcribe=options, step_s=step_s)
+        growing = LiveOptions(transcribe=options, step_s=step_s)
         screen = Screen(text=form == "txt" and not as_json)
-        hear = partial(transcribe_live, recording, bundle, chosen, screen, raw_rate, device)
+        hear = partial(transcribe_live, recording, bundle, growing, screen, raw_rate, device)
     else:
         hear = partial(_with_a_bar, recording, bundle, options)
     transcript, failure = _transcribed(hear)
     for start in transcript.truncated:
         print_warning(f"the window at {start:.0f} s met the token limit; its end is missing")
-    _print(transcript, form, as_json, said=live)
+    if as_json:
+        print_json(asdict(transcript))
+    else:
+        _print(transcript, form, subtitles, said=live)
     if failure is not None:
         _print_incomplete(transcript, failure)
         sys.exit(1)
@@ -113,15 +120,13 @@ def _with_a_bar(recording: str, bundle: Path | None, options: TranscribeOptions)
         return run_transcribe(recording, bundle, options, progress=bar)
 
 
-def _print(transcript: Transcript, form: str, as_json: bool, *, said: bool) -> None:
+def _print(transcript: Transcript, form: str, subtitles: SubtitleOptions, *, said: bool) -> None:
     """The result on stdout; `said`: plain text was printed as it came."""
-    if as_json:
-        print_json(asdict(transcript))
-        return
     if form == "txt" and not said:
         print(transcript.text)
     elif form != "txt":
-        print(write_as(form, transcript.segments), end="")
+        language = transcript.language
+        print(write_as(form, transcript.segments, language=language, options=subtitles), end="")
     if not transcript.segments:
         print_note("no speech was heard")
 

@@ -56,15 +56,13 @@ def hear(
     if is_silence(decoded, options.thresholds):
         return None
     pieces, n_complete = _pieces(decoded, transcriber.engine.generation.timestamp_begin, buffer)
-    segments = [
+    said = [
         # As of a recording, what takes no time was not said.
-        segment if segment.end > segment.start else replace(segment, words=())
+        segment.words or () if segment.end > segment.start else ()
         for segment in _with_words(transcriber, buffer, options, decoded, pieces, last_speech)
     ]
-    words = tuple(
-        Heard(word, begins=i == 0) for segment in segments for i, word in enumerate(segment.words)
-    )
-    complete = sum(len(segment.words) for segment in segments[:n_complete])
+    words = tuple(Heard(word, begins=i == 0) for words in said for i, word in enumerate(words))
+    complete = sum(len(words) for words in said[:n_complete])
     return Hypothesis(words, complete, decoded, ratio) if words else None
 
 

@@ -67,9 +67,10 @@ def skip_hallucinations(
 
 def is_anomaly(segment: Segment) -> bool:
     """Whether the first eight words look invented rather than heard."""
-    words = [word for word in segment.words if word.word not in PUNCTUATION][:8]
+    spoken = segment.words or ()
+    words = [word for word in spoken if word.word not in PUNCTUATION][:8]
     score = sum(_anomaly(word) for word in words)
-    return bool(segment.words) and (score >= 3 or score + 0.01 >= len(words))
+    return bool(spoken) and (score >= 3 or score + 0.01 >= len(words))
 
 
 def _anomaly(word: Word) -> float:
@@ -85,7 +86,11 @@ def _anomaly(word: Word) -> float:
 def _in_silence(
     segment: Segment, following: Segment | None, before: float, window: Window, threshold: float
 ) -> bool:
-    after = following.words[0].start if following else window.start_s + window.sound_s
+    after = (
+        following.words[0].start
+        if following and following.words
+        else window.start_s + window.sound_s
+    )
     quiet_before = (
         segment.start - before > threshold
         or segment.start < threshold

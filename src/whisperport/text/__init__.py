@@ -3,6 +3,7 @@
 from whisperport.text.languages import LANGUAGES, language_code
 from whisperport.text.normalize import normalize
 from whisperport.text.segment import Segment, Word
+from whisperport.text.subtitles import SubtitleOptions
 from whisperport.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
 from whisperport.text.vocabulary import openai_generation, openai_tokenizer
 from whisperport.text.writers import (
@@ -21,6 +22,7 @@ __all__ = [
     "SECONDS_PER_TIMESTAMP",
     "WRITERS",
     "Segment",
+    "SubtitleOptions",
     "Tokenizer",
     "Word",
     "format_time",

@@ -30,7 +30,7 @@ class Segment:
     temperature: float = 0.0  # it was sampled at; 0 is greedy
     compression_ratio: float = 0.0  # of the window's text by zlib; high for repetitions
     seek: int = 0  # first mel frame (10 ms) of the window it came from
-    words: tuple[Word, ...] = ()  # only where word times were asked for
+    words: tuple[Word, ...] | None = None  # None: times of words were not asked for
 
     def __post_init__(self) -> None:
         for name, seconds in (("start", self.start), ("end", self.end)):

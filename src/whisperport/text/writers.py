@@ -10,6 +10,9 @@ from dataclasses import asdict
 
 from whisperport.errors import UsageError
 from whisperport.text.segment import Segment
+from whisperport.text.subtitles import Subtitle, SubtitleOptions, subtitles
+
+AS_SEGMENTED = SubtitleOptions()  # a subtitle a segment
 
 
 def write_txt(segments: Sequence[Segment]) -> str:
@@ -17,19 +20,19 @@ def write_txt(segments: Sequence[Segment]) -> str:
     return "".join(f"{segment.text.strip()}\n" for segment in segments)
 
 
-def write_srt(segments: Sequence[Segment]) -> str:
-    """SubRip: numbered, with a comma before the milliseconds."""
+def write_srt(segments: Sequence[Segment], options: SubtitleOptions = AS_SEGMENTED) -> str:
+    """SubRip: numbered, with a comma before the milliseconds. Raises as `subtitles`."""
     return "".join(
-        f"{number}\n{_span(segment, always_hours=True, marker=',')}\n{_subtitle(segment)}\n\n"
-        for number, segment in enumerate(segments, start=1)
+        f"{number}\n{_span(subtitle, always_hours=True, marker=',')}\n{subtitle.text}\n\n"
+        for number, subtitle in enumerate(subtitles(segments, options), start=1)
     )
 
 
-def write_vtt(segments: Sequence[Segment]) -> str:
-    """WebVTT: hours only where there are any."""
+def write_vtt(segments: Sequence[Segment], options: SubtitleOptions = AS_SEGMENTED) -> str:
+    """WebVTT: hours only where there are any. Raises as `subtitles`."""
     return "WEBVTT\n\n" + "".join(
-        f"{_span(segment, always_hours=False, marker='.')}\n{_subtitle(segment)}\n\n"
-        for segment in segments
+        f"{_span(subtitle, always_hours=False, marker='.')}\n{subtitle.text}\n\n"
+        for subtitle in subtitles(segments, options)
     )
 
 
@@ -68,7 +71,7 @@ def write_json(segments: Sequence[Segment], *, language: str | None = None) -> s
 
 def _words(segment: Segment) -> dict[str, list[dict[str, object]]]:
     """`words`, where times of words were asked for."""
-    return {"words": [asdict(word) for word in segment.words]} if segment.words else {}
+    return {} if segment.words is None else {"words": [asdict(word) for word in segment.words]}
 
 
 WRITERS: dict[str, Callable[[Sequence[Segment]], str]] = {
@@ -80,19 +83,37 @@ WRITERS: dict[str, Callable[[Sequence[Segment]], str]] = {
 }
 
 
-def write_as(form: str, segments: Sequence[Segment], *, language: str | None = None) -> str:
-    """The text of a transcript file in one of `WRITERS`; `language` goes into json alone.
+def write_as(
+    form: str,
+    segments: Sequence[Segment],
+    *,
+    language: str | None = None,
+    options: SubtitleOptions = AS_SEGMENTED,
+) -> str:
+    """The text of a transcript file in one of `WRITERS`.
 
-    Raises UsageError when there is no such form.
+    Args:
+        language: goes into json alone.
+        options: of srt and vtt.
+
+    Raises:
+        UsageError: there is no such form, or it does not take what `options` asks for.
     """
-    if form == "json":
-        return write_json(segments, language=language)
-    try:
-        return WRITERS[form](segments)
-    except KeyError:
+    if form == "srt":
+        return write_srt(segments, options)
+    if form == "vtt":
+        return write_vtt(segments, options)
+    if form not in WRITERS:
         raise UsageError(
             f"cannot write a transcript as `{form}`", hint=f"choose one of {', '.join(WRITERS)}"
-        ) from None
+        )
+    if options.asked:
+        raise UsageError(
+            f"`{options.asked[0]}` is for subtitles, and {form} has none", hint="write srt or vtt"
+        )
+    if form == "json":
+        return write_json(segments, language=language)
+    return WRITERS[form](segments)
 
 
 def format_time(seconds: float, *, always_hours: bool = False, marker: str = ".") -> str:
@@ -105,15 +126,10 @@ def format_time(seconds: float, *, always_hours: bool = False, marker: str = "."
     return f"{hours_part}{minutes:02d}:{whole:02d}{marker}{milliseconds:03d}"
 
 
-def _span(segment: Segment, *, always_hours: bool, marker: str) -> str:
-    start = format_time(segment.start, always_hours=always_hours, marker=marker)
-    end = format_time(segment.end, always_hours=always_hours, marker=marker)
+def _span(subtitle: Subtitle, *, always_hours: bool, marker: str) -> str:
+    start = format_time(subtitle.start, always_hours=always_hours, marker=marker)
+    end = format_time(subtitle.end, always_hours=always_hours, marker=marker)
     return f"{start} --> {end}"
-
-
-def _subtitle(segment: Segment) -> str:
-    # An arrow in the text would be read as another span.
-    return segment.text.strip().replace("-->", "->")
 
 
 def _one_cell(text: str) -> str:

@@ -1,0 +1,106 @@
+"""`whisperport transcribe` cuts subtitles as it is asked to, and says where it cannot."""
+
+import json
+
+import pytest
+
+from whisperport.cli import transcribe as verb
+from whisperport.text import Segment, Word
+from whisperport.transcription import Transcript
+
+WORDS = (Word(" Lock", 0.0, 0.3, 0.9), Word(" the", 0.4, 0.5, 0.9), Word(" door.", 0.5, 1, 0.9))
+SAID = Segment(0.0, 1.0, " Lock the door.", words=WORDS)
+
+
+@pytest.fixture
+def spoken(run, monkeypatch):
+    """`spoken("--format", "srt")`: of a recording in which "Lock the door." is said."""
+    heard = Transcript("Lock the door.", (SAID,), "en", 1.0, ())
+    monkeypatch.setattr(verb, "run_transcribe", lambda *_, **__: heard)
+    return lambda *arguments: run("transcribe", "talk.wav", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (["--max-line-width", 8], "00:00.000 --> 00:01.000\nLock the\ndoor.\n"),
+        (
+            ["--max-line-width", 8, "--max-line-count", 1],
+            "00:00.000 --> 00:00.500\nLock the\n\n00:00.500 --> 00:01.000\ndoor.\n",
+        ),
+        (
+            ["--max-words-per-line", 2],
+            "00:00.000 --> 00:00.500\nLock the\n\n00:00.500 --> 00:01.000\ndoor.\n",
+        ),
+        (
+            ["--highlight-words", "--max-words-per-line", 1],
+            "00:00.000 --> 00:00.300\n<u>Lock</u>\n\n00:00.400 --> 00:00.500\n<u>the</u>\n\n"
+            "00:00.500 --> 00:01.000\n<u>door.</u>\n",
+        ),
+    ],
+    ids=str,
+)
+def test_subtitles_are_cut_as_asked(spoken, arguments, lines):
+    ran = spoken("--words", "--format", "vtt", *arguments)
+
+    assert (ran.code, ran.out) == (0, f"WEBVTT\n\n{lines}\n")
+
+
+FLAGS = [
+    ["--highlight-words"],
+    ["--max-line-width", 40],
+    ["--max-line-count", 2],
+    ["--max-words-per-line", 3],
+]
+
+
+@pytest.mark.parametrize("arguments", FLAGS, ids=str)
+def test_each_needs_times_of_words(spoken, arguments):
+    ran = spoken("--format", "srt", *arguments)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.lines[0] == f"error: {arguments[0]} needs --words"
+
+
+@pytest.mark.parametrize("form", [[], ["--format", "tsv"], ["--format", "srt", "--json"]], ids=str)
+@pytest.mark.parametrize("arguments", FLAGS, ids=str)
+def test_each_needs_a_form_that_has_subtitles(spoken, form, arguments):
+    ran = spoken("--words", *form, *arguments)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.lines[0] == f"error: {arguments[0]} needs --format srt or --format vtt"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warning"),
+    [
+        (["--max-line-count", 2], "--max-line-count has no effect without --max-line-width"),
+        (
+            ["--max-words-per-line", 3, "--max-line-count", 2, "--max-line-width", 40],
+            "--max-words-per-line has no effect with --max-line-width and --max-line-count",
+        ),
+    ],
+    ids=str,
+)
+def test_what_has_no_effect_is_said(spoken, arguments, warning):
+    ran = spoken("--words", "--format", "srt", *arguments)
+
+    assert (ran.code, ran.lines[0]) == (0, f"warning: {warning}")
+
+
+def test_live_has_words_in_any_case(run, monkeypatch):
+    heard = Transcript("Lock the door.", (SAID,), "en", 1.0, ())
+    monkeypatch.setattr(verb, "transcribe_live", lambda *_: heard)
+
+    ran = run("transcribe", "--live", "-", "--format", "srt", "--max-words-per-line", 2)
+
+    assert ran.code == 0
+    assert ran.out.splitlines()[2] == "Lock the"
+
+
+def test_json_is_openai_whisper_s(spoken):
+    ran = spoken("--format", "json", "--words")
+
+    data = json.loads(ran.out)
+    assert sorted(data) == ["language", "segments", "text"]
+    assert data["segments"][0]["words"][0]["word"] == " Lock"
