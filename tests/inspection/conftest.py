@@ -69,20 +69,28 @@ def step_xml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cumsum_tflite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """x (4, 64) through a product, a cumulative sum that XNNPACK does not have, and a product."""
     path = tmp_path_factory.mktemp("tflite") / "cumsum.tflite"
-    path.write_bytes(_three_operators())
+    path.write_bytes(_three_operators(64))
     return path
 
 
-def _three_operators() -> bytes:
+@pytest.fixture(scope="session")
+def wide_tflite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of width 2048, so that a product takes a while."""
+    path = tmp_path_factory.mktemp("tflite") / "wide.tflite"
+    path.write_bytes(_three_operators(2048))
+    return path
+
+
+def _three_operators(width: int) -> bytes:
     """A flatbuffer, put together with the schema that LiteRT's wheel brings."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as tflite
 
     random = np.random.default_rng(0)
-    weight = random.standard_normal((64, 64)).astype(np.float32)
-    contents = [None, weight, np.zeros(64, np.float32), np.array(1, np.int32), None, None, None]
+    weight = random.standard_normal((width, width)).astype(np.float32)
+    contents = [None, weight, np.zeros(width, np.float32), np.array(1, np.int32), None, None, None]
     names = ["x", "weight", "bias", "axis", "product", "sum", "out"]
-    shapes = [[4, 64], [64, 64], [64], [], [4, 64], [4, 64], [4, 64]]
+    shapes = [[4, width], [width, width], [width], [], *[[4, width]] * 3]
     model, graph = tflite.ModelT(), tflite.SubGraphT()
     model.version, model.subgraphs, model.buffers = 3, [graph], [tflite.BufferT()]
     graph.tensors, graph.inputs, graph.outputs = [], [0], [6]

@@ -1,42 +1,153 @@
-"""LiteRT: which nodes the delegate took, and the whole; single nodes are said to be not measured."""
+"""LiteRT: the file's nodes outside of its delegate, and the delegate's own, each with its time."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspection.profile import ProfileOptions
-from whisperport.inspection.profile_tflite import NOT_TIMED, _replaced, profile_tflite
+from whisperport.inspection import litert_run, profile_tflite
+from whisperport.inspection.litert_profiler import (
+    Event,
+    NoProfileError,
+    Run,
+    _Library,
+    profiled_runs,
+)
+from whisperport.inspection.litert_run import CRASHED, Measured, Op, run_litert
+from whisperport.inspection.profile import Profile, ProfileOptions
 
 ONCE = ProfileOptions(repeat=2, threads=1)
 
 
-def test_what_the_delegate_did_not_take_is_outside(cumsum_tflite: Path) -> None:
-    profile = profile_tflite(cumsum_tflite, ONCE)
+@pytest.fixture(scope="module")
+def cumsum(cumsum_tflite: Path) -> Profile:
+    return profile_tflite.profile_tflite(cumsum_tflite, ONCE)
 
-    assert profile.subgraphs == 2
-    assert [(node.operator, node.where) for node in profile.undelegated] == [
-        ("CUMSUM", "no delegate")
+
+def test_what_the_delegate_did_not_take_is_outside(cumsum: Profile) -> None:
+    assert cumsum.subgraphs == 2
+    assert [(n.name, n.where, n.reason) for n in cumsum.undelegated] == [
+        ("CUMSUM [1]", "no delegate", "the delegate did not take it")
     ]
-    assert [n.where for n in profile.nodes if n.delegated] == ["XNNPACK 1", "XNNPACK 2"]
+    assert {n.where for n in cumsum.nodes if n.delegated} == {"XNNPACK 1", "XNNPACK 2"}
+    assert "XNNPACK took 2 of the file's 3 nodes: 2 FULLY_CONNECTED" in cumsum.notes
 
 
-def test_what_is_not_measured_is_said_to_be_not_measured(cumsum_tflite: Path) -> None:
-    profile = profile_tflite(cumsum_tflite, ONCE)
+def test_every_node_is_measured(cumsum: Profile) -> None:
+    assert all(node.ms is not None for node in cumsum.nodes)
+    assert cumsum.rest_ms is not None
+    assert cumsum.total_ms > 0
+    assert cumsum.runs == 2
+    assert any("without its delegate takes" in note for note in cumsum.notes)
 
-    assert all(node.ms is None for node in profile.nodes)
-    assert (profile.undelegated_share, profile.rest_ms) == (None, None)
-    assert profile.total_ms == profile.run_ms > 0
-    assert profile.notes[0] == NOT_TIMED
-    assert "without its delegate takes" in profile.notes[1]
+
+def test_nodes_and_what_is_between_them_make_up_the_whole(wide_tflite: Path) -> None:
+    profile = profile_tflite.profile_tflite(wide_tflite, ProfileOptions(repeat=7, threads=1))
+
+    shares = [profile.share(n) or 0.0 for n in profile.nodes if n.operator.startswith("Fully")]
+    assert len(shares) == 2
+    assert sum(shares) > 0.5  # two products of 4 · 2048 · 2048, beside a sum of 4 · 2048
+
+
+def test_a_delegate_counts_its_nodes_from_0_in_each_subgraph() -> None:
+    names = [("A", 0, True), ("B", 1, True), ("A", 0, True), ("CUMSUM", 7, False), ("B", 1, True)]
+    events = tuple(Event(name, index, inside, 1.0) for name, index, inside in names)
+
+    found = profile_tflite._by_key(Run(9.0, events))
+
+    assert list(found) == [(1, "A", 0), (1, "B", 1), (2, "A", 0), (0, "CUMSUM", 7), (3, "B", 1)]
+
+
+def test_a_node_that_is_run_twice_counts_twice() -> None:
+    events = (Event("CUMSUM", 7, False, 1.0), Event("CUMSUM", 7, False, 2.0))
+
+    assert profile_tflite._by_key(Run(9.0, events)) == {(0, "CUMSUM", 7): 3.0}
+
+
+def test_where_nodes_cannot_be_measured_they_are_said_to_be_not_measured(
+    cumsum_tflite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = run_litert(cumsum_tflite, ONCE)
+    unmeasured = Measured(measured.ops, 2.0, 3.0, (), "it has no function LiteRtStartProfiler")
+    monkeypatch.setattr(profile_tflite, "run_litert", lambda *_: unmeasured)
+
+    profile = profile_tflite.profile_tflite(cumsum_tflite, ONCE)
+
+    assert [(n.name, n.where) for n in profile.nodes] == [
+        ("CUMSUM [1]", "no delegate"),
+        ("FULLY_CONNECTED [0]", "XNNPACK 1"),
+        ("FULLY_CONNECTED [2]", "XNNPACK 2"),
+    ]
+    assert (profile.undelegated_share, profile.rest_ms, profile.total_ms) == (None, None, 2.0)
+    assert "not measured: it has no function LiteRtStartProfiler" in profile.notes[0]
+
+
+def test_a_library_without_a_profiler_is_not_asked(cumsum_tflite: Path) -> None:
+    import numpy.linalg
+
+    other = Path(numpy.linalg._umath_linalg.__file__)
+
+    with pytest.raises(NoProfileError, match="it has no function LiteRtCreateEnvironment"):
+        profiled_runs(other, cumsum_tflite, {}, 1, 1)
+    with pytest.raises(NoProfileError):
+        _Library(cumsum_tflite)
+
+
+def test_a_refusal_of_the_profiler_leaves_the_whole_measured(
+    cumsum_tflite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(litert_run, "profiled_runs", lambda *_: _refuse())
+
+    measured = litert_run._measure(cumsum_tflite, ONCE, profiled=True)
+
+    assert (measured.runs, measured.why) == ((), "no signature")
+
+
+def _refuse() -> None:
+    raise NoProfileError("no signature")
+
+
+def _crash(*_: object) -> None:
+    os._exit(9)
+
+
+def test_a_crash_of_the_profiler_costs_its_times_only(
+    cumsum_tflite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = litert_run._in_child
+
+    def crashing(path: Path, options: ProfileOptions, *, profiled: bool) -> Measured:
+        if not profiled:
+            return real(path, options, profiled=False)
+        monkeypatch.setattr(litert_run, "_measure", _crash)
+        try:
+            return real(path, options, profiled=True)
+        finally:
+            monkeypatch.undo()
+
+    monkeypatch.setattr(litert_run, "_in_child", crashing)
+
+    measured = litert_run.run_litert(cumsum_tflite, ONCE)
+
+    assert (measured.runs, measured.why) == ((), CRASHED)
+
+
+def test_a_crash_of_the_interpreter_is_an_error(
+    cumsum_tflite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(litert_run, "_measure", _crash)
+
+    with pytest.raises(ProgramError, match=r"LiteRT crashed on cumsum\.tflite"):
+        run_litert(cumsum_tflite, ONCE)
 
 
 def test_inputs_of_the_wrong_shape_are_refused(cumsum_tflite: Path) -> None:
     given = {"x": np.zeros((4, 63), np.float32)}
 
     with pytest.raises(ProgramError, match="input `x` does not fit"):
-        profile_tflite(cumsum_tflite, ProfileOptions(inputs=given))
+        profile_tflite.profile_tflite(cumsum_tflite, ProfileOptions(inputs=given))
 
 
 def test_a_file_cut_short_is_refused(cumsum_tflite: Path, tmp_path: Path) -> None:
@@ -45,21 +156,29 @@ def test_a_file_cut_short_is_refused(cumsum_tflite: Path, tmp_path: Path) -> Non
     for length in (8, 100, len(whole) // 2, len(whole) - 100):
         short.write_bytes(whole[:length])
         with pytest.raises(ProgramError, match=r"cannot run short\.tflite"):
-            profile_tflite(short, ONCE)
+            litert_run._measure(short, ONCE, profiled=True)
+
+
+def test_what_litert_prints_is_not_seen(
+    cumsum_tflite: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    profile_tflite.profile_tflite(cumsum_tflite, ONCE)
+
+    assert capfd.readouterr() == ("", "")
 
 
 def test_options_are_refused(cumsum_tflite: Path) -> None:
     with pytest.raises(UsageError, match="no run option `provider`"):
-        profile_tflite(cumsum_tflite, ProfileOptions(options={"provider": "x"}))
+        profile_tflite.profile_tflite(cumsum_tflite, ProfileOptions(options={"provider": "x"}))
 
 
 def test_a_delegate_stands_for_the_nodes_between_its_tensors() -> None:
-    def op(index: int, inputs: list[int], outputs: list[int]) -> dict[str, object]:
-        return {"index": index, "inputs": inputs, "outputs": outputs}
+    def op(index: int, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
+        return Op(index, "ADD", inputs, outputs)
 
     # 0 ─ a ─ 1 ─ b ─ 2 ─ c ─ 3, and d beside it: 1, 4 ─ 5
-    original = [op(0, [0], [1]), op(1, [1], [2]), op(2, [2], [3]), op(3, [1, 4], [5])]
+    file = [op(0, (0,), (1,)), op(1, (1,), (2,)), op(2, (2,), (3,)), op(3, (1, 4), (5,))]
 
-    assert _replaced(op(9, [1], [3]), original) == {1, 2}
-    assert _replaced(op(9, [0, 4], [3, 5]), original) == {0, 1, 2, 3}
-    assert _replaced(op(9, [4, 1], [5]), original) == {3}
+    assert profile_tflite._replaced(op(9, (1,), (3,)), file) == {1, 2}
+    assert profile_tflite._replaced(op(9, (0, 4), (3, 5)), file) == {0, 1, 2, 3}
+    assert profile_tflite._replaced(op(9, (4, 1), (5,)), file) == {3}

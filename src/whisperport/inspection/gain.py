@@ -15,6 +15,7 @@ from whisperport.inspection.cost import PRODUCTS, NodeCost, cost_of
 from whisperport.inspection.graph import Graph, Node
 
 BY_OPERATIONS = PRODUCTS | {"conv", "scaled_dot_product_attention"}
+XNNPACK_PRODUCTS = ("Fully Connected", "Batch Matrix Multiply", "Convolution")  # its names begin so
 
 
 @dataclass(frozen=True, slots=True)

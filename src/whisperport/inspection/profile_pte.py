@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import ProgramError
-from whisperport.inspection.gain import Rates, rates, work_of
+from whisperport.inspection.gain import XNNPACK_PRODUCTS, Rates, rates, work_of
 from whisperport.inspection.graph import Graph, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
 from whisperport.inspection.profile import (
@@ -39,7 +39,6 @@ ALL: Key = (-1, -1, "")  # the whole run
 WHOLE, OPERATOR, DELEGATE = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
 NO_DELEGATE = "no delegate"
 OTHER_BACKEND = "why a node is not delegated is known for XNNPACK only"
-PRODUCT_NAMES = ("Fully Connected", "Batch Matrix Multiply", "Convolution")  # XNNPACK's
 
 
 def profile_pte(
@@ -195,7 +194,7 @@ def _rates(method: Method, ms: Mapping[Key, float]) -> Rates:
     inner = [node for i in method.instructions.values() for node in i.inner]
     flops, size = work_of(inner)
     delegated = {key: time for key, time in ms.items() if key[2]}
-    products = sum(time for key, time in delegated.items() if key[2].startswith(PRODUCT_NAMES))
+    products = sum(time for key, time in delegated.items() if key[2].startswith(XNNPACK_PRODUCTS))
     return rates((flops, products), (size, sum(delegated.values()) - products))
 
 

@@ -1,30 +1,39 @@
-"""What LiteRT's delegate takes of a .tflite, and the time of the whole.
+"""Measure a .tflite with LiteRT's profiler: the file's nodes that no delegate took, and the delegate's own.
 
-LiteRT's Python interpreter does not give the time of single nodes, so that is not measured. It gives the
-nodes that a delegate took, and a run with the delegate and without.
+XNNPACK fuses nodes and adds some, so that its nodes are not the file's; which of the file's it took is said
+beside. Where this LiteRT's profiler cannot be asked, nodes are those of the file, and have no times.
 """
 
 import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from whisperport.errors import MissingPackageError, ProgramError, UsageError
-from whisperport.inspection.graph import Value
-from whisperport.inspection.inputs import hint_for, inputs_for
-from whisperport.inspection.profile import NodeProfile, Profile, ProfileOptions, by_time
-from whisperport.runner import Array
+from whisperport.errors import ProgramError, UsageError
+from whisperport.inspection.gain import XNNPACK_PRODUCTS, Rates, rates, work_of
+from whisperport.inspection.graph import Node
+from whisperport.inspection.litert_profiler import Event, Run
+from whisperport.inspection.litert_run import Measured, Op, run_litert
+from whisperport.inspection.profile import (
+    NodeProfile,
+    Profile,
+    ProfileOptions,
+    by_time,
+    median_rest,
+)
+from whisperport.inspection.read_tflite import read_tflite
 
-XNNPACK = "XNNPACK"  # what LiteRT's interpreter applies on its own
+XNNPACK = "XNNPACK"  # what LiteRT applies on its own
 DELEGATE = "DELEGATE"
-NOT_TIMED = "the time of a node is not measured: LiteRT's Python interpreter does not give it"
+NO_DELEGATE = "no delegate"
+NOT_TAKEN = "the delegate did not take it"
 
-Op = Mapping[str, Any]
+Key = tuple[int, str, int]
+"""The subgraph of the delegate, 0 outside; a node's name and index."""
 
 
 def profile_tflite(path: Path, options: ProfileOptions) -> Profile:
-    """Run a .tflite, and say which of its nodes the delegate took.
+    """Run a .tflite, and say which of its nodes the delegate took, and how long each took.
 
     Raises:
         ProgramError: it cannot be loaded or run, or has dynamic shapes and no inputs were given.
@@ -33,108 +42,135 @@ def profile_tflite(path: Path, options: ProfileOptions) -> Profile:
     """
     if options.options:
         raise UsageError(f"LiteRT has no run option `{next(iter(options.options))}`")
-    litert = _litert()
-    plain = litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    feed: list[Array] = []
-    try:
-        delegated = litert.Interpreter(str(path), num_threads=options.threads)
-        alone = litert.Interpreter(
-            str(path), num_threads=options.threads, experimental_op_resolver_type=plain
-        )
-        details = delegated.get_input_details()
-        feed = inputs_for([_value(detail) for detail in details], options.inputs)
-        run_ms = _median_ms(delegated, details, feed, options.repeat)
-        alone_ms = _median_ms(alone, details, feed, options.repeat)
-        ops: list[Op] = delegated._get_ops_details()
-    except (RuntimeError, ValueError) as error:
-        raise ProgramError(
-            f"LiteRT cannot run {path.name}",
-            why=str(error).strip().split("\n")[0][:200],
-            hint=hint_for(feed),
-        ) from error
+    measured = run_litert(path, options)
+    if not measured.runs:
+        return _without_times(path.stem, measured, options.repeat)
+    return _with_times(path, measured)
+
+
+def _with_times(path: Path, measured: Measured) -> Profile:
+    runs = [_by_key(run) for run in measured.runs]
+    keys = dict.fromkeys(key for times in runs for key in times)
+    ms = {key: statistics.median(times.get(key, 0.0) for times in runs) for key in keys}
+    file = [op for op in measured.ops if op.name != DELEGATE]
+    left = {index for subgraph, _, index in ms if not subgraph}
+    nodes = _graph_nodes(path)
+    rate = _rates(ms, [node for index, node in nodes.items() if index not in left])
+    wholes = [run.ms for run in measured.runs]
     return Profile(
         program=path.stem,
         runtime="LiteRT",
         target=XNNPACK,
-        subgraphs=sum(op["op_name"] == DELEGATE for op in ops),
-        nodes=by_time(_nodes(ops)),
-        rest_ms=None,
-        run_ms=run_ms,
-        runs=options.repeat,
-        notes=(NOT_TIMED, f"the whole without its delegate takes {alone_ms:.3g} ms"),
+        subgraphs=max((subgraph for subgraph, _, _ in ms), default=0),
+        nodes=by_time([_node(key, time, nodes.get(key[2]), rate) for key, time in ms.items()]),
+        rest_ms=median_rest(wholes, [times.values() for times in runs]),
+        run_ms=measured.run_ms,
+        runs=len(runs),
+        notes=(_taken([op for op in file if op.index not in left], file), _alone(measured)),
     )
 
 
-def _litert() -> Any:
+def _by_key(run: Run) -> dict[Key, float]:
+    """Milliseconds by node. A delegate's subgraph counts its nodes from 0 again."""
+    times: dict[Key, float] = {}
+    for subgraph, event in _in_subgraphs(run.events):
+        key = (subgraph, event.name, event.index)
+        times[key] = times.get(key, 0.0) + event.ms
+    return times
+
+
+def _in_subgraphs(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
+    subgraph, last = 0, None
+    for event in events:
+        if event.delegated:
+            subgraph += last is None or not last.delegated or event.index <= last.index
+        yield subgraph if event.delegated else 0, event
+        last = event
+
+
+def _graph_nodes(path: Path) -> dict[int, Node]:
+    """The file's nodes by their places in it, for their sizes."""
     try:
-        from ai_edge_litert import interpreter
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot inspect a .tflite: LiteRT is not installed",
-            why=str(error),
-            hint='pip install "whisperport[litert]"',
-        ) from error
-    return interpreter
+        return {int(n.name.rpartition("_")[2]): n for n in read_tflite(path).nodes}
+    except (
+        ProgramError
+    ):  # LiteRT reads what `whisperport check` does not: there is no estimate then
+        return {}
 
 
-def _value(detail: Mapping[str, Any]) -> Value:
-    shape = tuple(int(axis) if axis >= 0 else "?" for axis in detail["shape_signature"])
-    return Value(str(detail["name"]), shape, _dtype_name(detail["dtype"]))
+def _rates(ms: dict[Key, float], taken: Sequence[Node]) -> Rates:
+    flops, size = work_of(taken)
+    delegated = {key: time for key, time in ms.items() if key[0]}
+    products = sum(time for key, time in delegated.items() if key[1].startswith(XNNPACK_PRODUCTS))
+    return rates((flops, products), (size, sum(delegated.values()) - products))
 
 
-def _dtype_name(dtype: Any) -> str:
-    return str(getattr(dtype, "__name__", dtype))
+def _node(key: Key, ms: float, node: Node | None, rate: Rates) -> NodeProfile:
+    subgraph, name, index = key
+    return NodeProfile(
+        name=f"{name} #{index}" if subgraph else f"{name} [{index}]",
+        operator=name,
+        where=f"{XNNPACK} {subgraph}" if subgraph else NO_DELEGATE,
+        delegated=bool(subgraph),
+        ms=ms,
+        reason="" if subgraph else NOT_TAKEN,
+        gain_ms=rate.gain_ms(node, ms) if node and not subgraph else None,
+    )
 
 
-def _median_ms(
-    interpreter: Any, details: Sequence[Mapping[str, Any]], feed: list[Array], repeat: int
-) -> float:
-    for detail, array in zip(details, feed, strict=True):
-        interpreter.resize_tensor_input(detail["index"], array.shape)
-    interpreter.allocate_tensors()
-    times = []
-    for _ in range(repeat + 1):
-        for detail, array in zip(details, feed, strict=True):
-            interpreter.set_tensor(detail["index"], array)
-        started = time.perf_counter()
-        interpreter.invoke()
-        times.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(times[1:])
+def _taken(taken: Sequence[Op], file: Sequence[Op]) -> str:
+    kinds = ", ".join(f"{n} {name}" for name, n in Counter(op.name for op in taken).most_common())
+    return f"{XNNPACK} took {len(taken)} of the file's {len(file)} nodes: {kinds or 'none'}"
 
 
-def _nodes(ops: Sequence[Op]) -> list[NodeProfile]:
-    """The file's nodes. The delegate's own come after them, and stand for those between their tensors."""
-    original = [op for op in ops if op["op_name"] != DELEGATE]
-    calls = [op for op in ops if op["op_name"] == DELEGATE]
-    taken = {
+def _alone(measured: Measured) -> str:
+    return f"the whole without its delegate takes {measured.alone_ms:.3g} ms"
+
+
+def _without_times(name: str, measured: Measured, repeat: int) -> Profile:
+    file = [op for op in measured.ops if op.name != DELEGATE]
+    calls = [op for op in measured.ops if op.name == DELEGATE]
+    subgraphs = {
         index: number
         for number, call in enumerate(calls, start=1)
-        for index in _replaced(call, original)
+        for index in _replaced(call, file)
     }
-    return [
-        NodeProfile(
-            name=f"{op['op_name']} [{op['index']}]",
-            operator=str(op["op_name"]),
-            where=f"{XNNPACK} {taken[op['index']]}" if op["index"] in taken else "no delegate",
-            delegated=op["index"] in taken,
-            ms=None,
-            reason="" if op["index"] in taken else "the delegate did not take it",
-        )
-        for op in original
-    ]
+    nodes = [_untimed(op, subgraphs.get(op.index, 0)) for op in file]
+    return Profile(
+        program=name,
+        runtime="LiteRT",
+        target=XNNPACK,
+        subgraphs=len(calls),
+        nodes=by_time(nodes),
+        rest_ms=None,
+        run_ms=measured.run_ms,
+        runs=repeat,
+        notes=(f"the time of a node is not measured: {measured.why}", _alone(measured)),
+    )
 
 
-def _replaced(call: Op, original: Sequence[Op]) -> set[int]:
+def _untimed(op: Op, subgraph: int) -> NodeProfile:
+    return NodeProfile(
+        name=f"{op.name} [{op.index}]",
+        operator=op.name,
+        where=f"{XNNPACK} {subgraph}" if subgraph else NO_DELEGATE,
+        delegated=bool(subgraph),
+        ms=None,
+        reason="" if subgraph else NOT_TAKEN,
+    )
+
+
+def _replaced(call: Op, file: Sequence[Op]) -> set[int]:
     """Indices of the nodes that lead from the inputs of a delegate's call to its outputs."""
-    makers = {int(tensor): op for op in original for tensor in op["outputs"]}
-    given = {int(tensor) for tensor in call["inputs"]}
+    makers = {tensor: op for op in file for tensor in op.outputs}
+    given = set(call.inputs)
     found: set[int] = set()
-    pending = [int(tensor) for tensor in call["outputs"]]
+    pending = list(call.outputs)
     while pending:
         tensor = pending.pop()
         op = makers.get(tensor)
-        if op is None or tensor in given or op["index"] in found:
+        if op is None or tensor in given or op.index in found:
             continue
-        found.add(op["index"])
-        pending += [int(t) for t in op["inputs"] if int(t) not in given]
+        found.add(op.index)
+        pending += [t for t in op.inputs if t not in given]
     return found

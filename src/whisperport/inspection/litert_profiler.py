@@ -1,0 +1,249 @@
+"""LiteRT's own profiler, through the C interface of the library in its wheel: the Python one leaves it out.
+
+Every call that could leave this process with a library of another layout is checked first: a function
+that is not there, a status that is not 0, or records of another size end in `NoProfileError`.
+
+Source: LiteRT 2.3, litert/c/litert_compiled_model.h, litert_profiler.h, litert_profiler_event.h and
+litert/c/options/litert_runtime_options.cc.
+"""
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whisperport.runner import Array
+
+CPU = 1  # of LiteRtHwAccelerators
+WRITE = 1  # of LiteRtTensorBufferLockMode
+RANKED_TYPE_BYTES = 512  # more than a LiteRtRankedTensorType takes, which only passes through here
+FILL = 0xA5  # of memory that records are written to, so that their size shows
+MOST_BYTES = 512  # of a record
+
+# Bits of an event's kind.
+SPAN, OPERATOR, IN_DELEGATE = 1, 2, 8
+RUN = "Invoke"  # the span of a run
+
+
+class NoProfileError(Exception):
+    """This LiteRT cannot be asked; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One node in one run."""
+
+    name: str  # an operator of the file, or what its delegate calls its own
+    index: int  # of the node: in the file, or in the delegate's own graph
+    delegated: bool
+    ms: float  # measured in microseconds, rounded down
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the first subgraph: its nodes in the order in which they ran."""
+
+    ms: float
+    events: tuple[Event, ...]
+
+
+class _Record(ctypes.Structure):
+    """ProfiledEventData."""
+
+    _fields_ = (
+        ("tag", c_char_p),
+        ("kind", c_int),
+        ("start_us", c_uint64),
+        ("elapsed_us", c_uint64),
+        ("memory", c_int64 * 6),  # before and after
+        ("index", c_uint64),
+        ("subgraph", c_uint64),
+        ("source", c_int),
+    )
+
+
+def profiled_runs(
+    library: Path, model: Path, feed: Mapping[str, Array], threads: int, repeat: int
+) -> list[Run]:
+    """Run a model `repeat` times, after one run that does not count.
+
+    Args:
+        feed: an array for every input, by its name.
+
+    Raises:
+        NoProfileError: this LiteRT cannot be asked, or the model is not one that it can be asked about.
+    """
+    with ExitStack() as stack:
+        session = _Session(_Library(library), stack, model, threads)
+        inputs, outputs = session.inputs(feed), session.outputs()
+        session.run(inputs, outputs)
+        profiler = session.profiler()
+        for _ in range(repeat):
+            session.run(inputs, outputs)
+        return list(_runs(session.records(profiler)))
+
+
+class _Library:
+    """Calls functions of the library, all of which return a status."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._loaded = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NoProfileError(str(error)) from error
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        status = self.function(name)(*arguments)
+        if status:
+            raise NoProfileError(f"{name} returned status {status}")
+
+    def made(self, name: str, *arguments: Any) -> c_void_p:
+        """What a function writes to its last argument."""
+        made = c_void_p()
+        self(name, *arguments, byref(made))
+        return made
+
+    def function(self, name: str) -> Any:
+        try:
+            return getattr(self._loaded, name)
+        except AttributeError as error:
+            raise NoProfileError(f"it has no function {name}") from error
+
+
+class _Session:
+    """One compiled model on the CPU, with all that it was made of."""
+
+    def __init__(self, call: _Library, stack: ExitStack, model: Path, threads: int) -> None:
+        self._call, self._stack = call, stack
+        self._kept: list[object] = []  # what the library points to
+        self._environment = self._owned("Environment", "LiteRtCreateEnvironment", 0, None)
+        path = str(model).encode()
+        self._model = self._owned("Model", "LiteRtCreateModelFromFile", self._environment, path)
+        options = self._owned("Options", "LiteRtCreateOptions")
+        call("LiteRtSetOptionsHardwareAccelerators", options, CPU)
+        self._set(options, b"runtime_options_string", b"enable_profiling = true\n")
+        self._set(options, b"xnnpack", f"num_threads = {threads}\n".encode())
+        self._compiled = self._owned(
+            "CompiledModel", "LiteRtCreateCompiledModel", self._environment, self._model, options
+        )
+        self._place, self._signature = self._first_subgraph()
+
+    def _owned(self, kind: str, name: str, *arguments: Any) -> c_void_p:
+        made = self._call.made(name, *arguments)
+        destroy = self._call.function(f"LiteRtDestroy{kind}")
+        destroy.restype = None
+        self._stack.callback(destroy, made)
+        return made
+
+    def _set(self, options: c_void_p, name: bytes, text: bytes) -> None:
+        """Hand over options, which LiteRT takes as TOML."""
+        kept = ctypes.create_string_buffer(text)
+        no_destructor = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: None)
+        self._kept += (kept, no_destructor)
+        made = self._call.made("LiteRtCreateOpaqueOptions", name, kept, no_destructor)
+        self._call("LiteRtAddOpaqueOptions", options, made)
+
+    def _first_subgraph(self) -> tuple[c_size_t, c_void_p]:
+        """The signature that stands for it, which is what LiteRT's interpreter runs."""
+        wanted = self._call.made("LiteRtGetModelSubgraph", self._model, c_size_t(0))
+        count = c_size_t()
+        self._call("LiteRtGetNumModelSignatures", self._model, byref(count))
+        for place in map(c_size_t, range(count.value)):
+            signature = self._call.made("LiteRtGetModelSignature", self._model, place)
+            subgraph = self._call.made("LiteRtGetSignatureSubgraph", signature)
+            if subgraph.value == wanted.value:
+                return place, signature
+        raise NoProfileError("no signature of the model runs its first subgraph")
+
+    def inputs(self, feed: Mapping[str, Array]) -> Any:
+        buffers = self._buffers("Input")
+        for buffer, name in zip(buffers, self._names(), strict=True):
+            if name not in feed:
+                raise NoProfileError(f"it calls an input {name}, which the interpreter does not")
+            self._fill(c_void_p(buffer), feed[name])
+        return buffers
+
+    def outputs(self) -> Any:
+        return self._buffers("Output")
+
+    def _names(self) -> Iterator[str]:
+        for tensor in self._tensors("Input"):
+            name = c_char_p()
+            self._call("LiteRtGetTensorName", tensor, byref(name))
+            yield (name.value or b"").decode("utf-8", "replace")
+
+    def _tensors(self, side: str) -> Iterator[c_void_p]:
+        count = c_size_t()
+        self._call(f"LiteRtGetNumSignature{side}s", self._signature, byref(count))
+        for place in map(c_size_t, range(count.value)):
+            yield self._call.made(f"LiteRtGetSignature{side}TensorByIndex", self._signature, place)
+
+    def _buffers(self, side: str) -> Any:
+        made = []
+        for place, tensor in enumerate(self._tensors(side)):
+            kind = ctypes.create_string_buffer(RANKED_TYPE_BYTES)
+            self._call("LiteRtGetRankedTensorType", tensor, kind)
+            needs = self._call.made(
+                f"LiteRtGetCompiledModel{side}BufferRequirements",
+                *(self._compiled, self._place, c_size_t(place)),
+            )
+            create = "LiteRtCreateManagedTensorBufferFromRequirements"
+            made.append(self._owned("TensorBuffer", create, self._environment, kind, needs))
+        return (c_void_p * len(made))(*made)
+
+    def _fill(self, buffer: c_void_p, array: Array) -> None:
+        size = c_size_t()
+        self._call("LiteRtGetTensorBufferPackedSize", buffer, byref(size))
+        if size.value != array.nbytes:
+            raise NoProfileError(f"an input takes {size.value} bytes, and {array.nbytes} are given")
+        memory = c_void_p()
+        self._call("LiteRtLockTensorBuffer", buffer, byref(memory), WRITE)
+        ctypes.memmove(memory, array.ctypes.data, array.nbytes)
+        self._call("LiteRtUnlockTensorBuffer", buffer)
+
+    def run(self, inputs: Any, outputs: Any) -> None:
+        counted = (c_size_t(len(inputs)), inputs, c_size_t(len(outputs)), outputs)
+        self._call("LiteRtRunCompiledModel", self._compiled, self._place, *counted)
+
+    def profiler(self) -> c_void_p:
+        """The model's own, started."""
+        profiler = self._call.made("LiteRtCompiledModelGetProfiler", self._compiled)
+        self._call("LiteRtStartProfiler", profiler)
+        return profiler
+
+    def records(self, profiler: c_void_p) -> list[_Record]:
+        """All that was recorded, once it is certain that records have the size that they have here."""
+        self._call("LiteRtStopProfiler", profiler)
+        count = c_int()
+        self._call("LiteRtGetNumProfilerEvents", profiler, byref(count))
+        memory = (ctypes.c_ubyte * (max(1, count.value) * MOST_BYTES))()
+        ctypes.memset(memory, FILL, len(memory))
+        self._call("LiteRtGetProfilerEvents", profiler, count, memory)
+        written = len(bytes(memory).rstrip(bytes([FILL])))
+        expected = count.value * ctypes.sizeof(_Record)
+        if not count.value or not expected - 8 < written <= expected:
+            raise NoProfileError(f"{count.value} records take {written} bytes, not {expected}")
+        return [_Record.from_buffer(memory, i * ctypes.sizeof(_Record)) for i in range(count.value)]
+
+
+def _runs(records: Sequence[_Record]) -> Iterator[Run]:
+    whole: float | None = None
+    events: list[Event] = []
+    for record in records:
+        name = (record.tag or b"").decode("utf-8", "replace")
+        if (
+            record.subgraph
+        ):  # the time of control flow's own subgraphs is in the node that calls them
+            continue
+        if record.kind == SPAN and name == RUN:
+            if whole is not None:
+                yield Run(whole, tuple(events))
+            whole, events = record.elapsed_us / 1e3, []
+        elif record.kind in (OPERATOR, IN_DELEGATE) and whole is not None:
+            delegated = record.kind == IN_DELEGATE
+            events.append(Event(name, record.index, delegated, record.elapsed_us / 1e3))
+    if whole is not None:
+        yield Run(whole, tuple(events))
