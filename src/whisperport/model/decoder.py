@@ -35,28 +35,17 @@ class DecoderBlock(nn.Module):
         self_v: Tensor,
         cross_k: Tensor,
         cross_v: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """x (1, P, d) to (1, P, d), with the new self-attention keys (H, D, P) and values (H, P, D)."""
-        x, _, new_k, new_v = self.scored(x, mask, self_k, self_v, cross_k, cross_v, [])
-        return x, new_k, new_v
-
-    def scored(
-        self,
-        x: Tensor,
-        mask: Tensor,
-        self_k: Tensor,
-        self_v: Tensor,
-        cross_k: Tensor,
-        cross_v: Tensor,
         heads: Sequence[int],
-    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-        """As `forward`, with the cross-attention scores (1, P, T) of some heads."""
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """x (1, P, d) to (1, P, d), with the new self-attention keys (H, D, P) and values (H, P, D),
+        and the cross-attention scores (1, P, T) of the heads asked for.
+        """
         attended, new_k, new_v = self.attn(self.attn_ln(x), mask, self_k, self_v)
         x = x + attended
         queries = self.cross_attn.queries(self.cross_attn_ln(x))
         scores = [torch.bmm(queries[h : h + 1], cross_k[h : h + 1]) for h in heads]
         x = x + self.cross_attn.attend(queries, cross_k, cross_v)
-        return x + cast(Tensor, self.mlp(self.mlp_ln(x))), scores, new_k, new_v
+        return x + cast(Tensor, self.mlp(self.mlp_ln(x))), new_k, new_v, scores
 
 
 class Decoder(nn.Module):
@@ -90,10 +79,12 @@ class CrossKV(nn.Module):
 
 
 class Decode(nn.Module):
-    """Run P new rows against the caches: the `step` program with P = 1, and the base of `prefill`."""
+    """Run P new rows against the caches: the `step` program with P = 1, and the others' base."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, heads: Sequence[tuple[int, int]] = ()) -> None:
+        """heads: (decoder layer, head) pairs whose scores `hidden` returns."""
         super().__init__()
+        self.heads = tuple(heads)
         self.blocks = decoder.blocks
         self.ln = decoder.ln
         n_vocab, width = decoder.token_embedding.weight.shape
@@ -110,14 +101,19 @@ class Decode(nn.Module):
         self_v: list[Tensor],
         cross_k: list[Tensor],
         cross_v: list[Tensor],
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The last layer's rows (1, P, d), normalized, and the new keys and values of every layer."""
-        new_k, new_v = [], []
-        for block, *caches in zip(self.blocks, self_k, self_v, cross_k, cross_v, strict=True):
-            x, k, v = block(x, mask, *caches)
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+        """The last layer's rows (1, P, d), normalized, the new keys and values of every layer, and
+        the scores (1, P, T) of each of `heads`.
+        """
+        new_k, new_v, scores = [], [], []
+        caches = zip(self_k, self_v, cross_k, cross_v, strict=True)
+        for layer, (block, cached) in enumerate(zip(self.blocks, caches, strict=True)):
+            wanted = [head for of, head in self.heads if of == layer]
+            x, k, v, found = block(x, mask, *cached, wanted)
             new_k.append(k)
             new_v.append(v)
-        return self.ln(x), new_k, new_v
+            scores += found
+        return self.ln(x), new_k, new_v, scores
 
     def forward(
         self,
@@ -135,17 +131,12 @@ class Decode(nn.Module):
         self_k   L × (H, D, N), self_v L × (H, N, D), cross_k L × (H, D, T), cross_v L × (H, T, D)
         returns  logits (1, V), then L new keys (H, D, 1), then L new values (H, 1, D)
         """
-        rows, new_k, new_v = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
+        rows, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
         return (self.head(rows).reshape(1, -1), *new_k, *new_v)
 
 
 class Align(Decode):
     """The `align` program: where in the sound the alignment heads look, for the times of words."""
-
-    def __init__(self, decoder: Decoder, heads: Sequence[tuple[int, int]]) -> None:
-        """heads: (decoder layer, head) pairs."""
-        super().__init__(decoder)
-        self.heads = tuple(heads)
 
     def forward(
         self,
@@ -163,18 +154,10 @@ class Align(Decode):
         returns  rows (1, P, d) that the embedding turns into logits; scores (A, P, T), before the
                  softmax, of the A alignment heads; L new keys (H, D, P); L new values (H, P, D)
         """
-        scores: list[Tensor] = []
-        new_k, new_v = [], []
-        for layer, block in enumerate(self.blocks):
-            caches = self_k[layer], self_v[layer], cross_k[layer], cross_v[layer]
-            wanted = [head for of, head in self.heads if of == layer]
-            x, found, k, v = cast(DecoderBlock, block).scored(x, mask, *caches, wanted)
-            scores += found
-            new_k.append(k)
-            new_v.append(v)
+        rows, new_k, new_v, scores = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
         # Targets that join tensors join two at least.
         joined = torch.cat(scores) if len(scores) > 1 else scores[0]
-        return (self.ln(x), joined, *new_k, *new_v)
+        return (rows, joined, *new_k, *new_v)
 
 
 class Prefill(Decode):
@@ -197,6 +180,6 @@ class Prefill(Decode):
         pick     (1, R, P)      one row per logits wanted: 1 at its position, 0 elsewhere
         returns  logits (R, V), then L new keys (H, D, P), then L new values (H, P, D)
         """
-        rows, new_k, new_v = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
+        rows, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
         picked = torch.bmm(pick, rows)
         return (self.head(picked).reshape(pick.shape[1], -1), *new_k, *new_v)
