@@ -90,12 +90,40 @@ def test_an_impossible_size_is_refused_with_the_value_met(key, value, said, tmp_
     assert said in error.why
 
 
+def test_sizes_that_an_old_config_leaves_out_are_those_of_transformers(tmp_path):
+    unstated = ("num_mel_bins", "max_source_positions", "max_target_positions")
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in GOOD.items() if k not in unstated})
+    )
+
+    _, dims = read_config(tmp_path)
+
+    assert (dims.n_mels, dims.n_audio_ctx, dims.n_text_ctx) == (80, 1500, 448)
+
+
+def test_a_config_in_openais_words_is_known_as_a_conversion_for_mlx(tmp_path):
+    error = refusal(tmp_path, {"model_type": "whisper", "n_audio_state": 384})
+
+    assert "MLX" in error.hint
+
+
+@pytest.mark.parametrize("inner", ["checkpoint-500", "snapshots/0123abc"])
+def test_a_folder_around_the_checkpoint_is_refused_with_the_one_inside(inner, tmp_path):
+    (tmp_path / inner).mkdir(parents=True)
+    (tmp_path / inner / "config.json").write_text("{}")
+
+    with pytest.raises(CheckpointError) as caught:
+        read_config(tmp_path)
+
+    assert f"`{tmp_path / inner}`" in caught.value.hint
+
+
 def test_every_missing_size_is_listed(tmp_path):
-    config = {k: v for k, v in GOOD.items() if k not in ("d_model", "num_mel_bins")}
+    config = {k: v for k, v in GOOD.items() if k not in ("d_model", "vocab_size")}
 
     error = refusal(tmp_path, config)
 
-    assert error.why == "missing: d_model, num_mel_bins"
+    assert error.why == "missing: d_model, vocab_size"
 
 
 @pytest.mark.parametrize(

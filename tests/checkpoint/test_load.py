@@ -21,6 +21,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def loaded(monkeypatch):
     """Which folders are loaded under which names, without loading them."""
     calls = []
+    monkeypatch.setattr(load_module, "check_texts", lambda folder: None)
     monkeypatch.setattr(
         load_module,
         "load_folder",
@@ -56,21 +57,21 @@ def refusal(source, **options):
 def test_a_short_name_is_fetched_from_its_place_on_the_hub(hub, loaded):
     load_checkpoint("turbo")
 
-    assert [repo for repo, _, _ in hub] == ["openai/whisper-large-v3-turbo"]
+    assert {repo for repo, _, _ in hub} == {"openai/whisper-large-v3-turbo"}
     assert loaded == [(COMMIT, "turbo", COMMIT)]
 
 
 def test_a_hub_id_is_fetched_at_the_revision_asked_for(hub, loaded):
     load_checkpoint("someone/whisper-finetuned", revision="v2")
 
-    assert [(repo, revision) for repo, revision, _ in hub] == [("someone/whisper-finetuned", "v2")]
+    assert {(repo, revision) for repo, revision, _ in hub} == {("someone/whisper-finetuned", "v2")}
     assert loaded == [(COMMIT, "someone/whisper-finetuned", COMMIT)]
 
 
 def test_only_files_that_are_read_are_fetched(hub, loaded):
     load_checkpoint("tiny")
 
-    (_, _, patterns) = hub[0]
+    (_, _, patterns) = hub[-1]
     assert {"config.json", "model.safetensors", "model-*-of-*.safetensors"} <= set(patterns)
     # Neither other precisions nor code, and no pattern that would match them.
     assert not {"*", "*.safetensors", "*.bin", "*.py", "*.json"} & set(patterns)
@@ -92,8 +93,18 @@ def test_a_repository_without_safetensors_is_asked_for_its_other_files(
 
     error = refusal("someone/old")
 
-    assert len(asked) == 3
+    assert len(asked) == 4  # the texts, then each kind of weights
     assert "pytorch_model.bin" in error.what
+
+
+def test_gigabytes_of_another_model_are_not_fetched(hub, tmp_path):
+    (tmp_path / "snapshots" / COMMIT / "config.json").write_text('{"model_type": "llama"}')
+
+    error = refusal("someone/llama-70b")
+
+    assert "'llama'" in error.why
+    assert len(hub) == 1
+    assert not any("safetensors" in pattern for pattern in hub[0][2])
 
 
 @pytest.mark.parametrize("name", ["tiny", "default", "openai/whisper-base"])
@@ -134,7 +145,17 @@ def test_a_missing_default_is_said_to_be_missing(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny-en", "trubo", "./no/such", "no/such/file.pt", "a b", "\0", "x" * 5000]
+    "name",
+    [
+        "tiny-en",
+        "trubo",
+        "./no/such",
+        "no/such/file.pt",
+        "a b",
+        "\0",
+        "x" * 5000,
+        "~nobody/tiny.pt",
+    ],
 )
 def test_an_unknown_name_is_refused_with_the_known_ones(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -176,6 +176,58 @@ def test_a_saved_causal_mask_is_ignored(random_openai_whisper, tmp_path):
     assert checkpoint.weights.keys() == model.state_dict().keys()
 
 
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "model."])
+@pytest.mark.parametrize("key", ["model_state_dict", "state_dict", "model"])
+def test_what_a_training_loop_saves_is_read(wrapper, key, random_openai_whisper, tmp_path):
+    model = random_openai_whisper()
+    state = {**model.state_dict(), "decoder.mask": model.decoder.mask}
+    wrapped = {wrapper + name: tensor for name, tensor in state.items()}
+    torch.save({"dims": vars(model.dims), "epoch": 3, key: wrapped}, tmp_path / "last.ckpt")
+
+    checkpoint = load_checkpoint(tmp_path / "last.ckpt")
+
+    assert checkpoint.weights.keys() == model.state_dict().keys()
+
+
+def test_names_with_and_without_a_wrapper_are_not_mixed_up(random_openai_whisper, tmp_path):
+    model = random_openai_whisper()
+    state = model.state_dict()
+    twice = {**{f"module.{name}": tensor + 1 for name, tensor in state.items()}, **state}
+    torch.save({"dims": vars(model.dims), "model_state_dict": twice}, tmp_path / "any.pt")
+
+    assert f"{len(state)} unexpected: module.encoder" in refusal(tmp_path / "any.pt").why
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
+        (b"\n<!DOCTYPE html><html>Not found", "a web page"),
+    ],
+)
+def test_what_a_download_left_in_place_of_weights_is_told(data, said, tmp_path):
+    (tmp_path / "any.pt").write_bytes(data)
+
+    assert said in refusal(tmp_path / "any.pt").why
+
+
+@pytest.mark.filterwarnings("ignore")  # torch advises against both
+def test_a_torchscript_program_is_said_to_be_one(tmp_path):
+    torch.jit.script(torch.nn.ReLU()).save(str(tmp_path / "any.pt"))
+
+    assert "TorchScript" in refusal(tmp_path / "any.pt").what
+
+
+@pytest.mark.filterwarnings("ignore")  # torch advises against both
+def test_a_quantized_tensor_in_a_pt_file_is_said_to_be_one(random_openai_whisper, tmp_path):
+    quantized = torch.quantize_per_tensor(torch.zeros(64), 0.1, 0, torch.qint8)
+    torch.save(
+        {"dims": {}, "model_state_dict": {"decoder.ln.bias": quantized}}, tmp_path / "any.pt"
+    )
+
+    assert "a quantized tensor, qint8" in refusal(tmp_path / "any.pt").why
+
+
 def test_sizes_are_inferred_at_openais_widths_and_said_to_be(random_openai_whisper, tmp_path):
     sizes = {"n_audio_state": 384, "n_audio_head": 6, "n_text_state": 384, "n_text_head": 6}
     model = random_openai_whisper(**sizes, n_text_layer=1, n_audio_layer=1)

@@ -97,6 +97,20 @@ def test_shards_load_as_the_whole_file_does(random_hf_whisper, tiny_checkpoint, 
     assert equal(checkpoint.weights, tiny_checkpoint.weights)
 
 
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "base_model.model.", "model."])
+def test_what_a_training_loop_put_before_every_name_is_taken_off(
+    wrapper, altered_folder, tiny_checkpoint
+):
+    def wrap(tensors):
+        tensors["proj_out.weight"] = tensors["model.decoder.embed_tokens.weight"].clone()
+        for name in list(tensors):
+            tensors[wrapper + name] = tensors.pop(name)
+
+    loaded = load_checkpoint(altered_folder(weights=wrap))
+
+    assert loaded.weights.keys() == tiny_checkpoint.weights.keys()
+
+
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_names_with_and_without_their_prefix_load_the_same(prefix, altered_folder, tiny_checkpoint):
     def rename(tensors):

@@ -87,6 +87,32 @@ def test_double_precision_in_a_pt_file_is_refused_by_its_dtype(random_openai_whi
 
     assert "not float32, float16 or bfloat16" in error.why
     assert "encoder.conv1.weight (float64)" in error.why
+    assert "model.float()" in error.hint
+
+
+@pytest.mark.parametrize(("kept", "absent"), [("encoder", "decoder"), ("decoder", "encoder")])
+def test_half_of_a_whisper_is_said_to_be_half(kept, absent, altered_folder):
+    def halve(tensors):
+        for name in [name for name in tensors if not name.startswith(f"model.{kept}.")]:
+            del tensors[name]
+        tensors["classifier.weight"] = torch.zeros(4, 64)
+
+    error = refusal(altered_folder(weights=halve))
+
+    assert f"holds no {absent}" in error.what
+    assert error.hint
+
+
+def test_the_embedding_under_the_name_of_the_projection_tied_to_it_is_taken(
+    altered_folder, tiny_checkpoint
+):
+    def rename(tensors):
+        tensors["proj_out.weight"] = tensors.pop("model.decoder.embed_tokens.weight")
+
+    weights = load_checkpoint(altered_folder(weights=rename)).weights
+
+    name = "decoder.token_embedding.weight"
+    assert torch.equal(weights[name], tiny_checkpoint.weights[name])
 
 
 def test_an_output_projection_equal_to_the_embedding_is_accepted(altered_folder):

@@ -24,6 +24,11 @@ _WORDS = {
     "n_text_ffn": "decoder_ffn_dim",
 }
 
+# What transformers takes where a config leaves them out; the tensors' shapes are held against them.
+_UNSTATED = {"num_mel_bins": 80, "max_source_positions": 1500, "max_target_positions": 448}
+
+_SNAPSHOTS = "snapshots/*/config.json"  # of a repository in the hub's cache
+
 
 def read_config(folder: Path) -> tuple[dict[str, Any], Dims]:
     """The whole of `config.json`, and its sizes.
@@ -41,12 +46,15 @@ def read_config(folder: Path) -> tuple[dict[str, Any], Dims]:
     config = read_json_object(path)
     where = f"`config.json` in `{folder}`"
     _refuse_other_architectures(config, where)
+    config = _UNSTATED | config
     missing = sorted({word for word in _WORDS.values() if word not in config})
     if missing:
         raise CheckpointError(
             f"{where} does not state every size",
             why=f"missing: {', '.join(missing)}",
-            hint="save the checkpoint again with transformers' `save_pretrained`",
+            hint="it is a conversion for MLX: give the checkpoint it was made from"
+            if "n_audio_state" in config
+            else "save the checkpoint again with transformers' `save_pretrained`",
         )
     sizes = {field: config[word] for field, word in _WORDS.items()}
     return config, checked_dims(sizes, what=f"{where} states impossible sizes", words=_WORDS)
@@ -62,7 +70,8 @@ def _refuse_other_architectures(config: Mapping[str, Any], where: str) -> None:
         raise CheckpointError(
             f"{where} is not a Whisper's",
             why=f"its `model_type` is {quoted(config.get('model_type'))}; expected 'whisper'",
-            hint="give a Whisper checkpoint, such as `openai/whisper-tiny`",
+            hint="give a Whisper checkpoint as transformers saves it, such as `openai/whisper-tiny`; one "
+            "converted for another program cannot be read",
         )
     if config.get("activation_function", "gelu") != "gelu":
         raise CheckpointError(
@@ -85,6 +94,12 @@ def _refuse_other_architectures(config: Mapping[str, Any], where: str) -> None:
 
 
 def _hint_for(folder: Path) -> str:
+    below = sorted(
+        path.parent for path in [*folder.glob("*/config.json"), *folder.glob(_SNAPSHOTS)]
+    )
+    if below:
+        more = f", or another of the {len(below)} in it" if len(below) > 1 else ""
+        return f"give the folder inside it: `{below[0]}`{more}"
     pickled = sorted(path.name for path in folder.glob("*.pt"))
     if pickled:
         return f"give the file itself: `{folder / pickled[0]}`"

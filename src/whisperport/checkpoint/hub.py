@@ -1,5 +1,6 @@
 """Fetch a checkpoint from the Hugging Face hub, or from its cache when offline."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from whisperport.checkpoint.sizes import shortened
@@ -24,8 +25,11 @@ _WEIGHTS = (
 )
 
 
-def fetch(hub_id: str, revision: str | None) -> Path:
+def fetch(hub_id: str, revision: str | None, check: Callable[[Path], object]) -> Path:
     """The folder in the hub's cache; its name is the commit.
+
+    `check` is given the folder while it holds no weights yet, and raises for one that cannot be used:
+    gigabytes of another model are not fetched.
 
     Raises MissingPackageError without huggingface_hub, CheckpointError when there is no such
     repository or revision, no permission, or no network and no copy in the cache.
@@ -38,15 +42,18 @@ def fetch(hub_id: str, revision: str | None) -> Path:
             why=f"importing it said: {error}",
             hint="pip install 'whisperport[export]', or give a folder or a .pt file",
         ) from error
-    folder = Path()
-    for weights in _WEIGHTS:
+
+    def download(patterns: list[str]) -> Path:
         try:
-            folder = Path(
-                snapshot_download(hub_id, revision=revision, allow_patterns=[*_TEXTS, *weights])
-            )
+            return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
         # The HTTP library below it has changed before, and not all of its errors share a base.
         except Exception as error:
             raise _explained(error, hub_id, revision) from error
+
+    folder = download(_TEXTS)
+    check(folder)
+    for weights in _WEIGHTS:
+        folder = download([*_TEXTS, *weights])
         if any(next(folder.glob(pattern), None) for pattern in weights):
             break
     return folder

@@ -13,9 +13,10 @@ from whisperport.checkpoint.config import is_tied, read_config
 from whisperport.checkpoint.encoder_positions import sinusoids
 from whisperport.checkpoint.generation_settings import read_generation
 from whisperport.checkpoint.json_file import read_json_object
-from whisperport.checkpoint.names import from_huggingface, to_huggingface
+from whisperport.checkpoint.names import from_huggingface, to_huggingface, unwrapped
+from whisperport.checkpoint.other_forms import refuse_other_forms
 from whisperport.checkpoint.sizes import quoted, shortened
-from whisperport.checkpoint.tensor_check import check_tensors
+from whisperport.checkpoint.tensor_check import check_tensors, refuse_halves
 from whisperport.checkpoint.tokenizer_files import read_tokenizer
 from whisperport.checkpoint.weight_files import read_weights
 from whisperport.dims import Dims
@@ -33,6 +34,7 @@ def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
     Raises CheckpointError or TokenizerError: see `load_checkpoint`.
     """
     _refuse_adapter(folder)
+    refuse_other_forms(folder)
     config, dims = read_config(folder)
     stored = read_weights(folder)
     weights = _canonical(stored.tensors, config, dims, str(folder))
@@ -53,6 +55,12 @@ def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
         ),
         warnings=tokenizer.warnings + warnings,
     )
+
+
+def check_texts(folder: Path) -> None:
+    """Raises CheckpointError where the small files alone say that this is no Whisper to be loaded."""
+    _refuse_adapter(folder)
+    read_config(folder)
 
 
 def _refuse_adapter(folder: Path) -> None:
@@ -80,6 +88,7 @@ def _canonical(
         )
     weights: dict[str, Tensor] = {}
     unexpected: list[str] = []
+    tensors = unwrapped(tensors, own="model.")
     for name, tensor in tensors.items():
         if name == _PROJECTION:
             continue
@@ -89,6 +98,9 @@ def _canonical(
             unexpected.append(name)
         else:
             weights[ours] = tensor
+    refuse_halves(weights, where=where)
+    if _EMBEDDING not in weights and _PROJECTION in tensors and is_tied(config):
+        weights[_EMBEDDING] = tensors[_PROJECTION]  # one of the two names was kept, and is enough
     if _POSITIONS not in weights and dims.n_audio_state % 2 == 0 and dims.n_audio_state >= 4:
         weights[_POSITIONS] = sinusoids(dims.n_audio_ctx, dims.n_audio_state)
     check_tensors(weights, dims, where=where, unexpected=unexpected, spell=to_huggingface)

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from whisperport.checkpoint.checkpoint import Checkpoint
 from whisperport.checkpoint.hub import fetch
-from whisperport.checkpoint.huggingface import load_folder
+from whisperport.checkpoint.huggingface import check_texts, load_folder
 from whisperport.checkpoint.names import HUB_IDS, default_checkpoint_folder
 from whisperport.checkpoint.openai import load_pt
+from whisperport.checkpoint.other_forms import refuse_other_file
 from whisperport.checkpoint.sizes import shortened
 from whisperport.errors import CheckpointError, UsageError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PICKLED = {".pt", ".pth", ".ckpt"}  # openai-whisper's own, and what training loops call theirs
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -29,7 +31,7 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
     huggingface_hub is not installed; UsageError for a revision of something that has none.
     """
     name = str(source)
-    path = Path(source).expanduser()
+    path = _expanded(source)
     if _exists(path):
         _refuse_revision(revision, name)
         return _load_path(path, name)
@@ -50,7 +52,7 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
             why="it is no folder or file here, and no name this package knows",
             hint=_nearest(name),
         )
-    folder = fetch(hub_id, revision)
+    folder = fetch(hub_id, revision, check_texts)
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision or ""
     return load_folder(folder, name=name, revision=commit)
 
@@ -58,8 +60,10 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
 def _load_path(path: Path, name: str) -> Checkpoint:
     if path.is_dir():
         return load_folder(path, name=name)
-    if path.suffix == ".pt" and path.is_file():
+    if path.suffix in _PICKLED and path.is_file():
         return load_pt(path, name=name)
+    if path.is_file():
+        refuse_other_file(path)
     if path.suffix in {".safetensors", ".bin", ".json"}:
         raise CheckpointError(
             f"`{name}` is one file of a checkpoint",
@@ -71,6 +75,13 @@ def _load_path(path: Path, name: str) -> Checkpoint:
         why=f"its name ends in {path.suffix or 'nothing'!r}; expected a folder or a .pt file",
         hint="give a folder, a .pt file, or a name such as `tiny`",
     )
+
+
+def _expanded(source: str | Path) -> Path:
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:  # `~someone`, who has no home here
+        return Path(source)
 
 
 def _exists(path: Path) -> bool:

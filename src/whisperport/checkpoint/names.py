@@ -1,7 +1,10 @@
 """Names: Hugging Face's tensors in openai-whisper's words, and models by their short names."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+from torch import Tensor
 
 # Whole names, without Hugging Face's leading `model.`.
 _TOP = {
@@ -35,6 +38,7 @@ _IN_LAYER = {
     "final_layer_norm": "mlp_ln",
 }
 
+_LANDMARK = "encoder.conv1.weight"  # called so by both libraries
 _TOP_BACK = {ours: theirs for theirs, ours in _TOP.items()}
 _IN_LAYER_BACK = {ours: theirs for theirs, ours in _IN_LAYER.items()}
 _THEIR_LAYER = re.compile(r"(encoder|decoder)\.layers\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
@@ -49,6 +53,21 @@ def from_huggingface(name: str) -> str | None:
         ours = _IN_LAYER.get(module)
         return f"{side}.blocks.{layer}.{ours}.{kind}" if ours else None
     return _TOP.get(name)
+
+
+def unwrapped(tensors: Mapping[str, Tensor], *, own: str = "") -> dict[str, Tensor]:
+    """Without what a training loop's wrapper put before every name: `module.`, `_orig_mod.`, `model.`.
+
+    It is whatever stands before the name of one tensor that every Whisper has; `own` is a prefix of the
+    library's own, which stays. A name that has not the wrapper's prefix stays as it is.
+    """
+    before = next((n.removesuffix(_LANDMARK) for n in tensors if n.endswith(_LANDMARK)), "")
+    wrapper = before.removesuffix(own)
+    found = {}
+    for name, tensor in tensors.items():
+        bare = name.removeprefix(wrapper)
+        found[name if bare in tensors else bare] = tensor
+    return found
 
 
 def to_huggingface(name: str) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from whisperport.checkpoint.checkpoint import Checkpoint, Source
+from whisperport.checkpoint.names import unwrapped
 from whisperport.checkpoint.openai_releases import alignment_heads
 from whisperport.checkpoint.pickled_file import plain_tensors, read_pickled
 from whisperport.checkpoint.sizes import checked_dims, quoted
-from whisperport.checkpoint.tensor_check import check_tensors
+from whisperport.checkpoint.tensor_check import check_tensors, refuse_halves
 from whisperport.checkpoint.tokenizer_files import assumed_tokenizer
 from whisperport.checkpoint.weight_files import sha256_of
 from whisperport.dims import Dims
@@ -33,6 +34,11 @@ _STATED = (
 )
 _WIDTHS = (384, 512, 768, 1024, 1280)  # tiny to large; all with heads 64 wide
 _HEAD_WIDTH = 64
+_HOW_TO_SAVE = (
+    "save it as openai-whisper does: "
+    '{"dims": vars(model.dims), "model_state_dict": model.state_dict()}'
+)
+_STATES = ("model_state_dict", "state_dict", "model")  # openai-whisper's, Lightning's, other loops'
 _CAUSAL_MASK = "decoder.mask"  # a constant some fine-tunes save along
 
 
@@ -45,15 +51,9 @@ def load_pt(path: Path, *, name: str) -> Checkpoint:
             why=f"it holds a {type(data).__name__}; expected `dims` and `model_state_dict`",
             hint="give a file openai-whisper can load, or a Hugging Face folder",
         )
-    state = data.get("model_state_dict", data.get("state_dict", data))
-    if not isinstance(state, dict):
-        raise CheckpointError(
-            f"`{path}` is not a Whisper checkpoint",
-            why=f"its `model_state_dict` is {quoted(type(state).__name__)}, not a mapping",
-        )
-    state = {key: value for key, value in state.items() if key not in (_CAUSAL_MASK, "dims")}
-    weights = plain_tensors(state, where=str(path))
+    weights = _weights(data, path)
     _refuse_foreign_names(weights, path)
+    refuse_halves(weights, where=str(path))
     warnings: tuple[str, ...] = ()
     if "dims" in data:
         dims = _stated_dims(data["dims"], path)
@@ -75,6 +75,21 @@ def load_pt(path: Path, *, name: str) -> Checkpoint:
         source=Source(kind="openai", name=name, sha256=MappingProxyType({path.name: digest})),
         warnings=warnings,  # no .pt file has a tokenizer: assuming OpenAI's is what the form means
     )
+
+
+def _weights(data: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
+    """The state_dict in a file, or the file's whole contents, by openai-whisper's names."""
+    key = next((key for key in _STATES if key in data), None)
+    state = {k: v for k, v in data.items() if k != "dims"} if key is None else data[key]
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f"`{path}` is not a Whisper checkpoint",
+            why=f"its `{key}` is {quoted(type(state).__name__)}, not a mapping",
+            hint=_HOW_TO_SAVE,
+        )
+    weights = unwrapped(plain_tensors(state, where=str(path)))
+    weights.pop(_CAUSAL_MASK, None)
+    return weights
 
 
 def _stated_dims(stated: Any, path: Path) -> Dims:
@@ -99,8 +114,7 @@ def _inferred_dims(weights: Mapping[str, Tensor], path: Path) -> Dims:
             raise CheckpointError(
                 f"`{path}` is not a Whisper checkpoint",
                 why=f"it has no `dims`, and `{name}` is missing or not of rank {rank}",
-                hint="save it as openai-whisper does: "
-                '{"dims": vars(model.dims), "model_state_dict": model.state_dict()}',
+                hint=_HOW_TO_SAVE,
             )
         return found
 
@@ -115,7 +129,7 @@ def _inferred_dims(weights: Mapping[str, Tensor], path: Path) -> Dims:
         raise CheckpointError(
             f"`{path}` does not say how many heads its attention has",
             why=f"it has no `dims`, and its width {width} is none of OpenAI's {_WIDTHS}",
-            hint='save it with sizes: {"dims": vars(model.dims), "model_state_dict": ...}',
+            hint=_HOW_TO_SAVE,
         )
     heads = width // _HEAD_WIDTH
     sizes = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whisperport.checkpoint.sizes import shortened
+from whisperport.checkpoint.stand_in import STAND_IN_BYTES, refuse_stand_in
 from whisperport.errors import CheckpointError
 
 # Torch's own words when its restricted unpickler meets anything but tensors and plain data.
@@ -24,20 +25,30 @@ def read_pickled(path: Path) -> Any:
     """
     what = f"cannot read `{path.name}` in `{path.parent}`"
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_mappable(path))
+        with path.open("rb") as file:
+            refuse_stand_in(file.read(STAND_IN_BYTES), what)
     except OSError as error:
         raise CheckpointError(
             what,
             why=error.strerror or str(error),
             hint="check the path, and that the file may be read",
         ) from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_mappable(path))
     # A damaged file fails anywhere inside torch's reader, with nearly every built-in exception.
     except Exception as error:
         if isinstance(error, UnpicklingError) and (code := _CODE.search(str(error))):
             raise CheckpointError(
                 f"`{path.name}` in `{path.parent}` contains code, which was not run",
                 why=f"besides weights it asks for `{shortened(code[1] or code[2])}`",
-                hint="save its state_dict alone, or give the same checkpoint as safetensors",
+                hint="save tensors, numbers and text alone (`model.state_dict()`, `vars(model.dims)`), or "
+                "give the same checkpoint as safetensors",
+            ) from error
+        if "TorchScript" in str(error):
+            raise CheckpointError(
+                f"`{path.name}` in `{path.parent}` is a TorchScript program, not a checkpoint",
+                why="it holds a graph that was exported already",
+                hint="give the checkpoint it was made from",
             ) from error
         raise CheckpointError(
             what,
@@ -81,6 +92,8 @@ def _reason(error: Exception) -> str:
 
 
 def _kind(value: object) -> str:
+    if isinstance(value, Tensor) and value.is_quantized:
+        return f"a quantized tensor, {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, Tensor):
         return f"a tensor of layout {value.layout} on {value.device.type}"
     return type(value).__name__

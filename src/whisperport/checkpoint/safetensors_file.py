@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from whisperport.checkpoint.sizes import quoted, shortened
+from whisperport.checkpoint.stand_in import STAND_IN_BYTES, refuse_stand_in
 from whisperport.errors import CheckpointError
 
 _LARGEST_HEADER = 8 << 20  # bytes; large-v3's is under 200 KB
@@ -41,18 +42,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def _check_header(path: Path, what: str) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
-        head = file.read(8)
+        head = file.read(STAND_IN_BYTES)
+        refuse_stand_in(head, what)
         if len(head) < 8:
             raise CheckpointError(
                 what, why=f"it is {size} bytes long, less than a header", hint=_HINT
             )
-        (length,) = struct.unpack("<Q", head)
-        if head.startswith(b"version "):
-            raise CheckpointError(
-                what,
-                why="it is a Git LFS pointer, not the weights",
-                hint="run `git lfs pull` in the folder",
-            )
+        (length,) = struct.unpack("<Q", head[:8])
         if length > min(_LARGEST_HEADER, size - 8):
             raise CheckpointError(
                 what,
@@ -60,6 +56,7 @@ def _check_header(path: Path, what: str) -> None:
                 "is not safetensors",
                 hint=_HINT,
             )
+        file.seek(8)
         raw = file.read(length)
     try:
         header = json.loads(raw, object_pairs_hook=_refuse_duplicates)

@@ -1,6 +1,6 @@
 """Hold the tensors found in a file against the ones its sizes ask for."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -57,6 +57,20 @@ def _block(
     yield f"{prefix}.mlp_ln.bias", (d,)
 
 
+def refuse_halves(names: Iterable[str], *, where: str) -> None:
+    """Raises CheckpointError for an encoder without a decoder, or a decoder alone."""
+    sides = {name.partition(".")[0] for name in names} & {"encoder", "decoder"}
+    if len(sides) == 1:
+        (there,) = sides
+        absent = "decoder" if there == "encoder" else "encoder"
+        raise CheckpointError(
+            f"`{where}` holds no {absent}",
+            why=f"all of its tensors are the {there}'s: it is half of a Whisper, such as one that "
+            "classifies sound, or a draft model",
+            hint="give a checkpoint that transcribes, with both halves",
+        )
+
+
 def check_tensors(
     weights: Mapping[str, Tensor],
     dims: Dims,
@@ -94,7 +108,9 @@ def check_tensors(
         raise CheckpointError(
             f"the tensors in `{where}` do not fit the sizes it states",
             why="; ".join(fault for fault in faults if fault),
-            hint="check that weights and sizes are of one checkpoint, and were saved whole",
+            hint="save it in float32: `model.float()`"
+            if faults[:3] == ["", "", ""]
+            else "check that weights and sizes are of one checkpoint, and were saved whole",
         )
     wild = [spell(name) for name in sound if not bool(torch.isfinite(weights[name]).all())]
     if wild:

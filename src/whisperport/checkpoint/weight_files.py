@@ -1,6 +1,7 @@
 """Find the weight files in a Hugging Face folder, read them, and hash them."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,23 +33,40 @@ class StoredWeights:
     sha256: Mapping[str, str]  # file name -> digest
 
 
+def find_weights(folder: Path) -> Path | None:
+    """The file to begin with, an index of shards among them; None: the folder has none that is read."""
+    return next((folder / name for name in _FILES if (folder / name).is_file()), None)
+
+
 def read_weights(folder: Path) -> StoredWeights:
     """Raises CheckpointError when no known file is there, or one of them cannot be read."""
-    found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    found = find_weights(folder)
     if found is None:
-        others = sorted(path.name for path in folder.glob("*.safetensors"))
-        raise CheckpointError(
-            f"no weights in `{folder}`",
-            why=f"it has none of {', '.join(_FILES)}"
-            + (f"; it has {', '.join(others[:6])}" if others else ""),
-            hint="save the checkpoint with transformers' `save_pretrained`",
-        )
+        raise _no_weights(folder)
     files = _shards(found) if found.suffix == ".json" else [found]
     tensors: dict[str, Tensor] = {}
     for file in files:
         read = _read_bin if file.suffix == ".bin" else read_safetensors
         _add(tensors, file, read)
     return StoredWeights(tensors, {file.name: sha256_of(file) for file in files})
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    what = f"no weights in `{folder}`"
+    cut = next((name for name in _FILES if (folder / name).is_symlink()), None)
+    if cut is not None:
+        return CheckpointError(
+            what,
+            why=f"its {cut} is a link to {os.readlink(folder / cut)}, which is not there",
+            hint="download the checkpoint again, or copy it with its links followed (`cp -rL`)",
+        )
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    return CheckpointError(
+        what,
+        why=f"it has none of {', '.join(_FILES)}"
+        + (f"; it has {', '.join(others[:6])}" if others else ""),
+        hint="save the checkpoint with transformers' `save_pretrained`",
+    )
 
 
 def sha256_of(path: Path) -> str:

@@ -1,0 +1,69 @@
+"""Whisper as other programs keep it: refused by name, with what to give instead."""
+
+import pytest
+
+from whisperport.checkpoint import load_checkpoint
+from whisperport.errors import CheckpointError
+
+
+def refusal(path):
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["model.bin", "vocabulary.txt", "config.json"], "CTranslate2"),
+        (["weights.npz", "config.json"], "MLX"),
+        (["ggml-tiny.bin"], "whisper.cpp"),
+        (["config.json", "onnx/encoder_model.onnx"], "ONNX"),
+        (["config.json", "encoder_model_quantized.onnx"], "ONNX"),
+        (["config.json", "openvino_encoder_model.xml"], "OpenVINO"),
+        (["config.json", "tf_model.h5"], "TensorFlow"),
+        (["config.json", "flax_model.msgpack"], "Flax"),
+        (["AudioEncoder.mlmodelc/model.mil"], "Core ML"),
+        (["adapter_model.safetensors"], "PEFT adapter"),
+        (["manifest.json", "tokenizer.json"], "is a bundle"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_folder_for_another_program_is_refused_by_name(files, said, tmp_path):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+
+    assert said in refusal(tmp_path).what
+
+
+def test_weights_that_are_read_win_over_conversions_beside_them(altered_folder):
+    folder = altered_folder()
+    for name in ("tf_model.h5", "flax_model.msgpack", "model.bin"):
+        (folder / name).write_bytes(b"x")
+
+    assert load_checkpoint(folder).dims.n_audio_state == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("ggml-tiny.bin", b"lmgg\0\0\0\0", "whisper.cpp"),
+        ("tiny.gguf", b"GGUF", "whisper.cpp"),
+        ("weights.npz", b"PK", "MLX"),
+        ("encoder.onnx", b"", "is a program"),
+        ("decoder.pte", b"", "is a program"),
+    ],
+)
+def test_a_file_for_another_program_is_refused_by_name(name, data, said, tmp_path):
+    (tmp_path / name).write_bytes(data)
+
+    assert said in refusal(tmp_path / name).what
+
+
+def test_a_link_to_weights_that_are_not_there_is_said_to_lead_nowhere(altered_folder):
+    folder = altered_folder(without=("model.safetensors",))
+    (folder / "model.safetensors").symlink_to("../../blobs/0123")
+
+    assert "a link to ../../blobs/0123, which is not there" in refusal(folder).why
