@@ -44,6 +44,14 @@ def test_the_encoder_of_an_image_shares_the_weights_of_the_encoder(micro: Whispe
     } == theirs
 
 
+def test_the_mask_takes_nothing_of_the_range_that_a_quantizer_divides(micro: Whisper) -> None:
+    """Hailo's own graph has 0 and -inf; a large finite number would be the range."""
+    mask = FullDecoder(micro.decoder, FullForm(9)).causal
+
+    assert torch.isneginf(mask).equal(torch.ones(9, 9, dtype=torch.bool).triu(1))
+    assert set(mask[~torch.isneginf(mask)].tolist()) == {0.0}
+
+
 @settings(max_examples=40)
 @given(
     count=st.integers(1, 9),

@@ -9,7 +9,10 @@ from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.image_attention import attend
 from whisperport.spec import FullForm
 
-MASKED = -30_000.0  # exp of it is 0 in float32; an infinite one gives NaN where a quantizer has a 0
+# As in the graph that Hailo's toolkit compiles (hailocs/hailo-whisper@ebe7a85, its patch of TextDecoder).
+# A finite one would be a part of the range that a quantizer divides: of -30000, 16 bits leave the scores
+# steps of 0.46.
+MASKED = -torch.inf
 
 
 class FullDecoder(nn.Module):

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets import RunOptions, get_target
 from whisperport.targets.hailo import runtime
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.runtime import load_hefs
@@ -103,6 +104,21 @@ def test_without_a_device_the_scheduler_and_the_shared_group_are_asked_for(platf
     assert not hasattr(params, "multi_process_service")  # a service of its own would be needed
     assert "ConfiguredInferModel.activate" not in fake.names()  # invalid beside a scheduler
     del runner
+
+
+def test_without_a_device_the_service_is_asked_to_share_the_chip_where_that_was_wanted(platform):
+    fake = platform()
+    runners = load_hefs(HAILO8L, [ENCODER], {"encoder": HEF}, service=True)
+    params = next(call["params"] for name, call in fake.calls if name == "VDevice")
+    assert (params.multi_process_service, params.group_id) == (True, "SHARED")
+    alone = load_hefs(HAILO8L, [ENCODER], {"encoder": HEF})
+    assert fake.names().count("VDevice") == 2  # never the one by the other's way
+    del runners, alone
+
+
+def test_the_service_is_on_or_not_asked_for(tmp_path):
+    with pytest.raises(UsageError, match="`service` cannot be `yes`"):
+        get_target("hailo8").load(tmp_path, [], RunOptions(options={"service": "yes"}))
 
 
 def test_without_a_device_results_stay_when_the_runner_runs_again(platform):

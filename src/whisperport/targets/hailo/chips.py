@@ -85,7 +85,7 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         formats=frozenset({"torch", "onnx"}),
         limits=LIMITS,
         mends={"scaled_dot_product_attention": "attention-by-softmax", "dropout": "drop-no-ops"},
-        run_options=frozenset({"stand-in"}),
+        run_options=frozenset({"stand-in", "service"}),
         rewrites=(
             "drop-no-ops",
             "fold-constants",

@@ -23,16 +23,19 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.layout import as_stream, results_of, stream_shape
 
-GROUP = "SHARED"  # other users of the chip in this process may join by this name
+GROUP = "SHARED"  # other users of the chip may join by this name; of other processes by the service
 TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
 
-_open: "weakref.WeakValueDictionary[int, _Device]" = weakref.WeakValueDictionary()
+_open: "weakref.WeakValueDictionary[tuple[int, bool], _Device]" = weakref.WeakValueDictionary()
 
 
 def load_hefs(
-    chip: Chip, specs: Sequence[ProgramSpec], hefs: Mapping[str, Path]
+    chip: Chip, specs: Sequence[ProgramSpec], hefs: Mapping[str, Path], *, service: bool = False
 ) -> dict[str, Runner]:
     """A runner for each program, by its name; all on one chip, which is let go with the last of them.
+
+    Args:
+        service: let HailoRT's service, which must be running, share the chip between processes.
 
     Raises:
         MissingPackageError: HailoRT's Python package is not installed, or refuses this Python.
@@ -40,7 +43,7 @@ def load_hefs(
         BundleError: a HEF is for another chip, cannot be read, or has other shapes than its program.
     """
     platform = _platform(chip)
-    device = _device(platform)
+    device = _device(platform, service)
     return {spec.name: HailoRunner(chip, spec, hefs[spec.name], device) for spec in specs}
 
 
@@ -83,11 +86,13 @@ class HailoRunner(Runner):
 class _Device:
     """The chip, opened once in a process, and released when no runner is left."""
 
-    def __init__(self, platform: Any) -> None:
+    def __init__(self, platform: Any, service: bool) -> None:
         self.platform, self._process = platform, os.getpid()
         params = platform.VDevice.create_params()
         params.scheduling_algorithm = platform.HailoSchedulingAlgorithm.ROUND_ROBIN
         params.group_id = GROUP
+        if service:
+            params.multi_process_service = True
         self.vdevice = platform.VDevice(params)
         weakref.finalize(self, _release, self.vdevice, self._process)
 
@@ -106,9 +111,9 @@ def _release(vdevice: Any, process: int) -> None:
         vdevice.release()
 
 
-def _device(platform: Any) -> _Device:
+def _device(platform: Any, service: bool) -> _Device:
     """This process's; opened if it is not."""
-    device = _open.get(os.getpid())
+    device = _open.get((os.getpid(), service))
     if device is None:
         with _explained("the Hailo chip"):
             if not platform.Device.scan():
@@ -118,7 +123,7 @@ def _device(platform: Any) -> _Device:
                     hint="`hailortcli scan` must name one: see that the board is seated, PCIe is on and "
                     "the driver is loaded (`dmesg | grep hailo`)",
                 )
-            device = _open[os.getpid()] = _Device(platform)
+            device = _open[os.getpid(), service] = _Device(platform, service)
     return device
 
 
@@ -160,7 +165,10 @@ def _check_shapes(
 
 # Statuses of HailoRT, as its exceptions name them: libhailort/include/hailo/hailort.h. The class of
 # exception differs between versions, the status is always in the message or implied by the class.
-_BUSY = "another process uses the chip: end it, or let both share it by the HailoRT service"
+_BUSY = (
+    "another process uses the chip: end it, or let both share it by HailoRT's service "
+    "(`sudo systemctl start hailort.service`, and `--run-option service=on`)"
+)
 _STATUSES = (
     (("DEVICE_IN_USE", "OUT_OF_PHYSICAL_DEVICES"), "the chip is in use", _BUSY),
     (

@@ -30,7 +30,8 @@ class Hailo(Target):
     """One chip.
 
     Options for lowering: `opset`, 13 or 17; of `decode_full`: `rows`, and `positions`, which is `host` or
-    `graph`. Option for running: `stand-in`, where `onnx` runs what was given to the compiler on the CPU.
+    `graph`. Options for running: `stand-in`, where `onnx` runs what was given to the compiler on the CPU;
+    `service`, where `on` shares the chip with other processes by HailoRT's service.
     """
 
     def __init__(
@@ -122,6 +123,9 @@ class Hailo(Target):
         stand_in = options.options.get("stand-in")
         if stand_in not in (None, *self.spec.stand_in.values()):
             raise _wrong("stand-in", stand_in, " or ".join(self.spec.stand_in.values()))
+        service = options.options.get("service")
+        if service not in (None, "on"):
+            raise _wrong("service", service, "on")
         if stand_in:
             return {
                 entry.spec.name: OnnxRunner(
@@ -132,7 +136,8 @@ class Hailo(Target):
         from whisperport.targets.hailo.runtime import load_hefs
 
         hefs = {e.spec.name: _file(self.chip, folder, e, SUFFIX) for e in entries}
-        return load_hefs(self.chip, [entry.spec for entry in entries], hefs)
+        specs = [entry.spec for entry in entries]
+        return load_hefs(self.chip, specs, hefs, service=service == "on")
 
 
 def _script(chip: Chip, spec: ProgramSpec) -> str:
