@@ -71,6 +71,63 @@ def test_what_is_written_is_of_the_opset_asked_for_and_alone(program: Program, o
     assert "normed to ONNX opset 13" in stages
 
 
+class Queries(nn.Module):
+    """Five axes on the way, as a product for queries, keys and values makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 18)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.linear(x).reshape(2, 4, 3, 2, 3).permute(2, 0, 3, 1, 4).unbind(0)
+        return q @ k.transpose(-1, -2) @ v
+
+
+class FiveOut(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x).reshape(2, 2, 2, 3, 2)
+
+
+def test_axes_above_four_are_folded_in_onnx(out: Path) -> None:
+    program = trace("queries", Queries(), (torch.zeros(2, 4, 6),))
+
+    lowered = lower(program, "onnxruntime", out)
+
+    assert lowered.facts["max_rank"] == 4
+    assert lowered.rewrites["fold-axes=4"] > 0
+    assert lowered.equal
+
+
+def test_more_axes_may_be_allowed(out: Path) -> None:
+    program = trace("queries", Queries(), (torch.zeros(2, 4, 6),))
+
+    lowered = lower(program, "onnxruntime", out, LowerOptions(max_rank=5))
+
+    assert lowered.facts["max_rank"] == 5
+    assert lowered.rewrites == {}
+
+
+def test_an_axis_that_cannot_be_folded_is_refused_by_node_value_and_limit(out: Path) -> None:
+    program = trace("five", FiveOut(), (torch.zeros(4, 12),))
+
+    with pytest.raises(LoweringError) as refused:
+        lower(program, "onnxruntime", out)
+
+    assert refused.value.what == "`five` has tensors of more than 4 axes"
+    assert refused.value.why.endswith(": rank 5 is above 4")
+    assert "--max-rank" in refused.value.hint
+    assert untouched(out)
+    assert lower(program, "onnxruntime", out, LowerOptions(max_rank=5)).equal
+
+
+def test_a_limit_may_be_asked_of_any_target(tmp_path: Path) -> None:
+    program = trace("five", FiveOut(), (torch.zeros(4, 12),))
+    options = LowerOptions(max_rank=4, run=ONE_THREAD)
+
+    with pytest.raises(LoweringError, match="`five` has tensors of more than 4 axes"):
+        lower(program, "xnnpack", tmp_path / "four.pte", options)
+
+
 def test_a_pt2_file_for_xnnpack_goes_through_its_rewrites(program: Program, tmp_path: Path) -> None:
     torch.export.save(program.exported, tmp_path / "normed.pt2")
     out = tmp_path / "normed.pte"

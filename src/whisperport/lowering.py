@@ -13,6 +13,7 @@ import numpy as np
 
 from whisperport.bundle import ProgramEntry
 from whisperport.errors import (
+    LoweringError,
     MissingPackageError,
     ProgramError,
     UsageError,
@@ -21,14 +22,17 @@ from whisperport.errors import (
 )
 from whisperport.preflight import check_fits, estimate_lowering
 from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.spec import Limit, ProgramSpec
 from whisperport.targets import RunOptions, Target, get_target
 
 if TYPE_CHECKING:  # boards have no torch
+    from whisperport.inspection.graph import Graph
+    from whisperport.inspection.rules import Finding
     from whisperport.programs.program import Program
 
 ONNX = "onnxruntime"
 OPSETS = range(13, 21)
+ONNX_RANK = 4  # a file for other people's compilers: most stop there
 SEEDS = (0, 1)
 # Another order of summation in float32 was seen to change Whisper's outputs by 5e-6 of their
 # largest value; a wrong operator by 1e-2 and more.
@@ -43,6 +47,7 @@ class LowerOptions:
 
     opset: int | None = None  # of ONNX, 13 to 20; None: 20
     simplify: bool = False  # ONNX only, with onnxslim
+    max_rank: int | None = None  # of any tensor; None: 4 in ONNX, elsewhere what the target takes
     allow_unequal: bool = False  # write the file although it computes something else
     preflight: bool = True  # refuse at once what memory or disk have no room for
     run: RunOptions = field(default_factory=RunOptions)  # for the comparison
@@ -93,7 +98,7 @@ def lower(
     Raises:
         UsageError: no such target, or an option that it does not take.
         ProgramError: the program cannot be read, or keeps state in a buffer.
-        LoweringError: a compiler refused.
+        LoweringError: a compiler refused, or a tensor has more axes than there may be.
         WhisperportError: `out` cannot be written, or this machine is too small.
         VerificationError: the lowered program computes something else; nothing was written.
     """
@@ -105,7 +110,7 @@ def lower(
             _check_room(program, target, out)
         say("running the program in torch")
         trials = _trials(program)
-        rewritten, rewrites = _rewritten(program, chosen, say)
+        rewritten, rewrites = _rewritten(program, chosen, _max_rank(options, chosen), say)
         entry, facts = _compile(rewritten, chosen, folder, out.name, options, say)
         say(f"running {out.name} on {target}")
         difference, scale = _difference(chosen, folder, entry, options.run, trials)
@@ -215,13 +220,42 @@ def _trials(program: "Program") -> list[_Trial]:
     return trials
 
 
-def _rewritten(program: "Program", target: Target, say: Say) -> "tuple[Program, dict[str, int]]":
+def _rewritten(
+    program: "Program", target: Target, max_rank: int, say: Say
+) -> "tuple[Program, dict[str, int]]":
+    """By the target's rewrites, and one that folds axes where there are too many."""
+    from whisperport.inspection.read_exported import read_exported
     from whisperport.rewrites import run_rewrites
 
     if target.spec.rewrites:
         say(f"rewriting {program.name} for {target.spec.name}")
     program, outcomes = run_rewrites(program, target.spec.rewrites)
+    if _above(read_exported(program.name, program.exported), max_rank):
+        say(f"folding the axes of {program.name}")
+        program, folded = run_rewrites(program, [f"fold-axes={max_rank}"])
+        outcomes += folded
     return program, {outcome.rewrite: len(outcome.changed) for outcome in outcomes}
+
+
+def _max_rank(options: LowerOptions, target: Target) -> int:
+    return options.max_rank or (ONNX_RANK if target.spec.name == ONNX else target.spec.max_rank)
+
+
+def _above(graph: "Graph", max_rank: int) -> "list[Finding]":
+    from whisperport.inspection.rules import RULES
+
+    return list(RULES["WP201"].check(graph, Limit(rule="WP201", value=max_rank, source="")))
+
+
+def _check_rank(name: str, graph: "Graph", max_rank: int) -> None:
+    if not (found := _above(graph, max_rank)):
+        return
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    raise LoweringError(
+        f"`{name}` has tensors of more than {max_rank} axes",
+        why=f"`{found[0].place}`: {found[0].reason}{more}",
+        hint="`whisperport explain WP201` says what mends it; `--max-rank` allows more",
+    )
 
 
 def _compile(
@@ -230,6 +264,10 @@ def _compile(
     """The entry by which the target loads what was written to `folder`, and facts about it."""
     if target.spec.name == ONNX:
         return _compile_onnx(program, target, folder, name, options, say)
+    from whisperport.inspection.read_exported import read_exported
+
+    graph = read_exported(program.name, program.exported)
+    _check_rank(program.name, graph, _max_rank(options, target))
     (entry,) = target.lower([program], folder, say)
     if len(entry.files) != 1:
         raise UsageError(
@@ -242,11 +280,14 @@ def _compile(
 def _compile_onnx(
     program: "Program", target: Target, folder: Path, name: str, options: LowerOptions, say: Say
 ) -> tuple[ProgramEntry, dict[str, Any]]:
+    from whisperport.inspection.read_onnx import read_onnx
     from whisperport.programs.onnx_file import write_onnx_file
 
     opset = options.opset or OPSETS[-1]
     say(f"{program.name} to ONNX opset {opset}")
     facts = write_onnx_file(program, folder / name, opset=opset, simplify=options.simplify)
+    # Of the file, since exporters write some operators with more axes than torch has.
+    _check_rank(program.name, read_onnx(folder / name), _max_rank(options, target))
     entry = ProgramEntry(
         spec=program.spec,
         target=target.spec.name,

@@ -39,6 +39,21 @@ class Decoder(nn.Module):
         return self.projection(found.last_hidden_state)
 
 
+class FusedAttention(nn.Module):
+    """Queries, keys and values by one product, then five axes, as timm's and many speech encoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(48, 144), nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, rows, width = x.shape
+        split = self.qkv(x).reshape(batch, rows, 3, 3, width // 3).permute(2, 0, 3, 1, 4)
+        q, k, v = split.unbind(0)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(attended.transpose(1, 2).reshape(batch, rows, width))
+
+
 def small_openai(random_openai_whisper: Callable[..., Any]) -> Any:
     return random_openai_whisper(
         n_audio_ctx=50,
@@ -74,6 +89,7 @@ def strangers(
     """Their encoders and decoders, with each form of attention, as torch.export gives them."""
     openai = small_openai(random_openai_whisper)
     found = {
+        "fused attention": trace("theirs", FusedAttention(), (FEATURES,)),
         "openai-whisper's encoder": trace("theirs", openai.encoder, (MEL,)),
         "openai-whisper's decoder": trace("theirs", openai.decoder, (TOKENS.int(), FEATURES)),
     }

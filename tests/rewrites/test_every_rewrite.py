@@ -23,7 +23,7 @@ STRANGERS = (
     *("openai-whisper's encoder", "openai-whisper's decoder"),
     *("transformers' eager encoder", "transformers' eager decoder"),
     *("transformers' sdpa encoder", "transformers' sdpa decoder"),
-    *("decomposed", "decomposed decoder"),
+    *("decomposed", "decomposed decoder", "fused attention"),
 )
 
 # What a target's list begins with: the others see the graph after it. A test below says why.

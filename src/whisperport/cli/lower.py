@@ -31,6 +31,13 @@ from whisperport.watchdog import run_watched
 )
 @click.option("--simplify", is_flag=True, help="Simplify the ONNX graph with onnxslim")
 @click.option(
+    "--max-rank",
+    type=click.IntRange(min=3),
+    metavar="N",
+    help="Most axes a tensor may have; more are folded, or refused  "
+    "[default: 4 in ONNX, else what the target takes]",
+)
+@click.option(
     "--allow-unequal", is_flag=True, help="Write the file although it computes something else"
 )
 @no_preflight
@@ -43,6 +50,7 @@ def lower(
     out: Path,
     opset: int | None,
     simplify: bool,
+    max_rank: int | None,
     allow_unequal: bool,
     no_preflight: bool,
     stall_after: float,
@@ -61,6 +69,7 @@ def lower(
     options = LowerOptions(
         opset=opset,
         simplify=simplify,
+        max_rank=max_rank,
         allow_unequal=allow_unequal,
         preflight=not no_preflight,
         run=RunOptions(threads=threads),

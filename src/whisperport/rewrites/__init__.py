@@ -3,6 +3,7 @@
 from whisperport.rewrites import attention_by_softmax as _attention_by_softmax
 from whisperport.rewrites import conv1d_by_conv2d as _conv1d_by_conv2d
 from whisperport.rewrites import drop_no_ops as _drop_no_ops
+from whisperport.rewrites import fold_axes as _fold_axes
 from whisperport.rewrites import fold_constants as _fold_constants
 from whisperport.rewrites import fuse_qkv as _fuse_qkv
 from whisperport.rewrites import last_position_logits as _last_position_logits
@@ -20,6 +21,7 @@ __all__ = ["REWRITES", "Outcome", "Rewrite", "find_rewrite", "run_rewrites"]
 assert _attention_by_softmax
 assert _conv1d_by_conv2d
 assert _drop_no_ops
+assert _fold_axes
 assert _fold_constants
 assert _fuse_qkv
 assert _last_position_logits

@@ -14,8 +14,9 @@ def rank(graph: Graph, node: Node, limit: int) -> str:
     """Accelerators keep the sizes of a tensor in a fixed number of registers: four on most neural
     processors. A compiler refuses a tensor of more axes, even where all but four have length 1.
 
-    What to do: fold axes before the node and unfold them afterwards. Attention needs no more than three,
-    (heads, rows, width), where the batch is 1.
+    What to do: fold axes before the node and unfold them afterwards; `whisperport lower` does that with the
+    rewrite `fold-axes`, for the operators that it knows. Attention needs no more than three, (heads, rows,
+    width), where the batch is 1. Inputs and outputs keep their axes: fold those on the host.
     """
     ranks = [len(value.shape) for value in (*node.tensors, *node.outputs) if value.shape]
     return f"rank {max(ranks)} is above {limit}" if ranks and max(ranks) > limit else ""
