@@ -203,6 +203,8 @@ def test_a_missing_runtime_says_which_one_the_chip_needs(monkeypatch, chip):
     with pytest.raises(MissingPackageError) as caught:
         _load_encoder(chip)
     assert f"HailoRT {'5' if chip is HAILO10H else '4'}.x" in caught.value.hint
+    package = "hailo-h10-all" if chip is HAILO10H else "hailo-all"
+    assert f"`sudo apt install {package}`" in caught.value.hint
 
 
 def test_without_a_device_the_absent_chip_is_named_before_anything_is_opened(platform):

@@ -131,11 +131,11 @@ def _platform(chip: Chip) -> Any:
     try:
         import hailo_platform
     except ImportError as error:  # it is raised too where its native part is of another version
-        major = "5" if chip.compiler == 5 else "4"
+        major, package = ("5", "hailo-h10-all") if chip.compiler == 5 else ("4", "hailo-all")
         raise MissingPackageError(
             f"cannot use `{chip.name}`: HailoRT's Python package is not installed here",
             why=str(error),
-            hint=f"HailoRT {major}.x serves this chip: `sudo apt install hailo-all` on Raspberry Pi OS, or "
+            hint=f"HailoRT {major}.x serves this chip: `sudo apt install {package}` on Raspberry Pi OS, or "
             "the wheel from Hailo's developer zone",
         ) from error
     return hailo_platform
@@ -184,7 +184,8 @@ _STATUSES = (
     (
         ("DRIVER_NOT_INSTALLED", "INVALID_DRIVER_VERSION", "DRIVER_FAIL", "PCIeDriver"),
         "the chip's driver is missing, or of another version than HailoRT",
-        "install both from one release, and restart: `sudo apt install hailo-all`",
+        "install both from one release, and restart: `sudo apt install hailo-all`, and for a Hailo-10H "
+        "`hailo-h10-all`",
     ),
     (
         ("TIMEOUT", "Timeout"),
