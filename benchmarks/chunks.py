@@ -20,7 +20,7 @@ from whisperport.audio import SAMPLE_RATE, VadOptions, load_audio
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
-from whisperport.verification import machine, versions, word_errors
+from whisperport.verification import machine, text_errors, versions
 from whisperport.verification.clips import shipped_recordings
 
 RESULTS = Path(__file__).parent / "results"
@@ -60,7 +60,7 @@ def main() -> None:
                 seconds[mode].append(time.perf_counter() - started)
         duration = sound.size / SAMPLE_RATE
         for mode in MODES:
-            errors = word_errors(heard[mode].text, text)
+            errors = text_errors(heard[mode].text, text)
             rows.append(
                 {
                     "sound": name,
@@ -69,8 +69,8 @@ def main() -> None:
                     "all_seconds": seconds[mode],
                     "real_time_factor": statistics.median(seconds[mode]) / duration,
                     "errors": errors.errors,
-                    "words": errors.n_words,
-                    "wer": errors.errors / errors.n_words,
+                    "words": errors.length,
+                    "wer": errors.errors / errors.length,
                     "windows": len({segment.seek for segment in heard[mode].segments}),
                     "duration_s": duration,
                 }

@@ -34,7 +34,7 @@ from whisperport.runtime import TEMPERATURES, DecodeOptions, compression_ratio
 from whisperport.targets import RunOptions
 from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
-from whisperport.verification import WordErrors, machine, versions, word_errors
+from whisperport.verification import TextErrors, machine, text_errors, versions
 from whisperport.verification.clips import Clip, clips_of, shipped_recordings
 from whisperport.window import WindowOptions
 
@@ -84,7 +84,7 @@ DEFAULTS = tuple((WindowOptions(seconds=s), ("greedy",)) for s in (None, 20.0, 1
 class Heard:
     """What was made of the clips of one set."""
 
-    errors: WordErrors
+    errors: TextErrors
     windows: int
     looped: int  # of these windows
 
@@ -141,7 +141,7 @@ def measured(
     if way == HEARD_ONCE:
         transcriber.engine.window = None  # as if it were the checkpoint's own
     found = {name: heard(transcriber, clips, way) for name, clips in sets.items()}
-    found["all"] = sum(found.values(), Heard(WordErrors(), 0, 0))
+    found["all"] = sum(found.values(), Heard(TextErrors(), 0, 0))
     return {
         "window_s": transcriber.engine.dims.window_s,
         "padding": window.padding if window.seconds else "none",
@@ -153,12 +153,12 @@ def measured(
 
 
 def heard(transcriber: Transcriber, clips: Sequence[Clip], way: str) -> Heard:
-    total = Heard(WordErrors(), 0, 0)
+    total = Heard(TextErrors(), 0, 0)
     for clip in clips:
         transcript = transcriber.transcribe(clip.samples, WAYS[way])
         windows = [list(group) for _, group in groupby(transcript.segments, lambda s: s.seek)]
         looped = sum(loops(window, transcript) for window in windows)
-        total += Heard(word_errors(transcript.text, clip.text), len(windows), looped)
+        total += Heard(text_errors(transcript.text, clip.text), len(windows), looped)
     return total
 
 
@@ -175,7 +175,7 @@ def as_json(found: Heard) -> dict[str, Any]:
         "substitutions": found.errors.substitutions,
         "deletions": found.errors.deletions,
         "insertions": found.errors.insertions,
-        "words": found.errors.n_words,
+        "words": found.errors.length,
         "windows": found.windows,
         "loops": found.looped,
     }

@@ -5,7 +5,7 @@ import hashlib
 from whisperport.bundle import Bundle
 from whisperport.checkpoint import default_checkpoint_folder
 from whisperport.transcription import Transcriber, default_bundle
-from whisperport.verification import WordErrors, word_errors
+from whisperport.verification import TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import shipped_recordings
 
@@ -32,15 +32,15 @@ def test_the_bundle_verifies_here() -> None:
 def test_the_recordings_are_understood() -> None:
     transcriber = Transcriber()
 
-    errors = WordErrors()
+    errors = TextErrors()
     for recording in shipped_recordings():
         heard = transcriber.transcribe(recording.path)
         assert not heard.truncated, f"{recording.path.name}: end of text was not said"
         if not recording.text:
             assert heard.text == "", f"{recording.path.name} holds no speech"
-        errors += word_errors(heard.text, recording.text)
+        errors += text_errors(heard.text, recording.text)
 
-    assert errors.n_words > 300
+    assert errors.length > 300
     assert errors.rate <= MAX_WER
 
 

@@ -17,7 +17,7 @@ from whisperport.runtime import DecodeOptions, compression_ratio
 from whisperport.targets import RunOptions
 from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
-from whisperport.verification import LEVELS, Report, WordErrors, word_errors
+from whisperport.verification import LEVELS, Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import clips_of, shipped_recordings
 from whisperport.verification.reference import Reference
@@ -118,12 +118,12 @@ def test_recordings_of_any_length_are_understood_in_windows_of_5_s_without_a_loo
     five_seconds: Transcriber,
 ) -> None:
     assert five_seconds.bundle.manifest.verified
-    errors, longest = WordErrors(), 0.0
+    errors, longest = TextErrors(), 0.0
     for clip in clips_of(shipped_recordings()):
         heard = five_seconds.transcribe(clip.samples, ENGLISH)
 
         longest = max(longest, heard.duration_s)
-        errors += word_errors(heard.text, clip.text)
+        errors += text_errors(heard.text, clip.text)
         assert not heard.truncated, clip.name
         assert re.search(r"\b((?:\S+ ){3}\S+)( \1){2}", heard.text) is None, clip.name
         for window in windows(heard):

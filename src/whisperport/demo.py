@@ -13,7 +13,7 @@ from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import DecodeOptions, Engine
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.verification import Report, WordErrors, word_errors
+from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.clips import Recording, shipped_recordings
 
 DEMO_TARGETS = ("onnxruntime", "xnnpack")
@@ -28,7 +28,7 @@ class Heard:
 
     recording: Recording
     text: str
-    errors: WordErrors
+    errors: TextErrors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class DemoRow:
     real_time_factor: float  # processing seconds / audio seconds, over all recordings
 
     @property
-    def errors(self) -> WordErrors:
-        return sum((h.errors for h in self.heard), WordErrors())
+    def errors(self) -> TextErrors:
+        return sum((h.errors for h in self.heard), TextErrors())
 
 
 def run_demo(
@@ -95,7 +95,7 @@ def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, say: Say) -> D
         transcript = transcriber.transcribe(recording.path, options)
         processing += time.perf_counter() - started
         duration += transcript.duration_s
-        errors = word_errors(transcript.text, recording.text)
+        errors = text_errors(transcript.text, recording.text)
         heard.append(Heard(recording=recording, text=transcript.text, errors=errors))
     say(f"{target}: timing")
     encoder_ms, token_ms = _times(transcriber.engine, heard[0].recording)

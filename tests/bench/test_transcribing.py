@@ -82,7 +82,7 @@ def test_calls_are_as_many_as_another_observer_counts(
 
 def test_speed_comes_with_accuracy(result: BenchResult, recording: Recording) -> None:
     assert result.errors is not None
-    assert result.errors.n_words > 5
+    assert result.errors.length > 5
     assert result.errors.rate < 0.5
     assert result.audio_s == pytest.approx(recording.seconds, abs=0.01)
 
@@ -91,6 +91,28 @@ def test_the_real_time_factor_leaves_loading_aside(result: BenchResult) -> None:
     load = result.parts[0].total_ms
 
     assert result.real_time_factor * result.audio_s * 1e3 == pytest.approx(result.whole_ms - load)
+
+
+def test_what_is_counted_follows_the_language_first_heard(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, no_memory: None
+) -> None:
+    heard = iter([("请左转", "zh"), ("请右转", "en")])
+
+    def one_round(*_: object) -> transcribing._Round:
+        text, language = next(heard)
+        calls = {transcribing.LOAD: [0.1], transcribing.MEL: [0.1]}
+        return transcribing._Round(calls, 1.0, 1.0, text, language)
+
+    monkeypatch.setattr(transcribing, "_one_round", one_round)
+
+    options = BenchOptions(repeat=1, run=ONE_THREAD, transcript="请右转")
+    results = run_bench([bundle, bundle], Path("talk.wav"), options)
+
+    assert [r.errors and (r.errors.name, r.errors.errors) for r in results] == [
+        ("CER", 1),
+        ("CER", 0),
+    ]
+    assert results[0].to_json()["cer"] == pytest.approx(1 / 3)
 
 
 def test_without_a_transcript_the_error_rate_is_not_known(
@@ -142,7 +164,7 @@ def test_every_target_is_split_alike(
 
 def test_the_median_round_is_the_one_shown() -> None:
     rounds = [
-        transcribing._Round({"load": [1.0], "step": [s, s]}, 1.0 + 2 * s + 0.5, 10.0, "")
+        transcribing._Round({"load": [1.0], "step": [s, s]}, 1.0 + 2 * s + 0.5, 10.0, "", "en")
         for s in (0.3, 0.1, 0.2)
     ]
 
@@ -178,7 +200,7 @@ def test_memory_of_a_run_that_fails_is_not_known(bundle: Bundle, tmp_path: Path)
 
 
 def test_a_clock_that_saw_nothing_leaves_all_to_python() -> None:
-    quiet = transcribing._Round({"load": [1.0], **Clock().calls}, 3.0, 1.0, "")
+    quiet = transcribing._Round({"load": [1.0], **Clock().calls}, 3.0, 1.0, "", "en")
 
     parts = transcribing._parts(quiet, [quiet], ["encoder"])
 

@@ -67,6 +67,17 @@ def test_in_json_parts_add_up_and_name_the_machine(run, recording):
     assert data["versions"]["onnxruntime"]
 
 
+def test_errors_are_counted_in_characters_where_asked(run, recording):
+    # when
+    arguments = ("bench", recording, "--repeat", "1", "--errors-in", "characters")
+    ran, data = run(*arguments), json.loads(run(*arguments, "--json").out)
+
+    # then
+    assert re.search(r"^character error rate +\d+\.\d% \(\d+ errors in \d+ chara", ran.out, re.M)
+    assert 0 <= data["results"][0]["cer"] < 0.5
+    assert "wer" not in data["results"][0]
+
+
 def test_a_transcript_gives_a_recording_of_ones_own_an_error_rate(run, recording, tmp_path):
     # given
     mine, said = tmp_path / "mine.wav", tmp_path / "mine.txt"

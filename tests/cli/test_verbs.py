@@ -271,11 +271,11 @@ def demo_row(bundle):
     from pathlib import Path
 
     from whisperport.demo import DemoRow, Heard
-    from whisperport.verification import WordErrors
+    from whisperport.verification import TextErrors
     from whisperport.verification.clips import Recording
 
     recording = Recording(Path("one.wav"), "Lock the door.", "a voice", True, 1.0, ())
-    heard = Heard(recording=recording, text="Lock a door.", errors=WordErrors(1, 0, 0, 3))
+    heard = Heard(recording=recording, text="Lock a door.", errors=TextErrors(1, 0, 0, 3))
     return DemoRow(
         target="onnxruntime",
         folder=bundle,

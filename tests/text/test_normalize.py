@@ -40,6 +40,26 @@ def test_any_text_is_normalized_as_by_openai(text: str) -> None:
     assert normalize(text) == BasicTextNormalizer()(text).strip()
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+def test_letters_are_split_as_by_openai(name: str) -> None:
+    split = normalize(SAMPLES[name], split_letters=True)
+
+    assert split == BasicTextNormalizer(split_letters=True)(SAMPLES[name]).strip()
+
+
+# Joiners of letters, halves of Hangul syllables; U+11A3A of Zanabazar Square is left out: Unicode
+# let it join what follows in version 10, and Oniguruma does not.
+JOINED = st.text("a \u200d\u200c\u1100\u1161\u11a8\ud7b0한ำะ日\u3099\n")
+
+
+@given(st.text(st.characters(exclude_characters="\U00011a3a", codec="utf-8")) | JOINED)
+@settings(max_examples=500)
+def test_any_letters_are_split_as_by_openai(text: str) -> None:
+    split = normalize(text, split_letters=True)
+
+    assert split == BasicTextNormalizer(split_letters=True)(text).strip()
+
+
 @given(TEXT)
 @settings(max_examples=300)
 def test_normalizing_again_changes_nothing(text: str) -> None:

@@ -35,7 +35,7 @@ from whisperport.transcription import (
     session,
 )
 from whisperport.transcription.chunked import ChunkMel
-from whisperport.verification import word_errors
+from whisperport.verification import text_errors
 from whisperport.verification.clips import Clip, Recording, shipped_recordings
 
 SECOND = 16_000
@@ -74,7 +74,7 @@ def one_worker(transcriber: Transcriber, sound: np.ndarray) -> Transcript:
 
 def test_what_is_said_is_heard_and_where(one_worker: Transcript, sound: np.ndarray) -> None:
     spoken = " ".join(r.text for r in RECORDINGS[:6])
-    assert word_errors(one_worker.text, spoken).errors == 0
+    assert text_errors(one_worker.text, spoken).errors == 0
     assert one_worker.duration_s == sound.size / SECOND
 
     begin = 12.0

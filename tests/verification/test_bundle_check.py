@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import EMBEDDING, REFERENCE, Bundle
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.targets import RunOptions
 from whisperport.verification import LEVELS, Report
@@ -37,12 +38,13 @@ def bundle(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_pa
 def with_reference(bundle: Bundle) -> Callable[..., Bundle]:
     """`with_reference(change)`: the bundle with another reference; hashes are not asked."""
 
-    def change_it(change: Callable[[Reference], Reference]) -> Bundle:
-        changed = change(Reference.from_arrays(bundle.reference()))
-        np.savez(bundle.folder / REFERENCE, allow_pickle=False, **changed.to_arrays())
-        return bundle
+    return partial(referred, bundle)
 
-    return change_it
+
+def referred(bundle: Bundle, change: Callable[[Reference], Reference]) -> Bundle:
+    changed = change(Reference.from_arrays(bundle.reference()))
+    np.savez(bundle.folder / REFERENCE, allow_pickle=False, **changed.to_arrays())
+    return bundle
 
 
 def every_clip(
@@ -117,6 +119,67 @@ def test_a_reference_without_clips_fails_at_every_level(with_reference: Any) -> 
     for level in ("arrays", "tokens", "isolation"):
         assert f"nothing was compared at the level of {level}" in failed
     assert "the reference holds no words" in failed
+
+
+@pytest.fixture
+def chinese(
+    micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
+) -> Bundle:
+    """A bundle of the micro model, which knows Chinese, verified with two clips of it and one more."""
+    checkpoint = replace(
+        micro_checkpoint,
+        generation=replace(micro_checkpoint.generation, languages={"en": 51, "zh": 52}),
+        tokenizer_json=micro_checkpoint.tokenizer_json.replace(b"<|de|>", b"<|zh|>"),
+    )
+    random = np.random.default_rng(0)
+    spoken = [("请右转", "zh"), ("", "Chinese"), ("so they say", "en")]
+    clips = [
+        Clip(f"clip {i}", text, (0.1 * random.standard_normal(3200)).astype(np.float32), language)
+        for i, (text, language) in enumerate(spoken)
+    ]
+    options = ExportOptions(clips=clips, run=ONE_THREAD)
+    return export(checkpoint, "fake", tmp_path / "bundle", options)
+
+
+def test_a_language_without_spaces_is_judged_by_its_characters(chinese: Bundle) -> None:
+    report = verify(chinese, run=ONE_THREAD)
+
+    assert report
+    words, characters = (check for check in report.checks if check.level == "words")
+    assert words.what == "word error rate"
+    assert words.value["clips"] == 1
+    assert words.value["words"] == 3
+    assert words.value["wer"] == words.value["reference_wer"]
+    assert characters.what == "character error rate"
+    assert characters.value["clips"] == 2
+    assert characters.value["characters"] == 3
+    assert characters.value["cer"] == characters.value["reference_cer"]
+    assert characters.rule == "CER at most 0.1% above the reference's"
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_a_rise_is_named_by_what_was_counted(chinese: Bundle) -> None:
+    said = every_clip(lambda _: {"text": "abc", "tokens": (0, 1, 2, 49)})
+
+    failures = verify(referred(chinese, said), run=ONE_THREAD).failures()
+
+    assert any("word error rate (words): WER rose by" in failure for failure in failures)
+    assert any("character error rate (words): CER rose by" in failure for failure in failures)
+
+
+def test_each_clip_is_heard_in_its_own_language(chinese: Bundle) -> None:
+    prompts = [clip.prompt[1] for clip in Reference.from_arrays(chinese.reference()).clips]
+
+    assert prompts == [52, 52, 51]
+
+
+def test_a_language_that_the_checkpoint_does_not_know_is_refused(
+    micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
+) -> None:
+    clips = [Clip("clip", "請右轉", np.zeros(3200, np.float32), "yue")]
+
+    with pytest.raises(UsageError, match="no language `yue`"):
+        export(micro_checkpoint, "fake", tmp_path / "bundle", ExportOptions(clips=clips))
 
 
 def test_a_clip_without_tokens_fails(with_reference: Any) -> None:

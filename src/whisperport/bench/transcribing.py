@@ -11,7 +11,7 @@ from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.verification import WordErrors, word_errors
+from whisperport.verification import TextErrors, Unit, text_errors, unit_of
 from whisperport.verification.clips import shipped_recordings
 
 LOAD = "load"
@@ -33,6 +33,7 @@ class BenchOptions:
     repeat: int = 3  # rounds; in each, every bundle is loaded and transcribes once
     words: bool = False  # word times as well, by the `align` program
     transcript: str | None = None  # what is said; None: known for shipped recordings only
+    unit: Unit | None = None  # in which errors are counted; None: by the language first heard
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
@@ -63,12 +64,12 @@ class BenchResult:
     real_time_factor: float  # transcribing seconds, without loading, / audio seconds
     peak_memory_mib: float | None  # None: not measured on this system
     text: str
-    errors: WordErrors | None  # None: nobody knows what is said
+    errors: TextErrors | None  # None: nobody knows what is said
     rounds: int
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(self) | {"bundle": str(self.bundle)}
-        return data | {"wer": self.errors.rate if self.errors else None}
+        rate = {self.errors.name.lower(): self.errors.rate} if self.errors else {"wer": None}
+        return asdict(self) | {"bundle": str(self.bundle)} | rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class _Round:
     whole_s: float
     audio_s: float
     text: str
+    language: str  # code
 
 
 def run_bench(
@@ -100,10 +102,11 @@ def run_bench(
             say(f"round {number} of {options.repeat}: {bundle.folder}")
             done.append(_one_round(bundle, recording, options, Clock()))
     results = []
+    unit = options.unit or unit_of(next((done[0].language for done in rounds), "en"))
     for bundle, done in zip(bundles, rounds, strict=True):
         say(f"memory: {bundle.folder}")
         peak = peak_memory_mib(bundle.folder, recording, words=options.words, run=options.run)
-        results.append(_result(bundle, recording, done, peak, options))
+        results.append(_result(bundle, recording, done, peak, options.transcript, unit))
     return results
 
 
@@ -127,7 +130,8 @@ def _one_round(bundle: Bundle, recording: Path, options: BenchOptions, clock: Cl
         mel.close()
     whole = clock.now() - started
     calls = {LOAD: load, **clock.calls}
-    return _Round(calls, whole + load[0], transcript.duration_s, transcript.text)
+    duration, text, language = transcript.duration_s, transcript.text, transcript.language
+    return _Round(calls, whole + load[0], duration, text, language)
 
 
 def _result(
@@ -135,11 +139,13 @@ def _result(
     recording: Path,
     rounds: Sequence[_Round],
     peak_memory_mib: float | None,
-    options: BenchOptions,
+    transcript: str | None,
+    unit: Unit,
 ) -> BenchResult:
     typical = sorted(rounds, key=lambda r: r.whole_s)[(len(rounds) - 1) // 2]
     loading = sum(typical.calls[LOAD])
-    transcript = _known_transcript(recording) if options.transcript is None else options.transcript
+    if transcript is None:
+        transcript = _known_transcript(recording)
     return BenchResult(
         bundle=bundle.folder,
         name=bundle.manifest.name,
@@ -150,7 +156,7 @@ def _result(
         real_time_factor=(typical.whole_s - loading) / typical.audio_s,
         peak_memory_mib=peak_memory_mib,
         text=typical.text,
-        errors=None if transcript is None else word_errors(typical.text, transcript),
+        errors=None if transcript is None else text_errors(typical.text, transcript, unit),
         rounds=len(rounds),
     )
 

@@ -17,7 +17,7 @@ from whisperport.cli.console import print_json, print_next, print_table, shown_p
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
 from whisperport.errors import AudioError, UsageError
 from whisperport.transcription import default_bundle
-from whisperport.verification import machine, versions
+from whisperport.verification import Unit, machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
 UNKNOWN = "not measured"
@@ -39,6 +39,12 @@ UNKNOWN = "not measured"
     metavar="FILE",
     help="What is said in AUDIO  [default: known for shipped recordings]",
 )
+@click.option(
+    "--errors-in",
+    "unit",
+    type=click.Choice(["words", "characters"]),
+    help="What an error rate counts  [default: words; characters in languages without spaces]",
+)
 @threads
 @run_option
 @as_json
@@ -47,6 +53,7 @@ def bench(
     repeat: int,
     words: bool,
     transcript: Path | None,
+    unit: Unit | None,
     threads: int | None,
     run_options: tuple[str, ...],
     as_json: bool,
@@ -65,6 +72,7 @@ def bench(
         repeat=repeat,
         words=words,
         transcript=None if transcript is None else _text(transcript),
+        unit=unit,
         run=run_options_of(threads, run_options),
     )
     with stages() as say:
@@ -113,7 +121,7 @@ def _print_result(result: BenchResult) -> None:
         ("part", "calls", "ms a call", "ms", "share"),
         [_cells(part, result.whole_ms) for part in (*result.parts, whole)],
     )
-    print(f"\nword error rate   {_wer(result)}")
+    print(f"\n{_rate_name(result):<16}  {_rate_in_full(result)}")
     print(
         f"real-time factor  {result.real_time_factor:.4f}, of {result.audio_s:.1f} s of sound "
         f"({result.recording}), loading aside"
@@ -143,7 +151,7 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     rows.append(_compared("real-time factor", rates, digits=4))
     peaks = [result.peak_memory_mib for result in results]
     rows.append(_compared("peak memory, MiB", peaks))
-    rows.append(("word error rate", *(_rate(result) for result in results), *[""] * len(ratios)))
+    rows.append((_rate_name(first), *(_rate(result) for result in results), *[""] * len(ratios)))
     for label, result in zip(labels, results, strict=True):
         print(f"{label}: {shown_path(result.bundle)}")
     print()
@@ -181,10 +189,17 @@ def _as_json(results: Sequence[BenchResult], threads: int | None) -> dict[str, o
     }
 
 
-def _wer(result: BenchResult) -> str:
-    if result.errors is None:
+def _rate_name(result: BenchResult) -> str:
+    """Of bundles that are compared, all have the same."""
+    unit = "words" if result.errors is None else result.errors.unit
+    return f"{unit.removesuffix('s')} error rate"
+
+
+def _rate_in_full(result: BenchResult) -> str:
+    errors = result.errors
+    if errors is None:
         return f"{UNKNOWN}: what is said is not known; give it with --transcript"
-    return f"{_rate(result)} ({result.errors.errors} errors in {result.errors.n_words} words)"
+    return f"{_rate(result)} ({errors.errors} errors in {errors.length} {errors.unit})"
 
 
 def _rate(result: BenchResult) -> str:

@@ -110,7 +110,7 @@ def _print_transcripts(row: DemoRow) -> None:
             (
                 heard.recording.path.name,
                 "held out" if heard.recording.held_out else "trained",
-                f"{heard.errors.errors} of {heard.errors.n_words}",
+                f"{heard.errors.errors} of {heard.errors.length}",
                 _clipped(heard.text) or "(silence)",
             )
             for heard in row.heard

@@ -67,6 +67,8 @@ _SAID = {
     "n_same": "{:.0f} tokens equal",
     "wer": "WER {:.2%}",
     "reference_wer": "reference's {:.2%}",
+    "cer": "CER {:.2%}",
+    "reference_cer": "reference's {:.2%}",
     "avg_logprob_change": "log-probability changed by {:g}",
 }
 

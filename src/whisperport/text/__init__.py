@@ -1,6 +1,6 @@
 """Text out: token ids to text and back, transcripts as files, and text made comparable."""
 
-from whisperport.text.languages import LANGUAGES, language_code
+from whisperport.text.languages import LANGUAGES, WITHOUT_SPACES, language_code
 from whisperport.text.normalize import normalize
 from whisperport.text.segment import Segment, Word
 from whisperport.text.subtitles import SubtitleOptions
@@ -20,6 +20,7 @@ from whisperport.text.writers import (
 __all__ = [
     "LANGUAGES",
     "SECONDS_PER_TIMESTAMP",
+    "WITHOUT_SPACES",
     "WRITERS",
     "Segment",
     "SubtitleOptions",

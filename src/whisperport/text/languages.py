@@ -108,6 +108,10 @@ LANGUAGES = {
     "yue": "cantonese",
 }
 
+# Written without spaces: their words are single characters, in times of words as in error rates.
+# Source: openai/whisper@v20250625, whisper/tokenizer.py:279-284; Radford et al. 2022, appendix C.
+WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+
 # Other names people use.
 ALIASES = {
     "burmese": "my",

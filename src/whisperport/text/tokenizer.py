@@ -20,13 +20,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 from whisperport.errors import TokenizerError
 from whisperport.generation import Generation
 from whisperport.text.byte_level import unspelled
+from whisperport.text.languages import WITHOUT_SPACES
 
 SECONDS_PER_TIMESTAMP = 0.02  # from one timestamp token to the next
 _MAX_BYTES = 64 * 2**20  # Whisper's files have 2 to 4 MB
 _MAX_ID = 2**24  # Whisper's ids end at 51,865
 _SPECIAL = re.compile(r"<\|.*\|>", re.DOTALL)
 _REPLACEMENT = "\ufffd"  # what bytes that are no character decode to
-_NO_SPACES = {"zh", "ja", "th", "lo", "my", "yue"}  # languages written without them
 
 
 class Tokenizer:
@@ -135,7 +135,7 @@ class Tokenizer:
 
         Source: openai/whisper@c0d2f62, whisper/tokenizer.py:279-329.
         """
-        if language in _NO_SPACES:
+        if language in WITHOUT_SPACES:
             return self._split_at_characters(ids)
         words: list[str] = []
         word_ids: list[list[int]] = []

@@ -5,6 +5,13 @@ another shape, and nothing compared at all are failures.
 """
 
 from whisperport.verification.compare import GATES, Comparison, Gate, compare
+from whisperport.verification.error_rate import (
+    TextErrors,
+    Unit,
+    bootstrap_interval,
+    text_errors,
+    unit_of,
+)
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.report import LEVELS, Check, Level, Report
 from whisperport.verification.tokens import (
@@ -15,7 +22,6 @@ from whisperport.verification.tokens import (
     compare_logits,
     compare_tokens,
 )
-from whisperport.verification.wer import WordErrors, bootstrap_interval, word_errors
 
 __all__ = [
     "GATES",
@@ -26,15 +32,17 @@ __all__ = [
     "Gate",
     "Level",
     "Report",
+    "TextErrors",
     "TokenComparison",
     "TokenGate",
     "TokenIdentity",
-    "WordErrors",
+    "Unit",
     "bootstrap_interval",
     "compare",
     "compare_logits",
     "compare_tokens",
     "machine",
+    "text_errors",
+    "unit_of",
     "versions",
-    "word_errors",
 ]

@@ -8,20 +8,21 @@ import numpy as np
 
 from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
+from whisperport.generation import Generation
 from whisperport.runtime import Decoded, DecodeOptions, Engine, decode_window, load_engine
 from whisperport.runtime.engine import FULL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.verification.compare import GATES, compare
+from whisperport.verification.error_rate import TextErrors, Unit, text_errors, unit_of
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import Check, Report
 from whisperport.verification.tokens import TOKEN_GATES, compare_logits, compare_tokens
-from whisperport.verification.wer import WordErrors, word_errors
 
 RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch")
-MAX_WER_CHANGE = {"fp32": 0.001, "fp16": 0.001}  # absolute; 0.005 for what is not listed
+MAX_CHANGE = {"fp32": 0.001, "fp16": 0.001}  # of WER and CER, absolute; 0.005 for other precisions
 
 Say = Callable[[str], None]
 
@@ -49,7 +50,7 @@ def verify(
     heard = [_transcribe(engine, clip, reference, say) for clip in reference.clips]
     end = opened.manifest.generation.end_of_text
     checks += [_token_check(*pair, end) for pair in zip(heard, reference.clips, strict=True)]
-    checks.append(_word_check(opened, reference, heard))
+    checks += _word_checks(opened, reference, heard)
     if heard:
         say("clip by clip in a fresh session")
         checks.append(_isolation_check(load_engine(opened, run), reference, heard[-1], say))
@@ -140,14 +141,19 @@ def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
 
 def _transcribe(engine: Engine, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
     say(f"transcribing {clip.name}")
-    codes = {token: code for code, token in engine.generation.languages.items()}
     options = DecodeOptions(
-        language=next((codes[t] for t in clip.prompt if t in codes), "en"),
+        language=_language(engine.generation, clip),
         max_tokens=reference.max_tokens,
         timestamps=False,
         repetition_penalty=1.0,  # the reference has no guards
     )
     return decode_window(engine, engine.encode(_mel(engine, clip)), options)
+
+
+def _language(generation: Generation, clip: ReferenceClip) -> str:
+    """In which the reference was told to hear the clip."""
+    codes = {token: code for code, token in generation.languages.items()}
+    return next((codes[token] for token in clip.prompt if token in codes), "en")
 
 
 def _token_check(decoded: Decoded, clip: ReferenceClip, end_of_text: int) -> Check:
@@ -156,32 +162,42 @@ def _token_check(decoded: Decoded, clip: ReferenceClip, end_of_text: int) -> Che
     return Check.of("tokens", "all programs", f"{clip.name}, free", identity)
 
 
-def _word_check(bundle: Bundle, reference: Reference, heard: list[Decoded]) -> Check:
-    """Word error rate of the bundle and of the reference; their difference is what is judged."""
+def _word_checks(bundle: Bundle, reference: Reference, heard: list[Decoded]) -> Iterator[Check]:
+    """Error rates of the bundle and of the reference, in words, and in characters for their clips."""
+    spoken = [_language(bundle.manifest.generation, clip) for clip in reference.clips]
+    units = [unit_of(language) for language in spoken]
+    for unit in sorted(set(units), reverse=True) or ["words"]:
+        pairs = zip(reference.clips, heard, units, strict=True)
+        yield _word_check(bundle, [(clip, said) for clip, said, u in pairs if u == unit], unit)
+
+
+def _word_check(bundle: Bundle, heard: list[tuple[ReferenceClip, Decoded]], unit: Unit) -> Check:
+    """The difference between the two rates is what is judged."""
     tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), bundle.manifest.generation)
     end = bundle.manifest.generation.end_of_text
-    ours, theirs, between = WordErrors(), WordErrors(), WordErrors()
-    for clip, decoded in zip(reference.clips, heard, strict=True):
+    ours = theirs = between = TextErrors(unit=unit)
+    for clip, decoded in heard:
         text = tokenizer.decode(decoded.tokens)
         expected = tokenizer.decode([token for token in clip.tokens if token != end])
-        between += word_errors(text, expected)
+        between += text_errors(text, expected, unit)
         if clip.text:
-            ours += word_errors(text, clip.text)
-            theirs += word_errors(expected, clip.text)
-    limit = MAX_WER_CHANGE.get(bundle.manifest.precision, 0.005)
-    change = ours.rate - theirs.rate if ours.n_words else between.rate
-    value = {"words": ours.n_words or between.n_words, "change": change, "clips": len(heard)}
-    if ours.n_words:
-        value |= {"wer": ours.rate, "reference_wer": theirs.rate}
-    reason = "" if change <= limit else f"WER rose by {change:.2%}"
-    if not value["words"]:
+            ours += text_errors(text, clip.text, unit)
+            theirs += text_errors(expected, clip.text, unit)
+    limit = MAX_CHANGE.get(bundle.manifest.precision, 0.005)
+    change = ours.rate - theirs.rate if ours.length else between.rate
+    value = {unit: ours.length or between.length, "change": change, "clips": len(heard)}
+    name = ours.name
+    if ours.length:
+        value |= {name.lower(): ours.rate, f"reference_{name.lower()}": theirs.rate}
+    reason = "" if change <= limit else f"{name} rose by {change:.2%}"
+    if not value[unit]:
         reason = "the reference holds no words"
     return Check(
         level="words",
         program="all programs",
-        what="word error rate",
+        what=f"{unit.removesuffix('s')} error rate",
         value=value,
-        rule=f"WER at most {limit:.1%} above the reference's",
+        rule=f"{name} at most {limit:.1%} above the reference's",
         passed=not reason,
         reason=reason,
     )

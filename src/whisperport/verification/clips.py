@@ -25,6 +25,7 @@ class Clip:
     name: str
     text: str  # what was said; empty: not known
     samples: NDArray[np.float32]  # (n_samples,) mono, 16 kHz; one window of it is used
+    language: str = "en"  # that is spoken, by code or by name
 
 
 @dataclass(frozen=True, slots=True)

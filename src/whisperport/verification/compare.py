@@ -57,11 +57,12 @@ GATES: Mapping[str, Gate] = {
         because="cosine 0.999 is 27 dB, by cos = 1/√(1 + 10^(−SQNR/10))",
     ),
     "w8a8": Gate(
-        min_cosine=0.99,
-        min_sqnr_db=17.0,
+        min_cosine=0.98,
+        min_sqnr_db=14.0,
         max_relative=math.inf,
-        because="cosine 0.99 is 17 dB; analysis tools flag an output below cosine 0.99, Hailo's "
-        "one below 10 dB",
+        because="cosine 0.98 is 14 dB, the least that was seen to keep Whisper's words: encoders "
+        "published for Hailo are called 15dB, and others measured one point of words lost; tokens "
+        "and words are judged beside it",
     ),
 }
 

@@ -10,6 +10,7 @@ from whisperport.audio import SAMPLE_RATE, log_mel
 from whisperport.generation import Generation
 from whisperport.runtime import start_tokens
 from whisperport.spec import FullForm
+from whisperport.text import language_code
 from whisperport.verification.clips import Clip
 from whisperport.verification.reference import Reference, ReferenceClip
 
@@ -27,7 +28,6 @@ def run_eager(
     generation: Generation,
     clips: Sequence[Clip],
     *,
-    language: str = "en",
     max_tokens: int = 32,
     full: FullForm | None = None,
 ) -> Reference:
@@ -37,16 +37,23 @@ def run_eager(
 
     Args:
         full: of the `decode_full` that goes with it.
+
+    Raises:
+        UsageError: the checkpoint does not know a clip's language.
     """
-    prompt = start_tokens(
-        generation, language if generation.is_multilingual else "en", "transcribe"
-    )
-    max_tokens = min(max_tokens, model.dims.n_text_ctx - len(prompt))
+    prompts = [_prompt(generation, clip) for clip in clips]
+    max_tokens = min(max_tokens, model.dims.n_text_ctx - max(map(len, prompts), default=0))
     made = [
         _run_clip(model, generation, clip, prompt, max_tokens, keep=index < KEPT, full=full)
-        for index, clip in enumerate(clips)
+        for index, (clip, prompt) in enumerate(zip(clips, prompts, strict=True))
     ]
     return Reference(tuple(made), max_tokens)
+
+
+def _prompt(generation: Generation, clip: Clip) -> list[int]:
+    known = clip.language in generation.languages
+    language = clip.language if known else language_code(clip.language)
+    return start_tokens(generation, language, "transcribe")
 
 
 def _run_clip(

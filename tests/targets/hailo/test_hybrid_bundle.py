@@ -18,7 +18,7 @@ from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, w
 from whisperport.runtime.engine import FULL
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
-from whisperport.verification import Report, WordErrors, word_errors
+from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import clips_of, shipped_recordings
 from whisperport.verification.reference import Reference
@@ -120,16 +120,16 @@ def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: 
     options = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
     chip = Transcriber(hybrid, STAND_IN)
     whole = Transcriber(default_bundle(), RunOptions(threads=1))
-    ours, theirs = WordErrors(), WordErrors()
+    ours, theirs = TextErrors(), TextErrors()
     for clip in clips_of(shipped_recordings()):
         heard = chip.transcribe(clip.samples, replace(options, run=STAND_IN))
-        ours += word_errors(heard.text, clip.text)
-        theirs += word_errors(whole.transcribe(clip.samples, options).text, clip.text)
+        ours += text_errors(heard.text, clip.text)
+        theirs += text_errors(whole.transcribe(clip.samples, options).text, clip.text)
 
         assert not heard.truncated, clip.name
         assert re.search(r"\b((?:\S+ ){3}\S+)( \1){2}", heard.text) is None, clip.name
         assert all(compression_ratio(s.text) <= 2.4 for s in heard.segments), clip.name
-    assert ours.n_words > 300
+    assert ours.length > 300
     assert ours.rate <= theirs.rate + 0.01
 
 

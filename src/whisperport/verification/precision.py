@@ -1,0 +1,27 @@
+"""At which precision the programs of a bundle compute, as they are run."""
+
+from collections.abc import Iterable, Mapping
+
+from whisperport.bundle import Bundle
+from whisperport.targets import RunOptions, get_target
+from whisperport.verification.compare import GATES
+
+
+def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
+    """Program -> its precision: its chip's own, else the bundle's; a stand-in has the bundle's."""
+    options = run.options if run else {}
+    found = {}
+    for entry in bundle.manifest.programs:
+        spec = get_target(entry.target).spec
+        own = "" if _stands_in(spec.stand_in, options) else spec.precision
+        found[entry.spec.name] = own or bundle.manifest.precision
+    return found
+
+
+def coarsest(found: Iterable[str]) -> str:
+    """The precision of which least is asked."""
+    return min(found, key=lambda precision: GATES[precision].min_sqnr_db)
+
+
+def _stands_in(stand_in: Mapping[str, str], options: Mapping[str, str]) -> bool:
+    return any(options.get(name) == value for name, value in stand_in.items())

@@ -1,0 +1,138 @@
+"""A program on a chip of 8 bits is judged by what 8 bits can keep, and the others as ever."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.exporting import ExportOptions, export
+from whisperport.targets import RunOptions
+from whisperport.verification import Check, Report
+from whisperport.verification.bundle_check import verify
+from whisperport.verification.clips import Clip
+from whisperport.verification.precision import coarsest, precisions
+
+STAND_IN = RunOptions(threads=1, options={"stand-in": "onnx"})
+
+
+@pytest.fixture
+def hybrid(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path) -> Bundle:
+    """The micro model, its encoder on a target that computes in 8 bits."""
+    fake_targets["fake"].spec = replace(
+        fake_targets["fake"].spec,
+        precision="w8a8",
+        stand_in={"stand-in": "onnx"},
+        run_options=frozenset({"stand-in"}),
+    )
+    random = np.random.default_rng(0)
+    clips = [
+        Clip(f"clip {i}", "so they say", (0.1 * random.standard_normal(3200)).astype(np.float32))
+        for i in range(3)
+    ]
+    options = ExportOptions(clips=clips, run=STAND_IN, place={"encoder": "fake"})
+    return export(micro_checkpoint, "other", tmp_path / "bundle", options)
+
+
+def noise_of(sqnr_db: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Adds the same noise to the same features each time, as rounding does."""
+
+    def noisy(features: np.ndarray) -> np.ndarray:
+        noise = np.random.default_rng(7).standard_normal(features.shape)
+        power = np.sum(features.astype(np.float64) ** 2) / 10 ** (sqnr_db / 10)
+        return features + noise * np.sqrt(power / np.sum(noise**2))
+
+    return noisy
+
+
+def failed(report: Report) -> set[tuple[str, str]]:
+    return {(check.level, check.program) for check in report.checks if not check.passed}
+
+
+def of(report: Report, level: str, program: str) -> Check:
+    return next(c for c in report.checks if (c.level, c.program) == (level, program))
+
+
+def test_a_chip_of_8_bits_has_its_own_precision_and_its_stand_in_the_bundles(
+    hybrid: Bundle,
+) -> None:
+    assert precisions(hybrid)["encoder"] == "w8a8"
+    assert precisions(hybrid)["step"] == "fp32"
+    assert set(precisions(hybrid, STAND_IN).values()) == {"fp32"}
+
+
+def test_the_precision_of_which_least_is_asked_is_the_coarsest() -> None:
+    assert coarsest(["fp32", "w8a8", "fp16"]) == "w8a8"
+    assert coarsest(["fp32", "fp16"]) == "fp16"
+
+
+def test_an_encoder_of_8_bits_is_judged_apart_and_the_decoder_behind_it_as_float32(
+    hybrid: Bundle, fake_targets: Any
+) -> None:
+    fake_targets["fake"].wrong = {"encoder": {"features": noise_of(25)}}
+
+    report = verify(hybrid)
+
+    assert of(report, "arrays", "encoder").passed
+    assert 24 < of(report, "arrays", "encoder").value["sqnr_db"] < 26
+    assert "SQNR ≥ 14 dB" in of(report, "arrays", "encoder").rule
+    for program in ("prefill", "step", "prefill, longer", "align"):
+        assert of(report, "arrays", program).passed
+        assert of(report, "arrays", program).value["sqnr_db"] > 60
+        assert "SQNR ≥ 60 dB" in of(report, "arrays", program).rule
+    assert "99.0%" in of(report, "tokens", "prefill + step").rule
+    assert "at most 0.5% above" in of(report, "words", "all programs").rule
+
+
+def test_a_wrong_decoder_is_found_behind_an_encoder_of_8_bits(
+    hybrid: Bundle, fake_targets: Any
+) -> None:
+    fake_targets["fake"].wrong = {"encoder": {"features": noise_of(25)}}
+    fake_targets["other"].wrong = {"step": {"logits": lambda logits: logits * 1.01}}
+
+    assert ("arrays", "step") in failed(verify(hybrid))
+
+
+def test_an_encoder_below_what_keeps_the_words_fails(hybrid: Bundle, fake_targets: Any) -> None:
+    fake_targets["fake"].wrong = {"encoder": {"features": noise_of(13)}}
+
+    assert ("arrays", "encoder") in failed(verify(hybrid))
+
+
+def test_the_same_noise_of_a_stand_in_fails(hybrid: Bundle, fake_targets: Any) -> None:
+    fake_targets["fake"].wrong = {"encoder": {"features": noise_of(25)}}
+
+    assert ("arrays", "encoder") in failed(verify(hybrid, run=STAND_IN))
+
+
+def test_tokens_that_8_bits_chose_are_reported_and_the_words_decide(
+    hybrid: Bundle, fake_targets: Any
+) -> None:
+    fake_targets["other"].wrong = {"prefill_4": {"logits": lambda logits: logits[:, ::-1]}}
+
+    report = verify(hybrid)
+    free = [c for c in report.checks if c.what.endswith(", free")]
+
+    assert all(check.passed for check in free)
+    assert any(check.value["n_same"] < check.value["n_expected"] for check in free)
+    assert {check.rule for check in free} == {"reported: the words decide"}
+    assert ("tokens", "prefill + step") in failed(report)
+    assert ("words", "all programs") in failed(report)
+
+
+def test_nothing_said_is_a_failure_at_any_precision(hybrid: Bundle, fake_targets: Any) -> None:
+    """A dead encoder, and a decoder that ends at once."""
+    end = hybrid.manifest.generation.end_of_text
+
+    def ends(logits: np.ndarray) -> np.ndarray:
+        logits = logits.copy()
+        logits[:, end] = 1e3
+        return logits
+
+    fake_targets["other"].wrong = {"prefill_4": {"logits": ends}}
+    fake_targets["fake"].wrong = {"encoder": {"features": np.zeros_like}}
+
+    assert {("arrays", "encoder"), ("words", "all programs")} <= failed(verify(hybrid))
