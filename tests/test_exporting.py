@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from whisperport import exporting
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, LoweringError, UsageError, VerificationError
 from whisperport.exporting import ExportOptions, export, with_alignment_heads
@@ -288,3 +289,9 @@ def test_the_checkpoint_is_not_written_to(write: Any, micro_checkpoint: Any) -> 
     write()
 
     assert all(weight.equal(before[name]) for name, weight in micro_checkpoint.weights.items())
+
+
+def test_options_go_to_the_targets_named_and_not_to_those_they_leave_programs_to() -> None:
+    found = exporting._targets("hailo8", ExportOptions(lower={"opset": "13"}))
+
+    assert [found[name].opset for name in ("hailo8", "onnxruntime")] == [13, 20]

@@ -163,9 +163,9 @@ def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:
 
 
 def _targets(target: str, options: ExportOptions) -> dict[str, Target]:
-    """Before any work: every target named, and those they leave programs to, with its options."""
+    """Before any work: every target named, with its options, and those they leave programs to."""
     found = [get_target(name) for name in (target, *options.place.values())]
-    found += [get_target(one.spec.rest) for one in found if one.spec.rest]
+    rest = [get_target(one.spec.rest) for one in found if one.spec.rest]
     known = sorted(set().union(*(one.spec.lower_options for one in found)))
     unknown = [name for name in options.lower if name not in known]
     if unknown:
@@ -173,7 +173,8 @@ def _targets(target: str, options: ExportOptions) -> dict[str, Target]:
             f"no target of this bundle has an option `{unknown[0]}`",
             hint=f"known: {', '.join(known) or 'none'}",
         )
-    return {one.spec.name: _configured(one, options.lower) for one in found}
+    named = {one.spec.name: _configured(one, options.lower) for one in found}
+    return {one.spec.name: one for one in rest} | named
 
 
 def _configured(target: Target, options: Mapping[str, str]) -> Target:

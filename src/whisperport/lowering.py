@@ -24,6 +24,7 @@ from whisperport.preflight import check_fits, estimate_lowering
 from whisperport.runner import Array
 from whisperport.spec import Limit, ProgramSpec
 from whisperport.targets import RunOptions, Target, get_target
+from whisperport.targets.onnxruntime import OPSETS
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.inspection.graph import Graph
@@ -31,7 +32,6 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 ONNX = "onnxruntime"
-OPSETS = range(13, 21)
 ONNX_RANK = 4  # a file for other people's compilers: most stop there
 SEEDS = (0, 1)
 # Another order of summation in float32 was seen to change Whisper's outputs by 5e-6 of their

@@ -190,3 +190,21 @@ def test_a_folder_that_cannot_be_written_is_refused(run, tmp_path):
 
     # then
     refused(ran, "cannot write a bundle to")
+
+
+@pytest.mark.parametrize("opset", ["12", "21", "newest"])
+def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
+    # when
+    ran = run("export", "default", "-t", "onnxruntime", "--opset", opset, "-o", tmp_path / "out")
+
+    # then
+    assert ran.code == 2
+    assert opset in ran.err
+
+
+def test_an_opset_for_a_target_that_is_not_onnx_is_refused(run, tmp_path):
+    # when
+    ran = run("export", "default", "-t", "xnnpack", "--opset", "13", "-o", tmp_path / "out")
+
+    # then
+    refused(ran, "no target of this bundle has an option `opset`")

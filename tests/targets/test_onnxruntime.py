@@ -9,10 +9,24 @@ import onnx
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.errors import LoweringError
+from whisperport.errors import LoweringError, UsageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.model.whisper import build_model
+from whisperport.programs.program import Program
+from whisperport.programs.trial import drawn_inputs, eager_outputs
+from whisperport.programs.whisper import whisper_programs
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.onnxruntime import OPSETS
+
+from ..conftest import noise_clips
 
 ORT = get_target("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def step(micro_checkpoint: Any) -> Program:
+    programs = whisper_programs(build_model(micro_checkpoint), [(0, 0)])
+    return next(program for program in programs if program.name == "step")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +66,49 @@ def test_graphs_are_valid_and_of_the_opset_that_is_stated(bundle: Bundle) -> Non
         assert opsets[""] == entry.delegation["opset"]
         assert [i.name for i in model.graph.input] == [t.name for t in entry.spec.inputs]
         assert [o.name for o in model.graph.output] == [t.name for t in entry.spec.outputs]
+
+
+def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
+    micro_checkpoint: Any, tmp_path: Path
+) -> None:
+    how = ExportOptions(lower={"opset": "13"}, clips=noise_clips(), run=RunOptions(threads=1))
+
+    older = export(micro_checkpoint, "onnxruntime", tmp_path / "13", how)
+
+    assert older.manifest.verified
+    for entry in older.manifest.programs:
+        model = onnx.load(str(older.folder / entry.files[0]), load_external_data=False)
+        assert {o.domain: o.version for o in model.opset_import} == {"": 13}
+        assert entry.delegation["opset"] == 13
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_path: Path) -> None:
+    target = ORT.configured({"opset": str(opset)})
+    (entry,) = target.lower([step], tmp_path, lambda _: None)
+    inputs = drawn_inputs(step, 0)
+
+    runner = target.load(tmp_path, [entry], RunOptions(threads=1))["step"]
+    found = runner.run({t.name: x.numpy() for t, x in zip(step.spec.inputs, inputs, strict=True)})
+
+    model = onnx.load(str(tmp_path / entry.files[0]), load_external_data=False)
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", opset)]
+    for ours, theirs in zip(found.values(), eager_outputs(step, inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("opset", ["12", "21", "", "13.0", "newest"])
+def test_an_opset_that_is_not_written_is_refused_by_name(opset: str) -> None:
+    with pytest.raises(UsageError, match=f"ONNX opset '{opset}' is not written") as refused:
+        ORT.configured({"opset": opset})
+
+    assert refused.value.hint == "opsets 13 to 20 are"
+
+
+def test_the_opsets_are_those_that_are_written() -> None:
+    from whisperport.programs.onnx_opset import NEWEST, OLDEST
+
+    assert (OPSETS[0], OPSETS[-1]) == (OLDEST, NEWEST)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -11,6 +11,7 @@ from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
 from whisperport.spec import Status
 from whisperport.targets import RunOptions
+from whisperport.targets.onnxruntime import OPSETS
 from whisperport.watchdog import run_watched
 from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 
@@ -63,11 +64,16 @@ CHECKED: Status = "checked against contract"  # with no compiler at hand
     "--full", is_flag=True, help="Also the decoder without a cache, for targets that measure it"
 )
 @click.option(
+    "--opset",
+    type=click.IntRange(OPSETS[0], OPSETS[-1]),
+    help="ONNX opset to write, where the target is ONNX  [default: the target's newest]",
+)
+@click.option(
     "--option",
     "target_options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An option of the target, such as opset=13; may be repeated",
+    help="An option of the target, such as rows=64; may be repeated",
 )
 @click.option(
     "--allow-unverified",
@@ -88,6 +94,7 @@ def export(
     sound: float | None,
     place: tuple[str, ...],
     full: bool,
+    opset: int | None,
     target_options: tuple[str, ...],
     allow_unverified: bool,
     no_preflight: bool,
@@ -108,7 +115,7 @@ def export(
         window=WindowOptions(seconds=window, padding=padding, heard_s=pad_to, sound_s=sound),
         place=pairs(place),
         full=full,
-        lower=pairs(target_options),
+        lower=pairs(target_options) | ({"opset": str(opset)} if opset else {}),
         allow_unverified=allow_unverified,
         preflight=not no_preflight,
         run=RunOptions(threads=threads),

@@ -1,11 +1,11 @@
 """ONNX Runtime, on the CPU or any execution provider that is installed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Self, final
 
 from whisperport.bundle import ProgramEntry
-from whisperport.errors import MissingPackageError
+from whisperport.errors import MissingPackageError, UsageError
 from whisperport.runner import Runner
 from whisperport.spec import Refusal, TargetSpec
 from whisperport.targets.base import RunOptions, Say, Target
@@ -15,11 +15,13 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 FOLDER = "onnxruntime"
+OPSETS = range(13, 21)  # that `programs/onnx_opset.py` writes; the last unless another is asked for
 
 
 @final
 class OnnxRuntime(Target):
-    """Options for running: `provider`, the name of an execution provider (CPUExecutionProvider)."""
+    """Options for lowering: `opset`, 13 to 20 (20). For running: `provider`, the name of an execution
+    provider (CPUExecutionProvider)."""
 
     spec = TargetSpec(
         name="onnxruntime",
@@ -29,6 +31,7 @@ class OnnxRuntime(Target):
         formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),
         run_options=frozenset({"provider"}),
+        lower_options=frozenset({"opset"}),
         extra="export",
         sources={
             "formats": "it reads ONNX; torch programs are written as ONNX first",
@@ -39,6 +42,18 @@ class OnnxRuntime(Target):
         },
     )
 
+    def __init__(self, opset: int = OPSETS[-1]) -> None:
+        self.opset = opset
+
+    def configured(self, options: Mapping[str, str]) -> Self:
+        opset = options.get("opset", str(OPSETS[-1]))
+        if opset not in map(str, OPSETS):
+            raise UsageError(
+                f"ONNX opset {opset[:20]!r} is not written",
+                hint=f"opsets {OPSETS[0]} to {OPSETS[-1]} are",
+            )
+        return type(self)(int(opset))
+
     def check(self, program: "Program") -> list[Refusal]:
         from whisperport.targets.graph_check import refusals
 
@@ -46,7 +61,7 @@ class OnnxRuntime(Target):
 
     def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
         try:
-            from whisperport.programs.onnx import OPSET, SharedWeights, write_onnx
+            from whisperport.programs.onnx import SharedWeights, write_onnx
         except ImportError as error:
             raise MissingPackageError(
                 "cannot lower for `onnxruntime`: the ONNX exporter is not installed",
@@ -57,9 +72,9 @@ class OnnxRuntime(Target):
         weights = SharedWeights(folder / FOLDER / "weights.bin")
         entries = []
         for program in programs:
-            say(f"{program.name} to ONNX")
+            say(f"{program.name} to ONNX opset {self.opset}")
             path = folder / FOLDER / f"{program.name}.onnx"
-            nodes = write_onnx(program, path, weights)
+            nodes = write_onnx(program, path, weights, opset=self.opset)
             entries.append(
                 ProgramEntry(
                     spec=program.spec,
@@ -71,7 +86,7 @@ class OnnxRuntime(Target):
                         "delegated": nodes,
                         "subgraphs": 1,
                         "undelegated": [],
-                        "opset": OPSET,
+                        "opset": self.opset,
                     },
                 )
             )
