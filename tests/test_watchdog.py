@@ -155,7 +155,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_child_does_not_outlive_its_parent(tmp_path, how):
     # given
     script, mark = tmp_path / "parent.py", tmp_path / "child"
@@ -173,6 +173,7 @@ def test_a_child_does_not_outlive_its_parent(tmp_path, how):
     # then: it is gone, and has tidied up
     wait_until(lambda: not is_running(child))
     assert not mark.exists()
+    assert not list(tmp_path.glob("whisperport-*.log"))
 
 
 def wait_until(happened, seconds=60):

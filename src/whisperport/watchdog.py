@@ -204,7 +204,7 @@ def _child(pipe: Connection, log_path: str, job: Callable[..., Any], arguments: 
         faulthandler.register(signal.SIGUSR1, chatter)
     sender = _Sender(pipe)
     _forward_log(sender)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(log_path,), daemon=True).start()
     try:
         result = job(*arguments, say=lambda stage: _enter(stage, sender))
         sender("done", result)
@@ -249,11 +249,12 @@ def _forward_log(sender: _Sender) -> None:
     ours.addHandler(logging.StreamHandler(sys.stderr))
 
 
-def _end_with_parent() -> None:
-    """A parent that was killed cannot say so; its child must not go on for hours."""
+def _end_with_parent(log_path: str) -> None:
+    """A parent that was killed cannot say so; its child must not go on for hours, nor leave the log."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
+        Path(log_path).unlink(missing_ok=True)
         os.kill(os.getpid(), signal.SIGINT)
 
 

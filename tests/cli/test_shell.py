@@ -1,9 +1,16 @@
 """What only a real process shows: pipes that close early, and terminals."""
 
+import logging
 import os
 import pty
+import shlex
+import signal
 import subprocess
 import sys
+
+import pytest
+
+from whisperport.bundle import Bundle
 
 WHISPERPORT = [sys.executable, "-c", "from whisperport.cli import main; main()"]
 
@@ -67,3 +74,66 @@ def test_a_sound_from_the_terminal_is_refused_rather_than_awaited(tmp_path):
 
     # then: whichever of the two is wrong is said; neither waits for the keyboard
     assert "error: " in shown
+
+
+def test_the_next_command_can_be_copied_to_a_shell(run, bundle, wav, tmp_path):
+    # given: a name that a shell would cut in three
+    folder = tmp_path / "my 'own' bundle"
+    folder.symlink_to(bundle)
+
+    # when
+    ran = run("transcribe", wav, "--bundle", folder)
+
+    # then
+    assert str(folder) in shlex.split(ran.lines[-1].removeprefix("next: "))
+
+
+@pytest.fixture
+def handlers():
+    """Of the signals that `main` takes over, put back afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.usefixtures("handlers")
+def test_being_stopped_by_another_program_is_as_ctrl_c(number, run, monkeypatch, tmp_path):
+    # given: `timeout`, or a terminal that is closed, in the middle of a verb
+    monkeypatch.setattr(Bundle, "open", lambda *_, **__: os.kill(os.getpid(), number))
+
+    # when
+    ran = run("verify", tmp_path)
+
+    # then
+    assert ran.code == 1
+    assert ran.err.strip() == "interrupted: nothing was left half-written"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_what_nohup_ignores_stays_ignored(run):
+    # given
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    # when
+    run("targets")
+
+    # then
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_what_a_module_logs_is_shown_as_a_warning(run, monkeypatch):
+    # given
+    logger = logging.getLogger("whisperport.checkpoint.anything")
+    monkeypatch.setattr(
+        "whisperport.cli.targets.is_installed", lambda _: logger.warning("a [red]thing[/red]")
+    )
+
+    # when
+    ran = run("targets")
+
+    # then
+    assert "warning: a [red]thing[/red]" in ran.err

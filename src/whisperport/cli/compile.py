@@ -6,7 +6,14 @@ from typing import Literal, cast, get_args
 
 import click
 
-from whisperport.cli.console import print_json, print_next, print_note, print_table, stages
+from whisperport.cli.console import (
+    print_json,
+    print_next,
+    print_note,
+    print_table,
+    shell_word,
+    stages,
+)
 from whisperport.cli.options import as_json, threads
 from whisperport.compiling import CompileOptions, compile_bundle
 from whisperport.targets.hailo.model_script import ScriptOptions, SixteenBit
@@ -117,7 +124,7 @@ def compile_verb(
         )
         print(f"\n{bundle}: compiled")
     print_note("it was not run here: copy it to the board, and verify and transcribe there")
-    print_next(f"whisperport transcribe talk.mp3 --bundle {bundle}")
+    print_next(f"whisperport transcribe talk.mp3 --bundle {shell_word(bundle)}")
 
 
 def _level(asked: str | None) -> Literal[0, 1, 2, "max"] | None:

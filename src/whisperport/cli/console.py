@@ -1,6 +1,8 @@
 """What a person sees: results on stdout, everything else on stderr."""
 
 import json
+import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -44,6 +46,11 @@ def print_next(command: str) -> None:
     """The last line: the command to try next."""
     _say("")
     _say(f"next: {command}")
+
+
+def shell_word(path: str | os.PathLike[str]) -> str:
+    """A path as one word of a command that can be copied to a shell."""
+    return shlex.quote(os.fspath(path))
 
 
 def print_error(error: WhisperportError) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from whisperport.bundle import Manifest
-from whisperport.cli.console import print_json, print_next, print_table, stages
+from whisperport.cli.console import print_json, print_next, print_table, shell_word, stages
 from whisperport.cli.options import as_json, no_preflight, pairs, stall_after, threads
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
@@ -148,5 +148,5 @@ def export(
 
 def _next_command(out: Path, manifest: Manifest) -> str:
     if any(entry.status == CHECKED for entry in manifest.programs):
-        return f"whisperport compile {out} --calibration AUDIO_DIR"
-    return f"whisperport transcribe talk.mp3 --bundle {out}"
+        return f"whisperport compile {shell_word(out)} --calibration AUDIO_DIR"
+    return f"whisperport transcribe talk.mp3 --bundle {shell_word(out)}"

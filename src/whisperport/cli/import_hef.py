@@ -4,7 +4,14 @@ from pathlib import Path
 
 import click
 
-from whisperport.cli.console import print_json, print_next, print_note, print_table, stages
+from whisperport.cli.console import (
+    print_json,
+    print_next,
+    print_note,
+    print_table,
+    shell_word,
+    stages,
+)
 from whisperport.cli.options import as_json, stall_after, threads
 from whisperport.importing import CHIPS, ImportOptions
 from whisperport.importing import import_hef as run_import
@@ -83,4 +90,4 @@ def import_hef(
         print_table(("program", "target", "file", "status"), rows)
         print(f"\n{out}: imported")
     print_note("the HEF was not run here: copy the bundle to the board, and transcribe there")
-    print_next(f"whisperport transcribe talk.mp3 --bundle {out}")
+    print_next(f"whisperport transcribe talk.mp3 --bundle {shell_word(out)}")

@@ -14,6 +14,7 @@ from whisperport.cli.console import (
     print_next,
     print_table,
     print_warning,
+    shell_word,
     shortened,
     stages,
 )
@@ -184,5 +185,5 @@ def _next_command(lowered: Path, profiles: "Sequence[Profile]") -> str:
     if ruled:
         return f"whisperport explain {max(ruled, key=lambda node: node.ms or 0.0).rule}"
     if lowered.is_dir():
-        return f"whisperport bench {lowered}"
+        return f"whisperport bench {shell_word(lowered)}"
     return "whisperport check PROGRAM --target xnnpack"

@@ -1,6 +1,8 @@
 """The command line: verbs, and what happens when one of them fails."""
 
+import logging
 import os
+import signal
 import sys
 import warnings
 from typing import TextIO
@@ -79,6 +81,8 @@ for verb in (
 def main() -> None:
     """Exit 0: done, and equal where something was compared; 1: failed or not equal; 2: wrong usage."""
     warnings.showwarning = _show_warning
+    logging.getLogger("whisperport").handlers = [_ToPerson(logging.WARNING)]
+    _end_as_by_ctrl_c()
     # Away from a terminal click would break lines at 80 columns, or at whatever COLUMNS says.
     width = None if sys.stdout is not None and sys.stdout.isatty() else WIDTH
     try:
@@ -97,6 +101,21 @@ def main() -> None:
         # The interpreter flushes once more as it ends, and must not fail then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
+
+
+def _end_as_by_ctrl_c() -> None:
+    """`kill`, `timeout` and a closed terminal let a verb tidy up too; `nohup` is respected."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
+class _ToPerson(logging.Handler):
+    """What our modules log, as every other warning."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_warning(record.getMessage())
 
 
 def _show_warning(

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from whisperport.cli.console import print_json, print_next, print_table, stages
+from whisperport.cli.console import print_json, print_next, print_table, shell_word, stages
 from whisperport.fixing import Fixed, Step, check_free, fix, write_fixed
 
 
@@ -77,4 +77,5 @@ def _next_command(fixed: Fixed, path: Path) -> str:
     if fixed.remaining and fixed.remaining[0].rule:
         return f"whisperport explain {fixed.remaining[0].rule}"
     suffix = ".onnx" if fixed.target == "onnxruntime" else ".pte"
-    return f"whisperport lower {path} --target {fixed.target} --out {path.with_suffix(suffix)}"
+    lowered = shell_word(path.with_suffix(suffix))
+    return f"whisperport lower {shell_word(path)} --target {fixed.target} --out {lowered}"

@@ -17,6 +17,7 @@ from whisperport.cli.console import (
     print_next,
     print_note,
     print_warning,
+    shell_word,
 )
 from whisperport.cli.decoding_options import decoding_options, transcribe_options
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
@@ -97,9 +98,9 @@ def transcribe(
         _print_incomplete(transcript, failure)
         sys.exit(1)
     if not as_json:
-        with_bundle = "" if bundle is None else f" --bundle {bundle}"
+        with_bundle = "" if bundle is None else f" --bundle {shell_word(bundle)}"
         otherwise = "--format srt" if form == "txt" else "--json"
-        sound = "--live" if recording is None else f"{recording}{' --live' * live}"
+        sound = "--live" if recording is None else f"{shell_word(recording)}{' --live' * live}"
         print_next(f"whisperport transcribe {sound}{with_bundle} {otherwise}")
 
 
