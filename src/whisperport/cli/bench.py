@@ -13,7 +13,14 @@ from whisperport.bench.transcribing import (
     run_bench,
 )
 from whisperport.bundle import Bundle
-from whisperport.cli.console import print_json, print_next, print_table, shown_path, stages
+from whisperport.cli.console import (
+    print_json,
+    print_next,
+    print_table,
+    shell_word,
+    shown_path,
+    stages,
+)
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
 from whisperport.errors import AudioError, UsageError
 from whisperport.transcription import default_bundle
@@ -87,7 +94,7 @@ def bench(
         if len(results) > 1:
             _print_comparison(results)
         _print_where(threads, repeat)
-    print_next(f"whisperport verify {results[0].bundle}")
+    print_next(f"whisperport verify {shell_word(results[0].bundle)}")
 
 
 def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], Path]:

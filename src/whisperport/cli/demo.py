@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from whisperport.cli.console import print_json, print_next, print_table, shown_path, stages
+from whisperport.cli.console import (
+    print_json,
+    print_next,
+    print_table,
+    shell_word,
+    shown_path,
+    stages,
+)
 from whisperport.cli.options import as_json, threads
 from whisperport.demo import DEMO_TARGETS, DemoRow, run_demo
 from whisperport.doctor import is_installed
@@ -65,7 +72,9 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
         return
     print_rows(rows)
     recording = rows[-1].heard[0].recording.path
-    print_next(f"whisperport transcribe {shown_path(recording)} --bundle {rows[-1].folder}")
+    print_next(
+        f"whisperport transcribe {shell_word(shown_path(recording))} --bundle {shell_word(rows[-1].folder)}"
+    )
 
 
 def _check_installed(target: str) -> None:

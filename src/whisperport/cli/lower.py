@@ -5,7 +5,14 @@ from pathlib import Path
 
 import click
 
-from whisperport.cli.console import print_json, print_next, print_table, print_warning, stages
+from whisperport.cli.console import (
+    print_json,
+    print_next,
+    print_table,
+    print_warning,
+    shell_word,
+    stages,
+)
 from whisperport.cli.options import as_json, no_preflight, stall_after, threads
 from whisperport.lowering import OPSETS, Lowered, LowerOptions
 from whisperport.lowering import lower as run_lower
@@ -83,7 +90,7 @@ def lower(
         _print(lowered)
     if not lowered.equal:
         print_warning("this file does not compute what the program does")
-    print_next(f"whisperport check {program} --target {target}")
+    print_next(f"whisperport check {shell_word(program)} --target {target}")
 
 
 def _print(lowered: Lowered) -> None:

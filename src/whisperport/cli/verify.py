@@ -7,7 +7,14 @@ from pathlib import Path
 import click
 
 from whisperport.bundle import Bundle
-from whisperport.cli.console import print_json, print_next, print_table, print_warning, stages
+from whisperport.cli.console import (
+    print_json,
+    print_next,
+    print_table,
+    print_warning,
+    shell_word,
+    stages,
+)
 from whisperport.cli.options import as_json, run_option, run_options_of, threads
 from whisperport.verification import Report
 from whisperport.verification.bundle_check import verify as run_verify
@@ -39,7 +46,7 @@ def verify(bundle: Path, threads: int | None, run_options: tuple[str, ...], as_j
         print_warning("this bundle was written with --allow-unverified")
     if not report:
         sys.exit(1)
-    print_next(f"whisperport transcribe talk.mp3 --bundle {bundle}")
+    print_next(f"whisperport transcribe talk.mp3 --bundle {shell_word(bundle)}")
 
 
 def _print_report(report: Report) -> None:
