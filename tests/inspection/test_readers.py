@@ -30,7 +30,7 @@ from whisperport.inspection.read_exported import read_exported
 from whisperport.targets import get_target
 
 from .graphs import NPU
-from .tflite_file import INT32, Op, T, linear_file, tflite_file
+from .tflite_file import INT32, Op, T, linear_file, outside_file, tflite_file
 
 
 class Block(nn.Module):
@@ -231,6 +231,20 @@ def test_axes_of_a_tflite_mean_are_read_from_its_constant(tmp_path: Path) -> Non
 
     assert graph.nodes[0].attributes == {"dim": [2], "keepdim": False}
     assert [v.shape for v in graph.nodes[0].tensors] == [(1, 4, 8)]
+
+
+def test_tflite_weights_after_the_tables_are_constants_and_all_there(tmp_path: Path) -> None:
+    start = 4096
+    path = tmp_path / "outside.tflite"
+    path.write_bytes(outside_file(start, 48).ljust(start, b"\0") + bytes(48))
+
+    (graph,) = read_graphs(path)
+
+    assert [value.constant for value in graph.nodes[0].tensors] == [False, True]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ProgramError) as refused:
+        read_graphs(path)
+    assert "buffer 2 ends at byte 4144 of 4143: it is cut short" in refused.value.why
 
 
 def test_a_bundle_is_read_program_by_program(exported: Callable[[str], Any]) -> None:

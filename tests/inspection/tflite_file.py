@@ -1,6 +1,6 @@
 """Small TFLite files, written field by field: converters are large, and none writes what is wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import flatbuffers
@@ -30,10 +30,18 @@ class Op:
 
 
 def tflite_file(
-    tensors: Sequence[T], operators: Sequence[Op], inputs: Sequence[int], outputs: Sequence[int]
+    tensors: Sequence[T],
+    operators: Sequence[Op],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    *,
+    outside: Mapping[int, tuple[int, int]] | None = None,
 ) -> bytes:
+    """`outside`: offset and size in the file of what tensors hold, by their index."""
     b = flatbuffers.Builder(1024)
-    buffers = [_buffer(b, b"")] + [_buffer(b, t.data) for t in tensors]
+    places = outside or {}
+    buffers = [_buffer(b, b"")]
+    buffers += [_buffer(b, t.data, places.get(index)) for index, t in enumerate(tensors)]
     made = [_tensor(b, t, index + 1) for index, t in enumerate(tensors)]
     codes = [_code(b, op) for op in operators]
     ops = [_operator(b, op, index) for index, op in enumerate(operators)]
@@ -62,6 +70,13 @@ def linear_file(rows: int = 2, inner: int = 3, columns: int = 4) -> bytes:
     )
 
 
+def outside_file(offset: int, size: int) -> bytes:
+    """As `linear_file`, with a weight that is stored from byte `offset` on, after the tables."""
+    tensors = [T((2, 3)), T((4, 3)), T((2, 4))]
+    operators = [Op("FULLY_CONNECTED", [0, 1], [2])]
+    return tflite_file(tensors, operators, [0], [2], outside={1: (offset, size)})
+
+
 def _offsets(b: flatbuffers.Builder, offsets: Sequence[int]) -> int:
     b.StartVector(4, len(offsets), 4)
     for offset in reversed(offsets):
@@ -76,9 +91,12 @@ def _ints(b: flatbuffers.Builder, numbers: Sequence[int]) -> int:
     return b.EndVector()
 
 
-def _buffer(b: flatbuffers.Builder, data: bytes) -> int:
+def _buffer(b: flatbuffers.Builder, data: bytes, place: tuple[int, int] | None = None) -> int:
     at = b.CreateByteVector(data) if data else None
     tflite.BufferStart(b)
+    if place is not None:
+        tflite.BufferAddOffset(b, place[0])
+        tflite.BufferAddSize(b, place[1])
     if at is not None:
         tflite.BufferAddData(b, at)
     return tflite.BufferEnd(b)

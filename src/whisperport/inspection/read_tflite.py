@@ -73,6 +73,7 @@ def read_tflite(path: Path) -> Graph:
 def _graph(name: str, model: Any, size: int) -> Graph:
     if _count(model.SubgraphsLength(), size) == 0:
         raise ValueError("it has no subgraph")
+    _check_outside(model, size)
     graph = model.Subgraphs(0)
     values = [
         _value(model, graph.Tensors(index), index)
@@ -87,6 +88,15 @@ def _graph(name: str, model: Any, size: int) -> Graph:
     inputs = [values[i] for i in _indices(graph.Inputs, graph.InputsLength(), size)]
     outputs = [values[i] for i in _indices(graph.Outputs, graph.OutputsLength(), size)]
     return build(name, "tflite", nodes, inputs, outputs)
+
+
+def _check_outside(model: Any, size: int) -> None:
+    """Weights stored after the tables, as in models above 2 GB, are in the file to their last byte."""
+    for index in range(_count(model.BuffersLength(), size)):
+        buffer = model.Buffers(index)
+        end = buffer.Offset() + buffer.Size()
+        if buffer.Size() > 1 and end > size:
+            raise ValueError(f"buffer {index} ends at byte {end} of {size}: it is cut short")
 
 
 def _count(length: int, size: int) -> int:
