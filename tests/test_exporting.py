@@ -109,6 +109,26 @@ def test_what_is_done_is_told(write: Any) -> None:
         assert any(word in stage for stage in told), word
 
 
+def test_a_checkpoint_that_knows_no_english_is_verified_in_what_it_knows(
+    micro_checkpoint: Any,
+    fake_targets: Any,
+    quick_tracing: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exporting, "shipped_clips", lambda: CLIPS)
+    german = replace(micro_checkpoint.generation, languages={"de": 52})
+
+    bundle = export(
+        replace(micro_checkpoint, generation=german),
+        "fake",
+        tmp_path / "bundle",
+        ExportOptions(run=ONE_THREAD),
+    )
+
+    assert bundle.manifest.verified
+
+
 def test_a_checkpoint_without_alignment_heads_gets_the_upper_half(write: Any) -> None:
     assert write().manifest.generation.alignment_heads == ((1, 0), (1, 1))
 

@@ -355,7 +355,7 @@ def _decoder_samples(
 
 def _transcribe(full: WithoutCache, generation: Generation) -> None:
     """Greedily, until the text ends or no row is left."""
-    logits, _ = full.prefill(start_tokens(generation, "en", "transcribe"))
+    logits, _ = full.prefill(start_tokens(generation, generation.any_language, "transcribe"))
     while len(full.tokens) < full.rows:
         token = int(logits.argmax())
         if token == generation.end_of_text:

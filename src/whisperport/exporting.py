@@ -116,7 +116,7 @@ def export(
         find_alignment_heads(checkpoint.generation, checkpoint.tokenizer_json, model, say),
         checkpoint.dims,
     )
-    clips = shipped_clips() if options.clips is None else options.clips
+    clips = _clips(options, generation)
     say(f"running the model in torch on {len(clips)} clips")
     reference = run_eager(model, generation, clips, full=full)
 
@@ -195,6 +195,13 @@ def _places(target: str, options: ExportOptions) -> dict[str, str]:
         )
     rest = [name for name in program_names() if spec.programs and name not in spec.programs]
     return dict.fromkeys(names, target) | dict.fromkeys(rest, spec.rest) | dict(options.place)
+
+
+def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:
+    """Those asked for, or the package's: English, decoded as another language where that is unknown."""
+    if options.clips is not None:
+        return options.clips
+    return [replace(clip, language=generation.any_language) for clip in shipped_clips()]
 
 
 def _preflight(dims: Dims, targets: Sequence[Target], out: Path, say: Say) -> None:

@@ -21,10 +21,16 @@ class Generation:
     suppressed: tuple[int, ...] = ()  # never emitted: symbols that are not speech, special ids
     suppressed_at_start: tuple[int, ...] = ()  # not emitted as the first token: blank, end of text
     alignment_heads: tuple[tuple[int, int], ...] = ()  # (decoder layer, head) that follow the sound
+    language: str = ""  # what it was tuned for, and hears unless told otherwise; "": it is detected
 
     @property
     def is_multilingual(self) -> bool:
         return bool(self.languages)
+
+    @property
+    def any_language(self) -> str:
+        """One that it knows, for what any will do: English where it can."""
+        return "en" if "en" in self.languages or not self.languages else next(iter(self.languages))
 
     @property
     def timestamp_begin(self) -> int:
@@ -32,7 +38,8 @@ class Generation:
         return self.no_timestamps + 1
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without `language` where there is none, as before there was such a member."""
+        return {name: value for name, value in asdict(self).items() if name != "language" or value}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Generation":

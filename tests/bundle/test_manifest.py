@@ -57,6 +57,16 @@ def test_a_manifest_survives_the_round_trip(manifest: Manifest) -> None:
     assert Manifest.from_json(json.loads(json.dumps(given.to_json()))) == given
 
 
+def test_the_language_a_checkpoint_was_tuned_for_is_kept_and_otherwise_not_mentioned(
+    manifest: Manifest,
+) -> None:
+    given = with_a_file(manifest)
+    tuned = replace(given, generation=replace(given.generation, language="en"))
+
+    assert Manifest.from_bytes(tuned.to_bytes()).generation.language == "en"
+    assert b'"language"' not in given.to_bytes()
+
+
 def test_a_newer_format_says_to_upgrade_even_if_all_else_has_changed() -> None:
     raw = json.dumps({"format": "whisperport bundle", "format_version": FORMAT_VERSION + 1})
 
@@ -119,6 +129,7 @@ def test_each_field_of_a_wrong_type_is_named(manifest: Manifest, wrong: Any) -> 
         (("programs", 0, "spec", "inputs", 0, "shape"), [1, 0]),
         (("generation", "alignment_heads"), [[1, 2, 3]]),
         (("generation", "suppressed"), [-1]),
+        (("generation", "language"), "xx"),
         (("files", "programs/encoder.bin", "sha256"), "A" * 64),
         (("files", "programs/encoder.bin", "sha256"), "a" * 63),
         (("files", "programs/encoder.bin", "bytes"), -1),

@@ -113,6 +113,39 @@ def test_a_vocabulary_of_its_own_is_read_from_the_tokenizer(tmp_path):
     assert generation.suppressed == ()
 
 
+@pytest.mark.parametrize("stated", ["<|de|>", "de", "german", "German"])
+def test_the_language_a_checkpoint_was_tuned_for_is_taken(stated, openai_ids, tmp_path):
+    generation, warnings = read(tmp_path, openai_ids, {**STATED, "language": stated})
+
+    assert generation.language == "de"
+    assert warnings == ()
+
+
+@pytest.mark.parametrize(("stated", "warned"), [("fr", 1), ("klingon", 1), (None, 0), (7, 0)])
+def test_a_language_that_the_checkpoint_has_not_is_left_to_be_detected(
+    stated, warned, openai_ids, tmp_path
+):
+    generation, warnings = read(tmp_path, openai_ids, {**STATED, "language": stated})
+
+    assert generation.language == ""
+    assert len(warnings) == warned
+
+
+def test_tokens_added_behind_the_times_are_never_taken_for_times_and_said_so(openai_ids, tmp_path):
+    ids = {**openai_ids, "\u0295new": 51865, "\u0295er": 51866}
+
+    generation, warnings = read(tmp_path, ids, STATED, dims=replace(DIMS, n_vocab=51872))
+
+    assert generation.suppressed == (1, 2, 7, *range(51865, 51872))  # padding of the table as well
+    assert "2 tokens that were added" in warnings[0]
+
+
+def test_rows_behind_the_times_that_no_token_has_need_no_warning(openai_ids, tmp_path):
+    _, warnings = read(tmp_path, openai_ids, STATED, dims=replace(DIMS, n_vocab=51904))
+
+    assert warnings == ()
+
+
 def test_openais_settings_are_not_given_to_a_stranger_of_the_same_size(tmp_path):
     ids = {k: v for k, v in OWN_IDS.items() if k != "<|startofprev|>"}
 

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,40 @@ def test_the_next_command_can_be_copied_to_a_shell(run, bundle, wav, tmp_path):
 
     # then
     assert str(folder) in shlex.split(ran.lines[-1].removeprefix("next: "))
+
+
+def in_a_shell(script: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """`script`, where `$W` is whisperport."""
+    words = shlex.join(WHISPERPORT)
+    return subprocess.run(
+        ["sh", "-c", script.replace("$W", words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux alone has it")
+def test_a_result_that_cannot_be_written_is_said_without_a_traceback():
+    ran = in_a_shell("$W targets > /dev/full")
+
+    assert ran.returncode == 1
+    assert "No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_streams_that_were_closed_beforehand_do_not_matter():
+    assert in_a_shell("$W targets >&- 2>&-").returncode == 0
+
+
+def test_a_folder_that_was_deleted_under_its_user_is_said_to_be_gone(tmp_path):
+    ran = in_a_shell(
+        "mkdir x && cd x && rmdir ../x && $W export default -t xnnpack -o y", cwd=tmp_path
+    )
+
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: the folder you are in is gone")
 
 
 @pytest.fixture

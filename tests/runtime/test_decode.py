@@ -160,6 +160,14 @@ def test_the_most_probable_language_is_detected(code: str) -> None:
     assert engine.prompts == [[GENERATION.start_of_transcript]]
 
 
+def test_the_language_of_a_checkpoint_that_names_its_own_is_not_detected() -> None:
+    engine = Scripted([GENERATION.languages["en"]], generation=replace(GENERATION, language="de"))
+    engine.listen(FEATURES)
+
+    assert detect_language(engine) == "de"
+    assert engine.prompts == []
+
+
 def test_a_token_that_is_no_language_is_not_detected(micro_engine: Any, sound: Any) -> None:
     engine = micro_engine()
     found = set()

@@ -272,13 +272,14 @@ def _window(window: Field) -> Window:
 
 
 def _generation(generation: Field) -> Generation:
-    m = generation.members([f.name for f in fields(Generation)])
+    names = [f.name for f in fields(Generation)]
+    m = generation.members([n for n in names if n != "language" or n in generation.mapping()])
+    languages = {code: i.integer() for code, i in m["languages"].mapping().items()}
+    if "language" in m and m["language"].text() not in languages:
+        m["language"].refuse("is none of `languages`")
 
     def ids(name: str) -> tuple[int, ...]:
         return tuple(i.integer() for i in m[name].elements())
-
-    def named(name: str) -> dict[str, int]:
-        return {key: i.integer() for key, i in m[name].mapping().items()}
 
     heads = []
     for head in m["alignment_heads"].elements():
@@ -292,11 +293,12 @@ def _generation(generation: Field) -> Generation:
         start_of_previous=m["start_of_previous"].integer(),
         no_speech=m["no_speech"].integer(),
         no_timestamps=m["no_timestamps"].integer(),
-        languages=named("languages"),
-        tasks=named("tasks"),
+        languages=languages,
+        tasks={task: i.integer() for task, i in m["tasks"].mapping().items()},
         suppressed=ids("suppressed"),
         suppressed_at_start=ids("suppressed_at_start"),
         alignment_heads=tuple(heads),
+        language=m["language"].text() if "language" in m else "",
     )
 
 

@@ -13,9 +13,10 @@ from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import quoted
 from whisperport.checkpoint.tokenizer_files import KNOWN_VOCABULARIES
 from whisperport.dims import Dims
-from whisperport.errors import CheckpointError
+from whisperport.errors import CheckpointError, UsageError
 from whisperport.generation import Generation
-from whisperport.text.vocabulary import openai_generation
+from whisperport.text.languages import language_code
+from whisperport.text.vocabulary import N_TIMESTAMPS, openai_generation
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _TASKS = ("transcribe", "translate")
@@ -62,6 +63,7 @@ class _Reader:
         languages, tasks = self.languages_and_tasks()
         # A generation_config.json without the lists means none: so transformers decodes it.
         openai = None if has_own_file else self.openai
+        suppressed = self.listed("suppress_tokens", openai.suppressed if openai else ())
         return Generation(
             start_of_transcript=self.special(
                 "start_of_transcript", "decoder_start_token_id", "<|startoftranscript|>"
@@ -77,11 +79,12 @@ class _Reader:
             no_timestamps=no_timestamps,
             languages=languages,
             tasks=tasks,
-            suppressed=self.listed("suppress_tokens", openai.suppressed if openai else ()),
+            suppressed=(*suppressed, *self.after_times(no_timestamps)),
             suppressed_at_start=self.listed(
                 "begin_suppress_tokens", openai.suppressed_at_start if openai else ()
             ),
             alignment_heads=self.alignment_heads(),
+            language=self.own_language(languages),
         )
 
     def special(self, field: str, key: str, token: str) -> int:
@@ -132,6 +135,36 @@ class _Reader:
         if not tasks:
             tasks = {task: inside[f"<|{task}|>"] for task in _TASKS if f"<|{task}|>" in inside}
         return languages, tasks
+
+    def own_language(self, languages: Mapping[str, int]) -> str:
+        """What `generation_config.json` says is heard unless told otherwise: a token, a code or a name."""
+        stated = self.stated.get("language")
+        if not isinstance(stated, str) or not languages:
+            return ""
+        name = stated.removeprefix("<|").removesuffix("|>")
+        try:
+            code = name if name in languages else language_code(name)
+        except UsageError:
+            code = name
+        if code in languages:
+            return code
+        self.warnings.append(
+            f"generation_config.json has the language {quoted(stated)}, which the checkpoint does "
+            "not know; it is detected instead"
+        )
+        return ""
+
+    def after_times(self, no_timestamps: int) -> range:
+        """Ids behind the last time. What a fine-tune has added there would be taken for later times."""
+        after = range(no_timestamps + 1 + N_TIMESTAMPS, self.dims.n_vocab)
+        added = [text for text, n in self.ids.items() if n in after]
+        if added:
+            named = ", ".join(quoted(text) for text in added[:3])
+            self.warnings.append(
+                f"{len(added)} tokens that were added behind the times are never said: {named}"
+                + (", ..." if len(added) > 3 else "")
+            )
+        return after
 
     def mapping(self, key: str) -> dict[str, int]:
         value = self.stated.get(key)

@@ -40,7 +40,11 @@ def token_ids(value: str) -> tuple[int, ...]:
 
 
 WHAT = (
-    click.option("--language", metavar="NAME", help="Such as en or German  [default: detected]"),
+    click.option(
+        "--language",
+        metavar="NAME",
+        help="Such as en or German  [default: the checkpoint's own, or detected]",
+    ),
     click.option(
         "--task",
         type=click.Choice(["transcribe", "translate"]),

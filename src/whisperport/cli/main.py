@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from typing import TextIO
 
 import click
@@ -80,11 +81,12 @@ for verb in (
 
 def main() -> None:
     """Exit 0: done, and equal where something was compared; 1: failed or not equal; 2: wrong usage."""
+    _open_closed_streams()
     warnings.showwarning = _show_warning
     logging.getLogger("whisperport").handlers = [_ToPerson(logging.WARNING)]
     _end_as_by_ctrl_c()
     # Away from a terminal click would break lines at 80 columns, or at whatever COLUMNS says.
-    width = None if sys.stdout is not None and sys.stdout.isatty() else WIDTH
+    width = None if sys.stdout.isatty() else WIDTH
     try:
         cli(prog_name="whisperport", standalone_mode=False, terminal_width=width)
         print(end="", flush=True)  # a closed pipe shows now, and not when the interpreter ends
@@ -98,9 +100,47 @@ def main() -> None:
         print_interrupted()
         sys.exit(FAILED)
     except BrokenPipeError:  # `| head -1` has what it wanted
-        # The interpreter flushes once more as it ends, and must not fail then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()
         sys.exit(FAILED)
+    except OSError as error:
+        print_error(_explained(error))
+        _close_stdout()
+        sys.exit(FAILED)
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a stream that was closed before it began, as by `>&-` or some services."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the end
+
+
+def _close_stdout() -> None:
+    """The interpreter flushes once more as it ends, and must not fail then."""
+    with suppress(OSError, ValueError):  # it is no file, and needs no flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _explained(error: OSError) -> WhisperportError:
+    """What no module has foreseen, in the form of every other error."""
+    if not _is_somewhere():
+        return WhisperportError(
+            "the folder you are in is gone",
+            why="it was deleted, or its disk unmounted, after you went there",
+            hint="`cd` to another folder",
+        )
+    return WhisperportError(
+        "the system refused to read or to write",
+        why=str(error),
+        hint="check the free space, the permissions and the disk",
+    )
+
+
+def _is_somewhere() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def _end_as_by_ctrl_c() -> None:

@@ -79,10 +79,15 @@ def decode_window(
 
 
 def detect_language(engine: Engine) -> str:
-    """The most probable language of what `engine` listens to; "en" for an .en model."""
+    """The most probable language of what `engine` listens to.
+
+    Not asked of a checkpoint that names its own, as in transformers, nor of an .en model: "en".
+    """
     languages = engine.generation.languages
     if not languages:
         return "en"
+    if engine.generation.language:
+        return engine.generation.language
     logits, _ = engine.prefill([engine.generation.start_of_transcript])
     engine.cache.clear()
     return max(languages, key=lambda code: float(logits[languages[code]]))

@@ -26,7 +26,7 @@ from whisperport.text.byte_level import spelled
 from whisperport.text.languages import LANGUAGES
 from whisperport.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
 
-_TIMESTAMPS = 1501  # <|0.00|> to <|30.00|>
+N_TIMESTAMPS = 1501  # <|0.00|> to <|30.00|>
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _special_tokens(known: _Vocabulary) -> list[str]:
         "<|startofprev|>",
         "<|nospeech|>",
         "<|notimestamps|>",
-        *(f"<|{i * SECONDS_PER_TIMESTAMP:.2f}|>" for i in range(_TIMESTAMPS)),
+        *(f"<|{i * SECONDS_PER_TIMESTAMP:.2f}|>" for i in range(N_TIMESTAMPS)),
     ]
 
 

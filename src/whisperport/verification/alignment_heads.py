@@ -66,7 +66,9 @@ def find_alignment_heads(
     dims = model.dims
     heads = [(layer, h) for layer in range(dims.n_text_layer) for h in range(dims.n_text_head)]
     tokenizer = Tokenizer.from_json(tokenizer_json, generation)
-    fitting = [r for r in shipped_recordings() if r.words and r.seconds <= dims.window_s]
+    english = generation.any_language == "en"
+    recordings = shipped_recordings() if english else ()
+    fitting = [r for r in recordings if r.words and r.seconds <= dims.window_s]
     say("looking for heads that follow the sound")
     read: list[_Read] = []
     for recording in fitting[:N_RECORDINGS]:
