@@ -303,6 +303,7 @@ def fake_targets(
     from whisperport.exporting import with_alignment_heads
     from whisperport.programs import whisper as programs
     from whisperport.runtime import engine
+    from whisperport.verification import precision
 
     from .fake_target import fake
 
@@ -315,6 +316,7 @@ def fake_targets(
 
     monkeypatch.setattr(exporting, "get_target", get_target)
     monkeypatch.setattr(engine, "get_target", get_target)
+    monkeypatch.setattr(precision, "get_target", get_target)
     return known
 
 

@@ -28,6 +28,7 @@ from whisperport.runtime import load_engine, start_tokens
 from whisperport.targets import RunOptions
 from whisperport.targets.hailo.model_script import ScriptOptions
 from whisperport.targets.hailo.target import Hailo
+from whisperport.verification.bundle_check import verify
 
 from .conftest import noise_clips
 from .targets.hailo.fake_platform import FakeHef, FakePlatform
@@ -171,6 +172,35 @@ def test_without_a_device_the_compiled_bundle_is_fed_as_the_stand_in_is(
     features = load_engine(opened, RunOptions(threads=1)).encode(mel)
 
     assert (features == stand_in.encode(mel)).all()
+
+
+@pytest.mark.parametrize(("sqnr_db", "passes"), [(40, True), (12, False)])
+def test_without_a_device_a_compiled_bundle_is_held_to_what_8_bits_can_keep(
+    bundle, recordings, sdk, monkeypatch, sqnr_db, passes
+):
+    compile_bundle(bundle, _options(recordings))
+    stand_in = load_engine(Bundle.open(bundle), STAND_IN)
+
+    def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        (mel,) = given.values()
+        exact = stand_in.encode(mel[0].T)
+        noise = np.random.default_rng(7).standard_normal(exact.shape)
+        noise *= np.linalg.norm(exact) / np.linalg.norm(noise) / 10 ** (sqnr_db / 20)
+        return {"net/normalization9": (exact + noise)[None]}
+
+    encoder = FakeHef(
+        {"net/input_layer1": (1, 200, 80)}, {"net/normalization9": (1, 100, 64)}, compute
+    )
+    platform = FakePlatform({bundle / "hailo8l/encoder.hef": encoder})
+    monkeypatch.setitem(sys.modules, "hailo_platform", platform)
+
+    report = verify(bundle, run=RunOptions(threads=1))
+
+    arrays = {check.program: check for check in report.checks if check.level == "arrays"}
+    assert arrays["encoder"].passed == passes
+    assert all(check.passed for name, check in arrays.items() if name != "encoder")
+    assert bool(report) == passes
+    assert verify(bundle, run=STAND_IN)  # the ONNX file is float32 still
 
 
 @pytest.mark.parametrize(

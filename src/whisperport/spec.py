@@ -112,6 +112,7 @@ class TargetSpec:
     rewrites: tuple[str, ...] = ()  # names, applied in this order
     programs: frozenset[str] = frozenset()  # of ours that `export` puts on it; empty: all
     rest: str = ""  # the target of the others
+    precision: str = ""  # at which it computes, if not at the bundle's: "w8a8"
     encoder_input: Literal["sequence", "image"] = "sequence"  # image: (1, n_mels, 1, 2T)
     windows_s: Mapping[int, float] = field(
         default_factory=dict

@@ -95,6 +95,7 @@ def test_every_limit_has_a_source(target: Target) -> None:
     limits = {"dtypes", "max_rank", "formats", "domains", "static"}
     limits |= {"operators"} if target.spec.operators is not None else set()
     limits |= {"windows_s"} if target.spec.windows_s else set()
+    limits |= {"precision"} if target.spec.precision else set()
 
     assert {name for name, source in target.spec.sources.items() if source} == limits
     assert all(limit.source for limit in target.spec.limits)

@@ -56,6 +56,7 @@ SOURCES = {
     "formats": f"{TOOLKIT} conversion/: translate_onnx_model; torch programs are written as ONNX first",
     "domains": f"{TOOLKIT} and {NOTEBOOK} use ONNX's own operators only",
     "static": f"{TOOLKIT} export/export_whisper_model.py: fixed shapes",
+    "precision": f"{TOOLKIT} conversion/optimization/: the compiler's 8 bits, and a16_w16 for some layers",
     "windows_s": f"{TOOLKIT} README, and the names of the files that {EXAMPLES} fetches",
 }
 
@@ -96,6 +97,7 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         ),
         programs=frozenset({"encoder"}),
         rest="onnxruntime",
+        precision="w8a8",  # adds in 16 bits
         encoder_input="image",
         windows_s=windows_s,
         lower_options=frozenset({"opset", "positions", "rows"}),
