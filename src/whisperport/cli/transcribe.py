@@ -21,7 +21,13 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.decoding_options import decoding_options, transcribe_options
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
-from whisperport.cli.options import as_json, run_option, run_options_of, threads
+from whisperport.cli.options import (
+    as_json,
+    run_option,
+    run_option_words,
+    run_options_of,
+    threads,
+)
 from whisperport.cli.subtitle_options import chosen_subtitles, subtitle_options
 from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
@@ -99,6 +105,7 @@ def transcribe(
         sys.exit(1)
     if not as_json:
         with_bundle = "" if bundle is None else f" --bundle {shell_word(bundle)}"
+        with_bundle += run_option_words(run_options)
         otherwise = "--format srt" if form == "txt" else "--json"
         sound = "--live" if recording is None else f"{shell_word(recording)}{' --live' * live}"
         print_next(f"whisperport transcribe {sound}{with_bundle} {otherwise}")

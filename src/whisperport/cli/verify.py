@@ -15,7 +15,13 @@ from whisperport.cli.console import (
     shell_word,
     stages,
 )
-from whisperport.cli.options import as_json, run_option, run_options_of, threads
+from whisperport.cli.options import (
+    as_json,
+    run_option,
+    run_option_words,
+    run_options_of,
+    threads,
+)
 from whisperport.verification import Report
 from whisperport.verification.bundle_check import verify as run_verify
 
@@ -41,12 +47,14 @@ def verify(bundle: Path, threads: int | None, run_options: tuple[str, ...], as_j
         print_json(report.to_json())
     else:
         _print_report(report)
-        print(f"\n{bundle}: {'verified' if report else 'NOT VERIFIED'}")
+        how = f" ({', '.join(run_options)})" if run_options else ""  # a stand-in is no chip
+        print(f"\n{bundle}: {'verified' if report else 'NOT VERIFIED'}{how}")
     if not opened.manifest.verified:
         print_warning("this bundle was written with --allow-unverified")
     if not report:
         sys.exit(1)
-    print_next(f"whisperport transcribe talk.mp3 --bundle {shell_word(bundle)}")
+    same = run_option_words(run_options)
+    print_next(f"whisperport transcribe talk.mp3 --bundle {shell_word(bundle)}{same}")
 
 
 def _print_report(report: Report) -> None:
