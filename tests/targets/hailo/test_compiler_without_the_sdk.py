@@ -1,5 +1,6 @@
 """What is asked of Hailo's compiler, held against recorded signatures: no SDK was here."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.compiler import Job, check_compiler, check_hef, prepare, run
 from whisperport.targets.hailo.model_script import model_script
@@ -163,6 +165,16 @@ def test_a_missing_sdk_leaves_everything_and_a_script_that_does_the_same(work, m
     assert done.returncode == 0, done.stderr
     assert (work / "encoder" / "encoder.hef").read_bytes() == b"made alone"
     assert sum("kept" in line for line in _run(work)) == 3  # the SDK is not asked for
+
+
+def test_the_script_left_behind_runs_on_the_pythons_of_the_compiler():
+    """3.10 and 3.11, of which whisperport itself takes only the second."""
+    source = Path(stages.__file__).read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 10))
+    nodes = list(ast.walk(tree))
+    imported = {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    imported |= {str(n.module).split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom)}
+    assert imported - sys.stdlib_module_names == {"numpy", "hailo_sdk_client"}
 
 
 def test_a_finished_compile_needs_no_sdk(work, sdk, monkeypatch):
