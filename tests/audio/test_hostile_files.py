@@ -12,7 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.audio import SAMPLE_RATE, DamagedAudioWarning, load_audio
+from whisperport.audio import (
+    SAMPLE_RATE,
+    ClippedAudioWarning,
+    DamagedAudioWarning,
+    load_audio,
+)
 from whisperport.errors import AudioError
 
 from .conftest import CODECS, WriteSound, tone
@@ -117,6 +122,32 @@ def test_a_float_file_with_a_nan_is_refused(write_sound: WriteSound, value: floa
 
     with pytest.raises(AudioError, match="NaN or an infinity"):
         load_audio(path)
+
+
+def test_floats_that_were_never_scaled_are_warned_of(write_sound: WriteSound) -> None:
+    path = write_sound(32768 * SOUND, SAMPLE_RATE, codec="pcm_f32le")
+
+    with pytest.warns(ClippedAudioWarning, match="is cut off at 1: are these integers") as caught:
+        samples = load_audio(path)
+
+    assert len(caught) == 1
+    assert np.abs(samples).max() <= 1
+
+
+@pytest.mark.parametrize("codec", ["pcm_f32le", "pcm_f64le"])
+def test_hot_floats_are_clipped_without_a_word(write_sound: WriteSound, codec: str) -> None:
+    path = write_sound(SOUND * (1.9 / np.abs(SOUND).max()), SAMPLE_RATE, codec=codec)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        samples = load_audio(path)
+
+    assert np.abs(samples).max() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_an_empty_path_is_not_this_folder() -> None:
+    with pytest.raises(AudioError, match="path is empty"):
+        load_audio("")
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "mp3"])

@@ -129,6 +129,13 @@ def test_a_terminal_as_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch
         load_audio("-")
 
 
+def test_a_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+
+    with pytest.raises(AudioError, match="standard input is closed"):
+        load_audio("-")
+
+
 def test_an_m4a_from_a_pipe_says_to_save_it_first(write_sound: WriteSound) -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(20 * SAMPLE_RATE)
     data = write_sound(noise, SAMPLE_RATE, "m4a").read_bytes()  # too long to be buffered whole

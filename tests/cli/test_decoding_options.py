@@ -80,6 +80,7 @@ def test_options_of_a_window(asked, arguments, name, value):
         (("--prefix", "a b"), {"prefix": "a b"}),
         (("--words",), {"word_timestamps": True}),
         (("--clip", 1, 2, "--clip", 3, 4), {"clips": (1.0, 2.0, 3.0, 4.0)}),
+        (("--clip", 1, 2, "--clip", 3, "inf"), {"clips": (1.0, 2.0, 3.0)}),
         (
             ("--words", "--hallucination-silence-threshold", 2),
             {"word_timestamps": True, "hallucination_silence_threshold": 2.0},
@@ -122,6 +123,25 @@ def test_what_cannot_be_read_is_wrong_usage(run, arguments, words):
 
     assert ran.code == 2
     assert words in ran.err
+
+
+@pytest.mark.parametrize("clips", [("--clip", 0, "inf", "--clip", 5, 6), ("--clip", "inf", "inf")])
+def test_only_the_last_clip_may_have_no_end(run, clips):
+    ran = run("transcribe", "talk.wav", *clips)
+
+    assert (ran.code, ran.lines[0][:21]) == (1, "error: clip times are")
+
+
+def test_segments_without_a_word_are_no_speech(run, monkeypatch):
+    cleared = replace(SEGMENT, text="", tokens=(), words=())
+    monkeypatch.setattr(
+        verb, "run_transcribe", lambda *_, **__: replace(HELLO, text="", segments=(cleared,))
+    )
+
+    ran = run("transcribe", "talk.wav")
+
+    assert (ran.code, ran.out) == (0, "\n")
+    assert "no speech was heard" in ran.lines
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",), ("--format", "srt")], ids=str)

@@ -57,6 +57,30 @@ def in_a_terminal(*arguments: str, **environment: str) -> str:
     return shown.decode()
 
 
+CHINESE = """
+import sys
+from whisperport.cli import main, transcribe
+from whisperport.transcription import Transcript
+transcribe.run_transcribe = lambda *_, **__: Transcript("右转", (), "zh", 1.0, ())
+sys.argv = ["whisperport", "transcribe", "talk.wav"]
+main()
+"""
+
+
+def test_a_character_that_the_output_cannot_hold_is_escaped():
+    # when
+    ran = subprocess.run(
+        [sys.executable, "-c", CHINESE],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    # then
+    assert (ran.returncode, ran.stdout) == (0, "\\u53f3\\u8f6c\n"), ran.stderr
+
+
 def test_no_color_takes_the_colour_from_errors():
     # when
     coloured = in_a_terminal("verify", "no-such-bundle", NO_COLOR="")

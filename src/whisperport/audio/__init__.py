@@ -1,7 +1,7 @@
 """Sound in: files, pipes and arrays become 16 kHz samples, and samples a log-mel spectrogram."""
 
 from whisperport.audio.chunks import cut_chunks
-from whisperport.audio.decode import DamagedAudioWarning
+from whisperport.audio.decode import ClippedAudioWarning, DamagedAudioWarning
 from whisperport.audio.growing import growing_sound
 from whisperport.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
 from whisperport.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_filters
@@ -19,6 +19,7 @@ __all__ = [
     "AudioSource",
     "AudioStream",
     "AudioWindow",
+    "ClippedAudioWarning",
     "DamagedAudioWarning",
     "MissedSoundWarning",
     "ReadAhead",

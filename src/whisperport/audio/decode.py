@@ -21,7 +21,7 @@ from av.container import InputContainer
 from av.error import FFmpegError
 from numpy.typing import NDArray
 
-from whisperport.audio.pcm import MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
+from whisperport.audio.pcm import LOUDEST, MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
 from whisperport.errors import AudioError
 
 # Formats whose header states a length; elsewhere FFmpeg guesses it, or reads it off the last page.
@@ -32,6 +32,10 @@ _RIFF_UNKNOWN = 0x7FFF_F000  # sizes from here on are what recorders write when 
 
 class DamagedAudioWarning(UserWarning):
     """Part of the sound could not be decoded; what could be is used."""
+
+
+class ClippedAudioWarning(UserWarning):
+    """Float samples far outside of [-1, 1]: they may be integers that nobody scaled."""
 
 
 class Decoder:
@@ -79,6 +83,7 @@ class Decoder:
 
         Warns:
             DamagedAudioWarning: packets that do not decode, or an end before the stated length.
+            ClippedAudioWarning: a file of float samples goes beyond 2; beyond 1 they are cut off.
 
         Raises:
             AudioError: nothing decodes, a float file holds a NaN or an infinity, or there are
@@ -134,7 +139,7 @@ class Decoder:
 
     def _frames(self) -> Iterator[AudioFrame]:
         """Decoded frames. As by FFmpeg's own command, a damaged packet is passed over."""
-        n_bad, n_good, last = 0, 0, ""
+        n_bad, n_good, last, peak = 0, 0, "", 0.0
         packets = self._container.demux(self._stream) if self._container else iter(())
         while True:
             try:
@@ -150,7 +155,7 @@ class Decoder:
                 continue
             for frame in frames:
                 assert isinstance(frame, AudioFrame)
-                _check_finite(frame, self.name)
+                peak = max(peak, _checked_peak(frame, self.name))
                 n_good += 1
                 yield frame
         if n_bad and not n_good:
@@ -161,6 +166,13 @@ class Decoder:
             warnings.warn(
                 f"{self.name}: {n_bad} damaged part{'s' * (n_bad > 1)} passed over ({last})",
                 DamagedAudioWarning,
+                stacklevel=2,
+            )
+        # Of what was compressed, a peak says nothing: it is not as it was recorded.
+        if peak > LOUDEST and self._stream.codec_context.name.startswith("pcm"):
+            warnings.warn(
+                f"{self.name} reaches {peak:g} and is cut off at 1: are these integers, never scaled?",
+                ClippedAudioWarning,
                 stacklevel=2,
             )
 
@@ -187,6 +199,8 @@ class Decoder:
 def opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bool]:
     """The open file, what to call it, and whether it is ours to close."""
     if isinstance(source, str) and source == "-":
+        if sys.stdin is None:  # closed before Python began
+            raise AudioError("standard input is closed", hint="give a file, or a pipe")
         if sys.stdin.isatty():
             raise AudioError(
                 "standard input is a terminal",
@@ -205,6 +219,8 @@ def opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bo
             )
         name = getattr(source, "name", None)
         return source, f"`{name}`" if isinstance(name, str) else "the file object", False
+    if not os.fspath(source):  # a path of no characters would be this folder's
+        raise AudioError("the sound's path is empty", hint="give one file, e.g. talk.wav")
     path = Path(source)
     name = f"`{path}`"
     try:
@@ -282,14 +298,19 @@ def _missing_riff_bytes(file: BinaryIO) -> int:
     return stated + 8 - file.seek(0, os.SEEK_END)
 
 
-def _check_finite(frame: AudioFrame, name: str) -> None:
+def _checked_peak(frame: AudioFrame, name: str) -> float:
+    """The largest float sample; 0 for integers. Raises AudioError for a NaN or an infinity."""
+    if frame.format.name[:3] not in ("flt", "dbl"):
+        return 0.0
     # A NaN turns into an arbitrary 16-bit number on conversion: it has to be seen before.
-    if frame.format.name[:3] in ("flt", "dbl") and not np.isfinite(frame.to_ndarray()).all():
+    peak = float(np.abs(frame.to_ndarray()).max(initial=0.0))
+    if not np.isfinite(peak):
         raise AudioError(
             f"{name} holds a NaN or an infinity",
             why="that is no sound",
             hint="find what wrote it; 16-bit samples, `ffmpeg -c:a pcm_s16le`, cannot hold one",
         )
+    return peak
 
 
 def _convert_hint(file: BinaryIO) -> str:

@@ -1,5 +1,6 @@
 """The options of `whisperport transcribe` that say how to decode, with openai-whisper's defaults."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,7 @@ WHAT = (
         type=(click.FloatRange(min=0), click.FloatRange(min=0)),
         multiple=True,
         metavar="START END",
-        help="Transcribe only these seconds; may be repeated",
+        help="Transcribe only these seconds; END may be inf; may be repeated",
     ),
     click.option(
         "--words", is_flag=True, help="Times of words as well: in json, and subtitles follow them"
@@ -231,7 +232,7 @@ def transcribe_options(chosen: dict[str, Any], run: RunOptions) -> TranscribeOpt
             logprob=chosen["logprob_threshold"],
             no_speech=chosen["no_speech_threshold"],
         ),
-        clips=tuple(second for clip in chosen["clips"] for second in clip),
+        clips=_clip_times(chosen["clips"]),
         word_timestamps=chosen["words"],
         **{
             name: chosen[name]
@@ -242,3 +243,9 @@ def transcribe_options(chosen: dict[str, Any], run: RunOptions) -> TranscribeOpt
             )
         },
     )
+
+
+def _clip_times(clips: tuple[tuple[float, float], ...]) -> tuple[float, ...]:
+    """Start, end, start, …; the last end left out where it is infinite."""
+    times = tuple(second for clip in clips for second in clip)
+    return times[:-1] if times[-1:] == (math.inf,) else times

@@ -1,5 +1,6 @@
 """The command line: verbs, and what happens when one of them fails."""
 
+import io
 import logging
 import os
 import signal
@@ -82,6 +83,7 @@ for verb in (
 def main() -> None:
     """Exit 0: done, and equal where something was compared; 1: failed or not equal; 2: wrong usage."""
     _open_closed_streams()
+    _write_any_character()
     warnings.showwarning = _show_warning
     logging.getLogger("whisperport").handlers = [_ToPerson(logging.WARNING)]
     _end_as_by_ctrl_c()
@@ -113,6 +115,12 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the end
+
+
+def _write_any_character() -> None:
+    """One that the output's encoding lacks is escaped, as on stderr: a result is no reason to fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _close_stdout() -> None:

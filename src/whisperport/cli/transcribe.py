@@ -135,7 +135,7 @@ def _print(transcript: Transcript, form: str, subtitles: SubtitleOptions, *, sai
     elif form != "txt":
         language = transcript.language
         print(write_as(form, transcript.segments, language=language, options=subtitles), end="")
-    if not transcript.segments:
+    if not transcript.text:
         print_note("no speech was heard")
 
 
