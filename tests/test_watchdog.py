@@ -176,6 +176,54 @@ def test_a_child_does_not_outlive_its_parent(tmp_path, how):
     assert not list(tmp_path.glob("whisperport-*.log"))
 
 
+SLOW = """
+import multiprocessing, pathlib, sys, time
+
+def job(mark, say):
+    pass
+
+if multiprocessing.current_process().name != "MainProcess":
+    pathlib.Path(__file__).with_name("importing").touch()
+    time.sleep(600)
+"""
+IMPATIENT = """
+import signal
+from pathlib import Path
+import slow
+from whisperport.watchdog import run_watched
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run_watched(slow.job, "x", out=Path("x"))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_while_the_child_still_imports_shows_nothing_of_it(tmp_path):
+    # given
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "parent.py").write_text(IMPATIENT)
+    parent = subprocess.Popen(
+        [sys.executable, "parent.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until((tmp_path / "importing").exists)
+
+    # when: a terminal sends it to both
+    os.killpg(parent.pid, signal.SIGINT)
+    said = parent.communicate(timeout=60)
+
+    # then
+    assert said == ("interrupted\n", "")
+
+
 def wait_until(happened, seconds=60):
     """Waits for what must happen; long, because the machine may be busy."""
     end = time.monotonic() + seconds

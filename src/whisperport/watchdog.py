@@ -21,7 +21,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -93,7 +94,8 @@ class _Watch:
         os.close(descriptor)
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_child, args=(theirs, log_path, job, arguments))
-        process.start()
+        with _ignored_interrupts():
+            process.start()
         theirs.close()
         return cls(process, ours, Path(log_path), out)
 
@@ -152,6 +154,8 @@ class _Watch:
 
     def stop(self) -> None:
         """End the child: by an interrupt, so that it tidies up; by force if it does not."""
+        if self.stage == STARTING:  # it imports, and has nothing to tidy up
+            self.process.kill()
         if self.process.is_alive() and self.process.pid:
             self.process.join(DUMP_S)  # one that has sent its result is about to end
         if self.process.is_alive() and self.process.pid:
@@ -176,6 +180,19 @@ class _Watch:
             return self.log
         self.log.unlink()
         return beside
+
+
+@contextmanager
+def _ignored_interrupts() -> Iterator[None]:
+    """A child started here ignores Ctrl-C until its job begins: else it would print where it was."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _leftovers(out: Path, pid: int | None) -> list[Path]:

@@ -143,6 +143,13 @@ def read_manifest_bytes(folder: Path) -> bytes:
             why="it is not a folder" if os.path.lexists(folder) else "it does not exist",
             hint="`whisperport export CHECKPOINT --out DIR` writes one",
         )
+    if not os.path.lexists(folder / MANIFEST):
+        is_checkpoint = os.path.lexists(folder / "config.json")
+        raise BundleError(
+            f"{folder} is not a bundle",
+            why=f"it has no {MANIFEST}" + (", but a checkpoint's config.json" * is_checkpoint),
+            hint=f"`whisperport export {folder if is_checkpoint else 'CHECKPOINT'} --out DIR` writes one",
+        )
     file = _regular_file(folder, MANIFEST)
 
     def read(file: Path) -> bytes:

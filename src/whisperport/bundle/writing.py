@@ -168,7 +168,7 @@ def _check_existing(out: Path, overwrite: bool) -> None:
     except BundleError as error:
         raise BundleError(
             f"{out} is not a bundle, and is not empty: it is not replaced",
-            why=error.what,
+            why=error.why or error.what,
             hint="choose another folder, or empty this one yourself",
         ) from error
     for file in sorted(out.rglob("*")):

@@ -82,7 +82,7 @@ def _explained(error: Exception, hub_id: str, revision: str | None) -> Checkpoin
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         return CheckpointError(
             what,
-            why="there is no connection to it, and no copy in the local cache",
+            why="there is no connection to it, no copy in the local cache, and no such folder here",
             hint="connect once, or give a folder or a .pt file",
         )
     lines = str(error).strip().splitlines() or [type(error).__name__]
