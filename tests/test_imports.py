@@ -33,7 +33,10 @@ HEAVY = {
     *("huggingface_hub", "torchao"),
 }
 # Plugins do not import each other; what they share is named here.
-SHARED = {"targets": {"base", "graph_check", "onnx_runner"}, "rewrites": {"base", "graph"}}
+SHARED = {
+    "targets": {"base", "graph_check", "onnx_runner", "onnx_weights", "protobuf"},
+    "rewrites": {"base", "graph"},
+}
 
 ROOT = Path(whisperport.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}

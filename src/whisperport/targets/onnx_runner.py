@@ -1,6 +1,7 @@
 """Run one ONNX file with ONNX Runtime: what the targets whose programs are ONNX share."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
+from whisperport.targets.onnx_weights import OnnxWeights
 
 CPU = "CPUExecutionProvider"
+IN_PLACE = (1, 31)  # the version since which sessions use weights of their caller, and copy none
 
 
 class OnnxRunner(Runner):
@@ -18,16 +21,25 @@ class OnnxRunner(Runner):
     concurrent = True
 
     def __init__(
-        self, spec: ProgramSpec, path: Path, threads: int | None, provider: str = CPU
+        self,
+        spec: ProgramSpec,
+        path: Path,
+        threads: int | None,
+        provider: str = CPU,
+        weights: OnnxWeights | None = None,
     ) -> None:
         """
+        Args:
+            weights: of this program and others; None: the session reads and keeps its own.
+
         Raises:
             MissingPackageError: onnxruntime is not installed.
             LoweringError: it has no such provider, or did not use it.
             BundleError: it cannot read the file.
         """
         super().__init__(spec)
-        self._session = _session(path, threads, provider)
+        self._session = _session(path, threads, provider, weights)
+        self._weights = weights  # which the session uses in place
         self._names = [tensor.name for tensor in spec.inputs]
         self._wanted = [tensor.name for tensor in spec.outputs]
 
@@ -37,7 +49,7 @@ class OnnxRunner(Runner):
         return outputs
 
 
-def _session(path: Path, threads: int | None, provider: str) -> Any:
+def _session(path: Path, threads: int | None, provider: str, weights: OnnxWeights | None) -> Any:
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -58,7 +70,9 @@ def _session(path: Path, threads: int | None, provider: str) -> Any:
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.log_severity_level = 3
     try:
-        session = ort.InferenceSession(os.fspath(path), settings, providers=[provider])
+        in_place = weights if _version(ort.__version__) >= IN_PLACE else None
+        model = in_place.give(path, settings) if in_place else os.fspath(path)
+        session = ort.InferenceSession(model, settings, providers=[provider])
     except Exception as error:  # its own exception classes have no common base but Exception
         raise BundleError(
             f"ONNX Runtime cannot load {path.name}",
@@ -71,3 +85,7 @@ def _session(path: Path, threads: int | None, provider: str) -> Any:
             why=f"it used {', '.join(session.get_providers())}",
         )
     return session
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

@@ -10,6 +10,7 @@ from whisperport.runner import Runner
 from whisperport.spec import Refusal, TargetSpec
 from whisperport.targets.base import RunOptions, Say, Target
 from whisperport.targets.onnx_runner import CPU, OnnxRunner
+from whisperport.targets.onnx_weights import OnnxWeights
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -96,9 +97,12 @@ class OnnxRuntime(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         provider = options.options.get("provider", CPU)
+        paths = [folder / entry.files[0] for entry in entries]
+        # Another provider copies weights to a memory of its own.
+        weights = OnnxWeights(paths if provider == CPU else [])
         return {
             entry.spec.name: OnnxRunner(
-                entry.spec, folder / entry.files[0], options.threads, provider
+                entry.spec, path, options.threads, provider, weights if path in weights else None
             )
-            for entry in entries
+            for entry, path in zip(entries, paths, strict=True)
         }

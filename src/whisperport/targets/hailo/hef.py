@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from whisperport.errors import BundleError, MissingPackageError
+from whisperport.targets.protobuf import Field, message_class
 
 MAGIC = 0x01484546  # "\x01HEF"
 COMMON = struct.Struct(">III")
@@ -253,9 +254,8 @@ def _damaged(path: Path, why: str) -> BundleError:
     )
 
 
-# Message -> fields: name, number, type; a type in brackets is repeated. Only what is read here:
-# protobuf passes over the rest.
-SCHEMA: dict[str, tuple[tuple[str, int, str], ...]] = {
+# Only what is read here: protobuf passes over the rest.
+SCHEMA: dict[str, tuple[Field, ...]] = {
     "Hef": (("header", 1, "Header"), ("network_groups", 2, "[Group]")),
     "Header": (
         ("hw_arch", 1, "uint64"),
@@ -279,26 +279,5 @@ SCHEMA: dict[str, tuple[tuple[str, int, str], ...]] = {
 
 @cache
 def _message_class() -> Any:
-    """The class of `ProtoHEFHef`, made from SCHEMA in a pool of its own."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    field_type = descriptor_pb2.FieldDescriptorProto
-    types = {
-        "uint32": field_type.TYPE_UINT32,
-        "uint64": field_type.TYPE_UINT64,
-        "string": field_type.TYPE_STRING,
-    }
-    file = descriptor_pb2.FileDescriptorProto(name="hef.proto", package="hef", syntax="proto3")
-    for message, fields in SCHEMA.items():
-        described = file.message_type.add(name=message)
-        for name, number, kind in fields:
-            field = described.field.add(name=name, number=number)
-            repeated = kind.startswith("[")
-            field.label = field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL
-            kind = kind.strip("[]")
-            field.type = types.get(kind, field_type.TYPE_MESSAGE)
-            if kind not in types:
-                field.type_name = f".hef.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("hef.Hef"))
+    """The class of `ProtoHEFHef`."""
+    return message_class(SCHEMA, "Hef")
