@@ -51,7 +51,8 @@ def cut_segments(tokens: Sequence[int], begin: int, n_frames: int) -> Cut:
     pieces = []
     for start, end in zip([0, *ends], ends, strict=False):
         part = tuple(tokens[start:end])
-        first, last = part[0] - begin, part[-1] - begin
+        # Text that no time opens, said where none were asked for: the original counts it from below 0.
+        first, last = max(0, part[0] - begin), part[-1] - begin
         pieces.append(Piece(first * SECONDS_PER_POSITION, last * SECONDS_PER_POSITION, part))
     advance = n_frames if closed else (tokens[ends[-1] - 1] - begin) * FRAMES_PER_POSITION
     return Cut(tuple(pieces), advance, closed)
