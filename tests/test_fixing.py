@@ -190,3 +190,14 @@ def test_the_result_is_plain_json(fixed: Fixed) -> None:
     assert [one["rewrite"] for one in told["rewrites"]] == list(
         fixing.get_target("xnnpack").spec.rewrites
     )
+
+
+def test_a_program_that_writes_to_an_input_is_refused() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+            return x + cache.mul_(2)
+
+    program = trace("writes", Writes(), (torch.zeros(2, 3), torch.zeros(2, 3)))
+
+    with pytest.raises(LoweringError, match="`writes` writes to its input `cache`"):
+        fix(program, "xnnpack")

@@ -20,7 +20,7 @@ from whisperport.errors import (
     WhisperportError,
 )
 from whisperport.lowering import Lowered, LowerOptions, lower
-from whisperport.programs.program import Program, trace
+from whisperport.programs.program import Program, as_program, trace
 from whisperport.runner import Runner
 from whisperport.targets import RunOptions
 
@@ -126,6 +126,56 @@ def test_a_limit_may_be_asked_of_any_target(tmp_path: Path) -> None:
 
     with pytest.raises(LoweringError, match="`five` has tensors of more than 4 axes"):
         lower(program, "xnnpack", tmp_path / "four.pte", options)
+
+
+class WritesInput(nn.Module):
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        cache[0].mul_(2)
+        return x + cache
+
+
+class WritesItsOwn(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y[0].relu_()
+        return y.add_(1)
+
+
+@pytest.mark.parametrize("decompositions", [False, True])
+def test_a_program_that_writes_to_an_input_is_refused(out: Path, decompositions: bool) -> None:
+    program = trace("writes", WritesInput(), (torch.zeros(2, 3), torch.zeros(2, 3)))
+    if decompositions:
+        program = as_program("writes", program.exported.run_decompositions())
+
+    with pytest.raises(ProgramError, match="`writes` writes to its input `cache`"):
+        lower(program, "onnxruntime", out)
+
+    assert untouched(out)
+
+
+def test_what_is_written_in_place_and_is_its_own_may_be(out: Path) -> None:
+    program = trace("own", WritesItsOwn(), (torch.zeros(2, 3),))
+
+    assert lower(program, "onnxruntime", out).equal
+
+
+def test_float16_is_held_to_what_float16_can_do(out: Path) -> None:
+    torch.manual_seed(0)
+    program = trace("half", nn.Linear(64, 64).half(), (torch.zeros(2, 64).half(),))
+
+    lowered = lower(program, "onnxruntime", out)
+
+    assert lowered.equal
+    assert lowered.tolerance >= 1e-2
+
+
+def test_bfloat16_at_the_border_is_refused(out: Path) -> None:
+    program = trace("brain", nn.Linear(4, 4).bfloat16(), (torch.zeros(2, 4).bfloat16(),))
+
+    with pytest.raises(ProgramError, match="`brain` takes or returns bfloat16, at `input`"):
+        lower(program, "onnxruntime", out)
+
+    assert untouched(out)
 
 
 def test_a_pt2_file_for_xnnpack_goes_through_its_rewrites(program: Program, tmp_path: Path) -> None:

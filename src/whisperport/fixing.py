@@ -173,7 +173,7 @@ def check_free(out: str | os.PathLike[str], *, overwrite: bool) -> None:
 
 def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     try:
-        from whisperport.programs.program import written_buffer
+        from whisperport.programs.program import written_buffer, written_input
         from whisperport.programs.pt2 import read_pt2
     except ImportError as error:
         raise MissingPackageError(
@@ -190,6 +190,12 @@ def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
             f"`{program.name}` keeps state in a buffer, `{state}`",
             why="its outputs depend on earlier calls, so a rewrite cannot be proved on one",
             hint="pass the state as an input, and return it as an output",
+        )
+    if given := written_input(program):
+        raise LoweringError(
+            f"`{program.name}` writes to its input `{given}`",
+            why="its caller's array would have to change, and compilers do not do that",
+            hint="copy the input first, and return what was written as an output",
         )
     return program
 

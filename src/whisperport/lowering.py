@@ -25,6 +25,7 @@ from whisperport.runner import Array
 from whisperport.spec import Limit, ProgramSpec
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.onnxruntime import OPSETS
+from whisperport.verification import GATES
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.inspection.graph import Graph
@@ -37,6 +38,8 @@ SEEDS = (0, 1)
 # Another order of summation in float32 was seen to change Whisper's outputs by 5e-6 of their
 # largest value; a wrong operator by 1e-2 and more.
 TOLERANCE = 1e-4  # of the largest expected value, or of 1 where that is smaller
+# Of programs that compute in these anywhere.
+COARSER = {"float16": GATES["fp16"].max_relative, "bfloat16": GATES["bf16"].max_relative}
 
 Say = Callable[[str], None]
 
@@ -97,7 +100,8 @@ def lower(
 
     Raises:
         UsageError: no such target, or an option that it does not take.
-        ProgramError: the program cannot be read, or keeps state in a buffer.
+        ProgramError: the program cannot be read, keeps state in a buffer, writes to an input, or
+            takes or returns what numpy has no numbers of.
         LoweringError: a compiler refused, or a tensor has more axes than there may be.
         WhisperportError: `out` cannot be written, or this machine is too small.
         VerificationError: the lowered program computes something else; nothing was written.
@@ -114,7 +118,7 @@ def lower(
         entry, facts = _compile(rewritten, chosen, folder, out.name, options, say)
         say(f"running {out.name} on {target}")
         difference, scale = _difference(chosen, folder, entry, options.run, trials)
-        tolerance = TOLERANCE * max(1.0, scale)
+        tolerance = _relative_tolerance(program) * max(1.0, scale)
         equal = difference <= tolerance
         if not equal and not options.allow_unequal:
             raise VerificationError(
@@ -175,7 +179,6 @@ def _folder_beside(out: Path) -> Iterator[Path]:
 
 def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     try:
-        from whisperport.programs.program import written_buffer
         from whisperport.programs.pt2 import read_pt2
     except ImportError as error:
         raise MissingPackageError(
@@ -186,13 +189,33 @@ def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     if isinstance(program, str | os.PathLike):
         say(f"reading {program}")
         program = read_pt2(program)
+    _check_comparable(program)
+    return program
+
+
+def _check_comparable(program: "Program") -> None:
+    """Refuse what a run of both would not tell apart, or could not be made."""
+    from whisperport.programs.program import written_buffer, written_input
+
+    for tensor in (*program.spec.inputs, *program.spec.outputs):
+        if tensor.dtype == "bfloat16":
+            raise ProgramError(
+                f"`{program.name}` takes or returns bfloat16, at `{tensor.name}`",
+                why="numpy has no such numbers, so that the two cannot be run and compared",
+                hint="convert inputs and outputs to float32 in the module, or the module by `.float()`",
+            )
     if buffer := written_buffer(program):
         raise ProgramError(
             f"`{program.name}` keeps state in a buffer, `{buffer}`",
             why="compilers drop such state without a word",
             hint="pass the state as an input, and return it as an output",
         )
-    return program
+    if given := written_input(program):
+        raise ProgramError(
+            f"`{program.name}` writes to its input `{given}`",
+            why="its caller's array would have to change, and compilers do not do that",
+            hint="copy the input first, and return what was written as an output",
+        )
 
 
 def _check_room(program: "Program", target: str, out: Path) -> None:
@@ -323,6 +346,14 @@ def _difference(
             if difference != difference:
                 return difference, scale
     return difference, scale
+
+
+def _relative_tolerance(program: "Program") -> float:
+    from whisperport.inspection.read_exported import read_exported
+
+    graph = read_exported(program.name, program.exported)
+    dtypes = {value.dtype for node in graph.nodes for value in node.outputs}
+    return max((COARSER.get(dtype, TOLERANCE) for dtype in dtypes), default=TOLERANCE)
 
 
 def _put_in_place(folder: Path, entry: ProgramEntry, out: Path) -> tuple[Path, ...]:

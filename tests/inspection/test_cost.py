@@ -153,3 +153,11 @@ def test_an_encoder_costs_what_its_formula_says(random_openai_whisper: Any) -> N
     expected = encoder_flops(t, d, 4 * d, 80, layers) + layers * 6 * heads * t * t
     assert cost.flops == expected
     assert cost.stored_bytes == sum(4 * p.numel() for p in model.encoder.state_dict().values())
+
+
+def test_an_operator_in_place_costs_what_its_other_form_does() -> None:
+    apart = counted(lambda x: torch.relu(x * 2.0) + 1.0, [(4, 5)])
+    in_place = counted(lambda x: torch.relu_(x * 2.0).add_(1.0), [(4, 5)])
+
+    assert in_place.uncounted == 0
+    assert (in_place.flops, in_place.bytes) == (apart.flops, apart.bytes)

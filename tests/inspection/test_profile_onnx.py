@@ -112,3 +112,41 @@ def test_pieces_are_counted_by_how_often_one_enters() -> None:
     counts = {run: _pieces("N", events(run)) for run in ("", "CC", "NN", "NCN", "CNNCNC")}
 
     assert counts == {"": 0, "CC": 0, "NN": 1, "NCN": 2, "CNNCNC": 2}
+
+
+def test_the_time_of_a_loops_body_is_counted_once(tmp_path: Path) -> None:
+    def number(name: str, shape: list[int], kind: int = TensorProto.FLOAT) -> object:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["a", "w"], ["b"], "inside"),
+            helper.make_node("Identity", ["go"], ["on"]),
+        ],
+        "body",
+        [
+            number("i", [], TensorProto.INT64),
+            number("go", [], TensorProto.BOOL),
+            number("a", [64, 64]),
+        ],
+        [number("on", [], TensorProto.BOOL), number("b", [64, 64])],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Loop", ["times", "", "x"], ["y"], "loop", body=body),
+            helper.make_node("Relu", ["y"], ["out"], "after"),
+        ],
+        "g",
+        [number("x", [64, 64])],
+        [number("out", [64, 64])],
+        [
+            helper.make_tensor("times", TensorProto.INT64, [], [20]),
+            helper.make_tensor("w", TensorProto.FLOAT, [64, 64], np.eye(64).ravel()),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    (tmp_path / "loop.onnx").write_bytes(model.SerializeToString())
+
+    profile = profile_onnx(tmp_path / "loop.onnx", ONCE)
+
+    assert {node.name for node in profile.nodes} == {"loop", "after"}

@@ -6,6 +6,7 @@ The nodes are those that are left after ONNX Runtime's own fusions. Source: the 
 
 import json
 import os
+import re
 import statistics
 import tempfile
 from bisect import bisect_right
@@ -31,6 +32,7 @@ from whisperport.runner import Array
 
 CPU = "CPUExecutionProvider"
 KERNEL = "_kernel_time"
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 DTYPES = {"float": "float32", "double": "float64"}  # ONNX Runtime's words, where not numpy's
 
 
@@ -66,10 +68,16 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
         except Exception as error:  # its own exception classes have no common base but Exception
             raise ProgramError(
                 f"ONNX Runtime cannot run {path.name}",
-                why=str(error).strip().split("\n")[0],
+                why=_said(error),
                 hint=hint_for(arrays),
             ) from error
     return _profile(path.stem, provider, trace)
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, without where in ONNX Runtime's own sources it was noticed."""
+    line = str(error).strip().split("\n")[0]
+    return re.sub(r"/onnxruntime_src/\S+ [^)]*\) ", "", line)[:300]
 
 
 def _onnxruntime() -> Any:
@@ -98,7 +106,9 @@ def _provider(ort: Any, options: ProfileOptions) -> str:
 
 
 def _value(described: Any) -> Value:
-    dtype = str(described.type).removeprefix("tensor(").removesuffix(")")
+    dtype = str(described.type)
+    if dtype.startswith("tensor("):  # "tensor(float)"; not "seq(tensor(float))"
+        dtype = dtype[len("tensor(") : -1]
     shape = tuple(axis if isinstance(axis, int) else str(axis) for axis in described.shape)
     return Value(described.name, shape, DTYPES.get(dtype, dtype))
 
@@ -128,12 +138,19 @@ def _profile(name: str, provider: str, trace: list[dict[str, Any]]) -> Profile:
 def _times(
     events: list[dict[str, Any]], starts: list[int]
 ) -> tuple[dict[str, dict[int, float]], dict[str, dict[str, Any]]]:
-    """Milliseconds by run, counted from 1, and one event, of each node; the first run does not count."""
+    """Milliseconds by run, counted from 1, and one event, of each node; the first run does not count.
+
+    The time of nodes in the body of a Loop is in that of the Loop.
+    """
     by_run: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     first: dict[str, dict[str, Any]] = {}
-    for event in events:
+    body_until = 0
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        inside = event["ts"] < body_until
+        if not inside and event["args"]["op_name"] in CONTROL_FLOW:
+            body_until = event["ts"] + event["dur"]
         run = bisect_right(starts, event["ts"])
-        if run:
+        if run and not inside:
             key = f"{event['args']['node_index']} {event['name']}"
             by_run[key][run] += event["dur"] / 1e3
             first.setdefault(key, event)

@@ -62,6 +62,8 @@ def profile_pte(
     unknown = [name for name in options.programs if name not in methods]
     if unknown:
         raise ProgramError(f"{path.name} has no method `{unknown[0]}`")
+    if not options.programs:  # others hold a constant, such as a size that its caller asks for
+        methods = {name: method for name, method in methods.items() if method.instructions}
     if options.threads:  # before a method is loaded, or it has no effect
         _portable_lib()._unsafe_reset_threadpool(options.threads)
     profiles = []
@@ -75,7 +77,9 @@ def profile_pte(
 def _named(method: Method, names: tuple[str, ...] | None) -> list[Value]:
     if any(value is None for value in method.inputs):
         raise ProgramError(
-            f"method `{method.name}` takes inputs that are no tensors", why="only tensors are given"
+            f"method `{method.name}` takes inputs that are no tensors",
+            why="only tensors are given",
+            hint="--program names the methods to run, if there are others",
         )
     values = [value for value in method.inputs if value is not None]
     chosen = names or tuple(f"input_{place}" for place in range(len(values)))

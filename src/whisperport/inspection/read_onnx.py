@@ -1,6 +1,7 @@
 """The graph of an `.onnx` file: shapes inferred, weights neither read nor loaded.
 
-Only the top-level graph is read; the bodies of If and Loop are the operator's own.
+The graphs inside If, Loop and Scan are the operator's own, but for custom operators in them: those are
+nodes of their own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ def read_onnx(path: Path) -> Graph:
     try:
         import onnx
         from google.protobuf.message import DecodeError
-        from onnx import shape_inference
+
+        from whisperport.inspection.onnx_shapes import with_shapes
     except ImportError as error:
         raise MissingPackageError(
             "cannot read ONNX: it is not installed",
@@ -45,7 +47,7 @@ def read_onnx(path: Path) -> Graph:
         raise _damaged(path, ValueError("it has no nodes, or names no opset"))
     _check_external_data(path, model)
     try:
-        model = shape_inference.infer_shapes(model, data_prop=True)
+        model = with_shapes(model)
     except Exception as error:  # onnx raises InferenceError, RuntimeError and others from C++
         raise _damaged(path, error) from error
     try:
@@ -104,6 +106,9 @@ def _graph(name: str, model: "onnx.ModelProto") -> Graph:
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     small: dict[str, Any] = {}
     values = {key: _stored_value(tensor) for key, tensor in stored.items()}
+    values |= {
+        sparse.values.name: _sparse_value(sparse) for sparse in model.graph.sparse_initializer
+    }
     for info in (*model.graph.input, *model.graph.value_info, *model.graph.output):
         values.setdefault(info.name, _value(info))
     for key, tensor in stored.items():
@@ -121,14 +126,11 @@ def _nodes(
 ) -> Iterator[Node]:
     from onnx import helper
 
+    from whisperport.inspection.onnx_shapes import inner_nodes, read_outside
+
     opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), 0)
     for index, node in enumerate(model.graph.node):
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.type}
-        if node.op_type == "Constant" and "value" in attributes:
-            tensor = attributes["value"]
-            values[node.output[0]] = _named(_stored_value(tensor), node.output[0])
-            small[node.output[0]] = tensor
-            continue
         inputs = [values.get(n, Value(n)) if n else None for n in node.input]
         outputs = [values.get(n, Value(n)) for n in node.output if n]
         custom = node.domain not in OWN_DOMAINS
@@ -136,11 +138,17 @@ def _nodes(
         arguments = _arguments(op, attributes, [small.get(n) for n in node.input], opset)
         if op == "gather" and _is_embedding(inputs, arguments):
             op = "embedding"
+        name = node.name or f"{node.op_type}_{index}"
+        for place, inner in enumerate(inner_nodes(node)):
+            if inner.domain not in OWN_DOMAINS:
+                written = f"{inner.domain}.{inner.op_type}"
+                yield Node(f"{name}/{inner.name or place}", written, written, (), (), custom=True)
+        around = [values.get(n, Value(n)) for n in dict.fromkeys(read_outside(node))]
         yield Node(
-            node.name or f"{node.op_type}_{index}",
+            name,
             op,
             f"{node.domain}.{node.op_type}" if custom else node.op_type,
-            without_arguments(op, inputs),
+            (*without_arguments(op, inputs), *around),
             tuple(outputs),
             arguments,
             custom,
@@ -189,11 +197,14 @@ def _stored_value(tensor: "onnx.TensorProto") -> Value:
     return Value(tensor.name, tuple(tensor.dims), _dtype(tensor.data_type), constant=True)
 
 
-def _named(value: Value, name: str) -> Value:
-    return Value(name, value.shape, value.dtype, constant=True)
+def _sparse_value(sparse: "onnx.SparseTensorProto") -> Value:
+    tensor = sparse.values
+    return Value(tensor.name, tuple(sparse.dims), _dtype(tensor.data_type), constant=True)
 
 
 def _value(info: "onnx.ValueInfoProto") -> Value:
+    if info.type.WhichOneof("value") not in (None, "tensor_type"):  # a sequence, an optional, a map
+        return Value(info.name, (), str(info.type.WhichOneof("value")).removesuffix("_type"))
     kind = info.type.tensor_type
     shape: Shape | None = None
     if kind.HasField("shape"):

@@ -31,7 +31,7 @@ def torch_node(
     """
     written = target.removeprefix("torch.ops.")
     namespace, _, rest = written.partition(".")
-    short = rest.split(".")[0]
+    short = _functional(rest.split(".")[0])
     if not outputs or short.startswith(_IGNORED):
         return None
     aten = namespace == "aten"
@@ -47,6 +47,12 @@ def torch_node(
         module=module[0],
         module_type=module[1],
     )
+
+
+def _functional(short: str) -> str:
+    """`add` for `add_`, which compilers make of it first. A copy into a tensor has no other form."""
+    in_place = short.endswith("_") and not short.startswith("_")
+    return short[:-1] if in_place and short not in ("copy_", "detach_") else short
 
 
 def _leading(short: str, inputs: tuple[Value | None, ...]) -> tuple[Value | None, ...]:

@@ -15,6 +15,7 @@ TORCH = {
     "contiguous": "clone",
     "pad": "constant_pad_nd",
     "concat": "cat",
+    "split_with_sizes": "split",
 }
 
 ONNX = {

@@ -1,7 +1,8 @@
 """A program: a static torch graph with a name and a signature, ours or a stranger's."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -76,16 +77,37 @@ def written_buffer(program: Program) -> str | None:
     for name in signature.buffers_to_mutate.values():  # where operators were decomposed
         return str(name)
     buffers = signature.inputs_to_buffers
-    for node in program.exported.graph.nodes:
+    return next((str(buffers[n]) for n in _written(program.exported) if n in buffers), None)
+
+
+def written_input(program: Program) -> str | None:
+    """An input that the program writes to, directly or through a view; None if it leaves all alone."""
+    signature = program.exported.graph_signature
+    for name in signature.user_inputs_to_mutate.values():
+        return str(name)
+    given = {str(name) for name in signature.user_inputs}
+    return next((name for name in _written(program.exported) if name in given), None)
+
+
+def _written(exported: ExportedProgram) -> Iterator[str]:
+    """Names of the placeholders whose memory an operator in place writes to."""
+    for node in exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable:
+        if schema is None or not schema.is_mutable or not node.args:
             continue
         written = node.args[0]
-        while isinstance(written, Node) and written.op == "call_function":
+        while isinstance(written, Node) and _is_view(written):
             written = written.args[0]
-        if isinstance(written, Node) and written.name in buffers:
-            return str(buffers[written.name])
-    return None
+        if isinstance(written, Node) and written.op == "placeholder":
+            yield written.name
+
+
+def _is_view(node: Node) -> bool:
+    """Whether what it gives shares memory with its first argument, by the operator's own word."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target is getitem  # of a list of views
+    return any(returned.alias_info is not None for returned in schema.returns)
 
 
 def _tensor_spec(program: str, name: str, value: object) -> TensorSpec:

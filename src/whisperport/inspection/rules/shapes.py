@@ -66,7 +66,11 @@ def dynamic(graph: Graph, limit: Limit) -> Iterator[Finding]:
     for value in graph.inputs:
         if _is_dynamic(value):
             yield Finding(value.name, f"input of shape {shown(value.shape)}")
+    beyond: set[str] = set()  # what a custom operator hides: it has a shape, and no file states it
     for node in graph.nodes:
+        if node.custom or any(value.name in beyond for value in node.tensors):
+            beyond.update(value.name for value in node.outputs if _is_dynamic(value))
+            continue
         if any(_is_dynamic(value) for value in (*node.tensors, *node.outputs)):
             worst = next(v for v in (*node.outputs, *node.tensors) if _is_dynamic(v))
             yield Finding(node.name, f"shape {shown(worst.shape)}", node)
@@ -107,7 +111,8 @@ def empty(graph: Graph, node: Node, _: None) -> str:
 
     What to do: start with a cache of full length and a mask.
     """
-    sizes = [value for value in (*node.tensors, *node.outputs) if value.size == 0]
+    read = (*node.tensors, *node.outputs[:1])  # a batch norm's second and third have none, unread
+    sizes = [value for value in read if value.size == 0]
     return f"{node.op} on a tensor of shape {shown(sizes[0].shape)}" if sizes else ""
 
 

@@ -1,0 +1,230 @@
+"""Every shape of an ONNX model that its file decides, whichever exporter wrote it.
+
+onnx's own inference stops where a shape is computed: TorchScript's exporter asks for the shape of a
+tensor (`Shape`, `Gather`, `Slice`, `Concat`) before each `Reshape`, even where all sizes are fixed. Here,
+in one pass over the nodes, what is computed from known shapes is computed, and the inference goes on.
+"""
+
+import warnings
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, shape_inference
+from onnx.defs import SchemaError, get_schema
+from onnx.inliner import inline_local_functions
+from onnx.reference import ReferenceEvaluator
+
+OWN_DOMAINS = frozenset({"", "ai.onnx"})
+SMALL = 256  # elements of a tensor that is taken for arithmetic on shapes
+
+FOLDED = frozenset(
+    {
+        *("Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Floor"),
+        *("Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or"),
+        *(
+            "ReduceProd",
+            "Reshape",
+            "Slice",
+            "Split",
+            "Sqrt",
+            "Squeeze",
+            "Sub",
+            "Unsqueeze",
+            "Where",
+        ),
+    }
+)
+
+
+def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its local functions written out, constants as initializers, and shapes stated.
+
+    Raises:
+        Whatever onnx raises from C++ on a model that is not valid.
+    """
+    if model.functions:
+        model = inline_local_functions(model)
+    _store_constants(model.graph)
+    model = shape_inference.infer_shapes(model, data_prop=True)
+    _Pass(model).run()
+    return model
+
+
+def _store_constants(graph: onnx.GraphProto) -> None:
+    kept = []
+    for node in graph.node:
+        tensor = _constant(node)
+        if tensor is None:
+            kept.append(node)
+        else:
+            tensor.name = node.output[0]
+            graph.initializer.append(tensor)
+    _put(graph, kept)
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """What a `Constant` holds, in any of the forms in which it may be written."""
+    if node.op_type != "Constant" or node.domain not in OWN_DOMAINS or not node.attribute:
+        return None
+    attribute = node.attribute[0]
+    given = helper.get_attribute_value(attribute)
+    if attribute.name == "value":
+        copy = onnx.TensorProto()
+        copy.CopyFrom(given)
+        return copy
+    dtypes = {"f": np.float32, "i": np.int64}
+    kind = dtypes.get(attribute.name.removeprefix("value_")[:1])
+    return None if kind is None else numpy_helper.from_array(np.array(given, kind))
+
+
+def _put(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    only = onnx.GraphProto(node=nodes)  # a copy
+    del graph.node[:]
+    graph.node.extend(only.node)
+
+
+class _Pass:
+    """Once over the nodes of a model, in their order."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model, self._graph = model, model.graph
+        self._opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), 0)
+        self._types: dict[str, onnx.TypeProto] = {}
+        self._data: dict[str, onnx.TensorProto] = {}
+        for tensor in self._graph.initializer:
+            self._types[tensor.name] = helper.make_tensor_type_proto(
+                tensor.data_type, list(tensor.dims)
+            )
+            inside = tensor.data_location != onnx.TensorProto.EXTERNAL
+            if inside and prod(tensor.dims) <= SMALL:
+                self._data[tensor.name] = tensor
+        for value in (*self._graph.input, *self._graph.value_info, *self._graph.output):
+            self._types.setdefault(value.name, value.type)
+
+    def run(self) -> None:
+        kept = [node for node in self._graph.node if not self._fold(node)]
+        if len(kept) < len(self._graph.node):
+            _put(self._graph, kept)
+        stated = {value.name for value in (*self._graph.input, *self._graph.output)}
+        del self._graph.value_info[:]
+        self._graph.value_info.extend(
+            helper.make_value_info(name, kind)
+            for name, kind in self._types.items()
+            if name not in stated
+        )
+        for value in self._graph.output:
+            if value.name in self._types:
+                value.type.CopyFrom(self._types[value.name])
+
+    def _fold(self, node: onnx.NodeProto) -> bool:
+        """Whether what the node gives is known now, and it need not run."""
+        if node.domain not in OWN_DOMAINS or any(a.HasField("g") for a in node.attribute):
+            return False
+        if not all(_is_static(self._types.get(name)) for name in node.output if name):
+            self._infer(node)
+        made = self._made(node)
+        if made is None:
+            return False
+        for name, array in zip(node.output, made, strict=True):
+            tensor = numpy_helper.from_array(np.asarray(array), name)
+            self._data[name] = tensor
+            self._graph.initializer.append(tensor)
+        return True
+
+    def _infer(self, node: onnx.NodeProto) -> None:
+        types = {name: self._types[name] for name in node.input if name in self._types}
+        if any(name and name not in types for name in node.input):
+            return
+        data = {name: self._data[name] for name in node.input if name in self._data}
+        try:
+            schema = get_schema(node.op_type, self._opset, "")
+            found = shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=list(self._model.opset_import)
+            )
+        except (SchemaError, shape_inference.InferenceError, RuntimeError, ValueError):
+            return  # not known: what reads it is said to be of no known shape
+        self._types |= found
+
+    def _made(self, node: onnx.NodeProto) -> list[Any] | None:
+        given = self._types.get(node.input[0]) if node.input else None
+        if node.op_type == "Shape" and given is not None and _is_static(given):
+            between = {a.name: a.i for a in node.attribute}
+            sizes = _sizes(given)[between.get("start", 0) : between.get("end")]
+            return [np.array(sizes, np.int64)]
+        if node.op_type not in FOLDED or not all(n in self._data for n in node.input if n):
+            return None
+        if not self._is_small(node):
+            return None
+        made = self._evaluated(node)
+        return made if made and all(np.size(array) <= SMALL for array in made) else None
+
+    def _is_small(self, node: onnx.NodeProto) -> bool:
+        """Whether a tensor of the size that known numbers ask for is: a file may ask for any."""
+        given = [self._data[name] for name in node.input if name]
+        if node.op_type == "ConstantOfShape":
+            return prod(max(1, int(n)) for n in numpy_helper.to_array(given[0]).flat) <= SMALL
+        if node.op_type == "Range":
+            start, end, step = (float(numpy_helper.to_array(one).flat[0]) for one in given)
+            return bool(step) and abs(end - start) / abs(step) <= SMALL
+        return True
+
+    def _evaluated(self, node: onnx.NodeProto) -> list[Any] | None:
+        names = list(dict.fromkeys(name for name in node.input if name))
+        if not all(name in self._types for name in (*names, *node.output)):
+            return None
+        graph = helper.make_graph(
+            [node],
+            "one",
+            [helper.make_value_info(name, self._types[name]) for name in names],
+            [helper.make_value_info(name, self._types[name]) for name in node.output],
+        )
+        model = helper.make_model(graph, opset_imports=list(self._model.opset_import))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                feed = {name: numpy_helper.to_array(self._data[name]) for name in names}
+                return list(ReferenceEvaluator(model).run(None, feed))
+        except Exception:  # whatever its Python code raises on arguments that do not fit
+            return None
+
+
+def _sizes(kind: onnx.TypeProto | None) -> list[int]:
+    return [axis.dim_value for axis in kind.tensor_type.shape.dim] if kind is not None else []
+
+
+def _is_static(kind: onnx.TypeProto | None) -> bool:
+    return (
+        kind is not None
+        and kind.HasField("tensor_type")
+        and kind.tensor_type.HasField("shape")
+        and all(axis.HasField("dim_value") for axis in kind.tensor_type.shape.dim)
+    )
+
+
+def read_outside(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of tensors that the graphs inside a node (the branches of an If) read from around it."""
+    for graph in _graphs(node):
+        own = {tensor.name for tensor in graph.initializer} | {v.name for v in graph.input}
+        for inner in graph.node:
+            yield from (name for name in (*inner.input, *read_outside(inner)) if name not in own)
+            own.update(inner.output)
+        yield from (value.name for value in graph.output if value.name not in own)
+
+
+def inner_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of the graphs inside a node."""
+    for graph in _graphs(node):
+        for inner in graph.node:
+            yield inner
+            yield from inner_nodes(inner)
+
+
+def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
