@@ -16,6 +16,9 @@ FORUM = "community.hailo.ai 19530"
 
 TINY, BASE = 384, 512  # widths of encoders
 
+# 3.31 and later 3.x for Hailo-8 and 8L, 5.x for Hailo-10H: the README of TOOLKIT.
+COMPILER_3, COMPILER_5 = (3, 31), (5, 0)
+
 # By aten's names. Seen to be parsed: MatMul, Softmax, LayerNormalization or what it is made of, GELU by
 # Erf, Conv2d, Add, Mul, Transpose, Reshape. torch's other products become MatMul in ONNX.
 OPERATORS = frozenset(
@@ -68,7 +71,7 @@ class Chip:
     spec: TargetSpec
     rows: Mapping[int, int]  # width -> tokens of the published decoder
     architectures: frozenset[int]  # of HEFs that it runs: see hef.ARCHITECTURES
-    compiler: int  # major version of the compiler that serves it
+    compiler: tuple[int, int]  # the oldest that serves it; a later major version serves others
 
     @property
     def name(self) -> str:
@@ -113,17 +116,17 @@ HAILO8 = Chip(
     spec=_spec("hailo8", "Hailo-8: the encoder; the decoder on the CPU", {TINY: 10.0, BASE: 5.0}),
     rows={TINY: 32, BASE: 24},
     architectures=frozenset({1, 2, 3}),
-    compiler=3,
+    compiler=COMPILER_3,
 )
 HAILO8L = Chip(
     spec=_spec("hailo8l", "Hailo-8L: as hailo8, on the smaller chip", {TINY: 10.0, BASE: 5.0}),
     rows={TINY: 32, BASE: 24},
     architectures=frozenset({3}),
-    compiler=3,
+    compiler=COMPILER_3,
 )
 HAILO10H = Chip(
     spec=_spec("hailo10h", "Hailo-10H: as hailo8, by compiler 5", {TINY: 10.0, BASE: 10.0}),
     rows={TINY: 32, BASE: 64},
     architectures=frozenset({4, 103, 104, 105}),
-    compiler=5,
+    compiler=COMPILER_5,
 )

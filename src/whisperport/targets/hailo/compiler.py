@@ -63,7 +63,7 @@ def run(work: Path, chip: Chip, say: Say) -> None:
         stages.run(work, say)
     except ImportError as error:
         raise MissingPackageError(
-            f"not compiled yet: Hailo's Dataflow Compiler {chip.compiler}.x is not installed here",
+            f"not compiled yet: Hailo's Dataflow Compiler {_version(chip)} is not installed here",
             why=str(error),
             hint=f"everything it needs is in {work}: take that folder to a machine that has it (x86_64 "
             f"Linux, from Hailo's developer zone), run `python {SCRIPT}` there, bring the folder back, "
@@ -161,5 +161,9 @@ def _wrong_compiler(chip: Chip, error: Exception) -> LoweringError:
     return LoweringError(
         f"this Dataflow Compiler does not serve `{chip.name}`",
         why=str(error),
-        hint=f"install Dataflow Compiler {chip.compiler}.x, in an environment of its own",
+        hint=f"install Dataflow Compiler {_version(chip)}, in an environment of its own",
     )
+
+
+def _version(chip: Chip) -> str:
+    return f"{chip.compiler[0]}.x"

@@ -131,7 +131,7 @@ def _platform(chip: Chip) -> Any:
     try:
         import hailo_platform
     except ImportError as error:  # it is raised too where its native part is of another version
-        major, package = ("5", "hailo-h10-all") if chip.compiler == 5 else ("4", "hailo-all")
+        major, package = ("5", "hailo-h10-all") if chip.compiler[0] == 5 else ("4", "hailo-all")
         raise MissingPackageError(
             f"cannot use `{chip.name}`: HailoRT's Python package is not installed here",
             why=str(error),

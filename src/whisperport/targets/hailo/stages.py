@@ -4,7 +4,7 @@ Needs the vendor's compiler (`hailo_sdk_client`) and nothing of whisperport: a c
 `compile.py` that `whisperport compile` leaves for a machine that has the compiler.
 
     work folder/
-    ├── job.json            the chip, the compiler that serves it, the programs
+    ├── job.json            the chip, the oldest compiler that serves it, the programs
     ├── state.json          of every finished stage, what it was made from and what it made
     ├── compile.py
     └── encoder/            one folder a program
@@ -15,7 +15,8 @@ Needs the vendor's compiler (`hailo_sdk_client`) and nothing of whisperport: a c
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def run(folder: Path, say: Callable[[str], Any] = print) -> None:
 
     Raises:
         ImportError: something is left, and the compiler is not installed.
-        WrongCompilerError: it is of another major version than the chip needs.
+        WrongCompilerError: it is of another major version than the chip needs, or too old.
         Exception: whatever the compiler raises.
     """
     job = json.loads((folder / JOB).read_text(encoding="utf-8"))
@@ -67,12 +68,18 @@ def installed_version() -> str | None:
     return str(getattr(hailo_sdk_client, "__version__", ""))
 
 
-def check_version(chip: str, compiler: int) -> None:
-    """Raises WrongCompilerError if one is installed, and serves other chips."""
-    version = installed_version()
-    if version and version.split(".")[0] != str(compiler):
+def check_version(chip: str, oldest: Sequence[int]) -> None:
+    """Raises WrongCompilerError if one is installed that serves other chips, or is too old.
+
+    Args:
+        oldest: the first two numbers of a version; the first must be the same.
+    """
+    version = installed_version() or ""
+    found = [int(number) for number in re.findall("[0-9]+", version)[:2]]
+    if found and not (found[0] == oldest[0] and found >= list(oldest)):
         raise WrongCompilerError(
-            f"{chip} needs version {compiler}.x; version {version} is installed"
+            f"{chip} needs version {oldest[0]}.{oldest[1]} or a later {oldest[0]}.x; "
+            f"version {version} is installed"
         )
 
 
