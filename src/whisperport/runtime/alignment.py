@@ -41,6 +41,8 @@ def align_words(
 ) -> list[Timing]:
     """Times of the words of `text`, text tokens of the window that `engine` listens to.
 
+    Of as many as the decoder has positions for: those after them get none.
+
     Args:
         n_frames: mel frames of sound in the window.
     """
@@ -48,6 +50,7 @@ def align_words(
         return []
     generation = engine.generation
     start = start_tokens(generation, language, task)  # ends in <|notimestamps|>
+    text = text[: engine.dims.n_text_ctx - len(start) - 1]
     scores, rows = engine.align([*start, *text, generation.end_of_text])
     first = len(start) - 1  # its row predicts the first text token
     probabilities = _token_probabilities(engine, rows[first : first + len(text)], text)
