@@ -4,12 +4,15 @@
 
 The sound is made of the shipped recordings in a fixed random order, with silence between: pauses of
 0.3 to 2 s, and gaps of up to 30 s. Rounds are interleaved, so that a busy moment of the machine falls on
-all alike; figures are medians. Writes `results/chunks_DATE.json` and prints a table.
+all alike; figures are medians. Ratios are to windows with 1 thread in the same round, of the time and of
+the processors' time, which others on the machine change less. Writes `results/chunks_DATE.json` and prints
+a table.
 """
 
 import argparse
 import datetime
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -26,8 +29,9 @@ from whisperport.verification.clips import shipped_recordings
 RESULTS = Path(__file__).parent / "results"
 GAPS = {"pauses of 0.3 to 2 s": (0.3, 2.0), "gaps of 3 to 30 s": (3.0, 30.0)}
 VAD = VadOptions()
+FIRST = "windows, 1 thread"
 MODES = {  # threads, options
-    "windows, 1 thread": (1, {}),
+    FIRST: (1, {}),
     "windows, 2 threads": (2, {}),
     "chunks, 1 worker of 1 thread": (1, {"vad": VAD}),
     "chunks, 2 workers of 1 thread": (1, {"vad": VAD, "workers": 2}),
@@ -49,15 +53,17 @@ def main() -> None:
     for name, gap in GAPS.items():
         sound, text = made(chosen.minutes * 60, gap)
         seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+        cpu: dict[str, list[float]] = {mode: [] for mode in MODES}
         heard: dict[str, Transcript] = {}
         for _ in range(chosen.rounds):
             for mode, (threads, options) in MODES.items():
-                started = time.perf_counter()
+                started, started_cpu = time.perf_counter(), time.process_time()
                 heard[mode] = transcribers[threads].transcribe(
                     sound,
                     TranscribeOptions(decode=DecodeOptions(language="en"), **options),
                 )
                 seconds[mode].append(time.perf_counter() - started)
+                cpu[mode].append(time.process_time() - started_cpu)
         duration = sound.size / SAMPLE_RATE
         for mode in MODES:
             errors = text_errors(heard[mode].text, text)
@@ -67,6 +73,9 @@ def main() -> None:
                     "mode": mode,
                     "seconds": statistics.median(seconds[mode]),
                     "all_seconds": seconds[mode],
+                    "ratio": median_ratio(seconds[mode], seconds[FIRST]),
+                    "cpu_seconds": statistics.median(cpu[mode]),
+                    "cpu_ratio": median_ratio(cpu[mode], cpu[FIRST]),
                     "real_time_factor": statistics.median(seconds[mode]) / duration,
                     "errors": errors.errors,
                     "words": errors.length,
@@ -76,6 +85,10 @@ def main() -> None:
                 }
             )
     report(rows, chosen)
+
+
+def median_ratio(mine: list[float], first: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(mine, first, strict=True))
 
 
 def made(seconds: float, gap: tuple[float, float]) -> tuple[np.ndarray, str]:
@@ -99,17 +112,21 @@ def report(rows: list[dict], chosen: argparse.Namespace) -> None:
         "rounds": chosen.rounds,
         "bundle": chosen.bundle or "the embedded model",
         "machine": machine(),
+        "load_average": os.getloadavg(),  # processes that wanted a core, ours among them
         "versions": versions(("whisperport", "onnxruntime", "numpy")),
         "measured_on": datetime.date.today().isoformat(),
         "command": f"python benchmarks/chunks.py --minutes {chosen.minutes} --rounds {chosen.rounds}",
     }
     path = RESULTS / f"chunks_{result['measured_on']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{'sound':22}{'mode':32}{'s':>8}{'RTF':>8}{'WER':>8}{'windows':>9}")
+    print(
+        f"\n{'sound':22}{'mode':32}{'s':>8}{'ratio':>8}{'CPU':>8}{'RTF':>8}{'WER':>8}{'windows':>9}"
+    )
     for row in rows:
         print(
-            f"{row['sound']:22}{row['mode']:32}{row['seconds']:8.2f}{row['real_time_factor']:8.4f}"
-            f"{row['wer']:8.2%}{row['windows']:9}"
+            f"{row['sound']:22}{row['mode']:32}{row['seconds']:8.2f}{row['ratio']:8.2f}"
+            f"{row['cpu_ratio']:8.2f}{row['real_time_factor']:8.4f}{row['wer']:8.2%}"
+            f"{row['windows']:9}"
         )
 
 

@@ -3,6 +3,7 @@
 import io
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,33 @@ def test_a_source_that_waits_can_be_stopped() -> None:
 
     assert source.take() is None
     forever.set()
+
+
+def test_a_source_that_runs_far_ahead_waits_until_sound_is_taken() -> None:
+    asked: list[int] = []
+
+    def pieces() -> Iterator[np.ndarray]:
+        for number in range(1000):
+            asked.append(number)
+            yield np.full(1600, number, np.float32)  # 0.1 s
+
+    def settled() -> int:
+        before = -1
+        while before != len(asked):
+            before = len(asked)
+            time.sleep(0.2)
+        return before
+
+    source = ReadAhead(pieces(), ahead_s=1.0)
+    first = settled()
+    taken = source.take()
+    second = settled()
+    source.stop()
+
+    assert first == 11  # 1 s, and one piece more
+    assert taken is not None
+    assert taken.size == 11 * 1600
+    assert second == 22
 
 
 class ClosedPipe(io.RawIOBase):

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -13,6 +12,7 @@ from whisperport.audio.decode import Decoder, opened
 from whisperport.audio.load import iter_audio
 from whisperport.audio.pcm import SAMPLE_RATE, check_length
 from whisperport.audio.raw import from_raw
+from whisperport.audio.recording import can_be_read_twice
 from whisperport.errors import AudioError
 
 PIECE_S = 0.1  # seconds of sound in a piece; a pipe's may be shorter
@@ -37,7 +37,7 @@ def growing_sound(
     Raises:
         AudioError: missing, unreadable, or no sound; while iterating, where it fails later.
     """
-    if isinstance(source, str | os.PathLike) and Path(source).is_file():
+    if isinstance(source, str | os.PathLike) and can_be_read_twice(source):
         pieces = iter_audio(source, block_s=PIECE_S) if raw_rate is None else _raw(source, raw_rate)
         return played(pieces)
     return _decoded(source) if raw_rate is None else _raw(source, raw_rate)

@@ -1,5 +1,6 @@
 """Read sound in a thread of its own, so that none is missed while what came before is transcribed."""
 
+import time
 from collections.abc import Iterable
 from queue import SimpleQueue
 from threading import Thread
@@ -7,16 +8,27 @@ from threading import Thread
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.audio.pcm import SAMPLE_RATE
+
+AHEAD_S = 600.0  # seconds of sound, 38 MB: a model that is as far behind does not catch up
+_NAP_S = 0.05
+
 Samples = NDArray[np.float32]
 
 
 class ReadAhead:
     """Pieces of sound, gathered as they come; however long the reader was away, none is dropped.
 
-    The thread is a daemon: one that waits for a silent pipe does not keep the process alive.
+    A source that runs far ahead, such as a file through a pipe, waits: memory stays bounded. The
+    thread is a daemon: one that waits for a silent pipe does not keep the process alive.
+
+    Args:
+        ahead_s: seconds of sound that wait to be taken, or one piece more.
     """
 
-    def __init__(self, pieces: Iterable[Samples]) -> None:
+    def __init__(self, pieces: Iterable[Samples], *, ahead_s: float = AHEAD_S) -> None:
+        self._ahead = round(ahead_s * SAMPLE_RATE)
+        self._n_read = self._n_taken = 0  # samples: each counted by one thread
         self._come: SimpleQueue[Samples | Exception | None] = SimpleQueue()  # None: the end
         self._stopped = False
         self._end: Exception | None = None
@@ -36,7 +48,9 @@ class ReadAhead:
             else:
                 self._ended, self._end = True, item
         if pieces:
-            return np.concatenate(pieces)
+            taken = np.concatenate(pieces)
+            self._n_taken += taken.size
+            return taken
         if self._end is not None:
             raise self._end
         return None
@@ -52,6 +66,9 @@ class ReadAhead:
                 if self._stopped:
                     return
                 self._come.put(piece)
+                self._n_read += piece.size
+                while self._n_read - self._n_taken > self._ahead and not self._stopped:
+                    time.sleep(_NAP_S)  # a lock could not be taken in a signal's handler
         except Exception as error:  # whatever it is, it belongs to the one who takes
             self._come.put(error)
         else:
