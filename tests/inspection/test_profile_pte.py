@@ -235,3 +235,19 @@ def test_a_byte_changed_anywhere_is_run_or_refused_and_nothing_else(
         file.write_bytes(changed)
         with contextlib.suppress(ProgramError):
             profile_pte(file, ProfileOptions(repeat=1, threads=1), REASONS)
+
+
+def test_a_method_that_is_a_constant_is_no_program(tmp_path: Path) -> None:
+    import torch
+    from executorch.exir import to_edge
+
+    from whisperport.inspection.quiet import quiet
+
+    exported = torch.export.export(torch.nn.ReLU(), (torch.zeros(2, 3),))
+    with quiet():
+        edge = to_edge({"forward": exported}, constant_methods={"rows": 2})
+        (tmp_path / "two.pte").write_bytes(edge.to_executorch().buffer)
+
+    profiles = profile_pte(tmp_path / "two.pte", ProfileOptions(repeat=1), lambda _: [])
+
+    assert [profile.program for profile in profiles] == ["forward"]

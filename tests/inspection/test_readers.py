@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flatbuffers
 import numpy as np
 import onnx
 import pytest
@@ -245,6 +246,46 @@ def test_tflite_weights_after_the_tables_are_constants_and_all_there(tmp_path: P
     with pytest.raises(ProgramError) as refused:
         read_graphs(path)
     assert "buffer 2 ends at byte 4144 of 4143: it is cut short" in refused.value.why
+
+
+def two_entries(path: Path) -> Path:
+    """RELU of (2, 3) as "first", NEG of (4, 5) as "second", and an ABS that no signature names."""
+    from ai_edge_litert import schema_py_generated as t
+
+    model = t.ModelT()
+    model.version, model.buffers = 3, [t.BufferT()]
+    model.subgraphs, model.operatorCodes, model.signatureDefs = [], [], []
+    kinds = [("first", "RELU", [2, 3]), ("second", "NEG", [4, 5]), ("", "ABS", [1])]
+    for place, (key, operator, shape) in enumerate(kinds):
+        graph, code, op = t.SubGraphT(), t.OperatorCodeT(), t.OperatorT()
+        graph.tensors = [t.TensorT(), t.TensorT()]
+        for name, tensor in zip("xy", graph.tensors, strict=True):
+            tensor.name, tensor.shape = name, shape
+        code.builtinCode = code.deprecatedBuiltinCode = getattr(t.BuiltinOperator, operator)
+        op.opcodeIndex, op.inputs, op.outputs = place, [0], [1]
+        graph.inputs, graph.outputs, graph.operators = [0], [1], [op]
+        model.subgraphs.append(graph)
+        model.operatorCodes.append(code)
+        if key:
+            signature = t.SignatureDefT()
+            signature.signatureKey, signature.subgraphIndex = key, place
+            signature.inputs, signature.outputs = [t.TensorMapT()], [t.TensorMapT()]
+            signature.inputs[0].name, signature.inputs[0].tensorIndex = "x", 0
+            signature.outputs[0].name, signature.outputs[0].tensorIndex = "y", 1
+            model.signatureDefs.append(signature)
+    builder = flatbuffers.Builder(0)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    path.write_bytes(bytes(builder.Output()))
+    return path
+
+
+def test_every_entry_point_of_a_tflite_file_is_read(tmp_path: Path) -> None:
+    graphs = read_graphs(two_entries(tmp_path / "two.tflite"))
+
+    assert [(graph.name, graph.nodes[0].op, graph.inputs[0].shape) for graph in graphs] == [
+        ("two first", "relu", (2, 3)),
+        ("two second", "neg", (4, 5)),
+    ]
 
 
 def test_a_bundle_is_read_program_by_program(exported: Callable[[str], Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from whisperport.errors import ProgramError, UsageError
 from whisperport.inspection.gain import XNNPACK_PRODUCTS, Rates, rates, work_of
-from whisperport.inspection.graph import Node
+from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.litert_profiler import Event, Run
 from whisperport.inspection.litert_run import Measured, Op, run_litert
 from whisperport.inspection.profile import (
@@ -53,8 +53,9 @@ def _with_times(path: Path, measured: Measured) -> Profile:
     keys = dict.fromkeys(key for times in runs for key in times)
     ms = {key: statistics.median(times.get(key, 0.0) for times in runs) for key in keys}
     file = [op for op in measured.ops if op.name != DELEGATE]
+    graphs = _graphs(path)
     left = {index for subgraph, _, index in ms if not subgraph}
-    nodes = _graph_nodes(path)
+    nodes = {int(n.name.rpartition("_")[2]): n for graph in graphs[:1] for n in graph.nodes}
     rate = _rates(ms, [node for index, node in nodes.items() if index not in left])
     wholes = [run.ms for run in measured.runs]
     return Profile(
@@ -66,7 +67,11 @@ def _with_times(path: Path, measured: Measured) -> Profile:
         rest_ms=median_rest(wholes, [times.values() for times in runs]),
         run_ms=measured.run_ms,
         runs=len(runs),
-        notes=(_taken([op for op in file if op.index not in left], file), _alone(measured)),
+        notes=(
+            _taken([op for op in file if op.index not in left], file),
+            _alone(measured),
+            *(f"an entry point that was not run: {graph.name}" for graph in graphs[1:]),
+        ),
     )
 
 
@@ -88,14 +93,14 @@ def _in_subgraphs(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
         last = event
 
 
-def _graph_nodes(path: Path) -> dict[int, Node]:
-    """The file's nodes by their places in it, for their sizes."""
+def _graphs(path: Path) -> list[Graph]:
+    """For the sizes of nodes, by their places in the file, and for entry points that were not run."""
     try:
-        return {int(n.name.rpartition("_")[2]): n for n in read_tflite(path).nodes}
+        return read_tflite(path)
     except (
         ProgramError
     ):  # LiteRT reads what `whisperport check` does not: there is no estimate then
-        return {}
+        return []
 
 
 def _rates(ms: dict[Key, float], taken: Sequence[Node]) -> Rates:

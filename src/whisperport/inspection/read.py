@@ -35,7 +35,7 @@ def read_graphs(path: Path) -> list[Graph]:
     if head.startswith(ZIP):
         return read_pt2(path)
     if head[4:8] == TFLITE:
-        return [read_tflite(path)]
+        return read_tflite(path)
     if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":
         return [read_onnx(path)]
     raise ProgramError(

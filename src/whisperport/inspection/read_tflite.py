@@ -1,6 +1,7 @@
-"""The graph of a `.tflite` file, through its flatbuffer schema; weights stay in the file.
+"""The graphs of a `.tflite` file, through its flatbuffer schema; weights stay in the file.
 
-Only the first subgraph is read, as the interpreter runs it; others are called by control flow.
+The first subgraph is read, which the interpreter runs, and every other that a signature names. What is
+left is called by control flow.
 """
 
 import mmap
@@ -43,8 +44,8 @@ DTYPES = dict(
 )
 
 
-def read_tflite(path: Path) -> Graph:
-    """The graph of a TFLite model.
+def read_tflite(path: Path) -> list[Graph]:
+    """The graph of a TFLite model, or of each of its entry points; what the interpreter runs comes first.
 
     Raises:
         ProgramError: it is damaged.
@@ -61,7 +62,7 @@ def read_tflite(path: Path) -> Graph:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             model = Model.GetRootAs(data)
-            return _graph(path.stem, model, len(data))
+            return _graphs(path.stem, model, len(data))
         except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
             raise ProgramError(
                 f"{path.name} is damaged, or no TFLite model",
@@ -70,21 +71,39 @@ def read_tflite(path: Path) -> Graph:
             ) from error
 
 
-def _graph(name: str, model: Any, size: int) -> Graph:
-    if _count(model.SubgraphsLength(), size) == 0:
+def _graphs(name: str, model: Any, size: int) -> list[Graph]:
+    count = _count(model.SubgraphsLength(), size)
+    if count == 0:
         raise ValueError("it has no subgraph")
     _check_outside(model, size)
-    graph = model.Subgraphs(0)
-    values = [
-        _value(model, graph.Tensors(index), index)
-        for index in range(_count(graph.TensorsLength(), size))
-    ]
     codes = [
         _code(model.OperatorCodes(index))
         for index in range(_count(model.OperatorCodesLength(), size))
     ]
+    keys = {0: ""}  # subgraph -> the first signature that names it
+    for index in range(_count(model.SignatureDefsLength(), size)):
+        signature = model.SignatureDefs(index)
+        if not 0 <= signature.SubgraphIndex() < count:
+            raise ValueError(f"signature {index} names subgraph {signature.SubgraphIndex()}")
+        key = (signature.SignatureKey() or b"").decode("utf-8", "replace")
+        if not keys.get(signature.SubgraphIndex()):
+            keys[signature.SubgraphIndex()] = key
+    alone = len(keys) == 1
+    return [
+        _graph(name if alone else f"{name} {key}".strip(), model, index, codes, size)
+        for index, key in keys.items()
+    ]
+
+
+def _graph(name: str, model: Any, subgraph: int, codes: list[Any], size: int) -> Graph:
+    graph = model.Subgraphs(subgraph)
+    values = [
+        _value(model, graph.Tensors(index), index)
+        for index in range(_count(graph.TensorsLength(), size))
+    ]
     operators = (graph.Operators(i) for i in range(_count(graph.OperatorsLength(), size)))
-    nodes = [_node(model, op, index, codes, values, size) for index, op in enumerate(operators)]
+    reader = _Constants(model, graph)
+    nodes = [_node(reader, op, index, codes, values, size) for index, op in enumerate(operators)]
     inputs = [values[i] for i in _indices(graph.Inputs, graph.InputsLength(), size)]
     outputs = [values[i] for i in _indices(graph.Outputs, graph.OutputsLength(), size)]
     return build(name, "tflite", nodes, inputs, outputs)
@@ -152,7 +171,12 @@ def _code(code: Any) -> tuple[str, bool]:
 
 
 def _node(
-    model: Any, operator: Any, index: int, codes: list[Any], values: list[Value], size: int
+    constants: "_Constants",
+    operator: Any,
+    index: int,
+    codes: list[Any],
+    values: list[Value],
+    size: int,
 ) -> Node:
     name, custom = codes[operator.OpcodeIndex()]
     places = [operator.Inputs(i) for i in range(_count(operator.InputsLength(), size))]
@@ -161,18 +185,20 @@ def _node(
     op = f"tflite.{name}" if custom else TFLITE.get(name, name)
     if op == "embedding":  # takes the ids first
         inputs.reverse()
-    attributes = {} if custom else _attributes(model, op, operator, inputs)
+    attributes = {} if custom else _attributes(constants, op, operator, inputs)
     tensors = without_arguments(op, inputs)
     return Node(f"{name}_{index}", op, name, tensors, tuple(outputs), attributes, custom)
 
 
-def _attributes(model: Any, op: str, operator: Any, inputs: list[Value | None]) -> dict[str, Any]:
+def _attributes(
+    constants: "_Constants", op: str, operator: Any, inputs: list[Value | None]
+) -> dict[str, Any]:
     if op in ("softmax", "log_softmax"):
         return {"dim": -1}  # TFLite has no other
     if op in ("mean", "sum", "amax"):
-        return {"dim": _integers(model, inputs, 1), "keepdim": _flag(operator, "ReducerOptions")}
+        return {"dim": constants.integers(inputs, 1), "keepdim": _flag(operator, "ReducerOptions")}
     if op == "unsqueeze":
-        return {"dim": _integers(model, inputs, 1)}
+        return {"dim": constants.integers(inputs, 1)}
     if op == "matmul":
         return {"transposed_left": _flag(operator, "BatchMatMulOptions")}
     if op == "gelu":
@@ -197,12 +223,19 @@ def _flag(operator: Any, kind: str) -> bool:
     return bool(getattr(options, names[kind])())
 
 
-def _integers(model: Any, inputs: list[Value | None], place: int) -> list[int] | None:
-    """A small constant of 32-bit integers; None where it is computed."""
-    value = inputs[place] if place < len(inputs) else None
-    if value is None or not value.constant or value.dtype != "int32" or (value.size or 0) > 64:
-        return None
-    index = int(value.name.split(":")[0])
-    buffer = model.Buffers(model.Subgraphs(0).Tensors(index).Buffer())
-    data = bytes(buffer.Data(i) for i in range(min(buffer.DataLength(), 4 * (value.size or 0))))
-    return list(struct.unpack(f"<{len(data) // 4}i", data[: len(data) // 4 * 4]))
+class _Constants:
+    """What small constants of a subgraph hold."""
+
+    def __init__(self, model: Any, graph: Any) -> None:
+        self._model, self._graph = model, graph
+
+    def integers(self, inputs: list[Value | None], place: int) -> list[int] | None:
+        """Of a small constant of 32-bit integers; None where it is computed."""
+        value = inputs[place] if place < len(inputs) else None
+        if value is None or not value.constant or value.dtype != "int32" or (value.size or 0) > 64:
+            return None
+        index = int(value.name.split(":")[0])
+        buffer = self._model.Buffers(self._graph.Tensors(index).Buffer())
+        size = min(buffer.DataLength(), 4 * (value.size or 0)) // 4 * 4
+        data = bytes(buffer.Data(i) for i in range(size))
+        return list(struct.unpack(f"<{size // 4}i", data))
