@@ -15,6 +15,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
+from whisperport.errors import ProgramError
 from whisperport.inspection.check import check
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.onnx_shapes import with_shapes
@@ -255,3 +256,59 @@ def test_a_tensor_of_any_size_is_not_made_because_a_file_asks_for_it(bomb: list[
 
     with contextlib.suppress(onnx.shape_inference.InferenceError):
         assert [node.op_type for node in with_shapes(model).graph.node] == [bomb[0].op_type]
+
+
+def doubling(levels: int) -> list[Any]:
+    """Functions that call the one before twice each."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("my", 1)]
+    calls = [[helper.make_node("Neg", ["a"], ["b"])]]
+    for level in range(levels):
+        last = {"op_type": f"F{level}", "domain": "my"}
+        twice = [helper.make_node(inputs=[i], outputs=[o], **last) for i, o in ("at", "tb")]
+        calls.append(twice)
+    return [
+        helper.make_function("my", f"F{level}", ["a"], ["b"], nodes, opsets)
+        for level, nodes in enumerate(calls)
+    ]
+
+
+def test_functions_that_unfold_without_end_are_not_unfolded(tmp_path: Path) -> None:
+    nodes = [helper.make_node("F40", ["x"], ["y"], domain="my")]
+    path = written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=doubling(40))
+
+    with pytest.raises(ProgramError) as refused:
+        read_onnx(path)
+
+    assert f"unfold to {2**40} nodes" in refused.value.why
+
+
+def test_functions_that_unfold_to_a_few_are(tmp_path: Path) -> None:
+    nodes = [helper.make_node("F3", ["x"], ["y"], domain="my")]
+    path = written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=doubling(3))
+
+    assert kinds(read_onnx(path)) == ["neg"] * 8
+
+
+def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mystery", ["x"], ["h"], "same", domain="vendor"),
+        helper.make_node("Mystery", ["h"], ["y"], "same", domain="vendor"),
+    ]
+
+    checked = check(read_onnx(written(tmp_path / "n.onnx", nodes, [out("y")])), ORT)
+
+    assert checked.refused_nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("reads", "returns", "missing"), [("x", "nowhere", "nowhere"), ("gone", "y", "gone")]
+)
+def test_what_nothing_makes_is_named(
+    tmp_path: Path, reads: str, returns: str, missing: str
+) -> None:
+    nodes = [helper.make_node("Neg", [reads], ["y"])]
+
+    with pytest.raises(ProgramError) as refused:
+        read_onnx(written(tmp_path / "m.onnx", nodes, [out(returns, [2, 3])]))
+
+    assert missing in refused.value.why

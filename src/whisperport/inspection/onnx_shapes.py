@@ -6,7 +6,7 @@ in one pass over the nodes, what is computed from known shapes is computed, and 
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
@@ -18,6 +18,7 @@ from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 OWN_DOMAINS = frozenset({"", "ai.onnx"})
+MOST_NODES = 200_000  # Whisper large's decoder has 5,000
 SMALL = 256  # elements of a tensor that is taken for arithmetic on shapes
 
 FOLDED = frozenset(
@@ -46,11 +47,38 @@ def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         Whatever onnx raises from C++ on a model that is not valid.
     """
     if model.functions:
+        _check_unfolds(model)
         model = inline_local_functions(model)
     _store_constants(model.graph)
     model = shape_inference.infer_shapes(model, data_prop=True)
     _Pass(model).run()
     return model
+
+
+def _check_unfolds(model: onnx.ModelProto) -> None:
+    """Functions that call functions twice each may stand for more nodes than there is memory."""
+    sizes: dict[tuple[str, str], int] = {}
+    for function in _callees_first(model):
+        sizes[function.domain, function.name] = _unfolded(function.node, sizes)
+    if (count := _unfolded(model.graph.node, sizes)) > MOST_NODES:
+        raise ValueError(f"its local functions unfold to {count} nodes; {MOST_NODES} are the most")
+
+
+def _unfolded(nodes: Iterable[onnx.NodeProto], sizes: dict[tuple[str, str], int]) -> int:
+    return sum(sizes.get((node.domain, node.op_type), 1) for node in nodes)
+
+
+def _callees_first(model: onnx.ModelProto) -> Iterator[onnx.FunctionProto]:
+    waiting = {(function.domain, function.name): function for function in model.functions}
+    while waiting:
+        ready = [
+            key
+            for key, function in waiting.items()
+            if not any((node.domain, node.op_type) in waiting for node in function.node)
+        ]
+        if not ready:
+            return  # they call each other in a circle, which onnx refuses
+        yield from (waiting.pop(key) for key in ready)
 
 
 def _store_constants(graph: onnx.GraphProto) -> None:

@@ -114,11 +114,23 @@ def _graph(name: str, model: "onnx.ModelProto") -> Graph:
     for key, tensor in stored.items():
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             small[key] = tensor
+    _check_made(model, stored)
     nodes = list(_nodes(model, values, small))
     opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), None)
     inputs = [values[info.name] for info in model.graph.input if info.name not in stored]
     outputs = [values[info.name] for info in model.graph.output]
     return build(name, "onnx", nodes, inputs, outputs, opset)
+
+
+def _check_made(model: "onnx.ModelProto", stored: Mapping[str, Any]) -> None:
+    """Everything that is read or returned comes from somewhere."""
+    made = {value.name for value in model.graph.input} | set(stored) | {""}
+    made |= {sparse.values.name for sparse in model.graph.sparse_initializer}
+    made.update(name for node in model.graph.node for name in node.output)
+    read = [name for node in model.graph.node for name in node.input]
+    for name in (*read, *(value.name for value in model.graph.output)):
+        if name not in made:
+            raise ValueError(f"nothing makes `{name}`")
 
 
 def _nodes(
@@ -129,6 +141,7 @@ def _nodes(
     from whisperport.inspection.onnx_shapes import inner_nodes, read_outside
 
     opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), 0)
+    names: set[str] = set()
     for index, node in enumerate(model.graph.node):
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.type}
         inputs = [values.get(n, Value(n)) if n else None for n in node.input]
@@ -139,6 +152,8 @@ def _nodes(
         if op == "gather" and _is_embedding(inputs, arguments):
             op = "embedding"
         name = node.name or f"{node.op_type}_{index}"
+        name = f"{name}_{index}" if name in names else name  # ONNX does not ask that names differ
+        names.add(name)
         for place, inner in enumerate(inner_nodes(node)):
             if inner.domain not in OWN_DOMAINS:
                 written = f"{inner.domain}.{inner.op_type}"
