@@ -15,6 +15,7 @@ from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.text.normalize import normalize
 from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.transcription.session import CutTextWarning
 from whisperport.verification.clips import Clip
 
 from .conftest import Listened, Spoken, in_a_row, listen, silence
@@ -178,8 +179,13 @@ def test_what_is_no_sound_is_refused_and_what_came_before_is_kept(
                 word_timestamps=True, hallucination_silence_threshold=1.0
             )
         },
+        {"transcribe": TranscribeOptions(prefix="Turn")},
+        {"transcribe": TranscribeOptions(decode=DecodeOptions(prefix=(5,)))},
     ],
-    ids=["no step", "a long pause", "clips", "hallucination threshold"],
+    ids=[
+        *("no step", "a long pause", "clips", "hallucination threshold"),
+        *("prefix", "prefix in tokens"),
+    ],
 )
 def test_options_that_cannot_be_live_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
@@ -191,6 +197,39 @@ def test_a_language_that_the_checkpoint_lacks_is_refused(embedded: Transcriber) 
 
     with pytest.raises(UsageError, match="xx"):
         listen(embedded, silence(1.0), 0.5, LiveOptions(transcribe=options))
+
+
+def test_a_language_may_be_named(embedded: Transcriber, spoken: dict[str, Spoken]) -> None:
+    options = TranscribeOptions(decode=DecodeOptions(language="English"))
+
+    listened = listen(embedded, spoken["07"].samples, 2.0, LiveOptions(transcribe=options))
+
+    assert listened.live.transcript().text == "Turn right at the station, then go right."
+    assert listened.live.transcript().language == "en"
+
+
+def test_a_prompt_that_is_too_long_is_cut_with_a_warning(embedded: Transcriber) -> None:
+    options = TranscribeOptions(
+        initial_prompt="turn the lights on and " * 80, carry_initial_prompt=True
+    )
+
+    with pytest.warns(CutTextWarning, match="the initial prompt has 400 tokens, and the last 223"):
+        live = LiveTranscriber(embedded, LiveOptions(transcribe=options))
+
+    live._said = [1, 2, 3]
+    assert live._prompt() == tuple(live._initial)
+
+
+@pytest.mark.parametrize(("appended", "last"), [(",", [" right", "."]), (".", [" right."])])
+def test_punctuation_is_joined_as_asked(
+    embedded: Transcriber, spoken: dict[str, Spoken], appended: str, last: list[str]
+) -> None:
+    options = TranscribeOptions(append_punctuations=appended)
+
+    listened = listen(embedded, spoken["07"].samples, 2.0, LiveOptions(transcribe=options))
+
+    said = [word.word for word, _ in listened.committed]
+    assert said[-len(last) :] == last
 
 
 @pytest.fixture(scope="module")

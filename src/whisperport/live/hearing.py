@@ -107,4 +107,11 @@ def _with_words(
         )
         for piece in pieces
     ]
-    return add_words(segments, timings, end_of_text=end, last_speech=last_speech)
+    return add_words(
+        segments,
+        timings,
+        end_of_text=end,
+        last_speech=last_speech,
+        prepended=options.prepend_punctuations,
+        appended=options.append_punctuations,
+    )

@@ -28,3 +28,9 @@ class LiveOptions:
                 "clips, `vad` and `hallucination_silence_threshold` need the whole recording",
                 hint="leave them out, or transcribe the recording once it is complete",
             )
+        if self.transcribe.prefix or self.transcribe.decode.prefix:
+            raise UsageError(
+                "`prefix` is not for a live transcription",
+                why="the same sound is heard again and again, from wherever it is not yet certain",
+                hint="give an `initial_prompt`",
+            )

@@ -21,8 +21,10 @@ from whisperport.live.buffer import Buffer, Floats
 from whisperport.live.hearing import Hypothesis, hear
 from whisperport.live.options import LiveOptions
 from whisperport.runtime.agreement import Agreement, Heard
-from whisperport.text import Segment, Word
+from whisperport.runtime.decode import prompt_room
+from whisperport.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
+from whisperport.transcription.session import warn_if_cut
 
 LEAD_S = 1.5  # kept of sound without words: one may have begun in it
 
@@ -43,6 +45,12 @@ class LiveTranscriber:
 
     No sound is dropped. Much sound at once takes no more passes than it fills windows, so one who
     fell behind catches up as fast as a recording is transcribed.
+
+    Warns:
+        CutTextWarning: the initial prompt is longer than the decoder takes.
+
+    Raises:
+        UsageError: there is no such language.
     """
 
     def __init__(self, transcriber: Transcriber, options: LiveOptions | None = None) -> None:
@@ -53,7 +61,9 @@ class LiveTranscriber:
         self._buffer = Buffer(engine.dims.n_mels, engine.dims.n_frames, engine.sound_frames)
         self._waiting = 0  # samples since the last pass
         self._agreement = Agreement()
-        self._language = self._live.transcribe.decode.language
+        self._initial = self._initial_prompt()
+        asked = self._live.transcribe.decode.language
+        self._language = asked and language_code(asked, engine.generation.languages)
         self._said: list[int] = []  # tokens of the words that were cut away
         self._segments: list[Segment] = []
         self._open: list[Word] = []  # certain words of the segment that has not ended
@@ -141,15 +151,19 @@ class LiveTranscriber:
         return limit is not None and heard.ratio > limit
 
     def _prompt(self) -> tuple[int, ...]:
-        options, tokenizer = self._live.transcribe, self._transcriber.tokenizer
-        text = options.initial_prompt.strip()
-        initial = tokenizer.encode(f" {text}") if text else []
-        conditioned = options.conditions(self._transcriber.engine.window)
-        recent = self._said if conditioned else []
+        options, engine = self._live.transcribe, self._transcriber.engine
+        recent = self._said if options.conditions(engine.window) else []
         if options.carry_initial_prompt:
-            room = self._transcriber.engine.dims.n_text_ctx // 2 - 1 - len(initial)
-            recent = recent[-room:]
-        return (*initial, *recent)
+            room = prompt_room(engine.dims) - len(self._initial)
+            recent = recent[max(len(recent) - room, 0) :]
+        return (*self._initial, *recent)
+
+    def _initial_prompt(self) -> list[int]:
+        text, tokenizer = self._live.transcribe.initial_prompt.strip(), self._transcriber.tokenizer
+        tokens = tokenizer.encode(f" {text}") if text else []
+        room = prompt_room(self._transcriber.engine.dims)
+        warn_if_cut(tokenizer, "the initial prompt", tokens, room)
+        return tokens
 
     def _commit(
         self, heard: Hypothesis, words: Sequence[Heard], *, final: bool = False

@@ -1,6 +1,7 @@
 """The languages Whisper was trained on, in the order of their token ids."""
 
 import difflib
+from collections.abc import Container
 
 from whisperport.errors import UsageError
 
@@ -129,11 +130,15 @@ ALIASES = {
 }
 
 
-def language_code(name: str) -> str:
+def language_code(name: str, known: Container[str] = ()) -> str:
     """The code for a code, a name or an alias, in any case: "en", "English" and "ENGLISH" are "en".
+
+    What is `known` is its own code: a checkpoint may have others than OpenAI's.
 
     Raises UsageError, with the closest names, when there is no such language.
     """
+    if name in known:
+        return name
     wanted = name.strip().lower()
     by_name = {language: code for code, language in LANGUAGES.items()} | ALIASES
     if wanted in LANGUAGES:

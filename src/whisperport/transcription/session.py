@@ -228,7 +228,8 @@ class Session:
 
     def _initial_prompt(self) -> list[int]:
         tokens = self._encoded(self.options.initial_prompt)
-        self._warn_if_cut("the initial prompt", tokens, prompt_room(self.engine.dims))
+        room = prompt_room(self.engine.dims)
+        warn_if_cut(self.tokenizer, "the initial prompt", tokens, room)
         return tokens
 
     def _decode_options(self) -> DecodeOptions:
@@ -237,24 +238,12 @@ class Session:
         if self.options.prefix:
             options = replace(options, prefix=tuple(self._encoded(self.options.prefix)))
         room = prefix_room(self.engine.dims, options) or len(options.prefix)
-        self._warn_if_cut("the prefix", options.prefix, room)
+        warn_if_cut(self.tokenizer, "the prefix", options.prefix, room)
         return options
 
     def _encoded(self, text: str) -> list[int]:
         """Tokens of a text in the middle of speech; none of an empty one."""
         return self.tokenizer.encode(f" {text.strip()}") if text.strip() else []
-
-    def _warn_if_cut(self, name: str, tokens: Sequence[int], room: int) -> None:
-        if len(tokens) <= room:
-            return
-        lost = self.tokenizer.decode(tokens[:-room]).strip()
-        shown = lost if len(lost) <= SHOWN else f"{lost[:SHOWN]}…"
-        warnings.warn(
-            f"{name} has {len(tokens)} tokens, and the last {room} are used; "
-            f"cut from its beginning: {shown}",
-            CutTextWarning,
-            stacklevel=2,
-        )
 
     def _prompt(self) -> tuple[int, ...]:
         if not self.options.carry_initial_prompt:
@@ -264,11 +253,25 @@ class Session:
         return (*self.initial, *recent[-room:])
 
 
+def warn_if_cut(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: int) -> None:
+    """Say what is lost where a text has more than `room` tokens."""
+    if len(tokens) <= room:
+        return
+    lost = tokenizer.decode(tokens[:-room]).strip()
+    shown = lost if len(lost) <= SHOWN else f"{lost[:SHOWN]}…"
+    warnings.warn(
+        f"{name} has {len(tokens)} tokens, and the last {room} are used; "
+        f"cut from its beginning: {shown}",
+        CutTextWarning,
+        stacklevel=2,
+    )
+
+
 def spoken_language(engine: Engine, asked: str | None, mel: Mel, start: int) -> str:
     """As asked for, by code or by name; or detected in one window, with whatever follows in it."""
     known = engine.generation.languages
     if asked is not None:
-        return asked if asked in known else language_code(asked)
+        return language_code(asked, known)
     if not known:
         return "en"
     window, _ = mel.window(start)

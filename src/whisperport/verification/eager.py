@@ -51,8 +51,7 @@ def run_eager(
 
 
 def _prompt(generation: Generation, clip: Clip) -> list[int]:
-    known = clip.language in generation.languages
-    language = clip.language if known else language_code(clip.language)
+    language = language_code(clip.language, generation.languages)
     return start_tokens(generation, language, "transcribe")
 
 
