@@ -48,7 +48,7 @@ def test_a_strangers_decoder_keeps_no_compute_outside(fixed: Fixed) -> None:
 def test_every_rewrite_that_changed_something_was_proved_on_every_sample(fixed: Fixed) -> None:
     changed = [step for step in fixed.steps if step.outcome.changed]
 
-    assert len(changed) == 6
+    assert len(changed) == 7
     for step in changed:
         assert [proof.sample for proof in step.proofs] == list(fixed.samples)
         assert step.kept

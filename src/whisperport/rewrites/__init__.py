@@ -11,6 +11,7 @@ from whisperport.rewrites import layer_norm_by_linear as _layer_norm_by_linear
 from whisperport.rewrites import linear_by_conv1x1 as _linear_by_conv1x1
 from whisperport.rewrites import matmul_by_bmm as _matmul_by_bmm
 from whisperport.rewrites import matmul_by_linear as _matmul_by_linear
+from whisperport.rewrites import merge_permutes as _merge_permutes
 from whisperport.rewrites import reshape_decoder_embedding as _reshape_decoder_embedding
 from whisperport.rewrites import split_vocab_projection as _split_vocab_projection
 from whisperport.rewrites.base import REWRITES, Outcome, Rewrite, find_rewrite, run_rewrites
@@ -29,5 +30,6 @@ assert _layer_norm_by_linear
 assert _linear_by_conv1x1
 assert _matmul_by_bmm
 assert _matmul_by_linear
+assert _merge_permutes
 assert _reshape_decoder_embedding
 assert _split_vocab_projection

@@ -206,6 +206,7 @@ class Xnnpack(Target):
             "matmul-by-linear",
             "attention-by-softmax",
             "matmul-by-bmm",
+            "merge-permutes",
             "layer-norm-by-linear",
         ),
         extra="xnnpack",

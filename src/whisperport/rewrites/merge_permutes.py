@@ -1,0 +1,74 @@
+"""Write two permutes in a row as one.
+
+    before   k(1,T,H,D) ── permute(0,2,1,3) ─ contiguous ─ (1,H,T,D) ── transpose(2,3) ─► kᵀ(1,H,D,T)
+    after    k(1,T,H,D) ── permute(0,2,3,1) ────────────────────────────────────────────► kᵀ(1,H,D,T)
+
+Why: in torch a permute is a view and costs nothing; on an accelerator each is a copy. Strangers' attention
+splits keys by heads, and transposes them afterwards. Measured on ExecuTorch 1.5.1: of the 40 copies in
+Whisper tiny's mended decoder 8 go, of the 25 in its encoder 4.
+Exact: the same numbers in the same places.
+"""
+
+from torch.fx import GraphModule, Node
+
+from whisperport.rewrites.base import rewrite
+from whisperport.rewrites.graph import arguments, aten, calls, replace, shape
+from whisperport.spec import Refusal
+
+PERMUTES = (aten.permute.default, aten.transpose.int)
+
+
+@rewrite("merge-permutes", exact=True)
+def merge_permutes(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+    """Merge each permute into the one it reads; decline where others read that one as well."""
+    changed: list[str] = []
+    refused: list[Refusal] = []
+    for node in calls(module, *PERMUTES):
+        path = _path(node)
+        if path[-1].target not in PERMUTES or not shape(node):
+            continue  # a number without axes has nothing to merge
+        if shared := [read for read in path if len(read.users) > 1]:
+            reason = f"`{shared[0].name}` is read elsewhere too, so it is copied in any case"
+            refused.append(Refusal(node.name, reason))
+            continue
+        _merge(module, path[-1], node)
+        changed.append(node.name)
+    if changed:
+        _let_views_copy(module)
+    return changed, refused
+
+
+def _path(node: Node) -> list[Node]:
+    """What `node` reads: through changes of layout, down to what changes more."""
+    path = node.all_input_nodes[:1]
+    while path[-1].target is aten.contiguous.default:
+        path += path[-1].all_input_nodes[:1]
+    return path
+
+
+def _merge(module: GraphModule, first: Node, second: Node) -> None:
+    (source,) = first.all_input_nodes
+    inner = _order(first)
+    order = [inner[axis] for axis in _order(second)]
+    if order == sorted(order):
+        replace(second, source)
+        return
+    with module.graph.inserting_before(second):
+        merged = module.graph.call_function(aten.permute.default, (source, order))
+    replace(second, merged)
+
+
+def _order(node: Node) -> list[int]:
+    """For each axis of the result the axis of the input that it is."""
+    given, axes = arguments(node), list(range(len(shape(node))))
+    if node.target is aten.permute.default:
+        return [axes[axis] for axis in given["dims"]]
+    one, other = given["dim0"], given["dim1"]
+    axes[one], axes[other] = axes[other], axes[one]
+    return axes
+
+
+def _let_views_copy(module: GraphModule) -> None:
+    """A view may need the layout that a `contiguous` made; a reshape takes any."""
+    for view in calls(module, aten.view.default):
+        view.target = aten.reshape.default
