@@ -128,6 +128,31 @@ def test_a_limit_may_be_asked_of_any_target(tmp_path: Path) -> None:
         lower(program, "xnnpack", tmp_path / "four.pte", options)
 
 
+class Constant(nn.Module):
+    def forward(self) -> Tensor:
+        return torch.arange(3).float()
+
+
+def test_a_program_that_computes_nothing_is_a_file_of_no_nodes(out: Path) -> None:
+    lowered = lower(trace("constant", Constant(), ()), "onnxruntime", out)
+
+    assert lowered.equal
+    assert lowered.facts["nodes"] == 0
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(x - 100.0)
+
+
+def test_a_program_that_torch_has_no_numbers_for_is_not_compared(out: Path) -> None:
+    with pytest.raises(VerificationError) as refused:
+        lower(trace("logarithm", Logarithm(), (torch.zeros(3),)), "onnxruntime", out)
+
+    assert "torch itself gives NaN" in refused.value.why
+    assert untouched(out)
+
+
 class WritesInput(nn.Module):
     def forward(self, x: Tensor, cache: Tensor) -> Tensor:
         cache[0].mul_(2)
