@@ -176,6 +176,15 @@ def test_a_child_does_not_outlive_its_parent(tmp_path, how):
     assert not list(tmp_path.glob("whisperport-*.log"))
 
 
+def test_a_child_that_cannot_be_started_leaves_no_log(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    with pytest.raises(FileNotFoundError):
+        run_watched(jobs.floods, 1, out=tmp_path / "bundle")
+
+
 SLOW = """
 import multiprocessing, pathlib, sys, time
 

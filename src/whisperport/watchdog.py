@@ -94,8 +94,12 @@ class _Watch:
         os.close(descriptor)
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_child, args=(theirs, log_path, job, arguments))
-        with _ignored_interrupts():
-            process.start()
+        try:
+            with _ignored_interrupts():
+                process.start()
+        except BaseException:
+            os.unlink(log_path)
+            raise
         theirs.close()
         return cls(process, ours, Path(log_path), out)
 
