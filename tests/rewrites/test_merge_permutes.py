@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whisperport.programs.program import Program
 from whisperport.rewrites import run_rewrites
 from whisperport.rewrites.merge_permutes import PERMUTES
+from whisperport.targets import get_target
 
 from .rewriting import operators, reasons, rewritten
 
@@ -103,3 +104,13 @@ def test_keys_are_turned_once(programs: dict[str, Program], of: str, merged: int
     _, (*_, outcome) = run_rewrites(programs[of], [*before, "merge-permutes"])
 
     assert len(outcome.changed) == merged
+
+
+def test_attention_transposes_keys_so_it_is_written_out_first(programs: dict[str, Program]) -> None:
+    program = programs["openai-whisper's encoder"]
+
+    _, (early,) = run_rewrites(program, ["merge-permutes"])
+    order = get_target("xnnpack").spec.rewrites
+
+    assert early.changed == ()
+    assert order.index("attention-by-softmax") < order.index("merge-permutes")
