@@ -124,3 +124,20 @@ def test_explain_lists_the_rules_and_refuses_what_is_none(run):
     assert all(code in listed.out for code in RULES)
     assert unknown.code == 1
     assert "no rule is called `WP999`" in unknown.err
+
+
+def test_a_program_that_nothing_is_refused_of_may_be_lowered(run, tmp_path):
+    # given
+    path = saved(tmp_path / "plain.pt2", nn.Linear(16, 4))
+
+    # when
+    xnnpack, ort, unknown = (
+        run("check", path, "--target", name) for name in ("xnnpack", "onnxruntime", "x")
+    )
+
+    # then
+    assert f"next: whisperport lower {path} --target xnnpack --out {path.with_suffix('.pte')}" in (
+        xnnpack.err
+    )
+    assert f"--out {path.with_suffix('.onnx')}" in ort.err
+    assert unknown.code == 1

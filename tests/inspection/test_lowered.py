@@ -85,7 +85,7 @@ def test_a_file_that_is_not_there_and_a_folder_that_is_no_bundle_are_refused(
 
 
 def test_a_program_is_chosen_only_where_there_are_several(cumsum_tflite: Path) -> None:
-    with pytest.raises(ProgramError, match="holds one program"):
+    with pytest.raises(ProgramError, match="one program is run"):
         inspect_lowered(cumsum_tflite, ProfileOptions(programs=("main",)), nothing)
 
 

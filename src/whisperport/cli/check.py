@@ -12,6 +12,7 @@ from whisperport.cli.console import (
     print_next,
     print_table,
     print_warning,
+    shell_word,
     shortened,
     stages,
 )
@@ -21,6 +22,8 @@ from whisperport.targets import TARGETS, get_target
 
 if TYPE_CHECKING:  # boards have no onnx
     from whisperport.inspection.check import Checked, Kind
+
+LOWERED = {"onnxruntime": ".onnx", "xnnpack": ".pte"}  # what `lower` writes for them
 
 
 @click.command(short_help="Say what a target would refuse of a program, and why.")
@@ -90,7 +93,7 @@ def check(
             _print_checked(one, spec.name, every_node)
     _warn_of_uncounted(checked)
     refused = [kind for one in checked for kind in one.refused]
-    print_next(_next_command(program, spec.name, refused))
+    print_next(_next_command(program, spec.name, checked, refused))
     if refused:
         sys.exit(1)
 
@@ -158,7 +161,12 @@ def _warn_of_uncounted(checked: "Sequence[Checked]") -> None:
         )
 
 
-def _next_command(program: Path, target: str, refused: "Sequence[Kind]") -> str:
+def _next_command(
+    program: Path, target: str, checked: "Sequence[Checked]", refused: "Sequence[Kind]"
+) -> str:
     if refused:
         return f"whisperport explain {refused[0].rule}"
+    if target in LOWERED and len(checked) == 1 and checked[0].graph.format == "torch":
+        out = shell_word(program.with_suffix(LOWERED[target]))
+        return f"whisperport lower {shell_word(program)} --target {target} --out {out}"
     return f"whisperport export CHECKPOINT --target {target} --out build/{target}"

@@ -46,7 +46,11 @@ def inspect_lowered(
     if head[4:6] == EXECUTORCH and head[6:8].isdigit():
         return Inspected(tuple(profile_pte(path, options, reasons)), ())
     if options.programs:
-        raise ProgramError(f"{path.name} holds one program", hint="leave out --program")
+        raise ProgramError(
+            f"of {path.name} one program is run",
+            why="only a bundle and a .pte have several to choose from",
+            hint="leave out --program",
+        )
     return Inspected((_one(path, head, options),), ())
 
 
