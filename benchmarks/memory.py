@@ -1,0 +1,216 @@
+"""Memory and loading time of the ONNX programs, weights shared between sessions or in each of its own.
+
+    python benchmarks/memory.py [--sizes tiny base small] [--work build/memory] [--rounds 5]
+
+Bundles of Whisper's sizes with random weights in float16, as checkpoints are published, are exported to
+`--work` unless they are there. *Apart*: every program is loaded by itself, so that its session has its own
+weights, packed. *Shared*: as bundles are loaded. Memory is what a fresh process has resident, less what it
+had before loading; a window is one of 30 s with a prompt of 200 tokens, 30 steps, and word times.
+Times of programs are CPU time on one thread, apart and shared in turn, so that other work on the
+machine falls on both alike. Writes `results/memory_DATE.json` and prints tables.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whisperport.bundle import Bundle
+from whisperport.runner import Runner
+from whisperport.runtime import Engine
+from whisperport.targets import RunOptions, get_target
+from whisperport.verification import machine, versions
+
+RESULTS = Path(__file__).parent / "results"
+SIZES = {  # width, heads, layers
+    "tiny": (384, 6, 4),
+    "base": (512, 8, 6),
+    "small": (768, 12, 12),
+    "medium": (1024, 16, 24),
+    "large-v2": (1280, 20, 32),
+}
+RUNS = {"step": 10, "prefill_4": 5, "prefill_64": 3, "align": 3}  # a round; others: 1
+ONE_THREAD = RunOptions(threads=1)
+WAYS = ("apart", "shared")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["tiny", "base", "small"])
+    parser.add_argument("--work", type=Path, default=Path("build/memory"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        print(json.dumps(one_process(chosen.work, chosen.child)))
+        return
+    rows = []
+    for size in chosen.sizes:
+        folder = exported(size, chosen.work)
+        memory = {way: in_a_process_of_its_own(folder, way) for way in WAYS}
+        rows.append({"size": size, "memory": memory, "programs": speeds(folder, chosen.rounds)})
+        show(rows[-1])
+        save(rows, chosen)
+
+
+def exported(size: str, work: Path) -> Path:
+    """A bundle of random weights: they compute nonsense, so it stays unverified."""
+    folder = work / size
+    if folder.exists():
+        return folder
+    import torch
+
+    from programs import TINY
+    from whisperport.checkpoint.checkpoint import Checkpoint, Source
+    from whisperport.exporting import ExportOptions, export
+    from whisperport.model.whisper import Whisper
+    from whisperport.text.vocabulary import openai_generation, openai_tokenizer
+    from whisperport.verification.clips import Clip
+
+    width, heads, layers = SIZES[size]
+    sizes: dict[str, int] = {}
+    for side in ("audio", "text"):
+        sizes |= {f"n_{side}_state": width, f"n_{side}_head": heads}
+        sizes |= {f"n_{side}_layer": layers, f"n_{side}_ffn": 4 * width}
+    torch.manual_seed(0)
+    model = Whisper(replace(TINY, **sizes)).eval().requires_grad_(False)
+    for table in (model.encoder.positional_embedding, model.decoder.positional_embedding):
+        torch.nn.init.normal_(table, std=0.02)
+    generation = openai_generation(TINY.n_vocab)
+    checkpoint = Checkpoint(
+        dims=model.dims,
+        generation=replace(generation, alignment_heads=((layers - 1, 0), (layers - 1, 1))),
+        weights={name: weight.half().float() for name, weight in model.state_dict().items()},
+        tokenizer_json=openai_tokenizer(TINY.n_vocab).to_str().encode(),
+        source=Source(kind="openai", name=size, sha256={}),
+    )
+    hiss = 0.1 * np.random.default_rng(0).standard_normal(16_000)
+    options = ExportOptions(
+        clips=[Clip("hiss", "", hiss.astype(np.float32))], allow_unverified=True, run=ONE_THREAD
+    )
+    export(checkpoint, "onnxruntime", folder, options, say=print)
+    return folder
+
+
+def loaded(bundle: Bundle, way: str) -> dict[str, Runner]:
+    target, entries = get_target("onnxruntime"), bundle.manifest.programs
+    if way == "shared":
+        return target.load(bundle.folder, entries, ONE_THREAD)
+    runners: dict[str, Runner] = {}
+    for entry in entries:
+        runners |= target.load(bundle.folder, [entry], ONE_THREAD)
+    return runners
+
+
+def in_a_process_of_its_own(folder: Path, way: str) -> dict[str, float]:
+    """The mean of each figure over two processes."""
+    command = [sys.executable, __file__, "--work", str(folder), "--child", way]
+    outputs = [
+        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        for _ in range(2)
+    ]
+    return {name: statistics.mean(found[name] for found in outputs) for name in outputs[0]}
+
+
+def one_process(folder: Path, way: str) -> dict[str, float]:
+    """Seconds and MiB of loading a bundle, and MiB after a window."""
+    import google.protobuf.message  # noqa: F401  # what the runtime imports is not the bundle's
+    import onnxruntime  # noqa: F401
+
+    bundle = Bundle.open(folder, check_hashes=False)
+    before, cpu, wall = resident("VmRSS"), time.process_time(), time.perf_counter()
+    runners = loaded(bundle, way)
+    found = {"load_s": time.perf_counter() - wall, "load_cpu_s": time.process_time() - cpu}
+    found |= {"loaded_mib": resident("VmRSS") - before, "peak_mib": resident("VmHWM") - before}
+    manifest = bundle.manifest
+    tables = bundle.embedding(), bundle.positions()
+    engine = Engine(manifest.dims, manifest.generation, runners, *tables)
+    for _ in range(2):
+        one_window(engine)
+    return found | {"after_windows_mib": resident("VmRSS") - before}
+
+
+def one_window(engine: Engine) -> None:
+    shape = engine.dims.n_mels, engine.dims.n_frames
+    mel = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    engine.listen(engine.encode(mel))
+    engine.prefill(range(200))
+    for token in range(30):
+        engine.step(token)
+    engine.align(range(60))
+
+
+def resident(field: str) -> float:
+    """MiB, as Linux counts them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def speeds(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of a run, and the median of the rounds' ratios of shared to apart."""
+    bundle = Bundle.open(folder)
+    both = {way: loaded(bundle, way) for way in WAYS}
+    found = {}
+    for name in both["shared"]:
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        runs = {way: with_inputs(both[way][name]) for way in WAYS}
+        for number in range(rounds + 1):  # the first lays out memory
+            for way in WAYS if number % 2 else WAYS[::-1]:
+                started = time.process_time()
+                for _ in range(RUNS.get(name, 1)):
+                    runs[way]()
+                spent = time.process_time() - started
+                times[way].append(1e3 * spent / RUNS.get(name, 1))
+        kept = {way: values[1:] for way, values in times.items()}
+        ratios = [ours / own for own, ours in zip(kept["apart"], kept["shared"], strict=True)]
+        medians = {f"{way}_ms": statistics.median(values) for way, values in kept.items()}
+        found[name] = medians | {"ratio": statistics.median(ratios)}
+    return found
+
+
+def with_inputs(runner: Runner) -> Callable[[], Any]:
+    random = np.random.default_rng(0)
+    inputs = {
+        tensor.name: 0.1 * random.standard_normal(tensor.shape, np.float32)
+        for tensor in runner.spec.inputs
+    }
+    return lambda: runner.run(inputs)
+
+
+def show(row: dict[str, Any]) -> None:
+    print(f"\n{row['size']:12}{'load s':>8}{'CPU s':>8}{'MiB':>8}{'peak':>8}{'after windows':>15}")
+    for way, found in row["memory"].items():
+        seconds = f"{found['load_s']:8.2f}{found['load_cpu_s']:8.2f}"
+        sizes = f"{found['loaded_mib']:8.0f}{found['peak_mib']:8.0f}"
+        print(f"{way:12}{seconds}{sizes}{found['after_windows_mib']:15.0f}")
+    for name, found in row["programs"].items():
+        print(f"{name:12}{found['apart_ms']:8.1f}{found['shared_ms']:8.1f}{found['ratio']:8.2f}")
+
+
+def save(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> None:
+    today = datetime.date.today().isoformat()
+    result = {
+        "what": "ONNX programs with weights of their own (apart) and shared, one thread, CPU time",
+        "rows": rows,
+        "machine": machine(),
+        "versions": versions(("whisperport", "onnxruntime", "numpy")),
+        "measured_on": today,
+        "command": f"python benchmarks/memory.py --sizes {' '.join(chosen.sizes)} "
+        f"--rounds {chosen.rounds}",
+    }
+    (RESULTS / f"memory_{today}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

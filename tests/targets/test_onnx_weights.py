@@ -1,0 +1,300 @@
+"""The decoder's weights are in memory once, whichever of its programs run; hostile graphs are refused."""
+
+import contextlib
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from whisperport.bundle import Bundle, ProgramEntry
+from whisperport.errors import BundleError
+from whisperport.programs.program import trace
+from whisperport.runner import Runner
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.onnx_weights import OnnxWeights
+
+ORT = get_target("onnxruntime")
+ONE_THREAD = RunOptions(threads=1)
+DECODER = {"prefill_4", "prefill_64", "step", "align"}
+Large = tuple[Path, list[ProgramEntry]]
+WIDTH, LAYERS = 1024, 16  # weights of 64 MiB: large against all else in a process
+
+
+@pytest.fixture(scope="module")
+def bundle(exported: Callable[[str], Bundle]) -> Bundle:
+    return exported("onnxruntime")
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(scope="module", params=["float16", "float32"])
+def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Large:
+    """Four programs of 1, 4, 4 and 64 rows over the same weights, stored in this dtype."""
+    folder = tmp_path_factory.mktemp("large")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+    if request.param == "float16":
+        layers.half().float()
+    rows = {"a": 1, "b": 4, "c": 4, "d": 64}
+    programs = [
+        trace(name, Stack(layers), (torch.zeros(1, count, WIDTH),), ["y"])
+        for name, count in rows.items()
+    ]
+    return folder, ORT.lower(programs, folder, lambda _: None)
+
+
+def as_before(
+    folder: Path, entries: list[ProgramEntry], options: RunOptions = ONE_THREAD
+) -> dict[str, Runner]:
+    """Each program by itself, so that none shares anything."""
+    loaded: dict[str, Runner] = {}
+    for entry in entries:
+        loaded |= ORT.load(folder, [entry], options)
+    return loaded
+
+
+def noise(runner: Runner, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {
+        tensor.name: random.standard_normal(tensor.shape).astype(tensor.dtype)
+        for tensor in runner.spec.inputs
+    }
+
+
+# What is shared ----------------------------------------------------------------------------------
+
+
+def test_the_decoder_s_programs_share_and_the_encoder_keeps_its_own(bundle: Bundle) -> None:
+    paths = {e.spec.name: bundle.folder / e.files[0] for e in bundle.manifest.programs}
+
+    weights = OnnxWeights(list(paths.values()))
+
+    assert {name for name, path in paths.items() if path in weights} == DECODER
+
+
+def test_a_program_by_itself_shares_with_nobody(bundle: Bundle) -> None:
+    path = bundle.folder / bundle.manifest.program("step").files[0]
+
+    assert path not in OnnxWeights([path])
+
+
+def test_shared_programs_compute_what_they_compute_alone(
+    large: Large,
+) -> None:
+    folder, entries = large
+    alone = as_before(folder, entries)
+
+    for name, runner in ORT.load(folder, entries, ONE_THREAD).items():
+        inputs = noise(runner)
+        # Sums of 1024 products of about 1, in another order.
+        expected = alone[name].run(inputs)["y"]
+        np.testing.assert_allclose(runner.run(inputs)["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+import google.protobuf.message, onnxruntime
+from whisperport.bundle import ProgramEntry
+from whisperport.spec import ProgramSpec
+from whisperport.targets import RunOptions, get_target
+
+def resident(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+folder, *files = sys.argv[1:]
+entries = [
+    ProgramEntry(
+        spec=ProgramSpec(file, (), ()), target="", method="", files=(file,), status="", delegation={}
+    )
+    for file in files
+]
+target, before = get_target("onnxruntime"), resident("VmRSS")
+runners = target.load(Path(folder), entries, RunOptions(threads=1))
+loaded, peak = resident("VmRSS") - before, resident("VmHWM") - before
+runners.clear()
+print(loaded, peak, resident("VmRSS") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read as Linux has it")
+def test_four_programs_take_the_memory_of_one_and_give_it_back(large: Large) -> None:
+    folder, entries = large
+    weights = LAYERS * WIDTH * WIDTH * 4 / 2**20  # MiB in float32
+    files = [entry.files[0] for entry in entries]
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, folder, *files], capture_output=True, text=True, check=True
+    )
+
+    loaded, peak, closed = map(float, done.stdout.split())
+
+    assert loaded < 1.4 * weights  # 4.2 when each session has its own
+    assert peak < 1.7 * weights  # besides, one tensor in both precisions
+    assert closed < 0.4 * weights  # what ONNX Runtime itself took, and keeps
+
+
+def test_weights_outlive_what_they_were_loaded_with(large: Large) -> None:
+    folder, entries = large
+    runners = ORT.load(folder, entries, ONE_THREAD)
+    runner = runners["a"]
+    inputs = noise(runner)
+    expected = runner.run(inputs)["y"]
+
+    del runners
+    gc.collect()
+    _ = [np.full((WIDTH, WIDTH), np.nan, np.float32) for _ in range(2 * LAYERS)]
+
+    np.testing.assert_array_equal(runner.run(inputs)["y"], expected)
+
+
+# What is not -------------------------------------------------------------------------------------
+
+
+def test_an_older_onnxruntime_loads_in_its_own_way(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would copy the arrays for every session, and leave them unpacked for nothing."""
+    monkeypatch.setattr(onnxruntime, "__version__", "1.30.0")
+    monkeypatch.setattr(OnnxWeights, "give", lambda *_: pytest.fail("weights were given"))
+
+    runners = ORT.load(bundle.folder, bundle.manifest.programs, ONE_THREAD)
+
+    assert set(runners) > DECODER
+
+
+def changed(folder: Path, change: Callable[[onnx.ModelProto], None], bundle: Bundle) -> list[Path]:
+    """The bundle's `step` after `change`, and a `prefill` as it was, in `folder`."""
+    files = [bundle.folder / bundle.manifest.program(n).files[0] for n in ("step", "prefill_4")]
+    paths = [folder / file.name for file in files]
+    (folder / "weights.bin").symlink_to(files[0].parent / "weights.bin")
+    model = onnx.load(str(files[0]), load_external_data=False)
+    change(model)
+    paths[0].write_bytes(model.SerializeToString())
+    paths[1].symlink_to(files[1])
+    return paths
+
+
+def largest(model: onnx.ModelProto) -> onnx.TensorProto:
+    return max(model.graph.initializer, key=lambda tensor: np.prod(tensor.dims))
+
+
+def set_external(key: str, value: str) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        entry = next(e for e in largest(model).external_data if e.key == key)
+        entry.value = value
+
+    return change
+
+
+def use_half_itself(model: onnx.ModelProto) -> None:
+    """What is stored in float16 is widened, and used as it is as well."""
+    cast = onnx.helper.make_node("Cast", [largest(model).name], ["wide"], to=onnx.TensorProto.FLOAT)
+    model.graph.node.insert(0, cast)
+    largest(model).data_type = onnx.TensorProto.FLOAT16
+
+
+def compute_in_half(model: onnx.ModelProto) -> None:
+    largest(model).data_type = onnx.TensorProto.FLOAT16
+
+
+def store_integers(model: onnx.ModelProto) -> None:
+    largest(model).data_type = onnx.TensorProto.INT8
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        compute_in_half,
+        store_integers,
+        use_half_itself,
+        set_external("location", "../weights.bin"),
+        set_external("location", "/etc/passwd"),
+        set_external("offset", "-1"),
+        set_external("offset", "9" * 5000),
+        set_external("length", "many"),
+    ],
+    ids=["float16", "int8", "half twice", "above", "absolute", "before", "far", "no number"],
+)
+def test_what_is_not_plain_float32_is_left_to_the_session(
+    bundle: Bundle, tmp_path: Path, change: Callable[[onnx.ModelProto], None]
+) -> None:
+    paths = changed(tmp_path, change, bundle)
+
+    weights = OnnxWeights(paths)
+
+    assert not any(path in weights for path in paths)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_external("offset", "9" * 17),
+        set_external("length", "9" * 17),
+        set_external("length", "4"),
+    ],
+    ids=["beyond its end", "longer than the file", "shorter than the tensor"],
+)
+def test_weights_that_are_not_there_are_refused(
+    bundle: Bundle, tmp_path: Path, change: Callable[[onnx.ModelProto], None]
+) -> None:
+    paths = changed(tmp_path, change, bundle)
+    entries = [bundle.manifest.program(path.stem) for path in paths]
+    entries = [replace(e, files=(p.name,)) for e, p in zip(entries, paths, strict=True)]
+
+    with pytest.raises(BundleError, match="cannot load"):
+        ORT.load(tmp_path, entries, ONE_THREAD)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_damaged_graph_raises_nothing_but_what_the_runner_expects(
+    graphs: list[bytes], folder_of_graphs: Path, data: st.DataObject
+) -> None:
+    damaged = bytearray(graphs[0])
+    for _ in range(data.draw(st.integers(1, 8))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    end = data.draw(st.none() | st.integers(0, len(damaged)))
+    paths = [folder_of_graphs / "damaged.onnx", folder_of_graphs / "prefill_4.onnx"]
+    paths[0].write_bytes(damaged[:end])
+
+    weights = OnnxWeights(paths)
+    for path in paths:
+        if path in weights:
+            with contextlib.suppress(ValueError, OSError):
+                weights.give(path, onnxruntime.SessionOptions())
+
+
+@pytest.fixture(scope="module")
+def folder_of_graphs(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("graphs")
+    source = (bundle.folder / bundle.manifest.programs[0].files[0]).parent
+    for name in ("step.onnx", "prefill_4.onnx", "weights.bin"):
+        (folder / name).symlink_to(source / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def graphs(folder_of_graphs: Path) -> list[bytes]:
+    return [(folder_of_graphs / "step.onnx").read_bytes()]
