@@ -14,9 +14,10 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.options import as_json, no_preflight, stall_after, threads
-from whisperport.lowering import OPSETS, Lowered, LowerOptions
+from whisperport.lowering import Lowered, LowerOptions
 from whisperport.lowering import lower as run_lower
 from whisperport.targets import RunOptions
+from whisperport.targets.onnxruntime import OPSETS
 from whisperport.watchdog import run_watched
 
 
