@@ -37,7 +37,7 @@ def test_lower_says_what_was_written_and_how_near_it_is(run, pt2, tmp_path):
     assert re.search(r"^opset +14$", ran.out, re.MULTILINE)
     assert re.search(r"^largest difference +\d\.\de-\d\d \(.* is allowed\)$", ran.out, re.MULTILINE)
     assert ran.out.endswith(f"{out}: equal\n")
-    assert ran.lines[-1] == f"next: whisperport check {pt2} --target onnxruntime"
+    assert ran.lines[-1] == f"next: whisperport inspect {out}"
     assert json.loads(in_json.out)["opset"] == 20
 
 

@@ -91,7 +91,7 @@ def lower(
         _print(lowered)
     if not lowered.equal:
         print_warning("this file does not compute what the program does")
-    print_next(f"whisperport check {shell_word(program)} --target {target}")
+    print_next(f"whisperport inspect {shell_word(out)}")
 
 
 def _print(lowered: Lowered) -> None:
