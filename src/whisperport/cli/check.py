@@ -30,6 +30,7 @@ LOWERED = {"onnxruntime": ".onnx", "xnnpack": ".pte"}  # what `lower` writes for
 @click.argument("program", type=click.Path(path_type=Path))
 @click.option(
     "--target",
+    "-t",
     required=True,
     metavar="NAME",
     help=f"What it should run on: {', '.join(target.spec.name for target in TARGETS)}",
