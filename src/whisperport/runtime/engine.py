@@ -83,6 +83,7 @@ class Engine:
 
     def listen(self, features: Floats) -> None:
         """Take features (T, d) as the sound to be decoded, and forget every token."""
+        self._sound = {}  # not in memory twice: half a gigabyte of large-v3
         self._sound = self._cross_kv.run({"features": np.ascontiguousarray(features[None])})
         self.cache.clear()
 
