@@ -1,9 +1,11 @@
 """The command line, called as the shell calls it, and a small bundle to call it on."""
 
 import io
+import logging
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,16 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`main` takes over signals and what our modules log; tests of other folders have them back."""
+    monkeypatch.setattr(logging.getLogger("whisperport"), "handlers", [])
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -122,6 +122,6 @@ def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_no_text_are_refused
 
     # then
     assert (no_bundle.code, no_text.code, no_sound.code) == (1, 1, 1)
-    assert "manifest.json" in no_bundle.lines[0]
+    assert "is not a bundle" in no_bundle.lines[0]
     assert "cannot read the transcript" in no_text.lines[0]
     assert no_sound.lines[0].startswith("error: ")

@@ -148,18 +148,13 @@ def test_a_folder_that_was_deleted_under_its_user_is_said_to_be_gone(tmp_path):
 
 
 @pytest.fixture
-def handlers():
-    """Of the signals that `main` takes over, put back afterwards."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
+def default_signals():
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.usefixtures("handlers")
+@pytest.mark.usefixtures("default_signals")
 def test_being_stopped_by_another_program_is_as_ctrl_c(number, run, monkeypatch, tmp_path):
     # given: `timeout`, or a terminal that is closed, in the middle of a verb
     monkeypatch.setattr(Bundle, "open", lambda *_, **__: os.kill(os.getpid(), number))
@@ -172,7 +167,7 @@ def test_being_stopped_by_another_program_is_as_ctrl_c(number, run, monkeypatch,
     assert ran.err.strip() == "interrupted: nothing was left half-written"
 
 
-@pytest.mark.usefixtures("handlers")
+@pytest.mark.usefixtures("default_signals")
 def test_what_nohup_ignores_stays_ignored(run):
     # given
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
