@@ -36,16 +36,16 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
     micro: Whisper, eager_runners: Any, sound: Any
 ) -> None:
     runners, used = eager_runners(micro, (4, 7)), []
-    for rows in (4, 7):
-        run = runners[f"prefill_{rows}"]._run
-        runners[f"prefill_{rows}"]._run = lambda x, run=run, rows=rows: used.append(rows) or run(x)
+    for name, rows in (("step", 1), ("prefill_4", 4), ("prefill_7", 7)):
+        run = runners[name]._run
+        runners[name]._run = lambda x, run=run, rows=rows: used.append(rows) or run(x)
     engine = engine_of(micro, runners)
 
     for count in (1, 4, 5, 7, 8, 12):
         engine.listen(sound(0))
         engine.prefill([1] * count)
 
-    assert used == [4, 4, 7, 7, 7, 4, 7, 7]
+    assert used == [1, 4, 7, 7, 7, 1, 7, 7]
 
 
 @pytest.mark.parametrize(("tokens", "also"), [([], 0), ([1, 2], 2), ([1, 2], -1)])

@@ -113,7 +113,11 @@ class Engine:
             count = min(rows, len(tokens) - done)
             wanted = also - done if 0 <= also - done < count else 0
             piece = tokens[done : done + count]
-            last, picked = self._prefill_piece(runner, rows, piece, wanted, cache)
+            if len(piece) == 1:  # a step is half of the smallest prefill
+                last = self.step(piece[0], cache)
+                picked = last.copy()
+            else:
+                last, picked = self._prefill_piece(runner, rows, piece, wanted, cache)
             if 0 <= also - done < count:
                 second = picked
             done += count
