@@ -143,7 +143,7 @@ class _Reader:
             return ""
         name = stated.removeprefix("<|").removesuffix("|>")
         try:
-            code = name if name in languages else language_code(name)
+            code = language_code(name, languages)
         except UsageError:
             code = name
         if code in languages:

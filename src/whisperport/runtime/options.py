@@ -16,7 +16,7 @@ class DecodeOptions:
         UsageError: an option is out of its range.
     """
 
-    language: str | None = None  # "en", "de", ...; None: the most probable one
+    language: str | None = None  # "en", "de", ...; None: the checkpoint's own, or the most probable
     task: str = "transcribe"  # or "translate", to English
     timestamps: bool = True  # ask for times; False: the original's `without_timestamps`
     temperature: float = 0.0  # 0: the most probable token; above: drawn

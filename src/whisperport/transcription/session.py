@@ -268,12 +268,15 @@ def warn_if_cut(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: in
 
 
 def spoken_language(engine: Engine, asked: str | None, mel: Mel, start: int) -> str:
-    """As asked for, by code or by name; or detected in one window, with whatever follows in it."""
+    """As asked for, by code or by name; or the checkpoint's own, or detected in one window.
+
+    That window is heard with whatever follows in it.
+    """
     known = engine.generation.languages
     if asked is not None:
         return language_code(asked, known)
-    if not known:
-        return "en"
+    if not known or engine.generation.language:
+        return detect_language(engine)  # for which nothing is heard
     window, _ = mel.window(start)
     window[:, engine.sound_frames :] = 0
     engine.listen(engine.encode(window))
