@@ -283,3 +283,23 @@ def test_a_checkpoint_given_for_a_bundle_is_answered_with_how_to_export_it(tmp_p
 
     assert caught.value.what == f"{tmp_path} is not a bundle"
     assert f"whisperport export {tmp_path} --out DIR" in caught.value.hint
+
+
+def test_a_manifest_that_may_not_be_read_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / MANIFEST).write_text("{}")
+    lstat = os.lstat
+
+    def denied(path: os.PathLike[str], **options: object) -> os.stat_result:
+        if os.fspath(path).endswith(MANIFEST):
+            raise PermissionError(13, "Permission denied", str(path))
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "lstat", denied)
+
+    with pytest.raises(BundleError) as caught:
+        Bundle.open(tmp_path)
+
+    assert "cannot be read" in caught.value.what
+    assert "Permission denied" in caught.value.why

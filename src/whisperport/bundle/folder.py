@@ -143,7 +143,7 @@ def read_manifest_bytes(folder: Path) -> bytes:
             why="it is not a folder" if os.path.lexists(folder) else "it does not exist",
             hint="`whisperport export CHECKPOINT --out DIR` writes one",
         )
-    if not os.path.lexists(folder / MANIFEST):
+    if _is_absent(folder / MANIFEST):
         is_checkpoint = os.path.lexists(folder / "config.json")
         raise BundleError(
             f"{folder} is not a bundle",
@@ -191,6 +191,15 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):  # no permission; a NUL in the name
         return False
+
+
+def _is_absent(file: Path) -> bool:
+    """Not there; what is there and cannot be read is another matter."""
+    try:
+        os.lstat(file)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _regular_file(folder: Path, relative: str) -> Path:
