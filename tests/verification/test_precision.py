@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
+from whisperport.errors import BundleError
 from whisperport.exporting import ExportOptions, export
 from whisperport.targets import RunOptions
 from whisperport.verification import Check, Report, bundle_check
@@ -62,6 +63,15 @@ def test_a_chip_of_8_bits_has_its_own_precision_and_its_stand_in_the_bundles(
     assert precisions(hybrid)["encoder"] == "w8a8"
     assert precisions(hybrid)["step"] == "fp32"
     assert set(precisions(hybrid, STAND_IN).values()) == {"fp32"}
+
+
+def test_a_precision_without_limits_is_refused_by_name(hybrid: Bundle) -> None:
+    newer = replace(hybrid, manifest=replace(hybrid.manifest, precision="int4"))
+
+    with pytest.raises(BundleError) as refused:
+        precisions(newer)
+
+    assert "`int4`" in refused.value.what
 
 
 def test_the_precision_of_which_least_is_asked_is_the_coarsest() -> None:
