@@ -282,11 +282,43 @@ def test_functions_that_unfold_without_end_are_not_unfolded(tmp_path: Path) -> N
     assert f"unfold to {2**40} nodes" in refused.value.why
 
 
+def branching(levels: int) -> list[Any]:
+    """Functions that call the one before in both branches of an If."""
+    functions = doubling(levels)
+    value = helper.make_tensor("c", TensorProto.BOOL, [], [True])
+    for level, function in enumerate(functions[1:]):
+        call = helper.make_node(f"F{level}", ["a"], ["t"], domain="my")
+        body = helper.make_graph([call], "body", [], [out("t")])
+        del function.node[:]
+        function.node.append(helper.make_node("Constant", [], ["c"], value=value))
+        function.node.append(
+            helper.make_node("If", ["c"], ["b"], then_branch=body, else_branch=body)
+        )
+    return functions
+
+
+def test_functions_that_unfold_in_branches_are_counted(tmp_path: Path) -> None:
+    nodes = [helper.make_node("F18", ["x"], ["y"], domain="my")]
+    path = written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=branching(18))
+
+    with pytest.raises(ProgramError) as refused:
+        read_onnx(path)
+
+    assert "local functions unfold to" in refused.value.why
+
+
 def test_functions_that_unfold_to_a_few_are(tmp_path: Path) -> None:
     nodes = [helper.make_node("F3", ["x"], ["y"], domain="my")]
     path = written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=doubling(3))
 
     assert kinds(read_onnx(path)) == ["neg"] * 8
+
+
+def test_an_attribute_of_another_type_is_damage(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gelu", ["x"], ["y"], approximate=1)]
+
+    with pytest.raises(ProgramError, match="damaged"):
+        read_onnx(written(tmp_path / "g.onnx", nodes, [out("y", [2, 3])]))
 
 
 def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -65,7 +65,13 @@ def _check_unfolds(model: onnx.ModelProto) -> None:
 
 
 def _unfolded(nodes: Iterable[onnx.NodeProto], sizes: dict[tuple[str, str], int]) -> int:
-    return sum(sizes.get((node.domain, node.op_type), 1) for node in nodes)
+    return sum(sizes.get((node.domain, node.op_type), 1) for node in _with_inner(nodes))
+
+
+def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        yield from inner_nodes(node)
 
 
 def _callees_first(model: onnx.ModelProto) -> Iterator[onnx.FunctionProto]:
@@ -74,7 +80,7 @@ def _callees_first(model: onnx.ModelProto) -> Iterator[onnx.FunctionProto]:
         ready = [
             key
             for key, function in waiting.items()
-            if not any((node.domain, node.op_type) in waiting for node in function.node)
+            if not any((n.domain, n.op_type) in waiting for n in _with_inner(function.node))
         ]
         if not ready:
             return  # they call each other in a circle, which onnx refuses
@@ -194,9 +200,6 @@ class _Pass:
         given = [self._data[name] for name in node.input if name]
         if node.op_type == "ConstantOfShape":
             return prod(max(1, int(n)) for n in numpy_helper.to_array(given[0]).flat) <= SMALL
-        if node.op_type == "Range":
-            start, end, step = (float(numpy_helper.to_array(one).flat[0]) for one in given)
-            return bool(step) and abs(end - start) / abs(step) <= SMALL
         return True
 
     def _evaluated(self, node: onnx.NodeProto) -> list[Any] | None:

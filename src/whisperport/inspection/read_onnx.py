@@ -52,7 +52,7 @@ def read_onnx(path: Path) -> Graph:
         raise _damaged(path, error) from error
     try:
         return _graph(path.stem, model)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise _damaged(path, error) from error
 
 
