@@ -153,6 +153,32 @@ def test_a_program_that_torch_has_no_numbers_for_is_not_compared(out: Path) -> N
     assert untouched(out)
 
 
+class Logarithms(nn.Module):
+    """Minus infinity for about half of its numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(torch.relu(x))
+
+
+def test_infinities_are_equal_to_themselves(out: Path) -> None:
+    lowered = lower(trace("logarithms", Logarithms(), (torch.zeros(64),)), "onnxruntime", out)
+
+    assert lowered.equal
+    assert lowered.tolerance < 1
+
+
+def test_an_infinity_that_is_expected_allows_nothing_else(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong(monkeypatch, lambda y: np.maximum(y, -100) + 5)
+
+    with pytest.raises(VerificationError) as refused:
+        lower(trace("logarithms", Logarithms(), (torch.zeros(64),)), "onnxruntime", out)
+
+    assert "differs by inf" in refused.value.why
+    assert untouched(out)
+
+
 class WritesInput(nn.Module):
     def forward(self, x: Tensor, cache: Tensor) -> Tensor:
         cache[0].mul_(2)
@@ -178,10 +204,26 @@ def test_a_program_that_writes_to_an_input_is_refused(out: Path, decompositions:
     assert untouched(out)
 
 
-def test_what_is_written_in_place_and_is_its_own_may_be(out: Path) -> None:
-    program = trace("own", WritesItsOwn(), (torch.zeros(2, 3),))
+class WritesACast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y.mul_(2)
+        return y
 
-    assert lower(program, "onnxruntime", out).equal
+
+@pytest.mark.parametrize(
+    ("module", "given"),
+    [(WritesItsOwn(), torch.zeros(2, 3)), (WritesACast(), torch.zeros(2, 3, dtype=torch.int64))],
+)
+def test_what_is_written_in_place_and_is_its_own_may_be(
+    out: Path, module: nn.Module, given: Tensor
+) -> None:
+    assert lower(trace("own", module, (given,)), "onnxruntime", out).equal
+
+
+def test_a_cast_to_the_dtype_that_an_input_has_is_that_input(out: Path) -> None:
+    with pytest.raises(ProgramError, match="writes to its input `x`"):
+        lower(trace("same", WritesACast(), (torch.zeros(2, 3),)), "onnxruntime", out)
 
 
 def test_float16_is_held_to_what_float16_can_do(out: Path) -> None:

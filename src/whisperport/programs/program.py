@@ -107,7 +107,14 @@ def _is_view(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return node.target is getitem  # of a list of views
+    if node.target.overloadpacket is torch.ops.aten.to and _dtype(node) != _dtype(node.args[0]):  # type: ignore[union-attr]  # an OpOverload: it has a schema
+        return False  # the schema speaks for a cast to the same dtype, which copies nothing
     return any(returned.alias_info is not None for returned in schema.returns)
+
+
+def _dtype(node: object) -> torch.dtype | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value.dtype if isinstance(value, Tensor) else None
 
 
 def _tensor_spec(program: str, name: str, value: object) -> TensorSpec:
