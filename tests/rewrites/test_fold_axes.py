@@ -134,6 +134,15 @@ def test_what_crosses_the_border_keeps_its_axes_and_says_so() -> None:
     assert "an output of rank 5, above 4" in reasons(outcome)
 
 
+@pytest.mark.parametrize("dim", [None, []])
+def test_a_sum_over_all_axes_is_declined(dim: Any) -> None:
+    module = Does(lambda x: torch.sum(x.reshape(2, 2, 2, 2, 2), dim=dim))
+
+    _, _, outcome = rewritten("fold-axes", module, random_tensor(32))
+
+    assert "over all axes is not folded" in reasons(outcome)
+
+
 def test_what_broadcasts_along_five_axes_is_declined() -> None:
     module = Does(lambda x, y: (x.reshape(2, 1, 2, 1, 2) + y.reshape(1, 2, 1, 2, 1)).flatten())
 

@@ -202,9 +202,10 @@ def _along_one_axis(node: Node, number: int) -> Node:
     """(before, n, after), along the middle."""
     given = arguments(node)
     axes = given["dim"] if isinstance(given["dim"], list | tuple) else [given["dim"]]
-    if len(axes) != 1:
+    if len(axes) != 1 or axes[0] is None:  # None and [] stand for all
+        many = len(axes) if len(axes) > 1 else "all"
         raise _RankError(
-            f"rank {_rank(given['self'])}; {node.target} over {len(axes)} axes is not folded"
+            f"rank {_rank(given['self'])}; {node.target} over {many} axes is not folded"
         )
     given["dim"] = [1] if isinstance(given["dim"], list | tuple) else 1
     given["self"] = _in_three(given["self"], axes[0], number)
