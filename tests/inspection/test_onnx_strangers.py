@@ -307,6 +307,51 @@ def test_functions_that_unfold_in_branches_are_counted(tmp_path: Path) -> None:
     assert "local functions unfold to" in refused.value.why
 
 
+@pytest.mark.parametrize("mark", [{"overload": "again"}, {"domain": "ai.onnx"}])
+def test_functions_are_found_as_onnx_finds_them(tmp_path: Path, mark: dict[str, str]) -> None:
+    functions = doubling(40)
+    for level, function in enumerate(functions):
+        calls = [function, *(function.node if level else ())]
+        for name, value in mark.items():
+            for call in calls:
+                setattr(call, name, value)
+    top = helper.make_node("F40", ["x"], ["y"], **{"domain": "my", **mark})
+    if "domain" in mark:
+        top.domain = ""  # the same to onnx
+    path = written(tmp_path / "f.onnx", [top], [out("y", [2, 3])], functions=functions)
+
+    with pytest.raises(ProgramError) as refused:
+        read_onnx(path)
+
+    assert "local functions unfold to" in refused.value.why
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "made"),
+    [
+        ("Max", [[200 if axis == i else 1 for axis in range(4)] for i in range(4)], [200] * 4),
+        ("Concat", [[200]] * 2000, [400_000]),
+    ],
+)
+def test_arithmetic_on_small_tensors_that_makes_a_large_one_is_not_done(
+    tmp_path: Path, operator: str, shapes: Any, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(*_: Any) -> None:
+        raise AssertionError(f"{operator} was computed")
+
+    monkeypatch.setattr("whisperport.inspection.onnx_shapes._Pass._evaluated", evaluate)
+    stored = [
+        helper.make_tensor(f"s{i}", TensorProto.FLOAT, shape, np.zeros(shape, np.float32))
+        for i, shape in enumerate(shapes)
+    ]
+    more = {"axis": 0} if operator == "Concat" else {}
+    nodes = [helper.make_node(operator, [tensor.name for tensor in stored], ["y"], **more)]
+
+    graph = read_onnx(written(tmp_path / "s.onnx", nodes, [out("y")], stored=stored))
+
+    assert graph.outputs[0].shape == tuple(made)
+
+
 def test_functions_that_unfold_to_a_few_are(tmp_path: Path) -> None:
     nodes = [helper.make_node("F3", ["x"], ["y"], domain="my")]
     path = written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=doubling(3))

@@ -55,17 +55,29 @@ def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+Key = tuple[str, str, str]
+"""By which onnx finds a function: domain, name, overload."""
+
+
 def _check_unfolds(model: onnx.ModelProto) -> None:
     """Functions that call functions twice each may stand for more nodes than there is memory."""
-    sizes: dict[tuple[str, str], int] = {}
-    for function in _callees_first(model):
-        sizes[function.domain, function.name] = _unfolded(function.node, sizes)
+    sizes: dict[Key, int] = {}
+    for key, function in _callees_first(model):
+        sizes[key] = _unfolded(function.node, sizes)
     if (count := _unfolded(model.graph.node, sizes)) > MOST_NODES:
         raise ValueError(f"its local functions unfold to {count} nodes; {MOST_NODES} are the most")
 
 
-def _unfolded(nodes: Iterable[onnx.NodeProto], sizes: dict[tuple[str, str], int]) -> int:
-    return sum(sizes.get((node.domain, node.op_type), 1) for node in _with_inner(nodes))
+def _unfolded(nodes: Iterable[onnx.NodeProto], sizes: dict[Key, int]) -> int:
+    return sum(sizes.get(_called(node), 1) for node in _with_inner(nodes))
+
+
+def _called(node: onnx.NodeProto) -> Key:
+    return _domain(node.domain), node.op_type, node.overload
+
+
+def _domain(name: str) -> str:
+    return "" if name in OWN_DOMAINS else name
 
 
 def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -74,17 +86,17 @@ def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         yield from inner_nodes(node)
 
 
-def _callees_first(model: onnx.ModelProto) -> Iterator[onnx.FunctionProto]:
-    waiting = {(function.domain, function.name): function for function in model.functions}
+def _callees_first(model: onnx.ModelProto) -> Iterator[tuple[Key, onnx.FunctionProto]]:
+    waiting = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
     while waiting:
         ready = [
             key
             for key, function in waiting.items()
-            if not any((n.domain, n.op_type) in waiting for n in _with_inner(function.node))
+            if not any(_called(n) in waiting for n in _with_inner(function.node))
         ]
         if not ready:
             return  # they call each other in a circle, which onnx refuses
-        yield from (waiting.pop(key) for key in ready)
+        yield from ((key, waiting.pop(key)) for key in ready)
 
 
 def _store_constants(graph: onnx.GraphProto) -> None:
@@ -196,10 +208,14 @@ class _Pass:
         return made if made and all(np.size(array) <= SMALL for array in made) else None
 
     def _is_small(self, node: onnx.NodeProto) -> bool:
-        """Whether a tensor of the size that known numbers ask for is: a file may ask for any."""
+        """Whether what known numbers ask for is: a file may ask for tensors of any size."""
         given = [self._data[name] for name in node.input if name]
         if node.op_type == "ConstantOfShape":
             return prod(max(1, int(n)) for n in numpy_helper.to_array(given[0]).flat) <= SMALL
+        if node.op_type in ("Max", "Min"):  # any number of operands, each spread over the others
+            return bool(prod(max(1, prod(tensor.dims)) for tensor in given) <= SMALL**2)
+        if node.op_type == "Concat":
+            return bool(sum(prod(tensor.dims) for tensor in given) <= SMALL)
         return True
 
     def _evaluated(self, node: onnx.NodeProto) -> list[Any] | None:
