@@ -17,7 +17,6 @@ from whisperport.cli.console import (
     print_json,
     print_next,
     print_table,
-    shell_word,
     shown_path,
     stages,
 )
@@ -94,7 +93,7 @@ def bench(
         if len(results) > 1:
             _print_comparison(results)
         _print_where(threads, repeat)
-    print_next(f"whisperport verify {shell_word(results[0].bundle)}")
+    print_next("verify", results[0].bundle)
 
 
 def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], Path]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from whisperport.cli.console import (
+    Word,
     print_json,
     print_next,
     print_table,
     print_warning,
-    shell_word,
     shortened,
     stages,
 )
@@ -94,7 +94,7 @@ def check(
             _print_checked(one, spec.name, every_node)
     _warn_of_uncounted(checked)
     refused = [kind for one in checked for kind in one.refused]
-    print_next(_next_command(program, spec.name, checked, refused))
+    print_next(*_next_command(program, spec.name, checked, refused))
     if refused:
         sys.exit(1)
 
@@ -164,10 +164,10 @@ def _warn_of_uncounted(checked: "Sequence[Checked]") -> None:
 
 def _next_command(
     program: Path, target: str, checked: "Sequence[Checked]", refused: "Sequence[Kind]"
-) -> str:
+) -> tuple[Word, ...]:
     if refused:
-        return f"whisperport explain {refused[0].rule}"
+        return "explain", refused[0].rule
     if target in LOWERED and len(checked) == 1 and checked[0].graph.format == "torch":
-        out = shell_word(program.with_suffix(LOWERED[target]))
-        return f"whisperport lower {shell_word(program)} --target {target} --out {out}"
-    return f"whisperport export CHECKPOINT --target {target} --out build/{target}"
+        out = program.with_suffix(LOWERED[target])
+        return "lower", program, "--target", target, "--out", out
+    return "export", "CHECKPOINT", "--target", target, "--out", f"build/{target}"

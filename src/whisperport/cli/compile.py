@@ -11,7 +11,6 @@ from whisperport.cli.console import (
     print_next,
     print_note,
     print_table,
-    shell_word,
     stages,
 )
 from whisperport.cli.options import as_json, threads
@@ -124,7 +123,7 @@ def compile_verb(
         )
         print(f"\n{bundle}: compiled")
     print_note("it was not run here: copy it to the board, and verify and transcribe there")
-    print_next(f"whisperport transcribe talk.mp3 --bundle {shell_word(bundle)}")
+    print_next("transcribe", "talk.mp3", "--bundle", bundle)
 
 
 def _level(asked: str | None) -> Literal[0, 1, 2, "max"] | None:

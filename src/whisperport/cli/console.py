@@ -42,15 +42,13 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print(line.rstrip())
 
 
-def print_next(command: str) -> None:
-    """The last line: the command to try next."""
+Word = str | os.PathLike[str]
+
+
+def print_next(*words: Word) -> None:
+    """The last line: the command to try next, whisperport's with these words, to be copied to a shell."""
     _say("")
-    _say(f"next: {command}")
-
-
-def shell_word(path: str | os.PathLike[str]) -> str:
-    """A path as one word of a command that can be copied to a shell."""
-    return shlex.quote(os.fspath(path))
+    _say(f"next: {shlex.join(['whisperport', *map(str, words)])}")
 
 
 def print_error(error: WhisperportError) -> None:

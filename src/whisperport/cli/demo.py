@@ -10,7 +10,6 @@ from whisperport.cli.console import (
     print_json,
     print_next,
     print_table,
-    shell_word,
     shown_path,
     stages,
 )
@@ -72,9 +71,7 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
         return
     print_rows(rows)
     recording = rows[-1].heard[0].recording.path
-    print_next(
-        f"whisperport transcribe {shell_word(shown_path(recording))} --bundle {shell_word(rows[-1].folder)}"
-    )
+    print_next("transcribe", shown_path(recording), "--bundle", rows[-1].folder)
 
 
 def _check_installed(target: str) -> None:

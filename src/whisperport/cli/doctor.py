@@ -40,7 +40,7 @@ def doctor(as_json: bool) -> None:
         print_error(damage)
     if damage or any(finding.fix and finding.needed_for == CORE for finding in findings):
         sys.exit(1)
-    print_next("whisperport targets")
+    print_next("targets")
 
 
 def _print_packages(findings: Sequence[Finding]) -> None:

@@ -26,7 +26,7 @@ def explain(code: str | None, as_json: bool) -> None:
             print_json([{"rule": name, "title": title} for name, title in rule_index()])
         else:
             print_table(("rule", "says"), rule_index())
-        print_next("whisperport explain WP301")
+        print_next("explain", "WP301")
         return
     rule = RULES.get(code.upper())
     if rule is None:
@@ -37,4 +37,4 @@ def explain(code: str | None, as_json: bool) -> None:
         print_json({"rule": rule.code, "title": rule.title, "text": rule.text})
     else:
         print(rule_page(rule, [target.spec for target in TARGETS]).rstrip())
-    print_next("whisperport check PROGRAM --target TARGET")
+    print_next("check", "PROGRAM", "--target", "TARGET")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from whisperport.bundle import Manifest
-from whisperport.cli.console import print_json, print_next, print_table, shell_word, stages
+from whisperport.cli.console import Word, print_json, print_next, print_table, stages
 from whisperport.cli.options import as_json, no_preflight, pairs, stall_after, threads
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
@@ -143,10 +143,10 @@ def export(
         absent = dict.fromkeys(e.target for e in manifest.programs if e.status == CHECKED)
         stood_in = f", with a stand-in for {', '.join(absent)}" if absent else ""
         print(f"\n{out}: {'verified' if manifest.verified else 'NOT VERIFIED'}{stood_in}")
-    print_next(_next_command(out, manifest))
+    print_next(*_next_command(out, manifest))
 
 
-def _next_command(out: Path, manifest: Manifest) -> str:
+def _next_command(out: Path, manifest: Manifest) -> tuple[Word, ...]:
     if any(entry.status == CHECKED for entry in manifest.programs):
-        return f"whisperport compile {shell_word(out)} --calibration AUDIO_DIR"
-    return f"whisperport transcribe talk.mp3 --bundle {shell_word(out)}"
+        return "compile", out, "--calibration", "AUDIO_DIR"
+    return "transcribe", "talk.mp3", "--bundle", out

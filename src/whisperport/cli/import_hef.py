@@ -9,7 +9,6 @@ from whisperport.cli.console import (
     print_next,
     print_note,
     print_table,
-    shell_word,
     stages,
 )
 from whisperport.cli.options import as_json, stall_after, threads
@@ -90,4 +89,4 @@ def import_hef(
         print_table(("program", "target", "file", "status"), rows)
         print(f"\n{out}: imported")
     print_note("the HEF was not run here: copy the bundle to the board, and transcribe there")
-    print_next(f"whisperport transcribe talk.mp3 --bundle {shell_word(out)}")
+    print_next("transcribe", "talk.mp3", "--bundle", out)

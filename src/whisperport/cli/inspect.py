@@ -10,11 +10,11 @@ import click
 
 from whisperport.cli.console import (
     WIDTH,
+    Word,
     print_json,
     print_next,
     print_table,
     print_warning,
-    shell_word,
     shortened,
     stages,
 )
@@ -106,7 +106,7 @@ def inspect(
             _print_profile(profile, top)
     if inspected.skipped:
         print_warning(f"no runtime here measures {', '.join(inspected.skipped)}")
-    print_next(_next_command(lowered, inspected.profiles))
+    print_next(*_next_command(lowered, inspected.profiles))
 
 
 def _print_profile(profile: "Profile", top: int) -> None:
@@ -179,11 +179,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _next_command(lowered: Path, profiles: "Sequence[Profile]") -> str:
+def _next_command(lowered: Path, profiles: "Sequence[Profile]") -> tuple[Word, ...]:
     """The rule that costs the most, or else what else can be measured."""
     ruled = [node for profile in profiles for node in profile.nodes if node.rule]
     if ruled:
-        return f"whisperport explain {max(ruled, key=lambda node: node.ms or 0.0).rule}"
+        return "explain", max(ruled, key=lambda node: node.ms or 0.0).rule
     if lowered.is_dir():
-        return f"whisperport bench {shell_word(lowered)}"
-    return "whisperport check PROGRAM --target xnnpack"
+        return "bench", lowered
+    return "check", "PROGRAM", "--target", "xnnpack"

@@ -10,7 +10,6 @@ from whisperport.cli.console import (
     print_next,
     print_table,
     print_warning,
-    shell_word,
     stages,
 )
 from whisperport.cli.options import as_json, no_preflight, stall_after, threads
@@ -91,7 +90,7 @@ def lower(
         _print(lowered)
     if not lowered.equal:
         print_warning("this file does not compute what the program does")
-    print_next(f"whisperport inspect {shell_word(out)}")
+    print_next("inspect", out)
 
 
 def _print(lowered: Lowered) -> None:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from whisperport.cli.console import print_json, print_next, print_table, shell_word, stages
+from whisperport.cli.console import Word, print_json, print_next, print_table, stages
 from whisperport.fixing import Fixed, Step, check_free, fix, write_fixed
 
 
@@ -28,7 +28,7 @@ def mend(
         print_json({**fixed.to_json(), "written": written})
     else:
         _print_fixed(fixed, out)
-    print_next(_next_command(fixed, out if fixed.changed else program))
+    print_next(*_next_command(fixed, out if fixed.changed else program))
     if not fixed:
         sys.exit(1)
 
@@ -73,9 +73,8 @@ def _nodes(count: int) -> str:
     return f"{count} node{'s' * (count != 1)}" if count else "no node"
 
 
-def _next_command(fixed: Fixed, path: Path) -> str:
+def _next_command(fixed: Fixed, path: Path) -> tuple[Word, ...]:
     if fixed.remaining and fixed.remaining[0].rule:
-        return f"whisperport explain {fixed.remaining[0].rule}"
+        return "explain", fixed.remaining[0].rule
     suffix = ".onnx" if fixed.target == "onnxruntime" else ".pte"
-    lowered = shell_word(path.with_suffix(suffix))
-    return f"whisperport lower {shell_word(path)} --target {fixed.target} --out {lowered}"
+    return "lower", path, "--target", fixed.target, "--out", path.with_suffix(suffix)

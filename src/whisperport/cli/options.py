@@ -2,7 +2,6 @@
 
 import click
 
-from whisperport.cli.console import shell_word
 from whisperport.targets import RunOptions
 from whisperport.watchdog import STALL_S
 
@@ -49,6 +48,6 @@ def run_options_of(threads: int | None, values: tuple[str, ...]) -> RunOptions:
     return RunOptions(threads=threads, options=pairs(values))
 
 
-def run_option_words(values: tuple[str, ...]) -> str:
-    """The same options for the next command, with a space before each."""
-    return "".join(f" --run-option {shell_word(value)}" for value in values)
+def run_option_words(values: tuple[str, ...]) -> list[str]:
+    """The same options for the next command."""
+    return [word for value in values for word in ("--run-option", value)]

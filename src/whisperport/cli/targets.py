@@ -37,8 +37,7 @@ def targets(as_json: bool) -> None:
         ],
     )
     lowers = next((spec.name for spec in specs if is_installed(spec.extra)), None)
-    print_next(
-        f"whisperport export default --target {lowers} --out build/default"
-        if lowers
-        else "whisperport doctor"
-    )
+    if lowers:
+        print_next("export", "default", "--target", lowers, "--out", "build/default")
+    else:
+        print_next("doctor")

@@ -17,7 +17,6 @@ from whisperport.cli.console import (
     print_next,
     print_note,
     print_warning,
-    shell_word,
 )
 from whisperport.cli.decoding_options import decoding_options, transcribe_options
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
@@ -104,11 +103,12 @@ def transcribe(
         _print_incomplete(transcript, failure)
         sys.exit(1)
     if not as_json:
-        with_bundle = "" if bundle is None else f" --bundle {shell_word(bundle)}"
-        with_bundle += run_option_words(run_options)
-        otherwise = "--format srt" if form == "txt" else "--json"
-        sound = "--live" if recording is None else f"{shell_word(recording)}{' --live' * live}"
-        print_next(f"whisperport transcribe {sound}{with_bundle} {otherwise}")
+        sound = [] if recording is None else [recording]
+        with_bundle = [] if bundle is None else ["--bundle", str(bundle)]
+        otherwise = ["--format", "srt"] if form == "txt" else ["--json"]
+        how = ["--live"] * (live or recording is None)
+        same = run_option_words(run_options)
+        print_next("transcribe", *sound, *how, *with_bundle, *same, *otherwise)
 
 
 def _transcribed(

@@ -12,7 +12,6 @@ from whisperport.cli.console import (
     print_next,
     print_table,
     print_warning,
-    shell_word,
     stages,
 )
 from whisperport.cli.options import (
@@ -54,7 +53,7 @@ def verify(bundle: Path, threads: int | None, run_options: tuple[str, ...], as_j
     if not report:
         sys.exit(1)
     same = run_option_words(run_options)
-    print_next(f"whisperport transcribe talk.mp3 --bundle {shell_word(bundle)}{same}")
+    print_next("transcribe", "talk.mp3", "--bundle", bundle, *same)
 
 
 def _print_report(report: Report) -> None:
