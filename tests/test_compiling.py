@@ -1,4 +1,4 @@
-"""`compile_bundle` with a fake of Hailo's compiler, and its result with a fake of its runtime.
+"""`compile_bundle` with a fake of Hailo's compiler in another process, and a fake of its runtime.
 
 Neither SDK nor device was here: both fakes are made of recorded signatures.
 """
@@ -26,13 +26,12 @@ from whisperport.errors import (
 from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import load_engine, start_tokens
 from whisperport.targets import RunOptions
-from whisperport.targets.hailo.model_script import ScriptOptions
 from whisperport.targets.hailo.target import Hailo
 from whisperport.verification.bundle_check import verify
 
 from .conftest import noise_clips
 from .targets.hailo.fake_platform import FakeHef, FakePlatform
-from .targets.hailo.fake_sdk import FakeSdk
+from .targets.hailo.fake_sdk import KILL, InstalledSdk
 from .targets.hailo.hef_file import encoder_hef, hef_bytes
 
 ROWS = 8
@@ -81,15 +80,18 @@ def _hefs(architecture: int = 3) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def sdk(monkeypatch: pytest.MonkeyPatch) -> FakeSdk:
-    fake = FakeSdk(_hefs())
-    monkeypatch.setitem(sys.modules, "hailo_sdk_client", fake)
-    return fake
+def sdk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InstalledSdk:
+    """The SDK in an interpreter of its own, which the environment names."""
+    installed = InstalledSdk(tmp_path / "sdk", _hefs())
+    monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_HAILO", str(installed.interpreter))
+    return installed
 
 
-def _options(recordings: Path | None, *, force: bool = True) -> CompileOptions:
-    script = ScriptOptions(finetune=False)
-    return CompileOptions(calibration=recordings, force=force, script=script, threads=1)
+FEW = {"hailo8l.finetune": "off"}
+
+
+def _options(recordings: Path | None, *, force: bool = True, **more: Any) -> CompileOptions:
+    return CompileOptions(calibration=recordings, force=force, options=FEW, threads=1, **more)
 
 
 def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, recordings, sdk):
@@ -111,23 +113,23 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
 
 def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings, sdk):
     compile_bundle(bundle, _options(recordings))
-    sdk.calls.clear()
+    sdk.clear()
     said: list[str] = []
 
     compile_bundle(bundle, _options(recordings), say=said.append)
     compile_bundle(bundle, _options(None), say=said.append)  # the set that was used before
 
-    assert sdk.calls == []
+    assert sdk.names() == []
     assert sum("set is kept" in line for line in said) == 2
 
 
 def test_other_recordings_make_another_set(bundle, recordings, sdk):
     compile_bundle(bundle, _options(recordings))
-    sdk.calls.clear()
+    sdk.clear()
     _wav(recordings / "b.wav", 0.1 * np.random.default_rng(8).standard_normal(32_000))
     compile_bundle(bundle, _options(recordings))
     work = bundle.with_name("bundle.compile")
-    assert np.load(work / "encoder" / "input_layer1.npy", mmap_mode="r").shape[0] == 12
+    assert np.load(work / "hailo8l" / "encoder" / "input_layer1.npy", mmap_mode="r").shape[0] == 12
     assert "optimize" in sdk.names()
     assert "translate_onnx_model" not in sdk.names()  # its input is the same
 
@@ -138,7 +140,7 @@ def test_a_decoder_is_compiled_from_what_the_engine_feeds_it(full_bundle, record
     opened = Bundle.open(full_bundle)
     assert opened.manifest.program("decode_full").files[0] == "hailo8l/decode_full.hef"
     assert "resources_param" in (full_bundle / "hailo8l" / "decode_full.alls").read_text()
-    folder = full_bundle.with_name("bundle.compile") / "decode_full"
+    folder = full_bundle.with_name("bundle.compile") / "hailo8l" / "decode_full"
     features = np.load(folder / "input_layer1.npy")
     rows = np.load(folder / "input_layer2.npy")
     mels = np.load(folder.with_name("encoder") / "input_layer1.npy")
@@ -217,32 +219,106 @@ def test_without_the_sdk_a_wrong_result_is_refused_and_the_bundle_stays(
     bundle, recordings, sdk, hefs, says
 ):
     before = (bundle / "manifest.json").read_bytes()
-    sdk.hefs = hefs
+    sdk.configure(hefs=hefs)
     with pytest.raises(BundleError, match=says):
         compile_bundle(bundle, _options(recordings))
     assert (bundle / "manifest.json").read_bytes() == before
     assert not (bundle / "hailo8l" / "encoder.hef").exists()
 
 
-def test_a_missing_sdk_leaves_a_folder_to_take_away_and_the_bundle_as_it_was(
-    bundle, recordings, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "hailo_sdk_client", None)
+def test_a_missing_sdk_leaves_a_folder_to_take_away_and_the_bundle_as_it_was(bundle, recordings):
     before = (bundle / "manifest.json").read_bytes()
     with pytest.raises(MissingPackageError) as caught:
         compile_bundle(bundle, _options(recordings))
-    work = bundle.with_name("bundle.compile")
+    work = bundle.with_name("bundle.compile") / "hailo8l"
     assert str(work) in caught.value.hint
-    assert {p.name for p in work.iterdir()} == {"job.json", "compile.py", "encoder"}
-    assert json.loads((work / "job.json").read_text())["chip"] == "hailo8l"
+    assert "--toolchain hailo=" in caught.value.hint
+    assert {p.name for p in work.iterdir()} == {"job.json", "compile.py", "stages.py", "encoder"}
+    assert json.loads((work / "job.json").read_text())["settings"]["chip"] == "hailo8l"
     assert (bundle / "manifest.json").read_bytes() == before
+
+
+def test_what_the_compiler_measured_and_its_logs_are_kept(bundle, recordings, sdk):
+    compiled = compile_bundle(bundle, _options(recordings))
+
+    snr = {"encoder/output_layer1": 9.179}
+    assert Bundle.open(bundle).manifest.program("encoder").delegation["snr_db"] == snr
+    (program,) = compiled.programs
+    assert program.snr_db == snr
+    assert [Path(log).name for log in program.logs] == [
+        *("compile.log", "optimize.log", "parse.log")
+    ]
+
+    again = compile_bundle(bundle, _options(recordings))  # nothing is run
+
+    assert again.programs[0].snr_db == snr
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "why"),
+    [
+        ("BackendAllocatorException", "could not place", "BackendAllocatorException: no room"),
+        (KILL, "ended without a result", "encoder, compile: the system killed it"),
+    ],
+)
+def test_a_stage_that_fails_names_its_log_and_what_was_finished_is_kept(
+    bundle, recordings, sdk, kind, says, why
+):
+    sdk.configure(failures={"ClientRunner.compile": (kind, "no room\nat all")})
+    with pytest.raises(LoweringError, match=says) as caught:
+        compile_bundle(bundle, _options(recordings))
+    log = bundle.with_name("bundle.compile") / "hailo8l" / "encoder" / "compile.log"
+    assert why in caught.value.why
+    assert str(log) in caught.value.hint
+    assert kind == KILL or "Traceback" in log.read_text()
+    sdk.configure()
+    sdk.clear()
+
+    compile_bundle(bundle, _options(recordings))
+
+    assert sdk.names() == ["ClientRunner", "compile", "save_har"]
+
+
+def test_the_interpreter_that_is_named_goes_before_that_of_the_environment(
+    bundle, recordings, sdk, monkeypatch
+):
+    monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_HAILO", "/nowhere/python")
+    with pytest.raises(UsageError, match="toolchain `hailo` has no interpreter"):
+        compile_bundle(bundle, _options(recordings))
+    named = {"hailo": str(sdk.interpreter)}
+    assert compile_bundle(bundle, _options(recordings, toolchains=named)).programs
+
+
+def test_an_interpreter_without_the_sdk_is_no_compiler(bundle, recordings):
+    with pytest.raises(MissingPackageError, match="not compiled yet") as caught:
+        compile_bundle(bundle, _options(recordings, toolchains={"hailo": sys.executable}))
+    assert "hailo_sdk_client" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"hailo8l.epoch": "4"}, "no option `epoch`"),
+        ({"hailo8.epochs": "4"}, "no option `hailo8.epochs`"),
+        ({"epochs": "4"}, "no option `epochs`"),
+        ({"hailo8l.epochs": "0"}, "cannot be `0`"),
+        ({"hailo8l.finetune": "maybe"}, "cannot be `maybe`"),
+    ],
+)
+def test_options_that_no_compiler_of_the_bundle_has_are_refused_with_those_there_are(
+    bundle, recordings, options, says
+):
+    with pytest.raises(UsageError, match=says) as caught:
+        compile_bundle(bundle, CompileOptions(calibration=recordings, options=options))
+    assert "hailo8l.epochs" in caught.value.hint or "expected" in caught.value.hint
+    assert not bundle.with_name("bundle.compile").exists()
 
 
 def test_too_few_recordings_are_refused_before_the_compiler_starts(bundle, recordings, sdk):
     with pytest.raises(AudioError, match="too few recordings to calibrate `encoder`") as caught:
         compile_bundle(bundle, _options(recordings, force=False))
     assert "9 samples of 2 s, and 1024 are needed" in caught.value.why
-    assert sdk.calls == []
+    assert sdk.names() == []
 
 
 def test_the_recordings_that_a_bundle_was_verified_with_are_never_used(bundle, tmp_path, sdk):
@@ -266,7 +342,7 @@ def test_a_folder_without_recordings_is_refused(bundle, tmp_path, sdk, there):
 def test_a_compiler_of_the_other_generation_is_refused_before_the_set_is_made(
     bundle, recordings, sdk
 ):
-    sdk.__version__ = "5.2.0"
+    sdk.configure(version="5.2.0")
     with pytest.raises(LoweringError, match="does not serve `hailo8l`"):
         compile_bundle(bundle, _options(recordings))
     assert not bundle.with_name("bundle.compile").exists()
@@ -285,16 +361,13 @@ def test_a_model_too_large_is_refused_with_the_estimate_before_anything(
 
 def test_spectrograms_made_elsewhere_are_taken(bundle, recordings, sdk, tmp_path):
     compile_bundle(bundle, _options(recordings))
-    made = bundle.with_name("bundle.compile") / "encoder" / "input_layer1.npy"
+    made = bundle.with_name("bundle.compile") / "hailo8l" / "encoder" / "input_layer1.npy"
     ready = Path(shutil.copy(made, tmp_path / "ready.npy"))
-    sdk.calls.clear()
+    sdk.clear()
 
-    options = CompileOptions(
-        calibration=ready, work=tmp_path / "other", force=True, script=ScriptOptions(finetune=False)
-    )
-    compile_bundle(bundle, options)
+    compile_bundle(bundle, _options(ready, work=tmp_path / "other"))
 
-    again = tmp_path / "other" / "encoder" / "input_layer1.npy"
+    again = tmp_path / "other" / "hailo8l" / "encoder" / "input_layer1.npy"
     assert (np.load(again) == np.load(made)).all()
 
 
@@ -305,7 +378,7 @@ def test_a_bundle_with_nothing_to_compile_is_refused(exported: Callable[..., Any
 
 def test_a_set_of_another_window_is_not_kept(bundle, recordings, sdk):
     compile_bundle(bundle, _options(recordings))
-    noted = bundle.with_name("bundle.compile") / "encoder" / "calibration.json"
+    noted = bundle.with_name("bundle.compile") / "hailo8l" / "encoder" / "calibration.json"
     told = json.loads(noted.read_text())
     told["from"]["spec"]["inputs"][0]["shape"] = [1, 80, 1, 1000]
     noted.write_text(json.dumps(told))
@@ -320,12 +393,6 @@ def test_a_work_folder_inside_of_the_bundle_is_refused(bundle, recordings):
 
 
 def test_the_work_folder_can_be_elsewhere(bundle, recordings, sdk, tmp_path):
-    options = CompileOptions(
-        calibration=recordings,
-        work=tmp_path / "deep" / "work",
-        force=True,
-        script=ScriptOptions(finetune=False),
-    )
-    compile_bundle(bundle, options)
-    assert (tmp_path / "deep" / "work" / "encoder" / "encoder.hef").is_file()
+    compile_bundle(bundle, _options(recordings, work=tmp_path / "deep" / "work"))
+    assert (tmp_path / "deep" / "work" / "hailo8l" / "encoder" / "encoder.hef").is_file()
     assert not bundle.with_name("bundle.compile").exists()

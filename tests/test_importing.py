@@ -1,4 +1,4 @@
-"""`import_hef`: published files, made here as the public sources describe them; none was run."""
+"""`import_artifact`: published files, made here as the public sources describe them; none was run."""
 
 import os
 import sys
@@ -10,10 +10,10 @@ import pytest
 
 import whisperport.exporting
 from whisperport.bundle import Bundle
-from whisperport.errors import BundleError
-from whisperport.importing import ImportOptions, _form, import_hef
+from whisperport.errors import BundleError, UsageError
+from whisperport.importing import ImportOptions, import_artifact
 from whisperport.runtime import load_engine
-from whisperport.targets import RunOptions
+from whisperport.targets import TARGETS, RunOptions, get_target
 
 from .conftest import noise_clips
 from .targets.hailo.hef_file import encoder_hef, hef_bytes
@@ -51,12 +51,12 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
     monkeypatch.setattr(whisperport.exporting, "shipped_clips", noise_clips)
     encoder = _file(tmp_path, encoder_hef(3))
     options = ImportOptions(
-        decoder=_file(tmp_path, _decoder((1, ROWS, 64)), "decoder.hef"),
-        assets=_assets(tmp_path / "assets", tiny_checkpoint),
+        programs={"decode_full": _file(tmp_path, _decoder((1, ROWS, 64)), "decoder.hef")},
+        options={"hailo8l.assets": str(_assets(tmp_path / "assets", tiny_checkpoint))},
         run=RunOptions(threads=1),
     )
 
-    import_hef(encoder, tiny_checkpoint, tmp_path / "bundle", options)
+    import_artifact(encoder, tiny_checkpoint, tmp_path / "bundle", options)
 
     opened = Bundle.open(tmp_path / "bundle")
     entry, full = (opened.manifest.program(name) for name in ("encoder", "decode_full"))
@@ -78,8 +78,13 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
 def test_both_generations_of_decoders_are_told_apart_by_their_shape(
     tiny_checkpoint, tmp_path, embeddings, positions
 ):
-    decoder = _file(tmp_path, _decoder(embeddings), "decoder.hef")
-    assert _form(decoder, tiny_checkpoint.dims) == {"rows": "8", "positions": positions}
+    artifacts = {
+        "encoder": _file(tmp_path, encoder_hef(3)),
+        "decode_full": _file(tmp_path, _decoder(embeddings), "decoder.hef"),
+    }
+    form = get_target("hailo8l").importer.form(artifacts, tiny_checkpoint.dims)
+    assert form.lower == {"rows": "8", "positions": positions}
+    assert form.window_s == 2.0
 
 
 @pytest.mark.parametrize(
@@ -100,25 +105,49 @@ def test_a_file_that_is_no_encoder_of_the_checkpoint_is_refused_before_any_work(
     tiny_checkpoint, tmp_path, content, says
 ):
     with pytest.raises(BundleError, match=says):
-        import_hef(_file(tmp_path, content), tiny_checkpoint, tmp_path / "bundle")
+        import_artifact(_file(tmp_path, content), tiny_checkpoint, tmp_path / "bundle")
     assert os.listdir(tmp_path) == ["encoder.hef"]
 
 
 def test_a_chip_that_does_not_run_the_file_is_refused(tiny_checkpoint, tmp_path):
     hef = _file(tmp_path, encoder_hef(1))
     with pytest.raises(BundleError, match="another chip than `hailo8l`"):
-        import_hef(hef, tiny_checkpoint, tmp_path / "bundle", ImportOptions(chip="hailo8l"))
+        import_artifact(hef, tiny_checkpoint, tmp_path / "bundle", ImportOptions(target="hailo8l"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "target"), [(1, "hailo8"), (3, "hailo8l"), (103, "hailo10h")]
+)
+def test_the_target_is_the_one_that_a_file_was_compiled_for(tmp_path, architecture, target):
+    hef = _file(tmp_path, encoder_hef(architecture))
+    named = {one.spec.name: one.importer for one in TARGETS if one.importer}
+    assert [name for name, importer in named.items() if importer.is_for(hef)] == [target]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (ImportOptions(target="onnxruntime"), "`onnxruntime` imports no artifacts"),
+        (ImportOptions(programs={"step": Path("step.hef")}), "no artifact of a program `step`"),
+        (ImportOptions(options={"hailo8l.asset": "x"}), "no option `asset`"),
+    ],
+)
+def test_what_a_target_does_not_import_is_refused(tiny_checkpoint, tmp_path, options, says):
+    hef = _file(tmp_path, encoder_hef(3))
+    with pytest.raises(UsageError, match=says):
+        import_artifact(hef, tiny_checkpoint, tmp_path / "bundle", options)
+    assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize("embeddings", [(ROWS, 1, 384), (ROWS, 2, 64)], ids=["width", "layout"])
 def test_a_decoder_of_another_checkpoint_is_refused(tiny_checkpoint, tmp_path, embeddings):
     decoder = _file(tmp_path, _decoder(embeddings), "decoder.hef")
     with pytest.raises(BundleError, match="no decoder of this checkpoint"):
-        import_hef(
+        import_artifact(
             _file(tmp_path, encoder_hef(3)),
             tiny_checkpoint,
             tmp_path / "bundle",
-            ImportOptions(decoder=decoder),
+            ImportOptions(programs={"decode_full": decoder}),
         )
 
 
@@ -133,9 +162,12 @@ def test_tables_that_are_not_the_checkpoints_are_refused(tiny_checkpoint, tmp_pa
     elif fault == "shape":
         np.save(table, np.zeros((ROWS, 3), np.float32))
     options = ImportOptions(
-        decoder=_file(tmp_path, _decoder((ROWS, 1, 64)), "decoder.hef"), assets=assets
+        programs={"decode_full": _file(tmp_path, _decoder((ROWS, 1, 64)), "decoder.hef")},
+        options={"hailo8l.assets": str(assets)},
     )
     with pytest.raises(BundleError):
-        import_hef(_file(tmp_path, encoder_hef(3)), tiny_checkpoint, tmp_path / "bundle", options)
+        import_artifact(
+            _file(tmp_path, encoder_hef(3)), tiny_checkpoint, tmp_path / "bundle", options
+        )
     assert not (tmp_path / "bundle").exists()
     assert "hailo_platform" not in sys.modules

@@ -17,8 +17,8 @@ LAYERS = (
     ("errors", "spec", "dims", "generation", "window"),
     ("atomic", "audio", "text", "bundle", "runner"),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
-    ("targets",),
-    ("runtime", "verification"),
+    ("toolchain", "targets"),
+    ("runtime", "verification", "calibration"),
     (
         *("preflight", "watchdog", "transcription", "live", "exporting", "lowering", "fixing"),
         *("compiling", "importing"),
@@ -34,7 +34,10 @@ HEAVY = {
 }
 # Plugins do not import each other; what they share is named here.
 SHARED = {
-    "targets": {"base", "graph_check", "onnx_runner", "onnx_weights", "protobuf"},
+    "targets": {
+        *("base", "compiler", "importer", "options"),
+        *("graph_check", "onnx_runner", "onnx_weights", "protobuf"),
+    },
     "rewrites": {"base", "graph"},
 }
 

@@ -1,79 +1,66 @@
-"""Compile a bundle's programs by a vendor's compiler: calibrate, compile in stages, put the result in.
+"""Compile a bundle's programs by vendors' own compilers: calibrate, compile in stages, put the result in.
 
-    BUNDLE           not touched until all is compiled, then replaced whole
-    BUNDLE.compile   the work folder: calibration, stages, and a script for another machine
+    BUNDLE                    not touched until everything is compiled, then replaced as a whole
+    BUNDLE.compile/TARGET     one work folder per target: calibration sets, stages and their logs, and a
+                              script for another machine
 
-What was done is kept, and done again only if what it was made from changed.
+What was done is kept, and done again only if what it was made from changed. No vendor is known here: a
+target's `Compiler` says what is particular, and the stages run in the interpreter that has its SDK.
 """
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from whisperport.atomic import write_atomic
-from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.bundle import Bundle, ProgramEntry, check_writable, writing_bundle
-from whisperport.errors import LoweringError, UsageError
-from whisperport.generation import Generation
-from whisperport.runner import Array, Runner
-from whisperport.runtime import load_engine, start_tokens
-from whisperport.runtime.engine import FULL
-from whisperport.runtime.without_cache import WithoutCache
-from whisperport.spec import ProgramSpec, Status
-from whisperport.targets import RunOptions, get_target
-from whisperport.targets.hailo.calibration import (
-    Sounds,
-    check_enough,
-    check_ready,
-    encoder_samples,
-    fingerprint,
-    sound_files,
-    write_set,
+from whisperport.calibration import CalibrationOptions, calibration_set
+from whisperport.errors import LoweringError, MissingPackageError, UsageError
+from whisperport.spec import Status
+from whisperport.targets import RunOptions, Target, get_target
+from whisperport.targets.compiler import Compiler, CompileRequest, Layout, unchanged
+from whisperport.targets.options import by_target
+from whisperport.toolchain import (
+    Failure,
+    Job,
+    find_interpreter,
+    is_left,
+    prepare,
+    probe,
+    run_driver,
+    variable,
 )
-from whisperport.targets.hailo.chips import Chip
-from whisperport.targets.hailo.compiler import Job, check_compiler, check_hef, prepare, run
-from whisperport.targets.hailo.hef import Hef
-from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
-from whisperport.targets.hailo.target import Hailo
-from whisperport.verification.clips import shipped_recordings
-from whisperport.verification.reference import Reference
-
-MADE_FROM = "calibration.json"  # in a program's folder: what its calibration set was made from
 
 Say = Callable[[str], None]
-Calibration = str | dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
     """How a bundle is compiled."""
 
-    calibration: Path | None = (
-        None  # recordings, or an .npy; None: what was used before, or shipped
-    )
+    calibration: Path | None = None  # recordings, or an .npy; None: as before, or the package's own
     work: Path | None = None  # None: the bundle's name and `.compile`, beside it
     force: bool = False  # compile with too few recordings, with silence, or too large a model
-    script: ScriptOptions = field(default_factory=ScriptOptions)
-    threads: int | None = None  # of what computes the decoder's calibration set
+    options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
+    toolchains: Mapping[str, str] = field(default_factory=dict)  # name -> interpreter with the SDK
+    threads: int | None = None  # of the programs that compute a calibration set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
-    """One program that the compiler took."""
+    """One program that a vendor's compiler compiled."""
 
     name: str
     target: str
     file: str  # in the bundle
     bytes: int
     compiler: str  # its version, as the file says; "" where it does not
-    samples: int  # of calibration
+    samples: int  # of calibration; 0: none were needed
+    snr_db: Mapping[str, float] = field(default_factory=dict)  # layer -> what the compiler measured
+    logs: tuple[str, ...] = ()  # one per stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +69,37 @@ class Compiled:
 
     bundle: Bundle
     programs: tuple[CompiledProgram, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A compiled file that goes into a bundle."""
+
+    path: Path
+    facts: Mapping[str, Any]  # JSON, for the manifest
+    beside: tuple[Path, ...] = ()  # files that go in beside it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """The programs of one target that has a compiler."""
+
+    target: Target
+    compiler: Compiler
+    entries: tuple[ProgramEntry, ...]
+    options: Any
+    interpreter: Path | None  # None: the SDK is not on this machine
+    work: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """One program in its work folder."""
+
+    job: Job
+    artifact: Path
+    keep: tuple[str, ...]
+    samples: int
 
 
 def compile_bundle(
@@ -94,55 +112,49 @@ def compile_bundle(
 
     Raises:
         BundleError: the bundle is damaged or cannot be replaced, or what was compiled does not fit it.
-        UsageError: no program of it wants compiling.
+        UsageError: no program of it is to be compiled, or there is no such option or interpreter.
         AudioError: the recordings are missing, too few, or not fit to calibrate with.
-        MissingPackageError: the compiler is not installed; the work folder holds all it needs.
-        LoweringError: the compiler is of another generation, or refused; or the model is too large.
+        MissingPackageError: an SDK is not installed; the work folder holds all that it needs.
+        LoweringError: a compiler does not serve this target, or failed; or the model is too large.
     """
     options = options or CompileOptions()
     opened = Bundle.open(bundle)
-    chip, entries = _to_compile(opened)
-    _check_size(chip, opened, options)
-    check_compiler(chip)
-    check_writable(opened.folder)
     work = options.work or opened.folder.with_name(f"{opened.folder.resolve().name}.compile")
+    groups = _groups(opened, options, work)
+    for group in groups:
+        _check_size(group, opened, options)
+        _check_sdk(group)
+    check_writable(opened.folder)
     if work.resolve().is_relative_to(opened.folder.resolve()):
         raise UsageError(
             f"the work folder {work} cannot be inside of the bundle",
             why="the bundle is replaced as a whole",
             hint="leave `--work` out: it is put beside the bundle",
         )
-    jobs, samples = [], {}
-    for entry in entries:
-        job, samples[entry.spec.name] = _job(opened, chip, entry, work, options, say)
-        jobs.append(job)
-    prepare(work, chip, jobs)
-    run(work, chip, say)
-    say("checking what was compiled")
-    hefs = {e.spec.name: work / e.spec.name / f"{e.spec.name}.hef" for e in entries}
-    read = {e.spec.name: check_hef(hefs[e.spec.name], chip, e.spec) for e in entries}
-    say("putting it into the bundle")
-    scripts = {job.name: job.script for job in jobs}
-    facts = {name: {"calibration_samples": n} for name, n in samples.items()}
-    made = put_hefs(opened, hefs, read, "compiled here", scripts=scripts, facts=facts)
-    return Compiled(bundle=made, programs=_compiled(made, read, samples))
+    planned = [_prepared(group, opened, options, say) for group in groups]
+    _compile(groups, say)
+    say("checking the compiled files")
+    artifacts = {
+        entry.spec.name: _artifact(group, entry, plan)
+        for group, plans in zip(groups, planned, strict=True)
+        for entry, plan in zip(group.entries, plans, strict=True)
+    }
+    say("writing the bundle")
+    made = put_artifacts(opened, artifacts, "compiled here")
+    programs = tuple(
+        _compiled(made, entry.spec.name, artifacts[entry.spec.name], group)
+        for group in groups
+        for entry in group.entries
+    )
+    return Compiled(bundle=made, programs=programs)
 
 
-def put_hefs(
-    opened: Bundle,
-    hefs: Mapping[str, Path],
-    read: Mapping[str, Hef],
-    status: Status,
-    *,
-    scripts: Mapping[str, str] = MappingProxyType({}),
-    facts: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-    out: Path | None = None,
+def put_artifacts(
+    opened: Bundle, artifacts: Mapping[str, Artifact], status: Status, *, out: Path | None = None
 ) -> Bundle:
-    """The same bundle with a HEF first among the files of each program named, whole or not at all.
+    """The same bundle with an artifact first among the files of each program named, or no change at all.
 
     Args:
-        scripts: program -> the model script that the HEF was made by.
-        facts: program -> what the manifest is to say of it, beside what the HEF does.
         out: where it is written; None: in place of the old one.
     """
     manifest = opened.manifest
@@ -152,231 +164,221 @@ def put_hefs(
             shutil.copyfile(opened.path(relative), writer.folder / relative)
         entries = []
         for entry in manifest.programs:
-            name = entry.spec.name
-            if name in hefs:
-                entry = _with_hef(entry, read[name], status, facts.get(name, {}))
-                shutil.copyfile(hefs[name], writer.folder / entry.files[0])
-            if name in scripts:
-                path = writer.folder / entry.target / f"{name}.alls"
-                path.write_text(scripts[name], encoding="utf-8")
+            artifact = artifacts.get(entry.spec.name)
+            if artifact is not None:
+                entry = _with_artifact(entry, artifact, status)
+                for source in (artifact.path, *artifact.beside):
+                    shutil.copyfile(source, writer.folder / _in_bundle(entry, source))
             entries.append(entry)
         return writer.commit(replace(manifest, programs=tuple(entries)))
 
 
-def _with_hef(
-    entry: ProgramEntry, hef: Hef, status: Status, facts: Mapping[str, Any]
-) -> ProgramEntry:
-    file = f"{entry.target}/{entry.spec.name}.hef"
-    compiled = {"compiler": hef.compiler_version, "compiled_for": hef.chip, **facts}
+def _with_artifact(entry: ProgramEntry, artifact: Artifact, status: Status) -> ProgramEntry:
+    first = _in_bundle(entry, artifact.path)
+    beside = tuple(_in_bundle(entry, path) for path in artifact.beside)
     return replace(
         entry,
-        files=(file, *(old for old in entry.files if old != file)),
+        files=tuple(dict.fromkeys((first, *entry.files, *beside))),
         status=status,
-        delegation={**entry.delegation, **compiled},
+        delegation={**entry.delegation, **artifact.facts},
     )
 
 
-def _to_compile(opened: Bundle) -> tuple[Chip, list[ProgramEntry]]:
+def _in_bundle(entry: ProgramEntry, path: Path) -> str:
+    """A file's place in the bundle: it is called after its program, whatever it was called before."""
+    return f"{entry.target}/{entry.spec.name}{path.suffix}"
+
+
+def _groups(opened: Bundle, options: CompileOptions, work: Path) -> list[_Group]:
+    """One for each target of the bundle that has a compiler."""
     found: dict[str, list[ProgramEntry]] = {}
+    compilers: dict[str, Compiler] = {}
     for entry in opened.manifest.programs:
-        if isinstance(get_target(entry.target), Hailo):
+        compiler = get_target(entry.target).compiler
+        if compiler is not None:
+            compilers[entry.target] = compiler
             found.setdefault(entry.target, []).append(entry)
-    if len(found) != 1:
+    if not found:
         raise UsageError(
-            f"{opened.folder} has programs for {', '.join(found)}; one chip is compiled for at once"
-            if found
-            else f"nothing in {opened.folder} is left to compile",
-            hint="whisperport export CHECKPOINT --target hailo8l --out BUNDLE",
+            f"nothing in {opened.folder} is left to compile",
+            why="none of its targets has a compiler of its own",
+            hint="`whisperport targets` lists the targets; `whisperport export` takes one as `--target`",
         )
-    ((name, entries),) = found.items()
-    target = get_target(name)
-    assert isinstance(target, Hailo)
-    return target.chip, entries
+    chosen = by_target(options.options, {name: one.options for name, one in compilers.items()})
+    return [
+        _Group(
+            target=get_target(name),
+            compiler=compilers[name],
+            entries=tuple(entries),
+            options=chosen[name],
+            interpreter=find_interpreter(
+                compilers[name].toolchain, compilers[name].sdk, options.toolchains
+            ),
+            work=work / name,
+        )
+        for name, entries in found.items()
+    ]
 
 
-def _check_size(chip: Chip, opened: Bundle, options: CompileOptions) -> None:
-    reason = get_target(chip.name).too_large(opened.manifest.dims)
+def _check_size(group: _Group, opened: Bundle, options: CompileOptions) -> None:
+    reason = group.target.too_large(opened.manifest.dims)
     if reason and not options.force:
         raise LoweringError(
-            f"the model is too large for `{chip.name}`",
+            f"the model is too large for `{group.target.spec.name}`",
             why=reason,
-            hint="`--force` tries it all the same",
+            hint="`--force` tries it anyway",
         )
 
 
-def _job(
-    opened: Bundle,
-    chip: Chip,
-    entry: ProgramEntry,
-    work: Path,
-    options: CompileOptions,
-    say: Say,
-) -> tuple[Job, int]:
-    """One program's part of the work folder, and how many samples it is calibrated with."""
-    name, width = entry.spec.name, opened.manifest.dims.n_audio_state
-    kind = FULL if name == FULL else "encoder"
-    needed = samples_needed(width, options.script, program=kind)
-    folder = work / name
+def _check_sdk(group: _Group) -> None:
+    """An SDK of another generation is found before hours of calibration; a missing one is no error yet."""
+    if group.interpreter is None:
+        return
+    failure = probe(group.interpreter, group.compiler.script, group.compiler.settings())
+    if failure is not None:
+        raise _explained(group, failure)
+
+
+def _prepared(
+    group: _Group, opened: Bundle, options: CompileOptions, say: Say
+) -> tuple[_Planned, ...]:
+    """Put everything into the target's work folder that its compiler needs."""
+    planned = tuple(_planned(group, entry, opened, options, say) for entry in group.entries)
+    jobs = [plan.job for plan in planned]
+    prepare(group.work, group.compiler.script, group.compiler.settings(), jobs)
+    return planned
+
+
+def _planned(
+    group: _Group, entry: ProgramEntry, opened: Bundle, options: CompileOptions, say: Say
+) -> _Planned:
+    folder, compiler, dims = group.work / entry.spec.name, group.compiler, opened.manifest.dims
     folder.mkdir(parents=True, exist_ok=True)
-    calibration, count = _calibration(opened, entry.spec, folder, needed, options, say)
-    script = model_script(chip.name, width, replace(options.script, samples=count), program=kind)
-    onnx = next(file for file in entry.files if file.endswith(".onnx"))
-    job = Job(name=name, onnx=opened.path(onnx), script=script, calibration=calibration)
-    return job, count
-
-
-def _calibration(
-    opened: Bundle,
-    spec: ProgramSpec,
-    folder: Path,
-    needed: int,
-    options: CompileOptions,
-    say: Say,
-) -> tuple[Calibration, int]:
-    """The set that is there, if it was made from the same; else a new one."""
-    kept = _kept_set(folder, spec)
-    if kept and options.calibration is None and (options.force or kept["samples"] >= needed):
-        say(f"{spec.name}: the calibration set is kept")
-        return kept["files"], kept["samples"]
-    files = _recordings(options.calibration)
-    made_from = {
-        "sources": {os.fspath(f): [f.stat().st_size, f.stat().st_mtime_ns] for f in files},
-        "spec": spec.to_json(),
-        "bundle": opened.manifest.source,
-        "needed": needed,
-        "force": options.force,
-    }
-    if kept and kept["from"] == json.loads(json.dumps(made_from)):
-        say(f"{spec.name}: the calibration set is kept")
-        return kept["files"], kept["samples"]
-    say(f"{spec.name}: making the calibration set")
-    names, count = _new_set(opened, spec, folder, files, needed, options, say)
-    noted = {"from": made_from, "files": names, "samples": count}
-    write_atomic(folder / MADE_FROM, json.dumps(noted).encode("utf-8"))
-    return names, count
-
-
-def _new_set(
-    opened: Bundle,
-    spec: ProgramSpec,
-    folder: Path,
-    files: Sequence[Path],
-    needed: int,
-    options: CompileOptions,
-    say: Say,
-) -> tuple[Calibration, int]:
-    encoder = opened.manifest.program("encoder").spec
-    sounds = _sounds(opened, files, options)
-    mels: Iterator[tuple[Array]]
-    if files[0].suffix == ".npy":
-        check_ready(files[0], encoder, needed, force=options.force)
-        mels = _mels_of(files[0])
-    else:
-        mels = encoder_samples(sounds, encoder)
-    samples = _decoder_samples(opened, mels, options) if spec.name == FULL else mels
-    names, count = write_set(samples, spec, folder, needed, say)
-    check_enough(spec, count, needed, sounds)
-    return names, count
-
-
-def _kept_set(folder: Path, spec: ProgramSpec) -> Any:
-    """What is noted of the set in a folder; None if there is none, or a part, or of other shapes."""
-    try:
-        noted = json.loads((folder / MADE_FROM).read_text(encoding="utf-8"))
-        names = noted["files"]
-        files = [names] if isinstance(names, str) else list(names.values())
-        fits = noted["from"]["spec"] == spec.to_json()
-        return noted if fits and all((folder / file).is_file() for file in files) else None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None
-
-
-def _recordings(source: Path | None) -> list[Path]:
-    if source is None:
-        return [recording.path for recording in shipped_recordings()]
-    return sound_files(source)
-
-
-def _sounds(opened: Bundle, files: Sequence[Path], options: CompileOptions) -> Sounds:
-    """Recordings cut as the transcriber cuts them, without those of the bundle's reference."""
-    window, dims = opened.manifest.window, opened.manifest.dims
-    frames = 2 * window.sound if window else dims.n_frames
-    reference = Reference.from_arrays(opened.reference())
-    return Sounds(
-        files=files,
-        seconds=frames / FRAMES_PER_SECOND,
-        apart_from=frozenset(fingerprint(clip.samples) for clip in reference.clips),
-        force=options.force,
+    need = compiler.calibration(entry.spec, dims, group.options)
+    arrays: tuple[str, ...] = ()
+    samples = 0
+    if need is not None:
+        wanted = CalibrationOptions(
+            source=options.calibration,
+            force=options.force,
+            run=RunOptions(threads=options.threads),
+        )
+        layout = _encoder_layout(opened)
+        made = calibration_set(opened, entry.spec, need, layout, folder, wanted, say)
+        arrays, samples = made.arrays, made.samples
+    files = compiler.inputs(entry.files)
+    for file in files:
+        shutil.copyfile(opened.path(file), folder / Path(file).name)
+    plan = compiler.plan(
+        CompileRequest(
+            spec=entry.spec,
+            dims=dims,
+            options=group.options,
+            folder=folder,
+            files=tuple(Path(file).name for file in files),
+            arrays=arrays,
+            samples=samples,
+        )
+    )
+    return _Planned(
+        job=Job(name=entry.spec.name, stages=plan.stages, settings=plan.settings),
+        artifact=folder / plan.stages[-1].writes[-1],
+        keep=plan.keep,
+        samples=samples,
     )
 
 
-def _mels_of(array: Path) -> Iterator[tuple[Array]]:
-    """Samples (1, n_mels, 1, 2T) of a set (N, 1, 2T, n_mels)."""
-    for one in np.load(array, mmap_mode="r", allow_pickle=False):
-        yield (one.transpose(2, 0, 1)[None],)
+def _encoder_layout(opened: Bundle) -> Layout:
+    """In which spectrograms made elsewhere are given: that of the encoder's compiler."""
+    entry = opened.manifest.program("encoder")
+    compiler = get_target(entry.target).compiler
+    if compiler is None:
+        return unchanged
+    need = compiler.calibration(entry.spec, opened.manifest.dims, compiler.options())
+    return need.layout if need is not None else unchanged
 
 
-class _Recorder(Runner):
-    """Keeps the last inputs of the runner that it stands before."""
-
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(runner.spec)
-        self._runner = runner
-        self.inputs: list[Array] = []
-
-    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        self.inputs = [array.copy() for array in inputs]
-        names = [tensor.name for tensor in self.spec.inputs]
-        return list(self._runner.run(dict(zip(names, inputs, strict=True))).values())
-
-
-def _decoder_samples(
-    opened: Bundle, mels: Iterator[tuple[Array]], options: CompileOptions
-) -> Iterator[list[Array]]:
-    """Inputs of `decode_full` at the end of each window's greedy transcript."""
-    recorders: list[_Recorder] = []
-
-    def around(runner: Runner) -> Runner:
-        if runner.spec.name != FULL:
-            return runner
-        recorders.append(_Recorder(runner))
-        return recorders[-1]
-
-    stand_ins: dict[str, str] = {}
-    for entry in opened.manifest.programs:
-        stand_ins |= get_target(entry.target).spec.stand_in
-    engine = load_engine(opened, RunOptions(threads=options.threads, options=stand_ins), around)
-    full = WithoutCache(recorders[0], opened.embedding(), opened.positions())
-    for (mel,) in mels:
-        full.listen(engine.encode(mel[0, :, 0, :]))
-        _transcribe(full, opened.manifest.generation)
-        yield recorders[0].inputs
-
-
-def _transcribe(full: WithoutCache, generation: Generation) -> None:
-    """Greedily, until the text ends or no row is left."""
-    logits, _ = full.prefill(start_tokens(generation, generation.any_language, "transcribe"))
-    while len(full.tokens) < full.rows:
-        token = int(logits.argmax())
-        if token == generation.end_of_text:
-            return
-        logits = full.step(token)
-
-
-def _compiled(
-    bundle: Bundle, read: Mapping[str, Hef], samples: Mapping[str, int]
-) -> tuple[CompiledProgram, ...]:
-    made = []
-    for name, hef in read.items():
-        entry = bundle.manifest.program(name)
-        made.append(
-            CompiledProgram(
-                name=name,
-                target=entry.target,
-                file=entry.files[0],
-                bytes=bundle.manifest.files[entry.files[0]].bytes,
-                compiler=hef.compiler_version,
-                samples=samples[name],
-            )
+def _compile(groups: Sequence[_Group], say: Say) -> None:
+    """Run what is left of every group whose SDK is here, and then complain of those that are not."""
+    missing = []
+    for group in groups:
+        if not is_left(group.work):
+            say(f"{group.target.spec.name}: every stage was done before, and is kept")
+        elif group.interpreter is None:
+            missing.append(group)
+        elif failure := run_driver(group.interpreter, group.work, say):
+            raise _explained(group, failure)
+    for group in missing:
+        raise _explained(
+            group, Failure(kind="missing", message=f"No module named '{group.compiler.sdk}'")
         )
-    return tuple(made)
+
+
+def _explained(group: _Group, failure: Failure) -> LoweringError:
+    compiler, name = group.compiler, group.target.spec.name
+    how = f"`--toolchain {compiler.toolchain}=/path/to/python`"
+    if failure.kind == "missing":
+        return MissingPackageError(
+            f"not compiled yet: {compiler.title} is not installed here",
+            why=failure.message,
+            hint=f"if another interpreter on this machine has it, name that one: {how}, or "
+            f"{variable(compiler.toolchain)}. If not, everything that it needs is in {group.work}: copy "
+            f"that folder to a machine that has it ({compiler.source}), run `python compile.py` there, "
+            "bring the folder back, and give this command again",
+        )
+    if failure.kind == "unsuitable":
+        return LoweringError(
+            f"the compiler that was found does not serve `{name}`",
+            why=failure.message,
+            hint=f"install {compiler.title} in an environment of its own, and name its interpreter: {how}",
+        )
+    log = f"the complete log is in {failure.log}" if failure.log else ""
+    where = f"{failure.program}, {failure.stage}: " if failure.stage else ""
+    if failure.kind == "died":
+        return LoweringError(
+            f"{compiler.title} ended without a result",
+            why=where + failure.message,
+            hint=log or f"run `{group.interpreter}` by itself to see what fails",
+        )
+    happened, hint = compiler.explain(failure)
+    return LoweringError(
+        f"{compiler.title} {happened}",
+        why=f"{where}{failure.classes[0]}: {failure.message}",
+        hint="; ".join(filter(None, (hint, log))),
+    )
+
+
+def _artifact(group: _Group, entry: ProgramEntry, plan: _Planned) -> Artifact:
+    facts = dict(group.compiler.check(plan.artifact, entry.spec))
+    if plan.samples:
+        facts["calibration_samples"] = plan.samples
+    measured: dict[str, float] = {}
+    for stage in plan.job.stages:
+        log = _log(plan, stage.name)
+        if log.is_file():
+            text = log.read_text(encoding="utf-8", errors="replace")
+            measured |= group.compiler.accuracy(stage.name, text)
+    if measured:
+        facts["snr_db"] = measured
+    folder = plan.artifact.parent
+    return Artifact(
+        path=plan.artifact, facts=facts, beside=tuple(folder / file for file in plan.keep)
+    )
+
+
+def _log(plan: _Planned, stage: str) -> Path:
+    return plan.artifact.with_name(f"{stage}.log")
+
+
+def _compiled(bundle: Bundle, name: str, artifact: Artifact, group: _Group) -> CompiledProgram:
+    entry = bundle.manifest.program(name)
+    return CompiledProgram(
+        name=name,
+        target=entry.target,
+        file=entry.files[0],
+        bytes=bundle.manifest.files[entry.files[0]].bytes,
+        compiler=str(artifact.facts.get("compiler", "")),
+        samples=int(artifact.facts.get("calibration_samples", 0)),
+        snr_db=artifact.facts.get("snr_db", MappingProxyType({})),
+        logs=tuple(str(path) for path in sorted(artifact.path.parent.glob("*.log"))),
+    )

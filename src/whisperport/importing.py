@@ -1,40 +1,29 @@
-"""Wrap published HEFs into a bundle: the chip runs them, and a checkpoint gives the programs around them.
+"""Put published artifacts into a bundle: a chip runs them, and a checkpoint gives the programs around them.
 
-Those are exported and verified as ever, while ONNX stands in for what is in the HEFs. What is checked of a
-HEF is what it says of itself: chip, shapes, checksum. It was not run.
+Those are exported and verified as always, with emulation in place of the artifacts' programs. What is
+checked of an artifact is what it says of itself: chip, shapes, checksum. It is not run. No vendor is known
+here: a target's `Importer` reads its files.
 """
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from whisperport.bundle import Bundle, check_writable
-from whisperport.compiling import put_hefs
-from whisperport.dims import SECONDS_PER_POSITION, Dims
-from whisperport.errors import BundleError
+from whisperport.compiling import Artifact, put_artifacts
+from whisperport.errors import BundleError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.runtime.engine import FULL
-from whisperport.targets import RunOptions
-from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H, Chip
-from whisperport.targets.hailo.compiler import check_hef
-from whisperport.targets.hailo.hef import Hef, Network, read_hef
+from whisperport.targets import TARGETS, RunOptions, Target, get_target
+from whisperport.targets.importer import Importer
+from whisperport.targets.options import by_target
 from whisperport.window import WindowOptions
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.checkpoint import Checkpoint
-
-CHIPS = (
-    HAILO8L,
-    HAILO8,
-    HAILO10H,
-)  # a HEF of the 8L is taken for that, though a Hailo-8 runs it too
-TABLES = ("token_embedding_weight_*.npy", "onnx_add_input_*.npy")  # of Hailo's decoder assets
-SAME = 1e-3  # of the largest value: float16 keeps 11 bits, and some checkpoints are stored so
 
 Say = Callable[[str], None]
 
@@ -43,31 +32,37 @@ Say = Callable[[str], None]
 class ImportOptions:
     """What is imported beside an encoder, and how the rest is exported."""
 
-    chip: str = ""  # the target; empty: the chip that the HEF was compiled for
-    decoder: Path | None = None  # a HEF of the decoder without a cache
-    assets: Path | None = None  # the folder of its tables, which must be the checkpoint's
+    target: str = ""  # empty: the one that the encoder's artifact was compiled for
+    programs: Mapping[str, Path] = field(default_factory=dict)  # program -> its artifact
+    options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
     run: RunOptions = field(default_factory=RunOptions)
 
 
-def import_hef(
-    hef: str | os.PathLike[str],
+def import_artifact(
+    artifact: str | os.PathLike[str],
     checkpoint: "Checkpoint | str | os.PathLike[str]",
     out: str | os.PathLike[str],
     options: ImportOptions | None = None,
     *,
     say: Say = lambda _: None,
 ) -> Bundle:
-    """A bundle around an encoder's HEF: window and chip are the HEF's, all else the checkpoint's.
+    """A bundle around an encoder's artifact, which gives window and target; the checkpoint gives the rest.
+
+    Args:
+        artifact: a file that the vendor's compiler made of the checkpoint's encoder.
 
     Raises:
-        BundleError: a HEF is damaged, for another chip, or of another checkpoint; or `out` cannot be
-            written.
+        BundleError: an artifact is damaged, for another chip, or of another checkpoint; or `out` cannot
+            be written.
+        UsageError: no such target, program or option.
         CheckpointError, LoweringError, VerificationError: see `export`.
     """
-    options, out, path = options or ImportOptions(), Path(out), Path(hef)
+    options, out = options or ImportOptions(), Path(out)
     check_writable(out)
-    encoder = read_hef(path)
-    chip = _chip(encoder, path, options.chip)
+    target, importer = _importer(Path(artifact), options.target)
+    artifacts = {"encoder": Path(artifact), **_others(options.programs, target, importer)}
+    name = target.spec.name
+    chosen = by_target(options.options, {name: importer.options})[name]
     from whisperport.checkpoint import load_checkpoint
 
     if isinstance(checkpoint, str | os.PathLike):
@@ -75,118 +70,78 @@ def import_hef(
         checkpoint = load_checkpoint(
             checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
         )
-    positions = _positions(_network(encoder, path), checkpoint.dims, path)
-    hefs, form = {"encoder": path}, {}
-    if options.decoder is not None:
-        form = _form(options.decoder, checkpoint.dims)
-        _check_assets(options.assets, checkpoint)
-        hefs[FULL] = options.decoder
+    form = importer.form(artifacts, checkpoint.dims)
+    importer.check_checkpoint(artifacts, checkpoint, chosen)
     exporting = ExportOptions(
-        window=WindowOptions(seconds=positions * SECONDS_PER_POSITION),
-        full=bool(form),
-        lower=form,
+        window=WindowOptions(seconds=form.window_s),
+        full=FULL in artifacts,
+        lower=form.lower,
         run=options.run,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-        bundle = export(checkpoint, chip.name, Path(folder) / "bundle", exporting, say=say)
-        read = {
-            name: check_hef(file, chip, bundle.manifest.program(name).spec)
-            for name, file in hefs.items()
+        bundle = export(checkpoint, name, Path(folder) / "bundle", exporting, say=say)
+        imported = {
+            program: Artifact(
+                path=path,
+                facts={
+                    **importer.check(path, bundle.manifest.program(program).spec),
+                    "imported": path.name,
+                },
+            )
+            for program, path in artifacts.items()
         }
-        say("putting the HEF into the bundle")
-        facts = {name: {"imported": file.name} for name, file in hefs.items()}
-        return put_hefs(bundle, hefs, read, "checked against contract", facts=facts, out=out)
+        say("writing the bundle")
+        return put_artifacts(bundle, imported, "checked against contract", out=out)
 
 
-def _chip(hef: Hef, path: Path, name: str) -> Chip:
-    for chip in CHIPS:
-        if hef.architecture in chip.architectures and name in ("", chip.name):
-            return chip
-    raise BundleError(
-        f"{path.name} is for another chip than {f'`{name}`' if name else 'those known here'}",
-        why=f"it was compiled for {hef.chip}",
-        hint=f"known: {', '.join(chip.name for chip in CHIPS)}",
-    )
+def _importer(artifact: Path, name: str) -> tuple[Target, Importer]:
+    """The target named, or the one whose importer says that the artifact was compiled for it."""
+    if name:
+        target = get_target(name)
+        if target.importer is None:
+            raise UsageError(
+                f"`{name}` imports no artifacts",
+                hint=f"targets that do: {', '.join(_importers()) or 'none'}",
+            )
+        return target, target.importer
+    return _made_for(artifact)
 
 
-def _network(hef: Hef, path: Path) -> Network:
-    """Its only network, with streams that say their shapes."""
-    if len(hef.networks) == 1 and hef.networks[0].inputs and hef.networks[0].outputs:
-        return hef.networks[0]
-    raise BundleError(
-        f"{path.name} does not say which shapes it has",
-        why=f"it holds {len(hef.networks)} networks, or describes them as old compilers did",
-        hint="take a HEF that Dataflow Compiler 3.31 or later wrote, of one network",
-    )
+def _made_for(artifact: Path) -> tuple[Target, Importer]:
+    """The target that an artifact was compiled for.
 
-
-def _positions(network: Network, dims: Dims, path: Path) -> int:
-    """T, from an input (1, 2T, n_mels) and an output (1, T, d)."""
-    inputs = [stream.shape for stream in network.inputs]
-    outputs = [stream.shape for stream in network.outputs]
-    positions = inputs[0][1] // 2
-    expected = [(1, 2 * positions, dims.n_mels)], [(1, positions, dims.n_audio_state)]
-    if (inputs, outputs) != expected or not 0 < positions <= dims.n_audio_ctx:
-        raise BundleError(
-            f"{path.name} is no encoder of this checkpoint",
-            why=f"from {inputs} it makes {outputs}; expected (1, 2T, {dims.n_mels}) to "
-            f"(1, T, {dims.n_audio_state}), T at most {dims.n_audio_ctx}",
-            hint="give the checkpoint that the HEF was made of",
-        )
-    return positions
-
-
-def _form(path: Path, dims: Dims) -> dict[str, str]:
-    """The options of `export` that give a decoder of the HEF's shapes.
-
-    Two generations were published: the host adds positions and gives (S, 1, d), or the HEF adds them to
-    (1, S, d). Source: hailo-ai/Hailo-Application-Code-Examples@0d987d8.
+    Raises:
+        BundleError: none of those that import; why is said once where all of them say the same.
     """
-    inputs = sorted(_network(read_hef(path), path).inputs, key=lambda stream: stream.name)
-    shape = inputs[-1].shape
-    if len(inputs) != 2 or shape[2] != dims.n_text_state or 1 not in shape[:2]:
-        raise BundleError(
-            f"{path.name} is no decoder of this checkpoint",
-            why=f"its inputs are {[stream.shape for stream in inputs]}; expected features "
-            f"(1, T, {dims.n_text_state}) and embeddings (S, 1, {dims.n_text_state}) or "
-            f"(1, S, {dims.n_text_state})",
-            hint="give the checkpoint that the HEF was made of",
-        )
-    positions = "host" if shape[1] == 1 else "graph"
-    return {"rows": str(max(shape[:2])), "positions": positions}
+    faults: dict[str, BundleError] = {}
+    for name, (target, importer) in _importers().items():
+        try:
+            if importer.is_for(artifact):
+                return target, importer
+        except BundleError as error:
+            faults[name] = error
+    distinct = {error.what: error for error in faults.values()}
+    if len(distinct) == 1 and len(faults) == len(_importers()):
+        raise next(iter(distinct.values()))
+    raise BundleError(
+        f"{artifact.name} is for another chip than those known here",
+        why="; ".join(distinct) or "no target says that the file was compiled for it",
+        hint=f"targets that import: {', '.join(_importers()) or 'none'}; name one with `--target` to see "
+        "what is wrong with the file",
+    )
 
 
-def _check_assets(folder: Path | None, checkpoint: "Checkpoint") -> None:
-    """The host's tables belong to the decoder: where they are given, they must be the checkpoint's."""
-    if folder is None:
-        return
-    weights = checkpoint.weights
-    tables = (weights["decoder.token_embedding.weight"], weights["decoder.positional_embedding"])
-    for pattern, weight in zip(TABLES, tables, strict=True):
-        found = sorted(folder.glob(pattern))
-        if len(found) != 1:
-            raise BundleError(
-                f"{folder} holds {len(found)} files {pattern}", hint="one of each is needed"
+def _importers() -> dict[str, tuple[Target, Importer]]:
+    return {one.spec.name: (one, one.importer) for one in TARGETS if one.importer is not None}
+
+
+def _others(programs: Mapping[str, Path], target: Target, importer: Importer) -> Mapping[str, Path]:
+    known = sorted(importer.programs - {"encoder"})
+    for program in programs:
+        if program not in known:
+            raise UsageError(
+                f"`{target.spec.name}` imports no artifact of a program `{program}`",
+                hint=f"besides the encoder: {', '.join(known) or 'none'}",
             )
-        given, own = _table(found[0]), weight.float().numpy()
-        same = given.ndim == 2 and len(given) <= len(own) and given.shape[1:] == own.shape[1:]
-        if same:
-            rows = own[: len(given)]
-            same = bool(np.abs(given - rows).max(initial=0) <= SAME * np.abs(rows).max(initial=0))
-        if not same:
-            raise BundleError(
-                f"{found[0].name} is not of this checkpoint",
-                why=f"it holds {given.shape}, and other values than the checkpoint's {own.shape}",
-                hint="give the checkpoint that the HEF was made of",
-            )
-
-
-def _table(path: Path) -> Any:
-    try:
-        table = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise BundleError(f"cannot read {path.name}", why=str(error)) from error
-    if not isinstance(table, np.ndarray) or table.dtype.kind != "f" or not table.size:
-        raise BundleError(f"{path.name} is no array of numbers")
-    return table
+    return programs

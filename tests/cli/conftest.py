@@ -85,14 +85,14 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own takes seconds to start; watching has tests of its own."""
     import whisperport.cli.compile
     import whisperport.cli.export
-    import whisperport.cli.import_hef
+    import whisperport.cli.import_
     import whisperport.cli.lower
 
     def run_here(job: Callable[..., Any], *arguments: Any, say: Any, **_: Any) -> Any:
         return job(*arguments, say=say)
 
     cli = whisperport.cli
-    for verb in (cli.compile, cli.export, cli.import_hef, cli.lower):
+    for verb in (cli.compile, cli.export, cli.import_, cli.lower):
         monkeypatch.setattr(verb, "run_watched", run_here)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, cast, get_args
 
 import click
 
@@ -13,16 +12,19 @@ from whisperport.cli.console import (
     print_table,
     stages,
 )
-from whisperport.cli.options import as_json, threads
-from whisperport.compiling import CompileOptions, compile_bundle
-from whisperport.targets.hailo.model_script import ScriptOptions, SixteenBit
+from whisperport.cli.options import as_json, options_help, target_option, threads, unique_pairs
+from whisperport.compiling import CompiledProgram, CompileOptions, compile_bundle
+from whisperport.targets import TARGETS
 from whisperport.watchdog import run_watched
 
 STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and says nothing meanwhile
-LEVELS = ("0", "1", "2", "max")
 
 
-@click.command("compile", short_help="Compile a bundle's programs by the vendor's own compiler.")
+@click.command(
+    "compile",
+    short_help="Compile a bundle's programs by the vendor's own compiler.",
+    epilog=options_help({t.spec.name: t.compiler.options for t in TARGETS if t.compiler}),
+)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
     "--calibration",
@@ -38,31 +40,14 @@ LEVELS = ("0", "1", "2", "max")
     help="Where finished stages are kept  [default: BUNDLE.compile]",
 )
 @click.option("--force", is_flag=True, help="Compile with too few or with silent recordings")
+@target_option
 @click.option(
-    "--optimization-level",
-    type=click.IntRange(0, 4),
-    default=ScriptOptions().optimization_level,
-    show_default=True,
-    help="What the compiler does against the loss of precision",
-)
-@click.option(
-    "--finetune/--no-finetune",
-    default=True,
-    show_default=True,
-    help="Train the quantized weights; takes a GPU, or hours",
-)
-@click.option("--epochs", type=click.IntRange(min=1), help="Of it  [default: as Hailo published]")
-@click.option(
-    "--sixteen-bit",
-    type=click.Choice(get_args(SixteenBit)),
-    default="adds",
-    show_default=True,
-    help="What is computed in 16 bits; the list of layers fits Hailo's own graphs only",
-)
-@click.option(
-    "--compiler-optimization-level",
-    type=click.Choice(LEVELS),
-    help="How long it searches for a faster placement  [default: the compiler's own]",
+    "--toolchain",
+    "toolchains",
+    multiple=True,
+    metavar="NAME=PYTHON",
+    help="The Python interpreter that has a vendor's SDK; may be repeated  [default: "
+    "WHISPERPORT_TOOLCHAIN_NAME, else this interpreter]",
 )
 @click.option(
     "--stall-after",
@@ -79,54 +64,52 @@ def compile_verb(
     calibration: Path | None,
     work: Path | None,
     force: bool,
-    optimization_level: int,
-    finetune: bool,
-    epochs: int | None,
-    sixteen_bit: SixteenBit,
-    compiler_optimization_level: str | None,
+    target_options: tuple[str, ...],
+    toolchains: tuple[str, ...],
     stall_after: float,
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Compile a bundle for a Hailo chip, in stages that are kept, and put the result into it.
+    """Compile a bundle's programs by the vendor's own compiler, and write the result into the bundle.
 
-    Hailo's Dataflow Compiler does it, where it is installed; where it is not, a folder and a script are
-    left for a machine that has it.
+    The compiler runs in the Python interpreter that has it, in stages that are kept. Where it is not
+    installed, a folder and a script are left for a machine that has it.
 
     \b
     Example:
-      $ whisperport compile build/tiny-hailo8l --calibration recordings
+      $ whisperport compile build/tiny-npu --calibration recordings
     """
-    script = ScriptOptions(
-        optimization_level=optimization_level,
-        finetune=finetune,
-        epochs=epochs,
-        sixteen_bit=sixteen_bit,
-        compiler_optimization_level=_level(compiler_optimization_level),
-    )
     options = CompileOptions(
-        calibration=calibration, work=work, force=force, script=script, threads=threads
+        calibration=calibration,
+        work=work,
+        force=force,
+        options=unique_pairs("--option", target_options),
+        toolchains=unique_pairs("--toolchain", toolchains),
+        threads=threads,
     )
     log = bundle.with_name(f"{bundle.resolve().name}.compile")
     with stages() as say:
         job = (compile_bundle, bundle, options)
         compiled = run_watched(*job, out=log, say=say, stall_s=60 * stall_after)
     if as_json:
-        print_json([asdict(program) for program in compiled.programs])
+        print_json([_to_json(program) for program in compiled.programs])
     else:
         print_table(
             ("program", "target", "MB", "compiler", "calibrated with"),
             [
-                (p.name, p.target, f"{p.bytes / 1e6:.1f}", p.compiler, f"{p.samples} windows")
+                (p.name, p.target, f"{p.bytes / 1e6:.1f}", p.compiler, f"{p.samples} samples")
                 for p in compiled.programs
             ],
         )
         print(f"\n{bundle}: compiled")
-    print_note("it was not run here: copy it to the board, and verify and transcribe there")
+    for program in compiled.programs:
+        for layer, decibels in program.snr_db.items():
+            print_note(f"{program.name}: the compiler measured {decibels:g} dB SNR at {layer}")
+    print_note(
+        "the compiled programs were not run here: copy the bundle to the board, and verify there"
+    )
     print_next("transcribe", "talk.mp3", "--bundle", bundle)
 
 
-def _level(asked: str | None) -> Literal[0, 1, 2, "max"] | None:
-    if asked is None or asked == "max":
-        return cast("Literal['max'] | None", asked)
-    return cast(Literal[0, 1, 2], int(asked))
+def _to_json(program: CompiledProgram) -> dict[str, object]:
+    return {**asdict(program), "snr_db": dict(program.snr_db)}

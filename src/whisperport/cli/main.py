@@ -26,7 +26,7 @@ from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
 from whisperport.cli.explain import explain
 from whisperport.cli.export import export
-from whisperport.cli.import_hef import import_hef
+from whisperport.cli.import_ import import_verb
 from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
 from whisperport.cli.targets import targets
@@ -65,7 +65,7 @@ def cli(context: click.Context) -> None:
 for verb in (
     export,
     compile_verb,
-    import_hef,
+    import_verb,
     lower,
     check,
     explain,

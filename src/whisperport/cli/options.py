@@ -1,8 +1,12 @@
 """Options that several verbs share."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from whisperport.targets import RunOptions
+from whisperport.targets.options import describe
 from whisperport.watchdog import STALL_S
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout")
@@ -29,6 +33,27 @@ run_option = click.option(
     metavar="NAME=VALUE",
     help="An option of the target, such as provider=CUDAExecutionProvider; may be repeated",
 )
+target_option = click.option(
+    "--option",
+    "target_options",
+    multiple=True,
+    metavar="TARGET.NAME=VALUE",
+    help="An option of one target, see below; may be repeated",
+)
+
+
+def options_help(targets: Mapping[str, type[Any]]) -> str:
+    """The options of targets, by options class, as the end of a verb's help."""
+    lines = ["\b", "Options of targets, given as --option TARGET.NAME=VALUE:"]
+    for options in dict.fromkeys(targets.values()):
+        described = describe(options)
+        if described:
+            names = [name for name, one in targets.items() if one is options]
+            lines.append(f"  {', '.join(names)}:")
+        for one in described:
+            default = f"; default {one.default}" if one.default else ""
+            lines += [f"    {one.name}  {one.values}{default}", f"        {one.help}"]
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def pairs(values: tuple[str, ...]) -> dict[str, str]:
@@ -42,6 +67,20 @@ def pairs(values: tuple[str, ...]) -> dict[str, str]:
         if not equals or not name:
             raise click.BadParameter(f"expected NAME=VALUE, got {name!r}")
     return {name: value for name, _, value in split}
+
+
+def unique_pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
+    """As `pairs`, each name once.
+
+    Raises:
+        click.BadParameter: one has no `=`, or a name comes twice.
+    """
+    found = pairs(values)
+    if len(found) < len(values):
+        names = [value.partition("=")[0] for value in values]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise click.BadParameter(f"`{option} {twice}` is given twice")
+    return found
 
 
 def run_options_of(threads: int | None, values: tuple[str, ...]) -> RunOptions:

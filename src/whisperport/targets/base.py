@@ -1,4 +1,4 @@
-"""What a target is: a spec, three methods, and three more for those that are particular."""
+"""What a target is: a spec, three methods, and what only some targets have."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,8 @@ from whisperport.bundle import ProgramEntry
 from whisperport.dims import Dims
 from whisperport.runner import Runner
 from whisperport.spec import FullForm, Refusal, TargetSpec
+from whisperport.targets.compiler import Compiler
+from whisperport.targets.importer import Importer
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -35,9 +37,11 @@ class RunOptions:
 
 
 class Target(ABC):
-    """One accelerator or runtime. Adding one: a file here, a line in the list, an extra, a page."""
+    """One accelerator or runtime. Adding one: a folder here and a line in the list, an extra, a page."""
 
     spec: TargetSpec
+    compiler: Compiler | None = None  # the vendor's own, for what `lower` wrote
+    importer: Importer | None = None  # of files that the vendor's compiler made elsewhere
 
     @abstractmethod
     def check(self, program: "Program") -> list[Refusal]:

@@ -1,16 +1,23 @@
-"""A `hailo_sdk_client` of the recorded signatures: it compiles nothing, and checks what it is given."""
+"""A `hailo_sdk_client` of the recorded signatures: it compiles nothing, and checks what it is given.
 
+`FakeSdk` is the module itself, for this process. `InstalledSdk` installs one for another process, where
+it is found and run as the real one would be: by the interpreter that a toolchain names.
+"""
+
+import base64
+import json
+import os
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .recorded_signatures import COMPILER, bind
 
 # A fake HAR says what was done, and to which network.
 PARSED, OPTIMIZED, COMPILED = "parsed", "optimized", "compiled"
+KILL = "kill"  # in place of a failure's class: the process is killed
 
 
 class FakeSdk(types.ModuleType):
@@ -58,6 +65,8 @@ class FakeRunner:
         assert self._done == PARSED
 
     def optimize(self, *args: Any, **kwargs: Any) -> None:
+        import numpy as np
+
         given = self._sdk.called("ClientRunner.optimize", *args, **kwargs)
         assert Path(given["work_dir"]).is_dir()
         data = given["calib_data"]
@@ -66,6 +75,9 @@ class FakeRunner:
             assert array.dtype == np.float32
             assert array.ndim == 4, "3-D data breaks the decomposition of layer norms"
             assert array.flags.c_contiguous
+        # Past Python's streams, as C++ writes; the lines are those of the notebook that the parser names.
+        line = f"[info] \t{self._network}/output_layer1 SNR:\t9.179 dB\n"
+        os.write(1, b"[info] Output layers signal-to-noise ratio (SNR)\n" + line.encode())
         self._done = OPTIMIZED
 
     def compile(self, *args: Any, **kwargs: Any) -> bytes:
@@ -79,3 +91,71 @@ class FakeRunner:
         assert type(given["path"]) is str
         assert given["path"].endswith(".har")
         Path(given["path"]).write_text(f"{self._done} {self._network}")
+
+
+class InstalledSdk:
+    """An interpreter that has the fake SDK, and what is known of its calls."""
+
+    def __init__(self, folder: Path, hefs: Mapping[str, bytes]) -> None:
+        self._folder = folder
+        folder.mkdir()
+        (folder / "hailo_sdk_client.py").write_text(MODULE.format(here=Path(__file__).parent))
+        self.interpreter = folder / "python"
+        self.interpreter.write_text(
+            f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n'
+        )
+        self.interpreter.chmod(0o755)
+        self.configure(hefs=hefs)
+
+    def configure(
+        self,
+        hefs: Mapping[str, bytes] | None = None,
+        version: str = "3.31.0",
+        failures: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        """What it does from now on; `failures`: call -> class and message of what it raises."""
+        if hefs is not None:
+            self.hefs = dict(hefs)
+        encoded = {name: base64.b64encode(hef).decode() for name, hef in self.hefs.items()}
+        told = {"hefs": encoded, "version": version, "failures": dict(failures or {})}
+        (self._folder / "sdk.json").write_text(json.dumps(told))
+
+    def names(self) -> list[str]:
+        log = self._folder / "calls.txt"
+        return log.read_text().split() if log.exists() else []
+
+    def clear(self) -> None:
+        (self._folder / "calls.txt").unlink(missing_ok=True)
+
+
+class ConfiguredSdk(FakeSdk):
+    """In the other process: does what `InstalledSdk.configure` wrote, and notes its calls in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        told = json.loads((folder / "sdk.json").read_text())
+        hefs = {name: base64.b64decode(text) for name, text in told["hefs"].items()}
+        super().__init__(hefs, told["version"])
+        self._folder, self._failures = folder, told["failures"]
+
+    def called(self, name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        with (self._folder / "calls.txt").open("a") as log:
+            log.write(name.removeprefix("ClientRunner.") + "\n")
+        if name in self._failures:
+            kind, message = self._failures[name]
+            if kind == KILL:
+                os.kill(os.getpid(), 9)
+            raise type(kind, (Exception,), {})(message)
+        return super().called(name, *args, **kwargs)
+
+
+MODULE = """
+import sys, types
+from pathlib import Path
+
+package = types.ModuleType("fake_hailo")
+package.__path__ = ["{here}"]
+sys.modules["fake_hailo"] = package
+from fake_hailo.fake_sdk import ConfiguredSdk
+
+sys.modules[__name__] = ConfiguredSdk(Path(__file__).parent)
+"""

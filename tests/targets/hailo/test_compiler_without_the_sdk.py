@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.dims import Dims
+from whisperport.errors import BundleError
 from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
-from whisperport.targets.hailo.compiler import Job, check_compiler, check_hef, prepare, run
-from whisperport.targets.hailo.model_script import model_script
+from whisperport.targets.hailo.compiler import HailoCompiler, check_hef
+from whisperport.targets.hailo.model_script import ScriptOptions
+from whisperport.toolchain import Failure, Job, driver, is_left, prepare
 
 from .fake_sdk import FakeSdk
 from .hef_file import encoder_hef, hef_bytes
@@ -41,21 +44,67 @@ def work(tmp_path: Path) -> Path:
     return _prepared(tmp_path / "bundle.compile")
 
 
-def _prepared(work: Path, script: str = "", onnx: bytes = b"onnx", value: float = 1.0) -> Path:
-    source = work.with_name("encoder.onnx")
-    source.write_bytes(onnx)
-    (work / "encoder").mkdir(parents=True, exist_ok=True)
-    np.save(work / "encoder" / "input_layer1.npy", np.full((2, 1, 8, 3), value, np.float32))
-    script = script or model_script("hailo8l", 384)
-    job = Job(name="encoder", onnx=source, script=script, calibration="input_layer1.npy")
-    prepare(work, HAILO8L, [job])
+def _dims(width: int = 384) -> Dims:
+    return Dims(
+        n_mels=80,
+        n_audio_ctx=1500,
+        n_audio_state=width,
+        n_audio_head=width // 64,
+        n_audio_layer=4,
+        n_text_ctx=448,
+        n_text_state=width,
+        n_text_head=width // 64,
+        n_text_layer=4,
+        n_vocab=51865,
+        n_audio_ffn=4 * width,
+        n_text_ffn=4 * width,
+    )
+
+
+def _prepared(
+    work: Path,
+    spec: ProgramSpec = ENCODER,
+    width: int = 384,
+    onnx: bytes = b"onnx",
+    value: float = 1.0,
+) -> Path:
+    """A work folder as `compile_bundle` leaves it to the driver."""
+    folder = work / spec.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{spec.name}.onnx").write_bytes(onnx)
+    arrays = tuple(f"input_layer{i}.npy" for i in range(1, len(spec.inputs) + 1))
+    for array in arrays:
+        np.save(folder / array, np.full((2, 1, 8, 3), value, np.float32))
+    compiler = HailoCompiler(HAILO8L)
+    plan = compiler.plan(
+        CompileRequest(
+            spec=spec,
+            dims=_dims(width),
+            options=ScriptOptions(),
+            folder=folder,
+            files=(f"{spec.name}.onnx",),
+            arrays=arrays,
+            samples=2,
+        )
+    )
+    job = Job(name=spec.name, stages=plan.stages, settings=plan.settings)
+    prepare(work, compiler.script, compiler.settings(), [job])
     return work
 
 
-def _run(work: Path) -> list[str]:
-    said: list[str] = []
-    run(work, HAILO8L, said.append)
-    return said
+def _run(work: Path) -> list[dict[str, Any]]:
+    """What the driver reported."""
+    told: list[dict[str, Any]] = []
+    driver.run(work, lambda event, **facts: told.append({"event": event, **facts}))
+    return told
+
+
+def _stopped(work: Path) -> dict[str, Any]:
+    """The driver's last report of a job that it could not finish."""
+    told: list[dict[str, Any]] = []
+    with pytest.raises(driver.StopError):
+        driver.run(work, lambda event, **facts: told.append({"event": event, **facts}))
+    return told[-1]
 
 
 def test_without_the_sdk_every_stage_is_called_as_recorded_and_in_order(work, sdk):
@@ -73,27 +122,24 @@ def test_without_the_sdk_every_stage_is_called_as_recorded_and_in_order(work, sd
 
 
 def test_without_the_sdk_a_decoders_set_is_given_by_the_names_of_layers(tmp_path, sdk):
-    work, source = tmp_path / "work", tmp_path / "decode_full.onnx"
-    source.write_bytes(b"onnx")
-    folder = work / "decode_full"
-    folder.mkdir(parents=True)
-    files = {f"decode_full/input_layer{i}": f"input_layer{i}.npy" for i in (1, 2)}
-    for file in files.values():
-        np.save(folder / file, np.zeros((2, 1, 4, 3), np.float32))
-    script = model_script("hailo8l", 384, program="decode_full")
-    prepare(work, HAILO8L, [Job(name="decode_full", onnx=source, script=script, calibration=files)])
+    features, rows = TensorSpec("features", (1, 4, 5)), TensorSpec("embeddings", (1, 5, 2, 1))
+    decoder = ProgramSpec("decode_full", (features, rows), (TensorSpec("logits_0", (1, 2, 7)),))
 
-    _run(work)
+    _run(_prepared(tmp_path / "work", decoder))
 
-    assert set(dict(sdk.calls)["ClientRunner.optimize"]["calib_data"]) == set(files)
+    assert set(dict(sdk.calls)["ClientRunner.optimize"]["calib_data"]) == {
+        "decode_full/input_layer1",
+        "decode_full/input_layer2",
+    }
 
 
 def test_without_the_sdk_finished_stages_are_kept(work, sdk):
     _run(work)
     sdk.calls.clear()
-    said = _run(work)
+    told = _run(work)
     assert sdk.calls == []
-    assert sum("kept" in line for line in said) == 3
+    assert [one["event"] for one in told] == ["kept"] * 3
+    assert not is_left(work)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +161,7 @@ def test_without_the_sdk_a_half_finished_compile_goes_on_where_it_stopped(work, 
 @pytest.mark.parametrize(
     ("changed", "left"),
     [
-        ({"script": model_script("hailo8l", 512)}, STAGES[3:]),
+        ({"width": 512}, STAGES[3:]),
         ({"value": 2.0}, STAGES[3:]),
         ({"onnx": b"another"}, STAGES[:3]),  # parsed to the same, and so the rest is kept
     ],
@@ -147,14 +193,9 @@ def test_without_the_sdk_a_stages_file_that_is_not_whole_is_made_again(work, sdk
     assert sdk.names()[:3] == STAGES[:3]
 
 
-def test_a_missing_sdk_leaves_everything_and_a_script_that_does_the_same(work, monkeypatch):
+def test_a_missing_sdk_is_reported_and_a_script_does_the_same_elsewhere(work, monkeypatch):
     monkeypatch.setitem(sys.modules, "hailo_sdk_client", None)
-    with pytest.raises(MissingPackageError) as caught:
-        _run(work)
-    assert "3.x" in caught.value.what
-    assert "compile.py" in caught.value.hint
-    assert (work / "encoder" / "encoder.alls").is_file()
-    assert (work / "encoder" / "encoder.onnx").is_file()
+    assert _stopped(work)["event"] == "missing"
 
     # The script alone, with a compiler beside it and nothing of whisperport.
     (work / "hailo_sdk_client.py").write_text(STAND_ALONE)
@@ -163,18 +204,21 @@ def test_a_missing_sdk_leaves_everything_and_a_script_that_does_the_same(work, m
     )
 
     assert done.returncode == 0, done.stderr
+    assert "encoder: optimize\n" in done.stdout
+    assert done.stdout.endswith("run `whisperport compile` again\n")
     assert (work / "encoder" / "encoder.hef").read_bytes() == b"made alone"
-    assert sum("kept" in line for line in _run(work)) == 3  # the SDK is not asked for
+    assert not is_left(work)  # the SDK is not asked for
 
 
-def test_the_script_left_behind_runs_on_the_pythons_of_the_compiler():
-    """3.10 and 3.11, of which whisperport itself takes only the second."""
-    source = Path(stages.__file__).read_text(encoding="utf-8")
+@pytest.mark.parametrize(("script", "sdk"), [(stages, "hailo_sdk_client"), (driver, "")])
+def test_the_scripts_left_behind_run_on_the_pythons_of_the_compiler(script, sdk):
+    """3.10 and 3.11, of which whisperport itself supports only the second."""
+    source = Path(script.__file__).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 10))
     nodes = list(ast.walk(tree))
-    imported = {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    imported = {a.name.split(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}
     imported |= {str(n.module).split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom)}
-    assert imported - sys.stdlib_module_names == {"numpy", "hailo_sdk_client"}
+    assert imported - sys.stdlib_module_names == ({"numpy", sdk} if sdk else set())
 
 
 def test_a_finished_compile_needs_no_sdk(work, sdk, monkeypatch):
@@ -190,6 +234,7 @@ def test_a_finished_compile_needs_no_sdk(work, sdk, monkeypatch):
         (HAILO8L, "3.33.1", True),
         (HAILO10H, "5.1.0", True),
         (HAILO8, "4.0", False),
+        (HAILO8L, "5.2.0", False),
         (HAILO8, "3.30.9", False),
         (HAILO8, "3", False),
         (HAILO8, "3.100", True),
@@ -198,20 +243,15 @@ def test_a_finished_compile_needs_no_sdk(work, sdk, monkeypatch):
         (HAILO10H, "3.31.0", False),
     ],
 )
-def test_a_compiler_that_does_not_serve_the_chip_is_refused_before_anything(
+def test_a_compiler_that_does_not_serve_the_chip_is_refused_before_any_stage(
     sdk, work, chip, version, serves
 ):
+    fault = stages.check(version, HailoCompiler(chip).settings())
+    assert (fault == "") == serves
+    assert serves or version in fault
     sdk.__version__ = version
-    if serves:
-        check_compiler(chip)
-        return
-    with pytest.raises(LoweringError, match=f"does not serve `{chip.name}`") as caught:
-        check_compiler(chip)
-    assert version in caught.value.why
-    assert f"{chip.compiler[0]}.x" in caught.value.hint
-    if chip is not HAILO10H:  # the work folder is for the 8L
-        with pytest.raises(LoweringError, match="does not serve"):
-            _run(work)
+    if chip is HAILO8L and not serves:  # the chip of the work folder
+        assert _stopped(work) == {"event": "unsuitable", "message": fault}
         assert sdk.calls == []
 
 
@@ -225,20 +265,44 @@ def test_a_compiler_that_does_not_serve_the_chip_is_refused_before_anything(
         ("SomethingNew", "failed"),
     ],
 )
-def test_without_the_sdk_its_errors_are_translated_and_kept_as_the_cause(work, sdk, name, says):
+def test_without_the_sdk_its_errors_are_translated_and_kept_in_the_log(work, sdk, name, says):
     error = type(name, (Exception,), {})("\n\nthe first line\nand many more")
     sdk.failures["ClientRunner.compile"] = error
-    with pytest.raises(LoweringError, match=says) as caught:
-        _run(work)
-    assert caught.value.why == f"{name}: the first line"
-    assert caught.value.hint
-    assert caught.value.__cause__ is error
+    told = _stopped(work)
+    happened, hint = _explained(told)
+    assert (told["stage"], told["classes"][0]) == ("compile", name)
+    assert told["message"] == "the first line"
+    assert says in happened
+    assert hint
+    assert "{" not in hint
+    assert "and many more" in (work / "encoder" / "compile.log").read_text()
+
+
+def _explained(told: dict[str, Any]) -> tuple[str, str]:
+    failure = Failure(
+        kind="failed", message=told["message"], program="encoder", classes=told["classes"]
+    )
+    return HailoCompiler(HAILO8L).explain(failure)
 
 
 def test_without_the_sdk_memory_that_runs_out_is_said_so(work, sdk):
     sdk.failures["ClientRunner.optimize"] = MemoryError()
-    with pytest.raises(LoweringError, match="memory"):
-        _run(work)
+    assert "memory" in _explained(_stopped(work))[0]
+
+
+def test_the_signal_to_noise_ratios_of_its_log_are_read():
+    """Two lines of the log in the notebook that the parser names, and one of a forum."""
+    log = (
+        "[info] Output layers signal-to-noise ratio (SNR): measures the quantization noise\n"
+        "[info] \twhisper_tiny_encoder/output_layer1 SNR:\t9.179 dB\n"
+        "[info] wakeword/output_layer2 SNR: 44.04 dB\n"
+    )
+    measured = HailoCompiler(HAILO8L).accuracy("optimize", log)
+    assert measured == {
+        "whisper_tiny_encoder/output_layer1": 9.179,
+        "wakeword/output_layer2": 44.04,
+    }
+    assert HailoCompiler(HAILO8L).accuracy("compile", log) == {}
 
 
 # What was compiled.

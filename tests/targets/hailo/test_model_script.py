@@ -4,6 +4,7 @@ import pytest
 
 from whisperport.errors import UsageError
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
+from whisperport.targets.options import parse_options
 
 CHIPS = ("hailo8", "hailo8l", "hailo10h")
 
@@ -96,10 +97,10 @@ def test_options_change_what_they_name_and_nothing_else(chip):
 
 
 def test_no_more_samples_are_asked_for_than_there_are():
-    script = model_script("hailo8", 384, ScriptOptions(samples=100))
+    script = model_script("hailo8", 384, samples=100)
     assert "dataset_size=100," in script
     assert "calibset_size=100)" in script
-    assert "batch_size=1, calibset_size=1)" in model_script("hailo8", 384, ScriptOptions(samples=1))
+    assert "batch_size=1, calibset_size=1)" in model_script("hailo8", 384, samples=1)
 
 
 def test_samples_needed_are_those_of_the_longest_reader():
@@ -109,7 +110,17 @@ def test_samples_needed_are_those_of_the_longest_reader():
     assert samples_needed(384, program="decode_full") == 1024
 
 
-@pytest.mark.parametrize("wrong", [{"optimization_level": 5}, {"epochs": 0}, {"samples": 0}])
-def test_an_impossible_option_is_refused(wrong):
-    with pytest.raises(ValueError, match="expected"):
-        ScriptOptions(**wrong)
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("optimization-level", "5", "0 to 4"),
+        ("compression-level", "-1", "0 to 5"),
+        ("epochs", "0", "1 or more"),
+        ("sixteen-bit", "all", "adds, published-layers, nothing"),
+        ("compiler-optimization-level", "3", "0, 1, 2, max"),
+    ],
+)
+def test_an_impossible_option_is_refused_with_the_possible_values(name, value, expected):
+    with pytest.raises(UsageError, match=f"`hailo8.{name}` cannot be `{value}`") as caught:
+        parse_options(ScriptOptions, {name: value}, "hailo8")
+    assert caught.value.hint == f"expected {expected}"

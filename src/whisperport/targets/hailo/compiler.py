@@ -1,96 +1,146 @@
-"""Drive Hailo's compiler over a work folder, explain its failures, and check what it made."""
+"""Hailo's Dataflow Compiler: its calibration, its model script, its stages, and what it made."""
 
-import json
-import shutil
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, cast, final
 
 from whisperport.atomic import write_atomic
-from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
+from whisperport.dims import Dims
+from whisperport.errors import BundleError
 from whisperport.spec import ProgramSpec
-from whisperport.targets.base import Say
+from whisperport.targets.compiler import CalibrationNeed, CompilePlan, Compiler, CompileRequest
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.hef import ARCHITECTURES, Hef, read_hef
-from whisperport.targets.hailo.layout import results_of, stream_shape
+from whisperport.targets.hailo.layout import as_stream, results_of, stream_shape
+from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
+from whisperport.toolchain import Failure, Stage
 
-SCRIPT = "compile.py"
+# What the compiler raises, by the names of its classes: they cannot be imported where it is not.
+# Sources: community.hailo.ai, hailo-ai/hailo_model_zoo#98, ankandrew/fast-plate-ocr#44.
+_NOT_PARSED = (
+    "`whisperport check BUNDLE/{chip}/{program}.onnx --target {chip}` names what it rejects"
+)
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "ParsingWithRecommendationException": ("cannot parse the whole graph", _NOT_PARSED),
+    "UnsupportedModelError": ("does not support a node of the graph", _NOT_PARSED),
+    "UnsupportedActivationLayerError": ("does not support an activation", _NOT_PARSED),
+    "UnsupportedShuffleLayerError": ("does not support a reshape or transpose", _NOT_PARSED),
+    "AllocatorScriptParserException": (
+        "rejects a line of the model script",
+        "leave `{chip}.sixteen-bit` at its default: published lists name layers of other graphs",
+    ),
+    "BackendAllocatorException": (
+        "could not place the program on the chip",
+        "export with a shorter `--window`; or give `--option {chip}.compiler-optimization-level=max`, "
+        "which takes longer",
+    ),
+    "BadInputsShape": (
+        "rejects the calibration set's shape",
+        "remove the work folder, and give the recordings again",
+    ),
+    "MemoryError": (
+        "ran out of memory",
+        "use a machine with more memory, or give `--option {chip}.finetune=off`, which needs less",
+    ),
+}
+
+# "[info] 	whisper_tiny_encoder/output_layer1 SNR:	9.179 dB", at the end of the optimization.
+# Source: the log in the notebook of ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab.
+_SNR = re.compile(r"(\S+) SNR:\s*(-?[0-9]+(?:\.[0-9]+)?) dB")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One program to compile; its calibration files lie in the work folder already."""
+@final
+class HailoCompiler(Compiler):
+    """The Dataflow Compiler of one chip's generation."""
 
-    name: str
-    onnx: Path
-    script: str  # the model script's text
-    calibration: str | Mapping[str, str]  # as `calibration.write_set` returned it
+    toolchain: ClassVar[str] = "hailo"
+    sdk: ClassVar[str] = "hailo_sdk_client"
+    source: ClassVar[str] = "x86-64 Linux, from Hailo's developer zone"
+    script: ClassVar[Path] = Path(stages.__file__)
+    options: ClassVar[type[Any]] = ScriptOptions
+    suffix: ClassVar[str] = ".hef"
+
+    def __init__(self, chip: Chip) -> None:
+        self._chip = chip
+        self.title = f"Hailo's Dataflow Compiler {chip.compiler[0]}.x"
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"chip": self._chip.name, "compiler": list(self._chip.compiler)}
+
+    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
+        chosen = cast(ScriptOptions, options)
+        return CalibrationNeed(
+            samples=samples_needed(dims.n_audio_state, chosen, program=_recipe_of(spec)),
+            names=tuple(f"input_layer{i}" for i in range(1, len(spec.inputs) + 1)),
+            layout=as_stream,
+            fewer=f"`--option {self._chip.name}.finetune=off` needs fewer"
+            if chosen.finetune
+            else "",
+        )
+
+    def plan(self, request: CompileRequest) -> CompilePlan:
+        name, chosen = request.spec.name, cast(ScriptOptions, request.options)
+        script = model_script(
+            self._chip.name,
+            request.dims.n_audio_state,
+            chosen,
+            program=_recipe_of(request.spec),
+            samples=request.samples,
+        )
+        write_atomic(request.folder / f"{name}.alls", script.encode("utf-8"))
+        return CompilePlan(
+            stages=(
+                Stage("parse", (f"{name}.onnx",), ("parsed.har",)),
+                Stage(
+                    "optimize",
+                    ("parsed.har", f"{name}.alls", *request.arrays),
+                    ("optimized.har",),
+                ),
+                Stage("compile", ("optimized.har",), (f"{name}.hef",)),
+            ),
+            settings={"calibration": _by_layer(name, request.arrays)},
+            keep=(f"{name}.alls",),
+        )
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        hef = check_hef(artifact, self._chip, spec)
+        return {"compiler": hef.compiler_version, "compiled_for": hef.chip}
+
+    def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
+        found = _SNR.findall(log) if stage == "optimize" else []
+        return {layer: float(decibels) for layer, decibels in found}
+
+    def explain(self, failure: Failure) -> tuple[str, str]:
+        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
+        happened, hint = known or super().explain(failure)
+        return happened, hint.replace("{chip}", self._chip.name).replace(
+            "{program}", failure.program
+        )
 
 
-def check_compiler(chip: Chip) -> None:
-    """Raises LoweringError if the compiler that is installed serves other chips; none is no error."""
-    try:
-        stages.check_version(chip.name, chip.compiler)
-    except stages.WrongCompilerError as error:
-        raise _wrong_compiler(chip, error) from error
+def _recipe_of(spec: ProgramSpec) -> str:
+    """The program whose published recipe is used."""
+    return spec.name if spec.name == "decode_full" else "encoder"
 
 
-def prepare(work: Path, chip: Chip, jobs: Sequence[Job]) -> None:
-    """Put everything into the work folder that the compiler needs, and a script that runs it."""
-    for job in jobs:
-        folder = work / job.name
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(job.onnx, folder / f"{job.name}.onnx")
-        write_atomic(folder / f"{job.name}.alls", job.script.encode("utf-8"))
-    described = {
-        "chip": chip.name,
-        "compiler": chip.compiler,
-        "programs": [{"name": job.name, "calibration": job.calibration} for job in jobs],
-    }
-    write_atomic(work / stages.JOB, json.dumps(described, indent=1).encode("utf-8"))
-    write_atomic(work / SCRIPT, Path(stages.__file__).read_bytes())
-
-
-def run(work: Path, chip: Chip, say: Say) -> None:
-    """Do what is left of a prepared work folder.
-
-    Raises:
-        MissingPackageError: something is left, and the compiler is not installed.
-        LoweringError: it is of another generation, or refused.
-    """
-    try:
-        stages.run(work, say)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"not compiled yet: Hailo's Dataflow Compiler {_version(chip)} is not installed here",
-            why=str(error),
-            hint=f"everything it needs is in {work}: take that folder to a machine that has it (x86_64 "
-            f"Linux, from Hailo's developer zone), run `python {SCRIPT}` there, bring the folder back, "
-            "and give this command again",
-        ) from error
-    except stages.WrongCompilerError as error:
-        raise _wrong_compiler(chip, error) from error
-    except WhisperportError:
-        raise
-    except Exception as error:  # its classes are not public, and share no base but Exception
-        raise _explained(chip, error) from error
+def _by_layer(program: str, arrays: Sequence[str]) -> str | dict[str, str]:
+    """One file, or the compiler's name of each input's layer -> its file."""
+    if len(arrays) == 1:
+        return arrays[0]
+    network = program.replace(".", "_")  # as the compiler names it
+    return {f"{network}/{array.removesuffix('.npy')}": array for array in arrays}
 
 
 def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
-    """Hold a HEF against the chip and the program that it is for.
+    """Compare a HEF with the chip and the program that it is for.
 
     Raises:
         BundleError: it is damaged, for another chip, or has other inputs or outputs.
     """
     hef = read_hef(path)
-    if hef.architecture not in chip.architectures:
-        runs = ", ".join(ARCHITECTURES.get(a, str(a)) for a in sorted(chip.architectures))
-        raise BundleError(
-            f"{path.name} is for another chip than `{chip.name}`",
-            why=f"it was compiled for {hef.chip}; `{chip.name}` runs HEFs for {runs}",
-            hint="export and compile for the chip that you have",
-        )
+    check_chip(hef, chip, path)
     (network, *others) = hef.networks or (None,)
     if network is None or others:
         raise BundleError(f"{path.name} holds {len(hef.networks)} networks; expected one")
@@ -107,63 +157,17 @@ def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
             raise BundleError(
                 f"{path.name} does not compute `{spec.name}`",
                 why=f"its {kind} are {found}, expected {expected} (height, width, channels)",
-                hint="compile it from this bundle, or take the HEF of this window and checkpoint",
+                hint="compile it from this bundle, or use the HEF of this window and checkpoint",
             )
     return hef
 
 
-# What the compiler raises, by the names of its classes: they cannot be imported where it is not.
-# Sources: community.hailo.ai, hailo-ai/hailo_model_zoo#98, ankandrew/fast-plate-ocr#44.
-_NOT_PARSED = (
-    "`whisperport check BUNDLE/{chip}/encoder.onnx --target {chip}` names what it does not take"
-)
-_FAILURES: Mapping[str, tuple[str, str]] = {
-    "ParsingWithRecommendationException": ("cannot parse the whole graph", _NOT_PARSED),
-    "UnsupportedModelError": ("does not take a node of the graph", _NOT_PARSED),
-    "UnsupportedActivationLayerError": ("does not take an activation", _NOT_PARSED),
-    "UnsupportedShuffleLayerError": ("does not take a reshape or transpose", _NOT_PARSED),
-    "AllocatorScriptParserException": (
-        "does not take a line of the model script",
-        "leave `--sixteen-bit` at its default: published lists name layers of other graphs",
-    ),
-    "BackendAllocatorException": (
-        "could not place the program on the chip",
-        "export with a shorter `--window`; or `--compiler-optimization-level max`, which takes longer",
-    ),
-    "BadInputsShape": (
-        "does not take the calibration set's shape",
-        "remove the work folder, and give the recordings again",
-    ),
-    "MemoryError": (
-        "ran out of memory",
-        "use a machine with more, or `--no-finetune`, which needs less",
-    ),
-}
-
-
-def _explained(chip: Chip, error: Exception) -> LoweringError:
-    names = [kind.__name__ for kind in type(error).__mro__]
-    known = next((_FAILURES[name] for name in names if name in _FAILURES), None)
-    happened, hint = known or ("failed", "finished stages are kept: the same command goes on there")
-    return LoweringError(
-        f"Hailo's compiler {happened}",
-        why=f"{type(error).__name__}: {_first_line(error)}",
-        hint=hint.replace("{chip}", chip.name),
-    )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else "it gave no reason"
-
-
-def _wrong_compiler(chip: Chip, error: Exception) -> LoweringError:
-    return LoweringError(
-        f"this Dataflow Compiler does not serve `{chip.name}`",
-        why=str(error),
-        hint=f"install Dataflow Compiler {_version(chip)}, in an environment of its own",
-    )
-
-
-def _version(chip: Chip) -> str:
-    return f"{chip.compiler[0]}.x"
+def check_chip(hef: Hef, chip: Chip, path: Path) -> None:
+    """Raises BundleError if the chip does not run this HEF."""
+    if hef.architecture not in chip.architectures:
+        runs = ", ".join(ARCHITECTURES.get(a, str(a)) for a in sorted(chip.architectures))
+        raise BundleError(
+            f"{path.name} is for another chip than `{chip.name}`",
+            why=f"it was compiled for {hef.chip}; `{chip.name}` runs HEFs for {runs}",
+            hint="export and compile for the chip that you have",
+        )

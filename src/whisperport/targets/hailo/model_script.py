@@ -9,9 +9,10 @@ Source: hailocs/hailo-whisper@ebe7a85, conversion/optimization/{tiny,base}/{hail
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
+from whisperport.targets.options import Option
 
 SixteenBit = Literal["adds", "published-layers", "nothing"]
 LEARNING_RATE = "0.00001"  # as the vendor writes it
@@ -20,29 +21,28 @@ TINY, BASE = 384, 512  # widths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """What may be chosen of a model script; the defaults are the vendor's.
+    """What may be chosen of a model script; the defaults are the vendor's."""
 
-    Raises:
-        ValueError: a number out of range.
-    """
-
-    optimization_level: int = 2  # 0 to 4: how much the compiler does against the loss of precision
-    compression_level: int = 0  # 0 to 5: weights put into 4 bits; 0: none
-    finetune: bool = True  # train the quantized weights on the calibration set; wants a GPU
-    epochs: int | None = None  # of it; None: as published
-    sixteen_bit: SixteenBit = "adds"  # what is computed in 16 bits beside the adds
-    compiler_optimization_level: Literal[0, 1, 2, "max"] | None = None  # None: the compiler's own
-    samples: int | None = None  # calibration samples there are; None: as many as are needed
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.optimization_level <= 4 or not 0 <= self.compression_level <= 5:
-            raise ValueError(
-                f"optimization level {self.optimization_level}, compression level "
-                f"{self.compression_level}; expected 0 to 4 and 0 to 5"
-            )
-        for name, count in (("epochs", self.epochs), ("samples", self.samples)):
-            if count is not None and count < 1:
-                raise ValueError(f"{count} {name}; expected 1 or more")
+    optimization_level: Annotated[
+        int, Option("How much the compiler does against the loss of precision", low=0, high=4)
+    ] = 2
+    compression_level: Annotated[
+        int, Option("How many weights are stored in 4 bits; 0: none", low=0, high=5)
+    ] = 0
+    finetune: Annotated[
+        bool, Option("Fine-tune the quantized weights; needs a GPU, or takes hours")
+    ] = True
+    epochs: Annotated[
+        int | None, Option("Fine-tuning epochs; without it, those of the published recipe", low=1)
+    ] = None
+    sixteen_bit: Annotated[
+        SixteenBit,
+        Option("What is computed in 16 bits; the list of layers fits Hailo's own graphs only"),
+    ] = "adds"
+    compiler_optimization_level: Annotated[
+        Literal[0, 1, 2, "max"] | None,
+        Option("Compile effort for a faster placement; without it, the compiler's own"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +97,19 @@ _RECIPES = {
 
 
 def model_script(
-    chip: str, width: int, options: ScriptOptions | None = None, *, program: str = "encoder"
+    chip: str,
+    width: int,
+    options: ScriptOptions | None = None,
+    *,
+    program: str = "encoder",
+    samples: int | None = None,
 ) -> str:
     """The script for one program of a model of this width, as the text of an `.alls` file.
 
     Args:
         chip: `hailo8`, `hailo8l` or `hailo10h`.
         program: `encoder` or `decode_full`.
+        samples: calibration samples that there are; None: as many as are needed.
 
     Raises:
         UsageError: the published list of layers is asked for, and none was published for this width.
@@ -111,7 +117,7 @@ def model_script(
     options = options or ScriptOptions()
     recipe = _recipe(program, width)
     write = _encoder if program == "encoder" else _decoder
-    return "\n".join(write(chip, width, recipe, options)) + "\n"
+    return "\n".join(write(chip, width, recipe, options, samples)) + "\n"
 
 
 def samples_needed(
@@ -128,15 +134,17 @@ def _recipe(program: str, width: int) -> _Recipe:
     return _RECIPES[program, BASE if width >= BASE else TINY]
 
 
-def _encoder(chip: str, width: int, recipe: _Recipe, options: ScriptOptions) -> Iterator[str]:
-    yield from _flavor(recipe, options)
+def _encoder(
+    chip: str, width: int, recipe: _Recipe, options: ScriptOptions, samples: int | None
+) -> Iterator[str]:
+    yield from _flavor(recipe, options, samples)
     yield "pre_quantization_optimization(ew_add_fusing, policy=disabled)"
     yield (
         "pre_quantization_optimization(matmul_correction, layers={matmul*}, "
         "correction_type=zp_comp_block)"
     )
     yield from _norms(chip)
-    yield from _sixteen_bit(width, recipe, options)
+    yield from _sixteen_bit(chip, width, recipe, options)
     if options.sixteen_bit != "nothing":
         yield "quantization_param(ew_add1, precision_mode=a8_w8)"
     yield (
@@ -146,11 +154,13 @@ def _encoder(chip: str, width: int, recipe: _Recipe, options: ScriptOptions) -> 
     yield "model_optimization_config(checker_cfg, policy=enabled)"
 
 
-def _decoder(chip: str, width: int, recipe: _Recipe, options: ScriptOptions) -> Iterator[str]:
-    yield from _flavor(recipe, options)
+def _decoder(
+    chip: str, width: int, recipe: _Recipe, options: ScriptOptions, samples: int | None
+) -> Iterator[str]:
+    yield from _flavor(recipe, options, samples)
     yield from _norms(chip)
     yield "model_optimization_config(checker_cfg, policy=enabled)"
-    yield from _sixteen_bit(width, recipe, options)
+    yield from _sixteen_bit(chip, width, recipe, options)
     if recipe.wide_outputs and options.sixteen_bit != "nothing":
         yield "quantization_param({output_layer*}, precision_mode=a16_w16)"
     yield _performance(options)
@@ -159,14 +169,14 @@ def _decoder(chip: str, width: int, recipe: _Recipe, options: ScriptOptions) -> 
     yield f"resources_param(max_utilization={utilization})"
 
 
-def _flavor(recipe: _Recipe, options: ScriptOptions) -> Iterator[str]:
+def _flavor(recipe: _Recipe, options: ScriptOptions, there: int | None) -> Iterator[str]:
     yield (
         f"model_optimization_flavor(optimization_level={options.optimization_level}, "
         f"compression_level={options.compression_level})"
     )
     if options.finetune:
-        samples = _at_most(recipe.finetune, options.samples)
-        batch = _at_most(recipe.finetune_batch, options.samples)
+        samples = _at_most(recipe.finetune, there)
+        batch = _at_most(recipe.finetune_batch, there)
         batch_size = "" if batch is None else f", batch_size={batch}"
         yield (
             f"post_quantization_optimization(finetune, policy=enabled, dataset_size={samples}, "
@@ -174,8 +184,8 @@ def _flavor(recipe: _Recipe, options: ScriptOptions) -> Iterator[str]:
         )
     yield (
         "model_optimization_config(calibration, "
-        f"batch_size={_at_most(recipe.calibration_batch, options.samples)}, "
-        f"calibset_size={_at_most(recipe.calibration, options.samples)})"
+        f"batch_size={_at_most(recipe.calibration_batch, there)}, "
+        f"calibset_size={_at_most(recipe.calibration, there)})"
     )
 
 
@@ -187,7 +197,7 @@ def _norms(chip: str) -> Iterator[str]:
         )
 
 
-def _sixteen_bit(width: int, recipe: _Recipe, options: ScriptOptions) -> Iterator[str]:
+def _sixteen_bit(chip: str, width: int, recipe: _Recipe, options: ScriptOptions) -> Iterator[str]:
     if options.sixteen_bit == "nothing":
         return
     yield "quantization_param({ew_add*}, precision_mode=a16_w16)"
@@ -197,7 +207,7 @@ def _sixteen_bit(width: int, recipe: _Recipe, options: ScriptOptions) -> Iterato
         raise UsageError(
             f"no list of 16-bit layers was published for a model of width {width}",
             why=f"those of widths {TINY} and {BASE} count the layers of those graphs",
-            hint="leave the layers to the compiler: adds alone in 16 bits",
+            hint=f"leave `--option {chip}.sixteen-bit` at its default, `adds`",
         )
     for layer in recipe.layers:
         yield f"quantization_param(conv{layer}, precision_mode=a16_w16)"

@@ -12,6 +12,8 @@ from whisperport.runner import Runner
 from whisperport.spec import FullForm, ProgramSpec, Refusal
 from whisperport.targets.base import RunOptions, Say, Target
 from whisperport.targets.hailo.chips import OPSETS, Chip
+from whisperport.targets.hailo.compiler import HailoCompiler
+from whisperport.targets.hailo.importer import HailoImporter
 from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
 from whisperport.targets.onnx_runner import OnnxRunner
@@ -42,6 +44,8 @@ class Hailo(Target):
         positions: Literal["host", "graph"] = "host",
     ) -> None:
         self.chip, self.spec = chip, chip.spec
+        self.compiler = HailoCompiler(chip)
+        self.importer = HailoImporter(chip)
         self.opset, self.rows, self.positions = opset, rows, positions
 
     def configured(self, options: Mapping[str, str]) -> Self:

@@ -7,18 +7,14 @@ import numpy as np
 import pytest
 
 from whisperport.audio import log_mel
+from whisperport.calibration import arrays
+from whisperport.calibration.arrays import array_files, write_arrays
+from whisperport.calibration.calibration_set import check_enough
+from whisperport.calibration.recordings import Recordings, fingerprint, recording_files
+from whisperport.calibration.spectrograms import check_stored, spectrograms_of, stored_spectrograms
 from whisperport.errors import AudioError
 from whisperport.spec import ProgramSpec, TensorSpec
-from whisperport.targets.hailo import calibration
-from whisperport.targets.hailo.calibration import (
-    Sounds,
-    check_enough,
-    check_ready,
-    encoder_samples,
-    fingerprint,
-    sound_files,
-    write_set,
-)
+from whisperport.targets.compiler import CalibrationNeed
 
 ENCODER = ProgramSpec(
     "encoder", (TensorSpec("mel", (1, 80, 1, 200)),), (TensorSpec("features", (1, 100, 64)),)
@@ -29,6 +25,20 @@ DECODER = ProgramSpec(
     (TensorSpec("logits_0", (1, 2, 7)),),
 )
 SECOND = 16_000
+
+
+def last_axis(array: np.ndarray) -> np.ndarray:
+    """Channels last, as many compilers want their samples: (1, C, H, W) as (H, W, C)."""
+    return array[0].transpose(1, 2, 0) if array.ndim == 4 else array
+
+
+def need(samples: int, spec: ProgramSpec = ENCODER, **more) -> CalibrationNeed:
+    names = tuple(f"input_layer{i}" for i in range(1, len(spec.inputs) + 1))
+    return CalibrationNeed(samples=samples, names=names, layout=last_axis, **more)
+
+
+def write(samples, folder: Path, needed: int, spec: ProgramSpec = ENCODER, **more) -> int:
+    return write_arrays(samples, spec, need(needed, spec, **more), folder, lambda _: None)
 
 
 def noise(seconds: float, seed: int = 0, level: float = 0.1) -> np.ndarray:
@@ -46,8 +56,8 @@ def write_wav(path: Path, samples: np.ndarray, rate: int = SECOND) -> Path:
     return path
 
 
-def _sounds(*files: Path, **options) -> Sounds:
-    return Sounds(files=files, seconds=2.0, **options)
+def _sounds(*files: Path, **options) -> Recordings:
+    return Recordings(files=files, seconds=2.0, **options)
 
 
 def test_every_window_is_used_as_recorded_quiet_and_loud(tmp_path):
@@ -67,17 +77,13 @@ def test_every_window_is_used_as_recorded_quiet_and_loud(tmp_path):
 def test_a_set_is_spectrograms_channels_last_on_disk(tmp_path):
     file = write_wav(tmp_path / "a.wav", noise(2))
 
-    names, count = write_set(
-        encoder_samples(_sounds(file), ENCODER), ENCODER, tmp_path, 3, lambda _: None
-    )
+    mels = ([mel[None, :, None, :]] for mel in spectrograms_of(_sounds(file), ENCODER))
 
-    array = np.load(tmp_path / names)
-    assert (names, count, array.shape, array.dtype) == (
-        "input_layer1.npy",
-        3,
-        (3, 1, 200, 80),
-        "f4",
-    )
+    count = write(mels, tmp_path, 3)
+
+    (name,) = array_files(need(3))
+    array = np.load(tmp_path / name)
+    assert (count, array.shape, array.dtype) == (3, (3, 1, 200, 80), "f4")
     samples = noise(2).astype(np.float32) / 32768
     assert np.allclose(array[0, 0].T, log_mel(samples, 80, n_frames=200), atol=1e-5)
     assert array.flags.c_contiguous
@@ -85,26 +91,23 @@ def test_a_set_is_spectrograms_channels_last_on_disk(tmp_path):
 
 def test_a_set_stops_at_what_is_needed_and_is_cut_to_what_there_is(tmp_path):
     mels = [(np.full((1, 80, 1, 200), i, np.float32),) for i in range(4)]
-    assert write_set(mels, ENCODER, tmp_path, 2, lambda _: None)[1] == 2
+    assert write(mels, tmp_path, 2) == 2
     assert np.load(tmp_path / "input_layer1.npy").shape == (2, 1, 200, 80)
-    assert write_set(mels, ENCODER, tmp_path, 9, lambda _: None)[1] == 4
+    assert write(mels, tmp_path, 9) == 4
     cut = np.load(tmp_path / "input_layer1.npy")
     assert cut.shape == (4, 1, 200, 80)
     assert [one.max() for one in cut] == [0, 1, 2, 3]
-    assert write_set([], ENCODER, tmp_path, 9, lambda _: None)[1] == 0
+    assert write([], tmp_path, 9) == 0
 
 
-def test_a_decoders_set_is_named_by_the_compilers_layers(tmp_path):
+def test_a_set_of_several_inputs_has_an_array_for_each_of_the_dtype_that_is_wanted(tmp_path):
     features = np.arange(20, dtype=np.float32).reshape(1, 4, 5)
     embeddings = np.arange(10, dtype=np.float32).reshape(1, 5, 2, 1)
 
-    names, _ = write_set([(features, embeddings)] * 2, DECODER, tmp_path, 2, lambda _: None)
+    write([(features, embeddings)] * 2, tmp_path, 2, DECODER, dtype="float16")
 
-    assert names == {
-        "decode_full/input_layer1": "input_layer1.npy",
-        "decode_full/input_layer2": "input_layer2.npy",
-    }
-    first, second = (np.load(tmp_path / name) for name in names.values())
+    first, second = (np.load(tmp_path / name) for name in array_files(need(2, DECODER)))
+    assert first.dtype == second.dtype == np.float16
     assert first.shape == (2, 1, 4, 5)  # (N, 1, T, C)
     assert second.shape == (2, 2, 1, 5)  # (N, S, 1, C)
     assert (second[0, :, 0] == embeddings.reshape(5, 2).T).all()
@@ -112,9 +115,9 @@ def test_a_decoders_set_is_named_by_the_compilers_layers(tmp_path):
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
     usage = type("usage", (), {"free": 1000})
-    monkeypatch.setattr(calibration.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(arrays.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(AudioError, match="disk is too full"):
-        write_set([], ENCODER, tmp_path, 9, lambda _: None)
+        write([], tmp_path, 9)
     assert not list(tmp_path.iterdir())
 
 
@@ -156,7 +159,7 @@ def test_a_recording_below_16_khz_is_left_out_and_said_so(tmp_path):
     sounds = _sounds(narrow)
     assert not list(sounds.windows())
     with pytest.raises(AudioError, match="too few recordings") as caught:
-        check_enough(ENCODER, 0, 3, sounds)
+        check_enough(ENCODER, need(3), 0, sounds)
     assert "1 recorded below 16 kHz" in caught.value.why
 
 
@@ -181,29 +184,30 @@ def test_a_folder_without_recordings_is_an_error(tmp_path, there):
     if there:
         folder.mkdir()
     with pytest.raises(AudioError, match="no recordings"):
-        sound_files(folder)
+        recording_files(folder)
 
 
 def test_files_are_mixed_and_always_in_the_same_order(tmp_path):
     for i in range(20):
         write_wav(tmp_path / f"speaker{i // 5}" / f"{i}.wav", noise(0.1))
-    first = sound_files(tmp_path)
-    assert first == sound_files(tmp_path)
+    first = recording_files(tmp_path)
+    assert first == recording_files(tmp_path)
     assert first != sorted(first)
     assert len(first) == 20
 
 
 def test_too_few_say_how_many_hours_are_needed_unless_forced(tmp_path):
-    sounds = Sounds(files=[], seconds=10.0)
+    sounds = Recordings(files=[], seconds=10.0)
     with pytest.raises(AudioError) as caught:
-        check_enough(ENCODER, 57, 3340, sounds)
+        check_enough(ENCODER, need(3340, fewer="`--fast` needs fewer"), 57, sounds)
     assert "57 samples of 10 s" in caught.value.why
     assert "3.1 h" in caught.value.why
-    check_enough(ENCODER, 3340, 3340, sounds)
+    assert "`--fast` needs fewer" in caught.value.hint
+    check_enough(ENCODER, need(3340), 3340, sounds)
     sounds.force = True
-    check_enough(ENCODER, 1, 3340, sounds)
+    check_enough(ENCODER, need(3340), 1, sounds)
     with pytest.raises(AudioError):
-        check_enough(ENCODER, 0, 3340, sounds)
+        check_enough(ENCODER, need(3340), 0, sounds)
 
 
 # Arrays made elsewhere.
@@ -212,7 +216,7 @@ def test_too_few_say_how_many_hours_are_needed_unless_forced(tmp_path):
 def _ready(tmp_path: Path, array: np.ndarray, **options) -> int:
     path = tmp_path / "set.npy"
     np.save(path, array)
-    return check_ready(path, ENCODER, 2, **options)
+    return check_stored(path, ENCODER, last_axis, 2, **options)
 
 
 def _mels(n: int, frames: int = 200) -> np.ndarray:
@@ -233,9 +237,9 @@ def test_an_array_of_spectrograms_is_taken(tmp_path):
         (_mels(2).transpose(0, 3, 1, 2), "does not fit the encoder"),
         (_mels(2).astype(np.float64), "does not fit the encoder"),
         (noise(2), "does not fit the encoder"),
-        (20 * _mels(2), "as Whisper takes them"),  # in dB
-        (_mels(2) - 4, "as Whisper takes them"),
-        (np.where(np.arange(80) == 3, np.nan, _mels(2)).astype("f4"), "as Whisper takes them"),
+        (20 * _mels(2), "as Whisper uses them"),  # in dB
+        (_mels(2) - 4, "as Whisper uses them"),
+        (np.where(np.arange(80) == 3, np.nan, _mels(2)).astype("f4"), "as Whisper uses them"),
         (_mels(1), "no set to calibrate with"),
         (np.repeat(_mels(1), 2, axis=0), "identical"),
         (np.zeros((2, 1, 200, 80), np.float32), "constant"),
@@ -259,10 +263,17 @@ def test_an_array_that_holds_something_else_is_refused(tmp_path, array, says):
         _ready(tmp_path, array)
 
 
+def test_spectrograms_are_read_back_out_of_a_compilers_layout(tmp_path):
+    mels = _mels(2)
+    np.save(tmp_path / "set.npy", mels)
+    read = list(stored_spectrograms(tmp_path / "set.npy", ENCODER, last_axis))
+    assert np.array_equal(read, mels[:, 0].transpose(0, 2, 1))
+
+
 def test_force_takes_few_and_dummy_arrays_and_no_other_shape_or_scale(tmp_path):
     assert _ready(tmp_path, np.zeros((1, 1, 200, 80), np.float32), force=True) == 1
     with pytest.raises(AudioError):
         _ready(tmp_path, 20 * _mels(2), force=True)
     (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
     with pytest.raises(AudioError, match="cannot read"):
-        check_ready(tmp_path / "cut.npy", ENCODER, 2, force=True)
+        check_stored(tmp_path / "cut.npy", ENCODER, last_axis, 2, force=True)

@@ -1,0 +1,146 @@
+"""Record what the engine gives to one program while it transcribes: real features, real caches, real masks.
+
+The programs run on their own targets, or emulated on the CPU where a target is not here. A runner that
+records stands before the program in question; the others work as always.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from whisperport.bundle import Bundle
+from whisperport.calibration.recordings import Floats
+from whisperport.generation import Generation
+from whisperport.runner import Array, Runner
+from whisperport.runtime import DecodeOptions, Engine, decode_window, load_engine, start_tokens
+from whisperport.runtime.engine import FULL
+from whisperport.runtime.without_cache import WithoutCache
+from whisperport.spec import ProgramSpec
+from whisperport.targets import RunOptions, get_target
+
+CALLS = 4  # kept of a window at most: the calls of one window resemble each other
+
+
+def program_inputs(
+    bundle: Bundle, spec: ProgramSpec, mels: Iterable[Floats], run: RunOptions
+) -> Iterator[Sequence[Array]]:
+    """Inputs of a program, each in the order of `spec.inputs`; several of each window where it has them.
+
+    Args:
+        mels: (n_mels, 2T) of each window.
+        run: threads, and options of the targets beside those that choose emulation.
+    """
+    if spec.name == "encoder":
+        for mel in mels:
+            yield [mel.reshape(spec.inputs[0].shape)]
+        return
+    recorders: list[_Recorder] = []
+
+    def recording(runner: Runner) -> Runner:
+        if runner.spec.name != spec.name:
+            return runner
+        recorders.append(_Recorder(runner))
+        return recorders[-1]
+
+    engine = load_engine(bundle, _emulated(bundle, run), recording)
+    (recorder,) = recorders
+    source = _Source(engine, bundle, spec.name)
+    for index, mel in enumerate(mels):
+        recorder.forget(index)
+        source.transcribe(mel)
+        yield from recorder.kept()
+
+
+def samples_per_window(spec: ProgramSpec) -> int:
+    """How many calls of a program are kept of a window at most."""
+    return CALLS if spec.name == "step" else 1
+
+
+class _Recorder(Runner):
+    """Keeps inputs of the runner that it stands before: each call of a window with the same chance."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner.spec)
+        self._runner = runner
+        self._room = samples_per_window(runner.spec)
+        self.forget(0)
+
+    def forget(self, seed: int) -> None:
+        """A new window begins."""
+        self._random = np.random.default_rng(seed)
+        self._calls = 0
+        self._kept: dict[int, list[Array]] = {}  # by the number of the call
+
+    def kept(self) -> list[list[Array]]:
+        """In the order of the calls."""
+        return [self._kept[call] for call in sorted(self._kept)]
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        self._consider(inputs)
+        self._calls += 1
+        names = [tensor.name for tensor in self.spec.inputs]
+        return list(self._runner.run(dict(zip(names, inputs, strict=True))).values())
+
+    def _consider(self, inputs: Sequence[Array]) -> None:
+        """Reservoir sampling; of a program of which one call is kept, the last."""
+        if self._room > 1 and self._calls >= self._room:
+            if self._random.integers(self._calls + 1) >= self._room:
+                return
+            del self._kept[self._random.choice(sorted(self._kept))]
+        elif self._room == 1:
+            self._kept.clear()
+        self._kept[self._calls] = [array.copy() for array in inputs]  # the engine reuses its own
+
+
+@dataclass(slots=True)
+class _Source:
+    """Transcribes windows so that one program of the engine is called."""
+
+    engine: Engine
+    bundle: Bundle
+    program: str
+    previous: tuple[int, ...] = ()  # tokens of the window before: the prompt of the next
+
+    def transcribe(self, mel: Floats) -> None:
+        features = self.engine.encode(mel)
+        if self.program == "cross_kv":
+            self.engine.listen(features)
+        elif self.program == FULL:
+            self._without_cache(features)
+        else:
+            decoded = decode_window(self.engine, features, DecodeOptions(prompt=self.previous))
+            text = tuple(t for t in decoded.tokens if t < self._generation.end_of_text)
+            self.previous = text or self.previous
+            if self.program == "align":
+                start = start_tokens(self._generation, decoded.language, "transcribe")
+                self.engine.align([*start, *text, self._generation.end_of_text])
+
+    @property
+    def _generation(self) -> Generation:
+        return self.engine.generation
+
+    def _without_cache(self, features: Floats) -> None:
+        """Greedily, until the text ends or no row is left: the last call sees the complete transcript."""
+        full = self.engine.without_cache()
+        assert full is not None  # its runner is the one that is recorded
+        full.listen(features)
+        language = self._generation.any_language
+        logits, _ = full.prefill(start_tokens(self._generation, language, "transcribe"))
+        while _has_room(full):
+            token = int(logits.argmax())
+            if token == self._generation.end_of_text:
+                return
+            logits = full.step(token)
+
+
+def _has_room(full: WithoutCache) -> bool:
+    return len(full.tokens) < full.rows
+
+
+def _emulated(bundle: Bundle, run: RunOptions) -> RunOptions:
+    """With emulation for every target that can be emulated."""
+    emulation: dict[str, str] = {}
+    for entry in bundle.manifest.programs:
+        emulation |= get_target(entry.target).spec.stand_in
+    return replace(run, options={**emulation, **run.options})

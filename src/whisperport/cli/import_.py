@@ -1,0 +1,108 @@
+"""`whisperport import`"""
+
+from pathlib import Path
+
+import click
+
+from whisperport.cli.console import (
+    print_json,
+    print_next,
+    print_note,
+    print_table,
+    stages,
+)
+from whisperport.cli.options import (
+    as_json,
+    options_help,
+    stall_after,
+    target_option,
+    threads,
+    unique_pairs,
+)
+from whisperport.importing import ImportOptions
+from whisperport.importing import import_artifact as run_import
+from whisperport.targets import TARGETS, RunOptions
+from whisperport.watchdog import run_watched
+
+IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is not None}
+
+
+@click.command(
+    "import",
+    short_help="Put a published, compiled file into a bundle.",
+    epilog=options_help({name: importer.options for name, importer in IMPORTERS.items()}),
+)
+@click.argument("artifact", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--checkpoint",
+    required=True,
+    metavar="CHECKPOINT",
+    help="What the file was compiled from, as `whisperport export` takes it",
+)
+@click.option(
+    "--out",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where to write the bundle",
+)
+@click.option(
+    "--target",
+    "-t",
+    default="",
+    metavar="NAME",
+    help=f"The target that runs the file: {', '.join(IMPORTERS)}  [default: the one that it was "
+    "compiled for]",
+)
+@click.option(
+    "--program",
+    "programs",
+    multiple=True,
+    metavar="PROGRAM=FILE",
+    help="Also the compiled file of another program, such as decode_full; may be repeated",
+)
+@target_option
+@stall_after
+@threads
+@as_json
+def import_verb(
+    artifact: Path,
+    checkpoint: str,
+    out: Path,
+    target: str,
+    programs: tuple[str, ...],
+    target_options: tuple[str, ...],
+    stall_after: float,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Put the compiled file of a Whisper encoder, as vendors publish them, into a bundle.
+
+    Its window and target are read from the file, and its shapes are compared with the checkpoint, which
+    gives all other programs. They are verified with emulation in place of the file, which is not run.
+
+    \b
+    Example:
+      $ whisperport import encoder.bin --checkpoint tiny --out build/tiny-npu
+    """
+    options = ImportOptions(
+        target=target,
+        programs={name: Path(file) for name, file in unique_pairs("--program", programs).items()},
+        options=unique_pairs("--option", target_options),
+        run=RunOptions(threads=threads),
+    )
+    with stages() as say:
+        job = (run_import, artifact, checkpoint, out, options)
+        bundle = run_watched(*job, out=out, say=say, stall_s=60 * stall_after)
+    manifest = bundle.manifest
+    if as_json:
+        print_json(manifest.to_json())
+    else:
+        rows = [(e.spec.name, e.target, e.files[0], e.status) for e in manifest.programs]
+        print_table(("program", "target", "file", "status"), rows)
+        print(f"\n{out}: imported")
+    print_note(
+        "the imported file was not run here: copy the bundle to the board, and transcribe there"
+    )
+    print_next("transcribe", "talk.mp3", "--bundle", out)

@@ -1,0 +1,153 @@
+"""Published HEFs of Whisper: which window and which form of the decoder they have.
+
+Two generations of decoders were published: the host adds positions and gives (S, 1, d), or the HEF adds
+them to (1, S, d). Source: hailo-ai/Hailo-Application-Code-Examples@0d987d8.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, final
+
+import numpy as np
+
+from whisperport.dims import SECONDS_PER_POSITION, Dims
+from whisperport.errors import BundleError
+from whisperport.spec import ProgramSpec
+from whisperport.targets.hailo.chips import Chip
+from whisperport.targets.hailo.compiler import check_chip, check_hef
+from whisperport.targets.hailo.hef import Hef, Network, read_hef
+from whisperport.targets.importer import Importer, ImportForm
+from whisperport.targets.options import Option
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.checkpoint import Checkpoint
+
+TABLES = ("token_embedding_weight_*.npy", "onnx_add_input_*.npy")  # of Hailo's decoder assets
+SAME = 1e-3  # of the largest value: float16 keeps 11 bits, and some checkpoints are stored so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportChoices:
+    """What may come with published HEFs."""
+
+    assets: Annotated[
+        Path | None,
+        Option("Folder of the decoder's tables, which are compared with the checkpoint's"),
+    ] = None
+
+
+@final
+class HailoImporter(Importer):
+    """Reads HEFs for one chip."""
+
+    options: ClassVar[type[Any]] = ImportChoices
+    suffix: ClassVar[str] = ".hef"
+    programs: ClassVar[frozenset[str]] = frozenset({"encoder", "decode_full"})
+
+    def __init__(self, chip: Chip) -> None:
+        self._chip = chip
+
+    def is_for(self, artifact: Path) -> bool:
+        return read_hef(artifact).architecture in self._chip.compiled_for
+
+    def form(self, artifacts: Mapping[str, Path], dims: Dims) -> ImportForm:
+        encoder = artifacts["encoder"]
+        positions = _positions(_network(self._read(encoder), encoder), dims, encoder)
+        decoder = artifacts.get("decode_full")
+        return ImportForm(
+            window_s=positions * SECONDS_PER_POSITION,
+            lower={} if decoder is None else _decoder_form(self._read(decoder), decoder, dims),
+        )
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        hef = check_hef(artifact, self._chip, spec)
+        return {"compiler": hef.compiler_version, "compiled_for": hef.chip}
+
+    def check_checkpoint(
+        self, artifacts: Mapping[str, Path], checkpoint: "Checkpoint", options: Any
+    ) -> None:
+        assets = cast(ImportChoices, options).assets
+        if assets is not None:
+            _check_assets(assets, checkpoint)
+
+    def _read(self, path: Path) -> Hef:
+        hef = read_hef(path)
+        check_chip(hef, self._chip, path)
+        return hef
+
+
+def _network(hef: Hef, path: Path) -> Network:
+    """Its only network, with streams that say their shapes."""
+    if len(hef.networks) == 1 and hef.networks[0].inputs and hef.networks[0].outputs:
+        return hef.networks[0]
+    raise BundleError(
+        f"{path.name} does not say which shapes it has",
+        why=f"it holds {len(hef.networks)} networks, or describes them as old compilers did",
+        hint="use a HEF that Dataflow Compiler 3.31 or later wrote, of one network",
+    )
+
+
+def _positions(network: Network, dims: Dims, path: Path) -> int:
+    """T, from an input (1, 2T, n_mels) and an output (1, T, d)."""
+    inputs = [stream.shape for stream in network.inputs]
+    outputs = [stream.shape for stream in network.outputs]
+    positions = inputs[0][1] // 2
+    expected = [(1, 2 * positions, dims.n_mels)], [(1, positions, dims.n_audio_state)]
+    if (inputs, outputs) != expected or not 0 < positions <= dims.n_audio_ctx:
+        raise BundleError(
+            f"{path.name} is no encoder of this checkpoint",
+            why=f"from {inputs} it makes {outputs}; expected (1, 2T, {dims.n_mels}) to "
+            f"(1, T, {dims.n_audio_state}), T at most {dims.n_audio_ctx}",
+            hint="give the checkpoint that the HEF was made of",
+        )
+    return positions
+
+
+def _decoder_form(hef: Hef, path: Path, dims: Dims) -> dict[str, str]:
+    """The options for lowering that give a decoder of the HEF's shapes."""
+    inputs = sorted(_network(hef, path).inputs, key=lambda stream: stream.name)
+    shape = inputs[-1].shape
+    if len(inputs) != 2 or shape[2] != dims.n_text_state or 1 not in shape[:2]:
+        raise BundleError(
+            f"{path.name} is no decoder of this checkpoint",
+            why=f"its inputs are {[stream.shape for stream in inputs]}; expected features "
+            f"(1, T, {dims.n_text_state}) and embeddings (S, 1, {dims.n_text_state}) or "
+            f"(1, S, {dims.n_text_state})",
+            hint="give the checkpoint that the HEF was made of",
+        )
+    positions = "host" if shape[1] == 1 else "graph"
+    return {"rows": str(max(shape[:2])), "positions": positions}
+
+
+def _check_assets(folder: Path, checkpoint: "Checkpoint") -> None:
+    """Raises BundleError if the host's tables, which belong to the decoder, are not the checkpoint's."""
+    weights = checkpoint.weights
+    tables = (weights["decoder.token_embedding.weight"], weights["decoder.positional_embedding"])
+    for pattern, weight in zip(TABLES, tables, strict=True):
+        found = sorted(folder.glob(pattern))
+        if len(found) != 1:
+            raise BundleError(
+                f"{folder} holds {len(found)} files {pattern}", hint="one of each is needed"
+            )
+        given, own = _table(found[0]), weight.float().numpy()
+        same = given.ndim == 2 and len(given) <= len(own) and given.shape[1:] == own.shape[1:]
+        if same:
+            rows = own[: len(given)]
+            same = bool(np.abs(given - rows).max(initial=0) <= SAME * np.abs(rows).max(initial=0))
+        if not same:
+            raise BundleError(
+                f"{found[0].name} is not of this checkpoint",
+                why=f"it holds {given.shape}, and other values than the checkpoint's {own.shape}",
+                hint="give the checkpoint that the HEF was made of",
+            )
+
+
+def _table(path: Path) -> Any:
+    try:
+        table = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BundleError(f"cannot read {path.name}", why=str(error)) from error
+    if not isinstance(table, np.ndarray) or table.dtype.kind != "f" or not table.size:
+        raise BundleError(f"{path.name} is not an array of numbers")
+    return table

@@ -1,0 +1,161 @@
+"""Options of a target's compiler or importer, declared as the fields of a frozen dataclass.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Options:
+        epochs: Annotated[int | None, Option("Fine-tuning epochs", low=1)] = None
+
+is given as `--option NAME.epochs=4`, where NAME is the target's. Types: int, bool, str, Path, a Literal of
+ints and strings, and any of these or None.
+"""
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from whisperport.errors import UsageError
+
+ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What the type of a field does not say."""
+
+    help: str  # one line without a full stop
+    low: int | None = None  # of a number, included
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of a compiler or importer that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionHelp:
+    """One option, as it is shown."""
+
+    name: str  # as it is written: "optimization-level"
+    values: str  # those that it can have: "0 to 4"
+    default: str  # empty: the vendor's own
+    help: str
+
+
+def describe(options: type[Any]) -> tuple[OptionHelp, ...]:
+    """Every option of an options class, in the order of its fields."""
+    defaults = {one.name: one.default for one in fields(options)}
+    return tuple(
+        OptionHelp(name.replace("_", "-"), _values(kind, about), _shown(defaults[name]), about.help)
+        for name, (kind, about) in _declared(options).items()
+    )
+
+
+def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> Any:
+    """An options class made of texts, by name.
+
+    Raises:
+        UsageError: a name that it does not have, or a value out of range.
+    """
+    declared = _declared(options)
+    known = {name.replace("_", "-"): name for name in declared}
+    values = {}
+    for name, text in given.items():
+        if name not in known:
+            raise UsageError(
+                f"`{target}` has no option `{name}` here",
+                hint=f"options are {', '.join(f'{target}.{one}' for one in known)}"
+                if known
+                else f"`{target}` has no options here",
+            )
+        kind, about = declared[known[name]]
+        try:
+            values[known[name]] = _parsed(text, kind, about)
+        except ValueError as error:
+            raise UsageError(
+                f"the option `{target}.{name}` cannot be `{text[:40]}`",
+                hint=f"expected {_values(kind, about)}",
+            ) from error
+    return options(**values)
+
+
+def by_target(given: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """Texts named `TARGET.NAME`, as one options object per target.
+
+    Args:
+        targets: name -> options class, of every target that can have options here.
+
+    Raises:
+        UsageError: a target or name that is not there, or a value out of range.
+    """
+    sorted_out: dict[str, dict[str, str]] = {name: {} for name in targets}
+    for full_name, text in given.items():
+        target, dot, name = full_name.partition(".")
+        if not dot or target not in sorted_out:
+            raise UsageError(
+                f"there is no option `{full_name}` here",
+                why="an option is written TARGET.NAME",
+                hint=f"options are {', '.join(_all_names(targets)) or 'none'}",
+            )
+        sorted_out[target][name] = text
+    return {name: parse_options(targets[name], sorted_out[name], name) for name in targets}
+
+
+def _all_names(targets: Mapping[str, type[Any]]) -> list[str]:
+    return [f"{name}.{one.name}" for name, options in targets.items() for one in describe(options)]
+
+
+def _declared(options: type[Any]) -> dict[str, tuple[Any, Option]]:
+    """Field -> its type, and what was said of it."""
+    hints = get_type_hints(options, include_extras=True)
+    return {name: (get_args(hint)[0], get_args(hint)[1]) for name, hint in hints.items()}
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types that a value can have, without None."""
+    if get_origin(hint) in (types.UnionType, Union):
+        return tuple(part for part in get_args(hint) if part is not type(None))
+    return (hint,)
+
+
+def _parsed(text: str, hint: Any, about: Option) -> Any:
+    """Raises ValueError for a text that is no value of this type."""
+    for kind in _alternatives(hint):
+        if get_origin(kind) is Literal:
+            for value in get_args(kind):
+                if str(value) == text:
+                    return value
+        elif kind is bool and text.lower() in (*ON, *OFF):
+            return text.lower() in ON
+        elif kind is int:
+            number = int(text)
+            low, high = about.low, about.high
+            if (low is None or number >= low) and (high is None or number <= high):
+                return number
+        elif kind in (str, Path) and text:
+            return kind(text)
+    raise ValueError(text)
+
+
+def _values(hint: Any, about: Option) -> str:
+    return " or ".join(_values_of(kind, about) for kind in _alternatives(hint))
+
+
+def _values_of(kind: Any, about: Option) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    if kind is bool:
+        return "on or off"
+    if kind is int:
+        low, high = about.low, about.high
+        if low is not None and high is not None:
+            return f"{low} to {high}"
+        return "a number" if low is None else f"{low} or more"
+    return "a path" if kind is Path else "text"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return ON[0] if default else OFF[0]
+    return "" if default is None else str(default)

@@ -1,0 +1,17 @@
+"""A vendor's SDK in another Python interpreter: find it, run its stages there, keep what is finished."""
+
+from whisperport.toolchain.interpreter import find_interpreter, variable
+from whisperport.toolchain.process import Failure, probe, run_driver
+from whisperport.toolchain.work import Job, Stage, is_left, prepare
+
+__all__ = [
+    "Failure",
+    "Job",
+    "Stage",
+    "find_interpreter",
+    "is_left",
+    "prepare",
+    "probe",
+    "run_driver",
+    "variable",
+]

@@ -1,0 +1,266 @@
+"""Run a vendor's compile stages over a work folder, and keep every stage that is finished.
+
+This one file drives every vendor's compiler. It needs the standard library of Python 3.9 or later, the
+vendor's stage script beside it, and the vendor's SDK; it imports nothing of whisperport. A copy of it is
+the `compile.py` that `whisperport compile` leaves in the work folder for a machine that has the SDK.
+
+    work folder/
+    ├── job.json      the settings, and of every program its stages: what each reads and writes
+    ├── state.json    of every finished stage, the hashes of what it read and wrote
+    ├── compile.py    a copy of this file
+    ├── stages.py     the vendor's stage script
+    └── encoder/      one folder per program: its files, and STAGE.log of every stage
+
+The stage script defines:
+
+    version()                         the SDK's version, "" if unknown; ImportError if it is missing
+    check(version, settings)          why this SDK does not serve these settings; "" if it does
+    STAGES[name](folder, program, settings)   does one stage in a program's folder
+
+    python compile.py                 prints a line of text per stage
+    python compile.py --json          prints a JSON object per line, and ends when standard input closes
+    python driver.py --probe STAGES.PY SETTINGS      whether the SDK is here and serves these settings
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+JOB, STATE, SCRIPT = "job.json", "state.json", "stages.py"
+CHUNK = 1 << 20
+GRACE_S = 5.0  # for a stage to end after an interrupt, before its process is killed
+LONGEST_MESSAGE = 300
+
+Report = Callable[..., Any]
+"""Called with the name of an event and its facts, as one line of progress."""
+
+
+Described = Mapping[str, Any]
+"""A part of the job, or of the state, as JSON has it."""
+
+
+class StopError(Exception):
+    """The job cannot go on, and the reason was reported."""
+
+
+def run(folder: Path, report: Report) -> None:
+    """Do every stage of a work folder's job that is not finished.
+
+    Raises:
+        StopError: the SDK is missing or does not serve this job, or a stage failed.
+    """
+    job = _job(folder)
+    vendor = None
+    for program in job["programs"]:
+        for stage in program["stages"]:
+            about = {"program": program["name"], "stage": stage["name"]}
+            if is_finished(folder, job, program, stage):
+                report("kept", **about)
+                continue
+            if vendor is None:
+                vendor = _vendor(folder / SCRIPT, job["settings"], report)
+            report("stage", **about)
+            _do(vendor, folder, job, program, stage, report)
+
+
+def is_left(folder: Path) -> bool:
+    """Whether some stage of a work folder's job is not finished."""
+    job = _job(folder)
+    return not all(
+        is_finished(folder, job, program, stage)
+        for program in job["programs"]
+        for stage in program["stages"]
+    )
+
+
+def is_finished(folder: Path, job: Described, program: Described, stage: Described) -> bool:
+    """Whether a stage was done from just these inputs, and everything that it wrote is unchanged."""
+    noted = _state(folder).get(program["name"], {}).get(stage["name"])
+    inside = folder / program["name"]
+    files = [inside / name for name in [*stage["reads"], *stage["writes"]]]
+    if not noted or not all(file.is_file() for file in files):
+        return False
+    made = {name: _sha256(inside / name) for name in stage["writes"]}
+    return bool(noted["made"] == made and noted["from"] == _inputs(folder, job, program, stage))
+
+
+def _do(
+    vendor: Any,
+    folder: Path,
+    job: Described,
+    program: Described,
+    stage: Described,
+    report: Report,
+) -> None:
+    """One stage, whose output, and that of C++ below it, goes to its log."""
+    inside, about = folder / program["name"], {"program": program["name"], "stage": stage["name"]}
+    try:
+        with _output_to(inside / (stage["name"] + ".log")) as log:
+            try:
+                vendor.STAGES[stage["name"]](inside, program, job["settings"])
+            except Exception:
+                log.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
+                raise
+        _note(folder, job, program, stage, vendor.version())
+    except Exception as error:  # an SDK's classes share no base but Exception
+        classes = [kind.__name__ for kind in type(error).__mro__]
+        report("failed", classes=classes, message=_first_line(error), **about)
+        raise StopError from error
+
+
+def _vendor(script: Path, settings: Any, report: Report) -> Any:
+    """The stage script as a module, once its SDK is known to be here and to serve these settings."""
+    spec = importlib.util.spec_from_file_location("stages", str(script))
+    assert spec is not None and spec.loader is not None  # noqa: PT018  # the name ends in .py
+    vendor = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(vendor)
+    try:
+        version = vendor.version()
+    except ImportError as error:
+        report("missing", message=str(error))
+        raise StopError from error
+    fault = vendor.check(version, settings)
+    if fault:
+        report("unsuitable", message=fault)
+        raise StopError
+    report("found", version=version)
+    return vendor
+
+
+def _job(folder: Path) -> Any:
+    return json.loads((folder / JOB).read_text(encoding="utf-8"))
+
+
+def _inputs(folder: Path, job: Described, program: Described, stage: Described) -> Described:
+    inside = folder / program["name"]
+    hashes = {name: _sha256(inside / name) for name in stage["reads"]}
+    return {"settings": [job["settings"], program["settings"]], "files": hashes}
+
+
+def _note(folder: Path, job: Described, program: Described, stage: Described, version: str) -> None:
+    inside, state = folder / program["name"], _state(folder)
+    state.setdefault(program["name"], {})[stage["name"]] = {
+        "from": _inputs(folder, job, program, stage),
+        "made": {name: _sha256(inside / name) for name in stage["writes"]},
+        "compiler": version,
+    }
+    partial = folder / ("partial." + STATE)
+    partial.write_text(json.dumps(state, indent=1), encoding="utf-8")
+    os.replace(str(partial), str(folder / STATE))
+
+
+def _state(folder: Path) -> Any:
+    try:
+        return json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or cut short: every stage is done again
+        return {}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(str(path), "rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:LONGEST_MESSAGE] if lines else "it gave no reason"
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[Any]:
+    """Standard output and standard error of this process and of its children go to a file."""
+    with contextlib.ExitStack() as after:
+        file = after.enter_context(open(str(path), "wb", buffering=0))
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            before = os.dup(number)
+            after.callback(os.close, before)
+            after.callback(os.dup2, before, number)
+            after.callback(stream.flush)
+            os.dup2(file.fileno(), number)
+        yield file
+
+
+# The command line.
+
+
+def _main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--probe"]:
+        report = _json_lines()
+        try:
+            _vendor(Path(arguments[1]), json.loads(arguments[2]), report)
+        except StopError:
+            return 1
+        return 0
+    watched = arguments[:1] == ["--json"]
+    report = _json_lines() if watched else _text_lines
+    if watched:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+        threading.Thread(target=_end_with_input, daemon=True).start()
+    try:
+        run(Path(__file__).resolve().parent, report)
+    except StopError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    report("done")
+    return 0
+
+
+def _json_lines() -> Report:
+    """Writes to what is standard output now; what others print from here on goes to standard error."""
+    own = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+
+    def report(event: str, **facts: Any) -> None:
+        own.write(json.dumps({"event": event, **facts}) + "\n")
+        own.flush()
+
+    return report
+
+
+def _text_lines(event: str, **facts: Any) -> None:
+    where = "{program}: {stage}".format(**facts) if "stage" in facts else ""
+    lines = {
+        "found": "the compiler is version {}".format(facts.get("version") or "unknown"),
+        "kept": where + " was done before, and is kept",
+        "stage": where,
+        "failed": "{} failed: {}; see {}.log in its folder".format(
+            where, facts.get("message"), facts.get("stage")
+        ),
+        "missing": "the vendor's SDK is missing: {}".format(facts.get("message")),
+        "unsuitable": "the vendor's SDK does not serve this job: {}".format(facts.get("message")),
+        "done": "done: take this folder back to the bundle, and run `whisperport compile` again",
+    }
+    print(lines[event], flush=True)
+
+
+def _end_with_input() -> None:
+    """Whoever started this process holds the other end of standard input, and closes it by dying."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(GRACE_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""Options of targets: typed, named by their target, and refused with the values that there are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from whisperport.errors import UsageError
+from whisperport.targets.options import NoOptions, Option, by_target, describe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    level: Annotated[int, Option("How much", low=0, high=3)] = 1
+    epochs: Annotated[int | None, Option("How often", low=1)] = None
+    fine_tune: Annotated[bool, Option("Whether")] = True
+    effort: Annotated[Literal[0, "max"] | None, Option("How hard")] = None
+    tables: Annotated[Path | None, Option("Where")] = None
+
+
+def test_every_type_is_read():
+    given = {"level": "3", "epochs": "12", "fine-tune": "off", "effort": "0", "tables": "a/b"}
+    made = by_target({f"a.{name}": text for name, text in given.items()}, {"a": Options})
+    assert made == {"a": Options(level=3, epochs=12, fine_tune=False, effort=0, tables=Path("a/b"))}
+
+
+def test_two_targets_have_options_of_their_own():
+    made = by_target({"b.level": "2"}, {"a": Options, "b": Options, "c": NoOptions})
+    assert made == {"a": Options(), "b": Options(level=2), "c": NoOptions()}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("a.level", "4", "expected 0 to 3"),
+        ("a.level", "two", "expected 0 to 3"),
+        ("a.level", "", "expected 0 to 3"),
+        ("a.epochs", "0", "expected 1 or more"),
+        ("a.fine-tune", "perhaps", "expected on or off"),
+        ("a.effort", "1", "expected 0, max"),
+        ("a.tables", "", "expected a path"),
+        ("a.fine_tune", "on", "a.level, a.epochs, a.fine-tune, a.effort, a.tables"),
+        ("b.level", "1", "a.level, a.epochs, a.fine-tune, a.effort, a.tables"),
+        ("level", "1", "a.level, a.epochs, a.fine-tune, a.effort, a.tables"),
+    ],
+)
+def test_what_is_no_option_or_no_value_is_refused_with_those_there_are(name, value, hint):
+    with pytest.raises(UsageError) as caught:
+        by_target({name: value}, {"a": Options})
+    assert hint in caught.value.hint
+
+
+def test_options_are_described_for_people():
+    shown = {one.name: (one.values, one.default, one.help) for one in describe(Options)}
+    assert shown == {
+        "level": ("0 to 3", "1", "How much"),
+        "epochs": ("1 or more", "", "How often"),
+        "fine-tune": ("on or off", "on", "Whether"),
+        "effort": ("0, max", "", "How hard"),
+        "tables": ("a path", "", "Where"),
+    }

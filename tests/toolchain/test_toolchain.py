@@ -1,0 +1,239 @@
+"""Stages in another process: progress, cancellation, failures, logs, and the interpreter that is used."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from whisperport.errors import UsageError
+from whisperport.toolchain import (
+    Failure,
+    Job,
+    Stage,
+    driver,
+    find_interpreter,
+    is_left,
+    prepare,
+    probe,
+    run_driver,
+)
+
+HERE = Path(sys.executable)
+SCRIPT = """
+import os, subprocess, sys, time
+
+def version():
+    return "1.2"
+
+def check(version, settings):
+    return settings.get("fault", "")
+
+def copy(folder, program, settings):
+    print("python's stream")
+    os.system("echo a child of it")
+    sys.stderr.write("standard error" + chr(10))
+    (folder / "out").write_text((folder / "in").read_text() + program["settings"].get("end", ""))
+
+def fail(folder, program, settings):
+    raise LookupError("first line" + chr(10) + "second line")
+
+def die(folder, program, settings):
+    os.write(1, b"last words")
+    os._exit(7)
+
+def hang(folder, program, settings):
+    child = subprocess.Popen(["sh", "-c", "trap '' INT; sleep 300"])
+    (folder / "pids").write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(300)
+
+STAGES = {"copy": copy, "fail": fail, "die": die, "hang": hang}
+"""
+
+
+def _work(folder: Path, stage: str = "copy", settings: dict | None = None, **program) -> Path:
+    work = folder / "work"
+    (work / "p").mkdir(parents=True, exist_ok=True)
+    if not (work / "p" / "in").exists():
+        (work / "p" / "in").write_text("text")
+    script = folder / "vendor.py"
+    script.write_text(SCRIPT)
+    job = Job(name="p", stages=(Stage(stage, ("in",), ("out",)),), settings=program)
+    prepare(work, script, settings or {}, [job])
+    return work
+
+
+def _gone(pid: int, within_s: float = 20.0) -> bool:
+    """Whether a process ends; one that waits for its parent to look has ended."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_stage_is_run_told_and_kept_with_its_log(tmp_path):
+    work = _work(tmp_path)
+    told: list[str] = []
+
+    assert run_driver(HERE, work, told.append) is None
+    assert run_driver(HERE, work, told.append) is None
+
+    assert told == ["p: copy", "p: copy was done before, and is kept"]
+    assert (work / "p" / "out").read_text() == "text"
+    log = (work / "p" / "copy.log").read_text()
+    assert {"python's stream", "a child of it", "standard error"} <= set(log.splitlines())
+    assert not is_left(work)
+
+
+@pytest.mark.parametrize("change", ["input", "settings", "program", "output", "state"])
+def test_a_stage_is_left_when_what_it_read_or_wrote_has_changed(tmp_path, change):
+    work = _work(tmp_path)
+    driver.run(work, lambda _event, **_facts: None)
+    assert not is_left(work)
+    if change == "settings":
+        _work(tmp_path, settings={"chip": "b"})
+    elif change == "program":
+        _work(tmp_path, end="!")
+    else:
+        files = {"input": "p/in", "output": "p/out", "state": "state.json"}
+        (work / files[change]).write_text("{")
+    assert is_left(work)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "expected"),
+    [
+        (
+            "fail",
+            {},
+            Failure(
+                kind="failed",
+                message="first line",
+                program="p",
+                stage="fail",
+                classes=["LookupError", "Exception", "BaseException", "object"],
+                log=Path("p/fail.log"),
+            ),
+        ),
+        (
+            "die",
+            {},
+            Failure(
+                kind="died",
+                message="it ended with exit status 7 and no last line",
+                program="p",
+                stage="die",
+                log=Path("p/die.log"),
+            ),
+        ),
+        ("copy", {"fault": "too old"}, Failure(kind="unsuitable", message="too old")),
+    ],
+    ids=["raises", "dies", "unsuitable"],
+)
+def test_a_failure_says_what_failed_and_where_its_log_is(tmp_path, stage, settings, expected):
+    work = _work(tmp_path, stage, settings)
+
+    failure = run_driver(HERE, work, lambda _: None)
+
+    assert failure is not None
+    log = failure.log and failure.log.relative_to(work)
+    assert {**_fields(failure), "log": log} == _fields(expected)
+    if failure.log:
+        words = failure.log.read_text()
+        assert "second line" in words or "last words" in words
+
+
+def _fields(failure: Failure) -> dict:
+    return {name: getattr(failure, name) for name in Failure.__slots__}
+
+
+def test_an_interpreter_that_cannot_start_the_driver_is_explained_by_its_own_log(tmp_path):
+    work = _work(tmp_path)
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no such library >&2\nexit 3\n")
+    broken.chmod(0o755)
+
+    failure = run_driver(broken, work, lambda _: None)
+
+    assert failure is not None
+    assert failure.kind == "died"
+    assert failure.log is not None
+    assert failure.log.read_text() == "no such library\n"
+    found = probe(broken, tmp_path / "vendor.py", {})
+    assert found is not None
+    assert found.message == "no such library"
+
+
+def test_an_interrupt_ends_the_stage_and_its_children(tmp_path):
+    work = _work(tmp_path, "hang")
+
+    def interrupted(_: str) -> None:
+        while not (work / "p" / "pids").exists():
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_driver(HERE, work, interrupted)
+
+    assert all(_gone(int(pid)) for pid in (work / "p" / "pids").read_text().split())
+
+
+def test_a_driver_whose_parent_died_ends_too(tmp_path):
+    work = _work(tmp_path, "hang")
+    process = subprocess.Popen(
+        [HERE, work / "compile.py", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (work / "p" / "pids").exists():
+        time.sleep(0.02)
+
+    process.stdin.close()
+
+    assert process.wait(30) == 130
+
+
+def test_another_interpreter_does_not_import_packages_of_this_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "ours"))
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\necho "${{PYTHONPATH-none}}" >&2\nexec "{HERE}" "$@"\n')
+    other.chmod(0o755)
+    work = _work(tmp_path)
+    assert run_driver(other, work, lambda _: None) is None
+    assert (work / "driver.log").read_text().splitlines()[0] == "none"
+
+
+def test_an_interpreter_is_found_in_the_order_option_environment_this_one(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        path.symlink_to(HERE)  # kept as it is: a virtual environment's interpreter is a link
+    monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_SOME_NPU", str(second))
+    assert find_interpreter("some-npu", "no_such_sdk", {"some-npu": str(first)}) == first
+    assert find_interpreter("some-npu", "no_such_sdk", {}) == second
+    monkeypatch.delenv("WHISPERPORT_TOOLCHAIN_SOME_NPU")
+    assert find_interpreter("some-npu", "json", {}) == HERE
+    assert find_interpreter("some-npu", "no_such_sdk", {}) is None
+    with pytest.raises(UsageError, match="has no interpreter"):
+        find_interpreter("some-npu", "json", {"some-npu": str(tmp_path / "missing")})
+
+
+def test_the_job_is_plain_json(tmp_path):
+    work = _work(tmp_path, settings={"chip": "a"}, end="!")
+    job = json.loads((work / "job.json").read_text())
+    stage = {"name": "copy", "reads": ["in"], "writes": ["out"]}
+    assert job == {
+        "settings": {"chip": "a"},
+        "programs": [{"name": "p", "stages": [stage], "settings": {"end": "!"}}],
+    }
+    assert os.access(work / "compile.py", os.R_OK)
