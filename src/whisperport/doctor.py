@@ -3,33 +3,34 @@
 import importlib.util
 from dataclasses import dataclass
 
-from whisperport.targets import TARGETS
+from whisperport import targets
+from whisperport.spec import Package
 from whisperport.verification.machine import versions
 
-# Import names, and the distribution each comes from, that tell whether an extra is installed.
-EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
+# What tells whether an extra is installed. Those of single targets are in their specs.
+GENERAL: dict[str, tuple[Package, ...]] = {
     "": (
-        ("numpy", "numpy"),
-        ("onnxruntime", "onnxruntime"),
-        ("tokenizers", "tokenizers"),
-        ("av", "av"),
+        Package("numpy", "numpy"),
+        Package("onnxruntime", "onnxruntime"),
+        Package("tokenizers", "tokenizers"),
+        Package("av", "av"),
     ),
     "export": (
-        ("torch", "torch"),
-        ("onnx", "onnx"),
-        ("onnxscript", "onnxscript"),
-        ("safetensors", "safetensors"),
-        ("huggingface_hub", "huggingface-hub"),
+        Package("torch", "torch"),
+        Package("onnx", "onnx"),
+        Package("onnxscript", "onnxscript"),
+        Package("safetensors", "safetensors"),
+        Package("huggingface_hub", "huggingface-hub"),
     ),
-    "hailo": (("xxhash", "xxhash"), ("hailo_platform", "hailort")),
-    "litert": (("ai_edge_litert", "ai-edge-litert"),),
-    "live": (("sounddevice", "sounddevice"),),
-    "openvino": (("openvino", "openvino"),),
-    "xnnpack": (("torch", "torch"), ("executorch", "executorch"), ("torchao", "torchao")),
+    "litert": (Package("ai_edge_litert", "ai-edge-litert"),),
+    "live": (Package("sounddevice", "sounddevice"),),
+    "openvino": (Package("openvino", "openvino"),),
+    "xnnpack": (
+        Package("torch", "torch"),
+        Package("executorch", "executorch"),
+        Package("torchao", "torchao"),
+    ),
 }
-
-# What no package index has, and where it comes from.
-VENDORS = {"hailort": "get HailoRT, with its Python package, at Hailo's"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +43,34 @@ class Finding:
     fix: str  # the command that installs it, or where it comes from; empty when it is there
 
 
+def extras() -> dict[str, tuple[Package, ...]]:
+    """Every extra, and what it installs or needs from elsewhere."""
+    found = dict(GENERAL)
+    for target in targets.TARGETS:
+        found |= target.spec.packages
+    return dict(sorted(found.items()))
+
+
 def examine() -> tuple[Finding, ...]:
     """Every package of every extra, once for each use. Imports none of them."""
     return tuple(
-        _finding(extra, module, package)
-        for extra, packages in EXTRAS.items()
-        for module, package in packages
+        _finding(extra, package) for extra, packages in extras().items() for package in packages
     )
 
 
 def is_installed(extra: str) -> bool:
     """Whether every package of an extra is there; looked for, not imported."""
-    return all(_is_there(module) for module, _ in EXTRAS[extra])
+    return all(_is_there(package.module) for package in extras()[extra])
 
 
-def _finding(extra: str, module: str, package: str) -> Finding:
-    there = _is_there(module)
+def _finding(extra: str, package: Package) -> Finding:
+    there = _is_there(package.module)
     wanted = f"whisperport[{extra}]" if extra else "whisperport"
-    command = VENDORS.get(package, f'pip install "{wanted}"')
-    users = [t.spec.name for t in TARGETS if extra in (t.spec.extra, t.spec.run_extra)]
+    command = package.source or f'pip install "{wanted}"'
+    users = [t.spec.name for t in targets.TARGETS if extra in (t.spec.extra, t.spec.run_extra)]
     needed = f"[{extra}] {', '.join(users)}" if extra else "the core"
-    return Finding(package, versions([package])[package], needed, "" if there else command)
+    version = versions([package.name])[package.name]
+    return Finding(package.name, version, needed, "" if there else command)
 
 
 def _is_there(module: str) -> bool:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whisperport import targets
 from whisperport.bundle import Bundle, check_writable
 from whisperport.compiling import Artifact, put_artifacts
 from whisperport.errors import BundleError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.runtime.engine import FULL
-from whisperport.targets import TARGETS, RunOptions, Target, get_target
+from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import by_target
 from whisperport.window import WindowOptions
@@ -133,7 +134,9 @@ def _made_for(artifact: Path) -> tuple[Target, Importer]:
 
 
 def _importers() -> dict[str, tuple[Target, Importer]]:
-    return {one.spec.name: (one, one.importer) for one in TARGETS if one.importer is not None}
+    return {
+        one.spec.name: (one, one.importer) for one in targets.TARGETS if one.importer is not None
+    }
 
 
 def _others(programs: Mapping[str, Path], target: Target, importer: Importer) -> Mapping[str, Path]:

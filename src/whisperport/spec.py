@@ -70,6 +70,17 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Package:
+    """One package that lowering to a target, or running it, needs."""
+
+    module: str  # its import name
+    name: str  # of its distribution, whose version is shown
+    source: str = (
+        ""  # where it comes from, if no package index has it; empty: the extra installs it
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class FullForm:
     """How `decode_full`, the decoder without a cache, takes its tokens and gives its logits.
 
@@ -123,6 +134,9 @@ class TargetSpec:
     )  # run options by which `export` verifies, where the target itself is not here to run
     extra: str = ""  # pip extra that lowers to it; empty: the core install
     run_extra: str = ""  # pip extra that runs it; empty: the core install
+    packages: Mapping[str, tuple[Package, ...]] = field(
+        default_factory=dict
+    )  # extra of this target's own -> what it installs, or what must come from elsewhere
     sources: Mapping[str, str] = field(
         default_factory=dict
     )  # field name -> where it was read or measured

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.bundle import Bundle
-from whisperport.doctor import EXTRAS
+from whisperport.doctor import extras
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.model.whisper import build_model
 from whisperport.programs.program import Program, trace
@@ -106,7 +106,7 @@ def test_its_rewrites_exist(target: Target) -> None:
 
 
 def test_its_extras_are_known_to_the_doctor(target: Target) -> None:
-    assert {target.spec.extra, target.spec.run_extra} <= set(EXTRAS)
+    assert {target.spec.extra, target.spec.run_extra} <= set(extras())
 
 
 def test_its_summary_is_one_line(target: Target) -> None:

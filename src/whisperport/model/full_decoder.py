@@ -9,7 +9,7 @@ from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.image_attention import attend
 from whisperport.spec import FullForm
 
-# As in the graph that Hailo's toolkit compiles (hailocs/hailo-whisper@ebe7a85, its patch of TextDecoder).
+# As in the published graphs that are known to compile; the targets that ask for this program name them.
 # A finite one would be a part of the range that a quantizer divides: of -30000, 16 bits leave the scores
 # steps of 0.46.
 MASKED = -torch.inf
@@ -18,8 +18,8 @@ MASKED = -torch.inf
 class FullDecoder(nn.Module):
     """The `decode_full` program, over the weights of `decoder`.
 
-    It begins where Hailo's toolkit cuts the graph: behind the lookup of tokens, which the host does, and
-    ends before the pieces of the vocabulary are joined. Source: hailocs/hailo-whisper@ebe7a85.
+    It begins after the lookup of tokens, which the host does, and ends before the pieces of the vocabulary
+    are joined: published graphs are cut at the same places. The targets that ask for it name their source.
     """
 
     causal: Tensor
@@ -58,7 +58,7 @@ class FullDecoder(nn.Module):
 def _pieces(table: Tensor, count: int) -> list[nn.Linear]:
     """Products with consecutive parts of the vocabulary, which differ by one column at most.
 
-    51865 in four is 12966, 12966, 12966 and 12967, as in Hailo's toolkit.
+    51865 in four is 12966, 12966, 12966 and 12967, as in published graphs.
     """
     n_vocab, width = table.shape
     pieces = []

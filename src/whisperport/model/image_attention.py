@@ -5,9 +5,8 @@
     y (1,T,d) ─ value ───── reshape (1,T,H,D) ─ perm (1,H,T,D) ────────────────────────────┴─ matmul ─┐
                                             out ◄─ reshape (1,P,d) ─ perm (1,P,H,D) ◄─ (1,H,P,D) ──────┘
 
-Why: of these shapes encoders and decoders are known to have been compiled for Hailo; of our own rank-3
-products, which drop the batch, none is. Source: hailocs/hailo-whisper@ebe7a85, its patch of
-whisper/model.py, and ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab.
+Why: encoders and decoders of these shapes are known to have been compiled by compilers for images; of the
+built-in rank-3 products, which drop the batch, none is. The targets that ask for them name their source.
 """
 
 from typing import cast

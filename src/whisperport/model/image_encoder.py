@@ -10,9 +10,9 @@ from whisperport.model.image_attention import attend
 
 
 class ImageEncoder(nn.Module):
-    """`Encoder` over the same weights, in shapes that Hailo's compiler is known to take.
+    """`Encoder` over the same weights, in shapes that compilers for images are known to support.
 
-    Source: hailocs/hailo-whisper@ebe7a85, export/export_whisper_model.py and the patch beside it.
+    The targets whose spec asks for it (`encoder_input`) name their source.
     """
 
     def __init__(self, encoder: Encoder) -> None:

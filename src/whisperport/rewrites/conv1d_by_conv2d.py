@@ -3,7 +3,7 @@
     before   x(B,C,T) ── conv1d(w(O,C,K), stride s, padding p) ────────────────────────────► y(B,O,T')
     after    x ─ reshape ─ (B,C,1,T) ─ conv2d(w(O,C,1,K), (1,s), (0,p)) ─ reshape ─ (B,O,T') ► y(B,O,T')
 
-Why: Hailo's compiler takes no convolution of rank 3, and Hailo's own toolkit does the same.
+Why: compilers for images support no convolution of rank 3; vendors' own toolkits do the same.
 Exact: the added axis has length 1, so no sum changes. The weight is the same memory in another shape.
 """
 

@@ -1,10 +1,10 @@
-"""Pass the decoder's embedded tokens through an image's shape: the point where Hailo's graph is cut.
+"""Pass the decoder's embedded tokens through an image's shape: a point where the graph can be cut.
 
     before   tokens ─ embedding(w(V,d)) ─ + positions(P,d) ─ x(1,P,d) ───────────────────────► x(1,P,d)
     after    … x(1,P,d) ─ unsqueeze ─ transpose ─ (1,d,P,1) ─ reshape ─ (1,d,P) ─ permute ───► x(1,P,d)
 
-Why: Hailo's compiler takes no lookup, so its parser is told to begin at this reshape; the host looks the
-tokens up and adds the positions. Hailo's own toolkit puts it there (hailo-whisper).
+Why: a compiler that supports no lookup is told to begin at this reshape; the host looks the tokens up and
+adds the positions.
 Exact: nothing is computed.
 """
 

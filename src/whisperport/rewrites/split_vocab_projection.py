@@ -6,8 +6,8 @@
                        └─ linear(w[V - V/n : V]) ──── (1,P,V/n) ──┘
 
 `split-vocab-projection=8` asks for 8 pieces. The last piece takes what does not divide.
-Why: a product as wide as the vocabulary is too big for a Hailo-8; its maker cuts it in four
-(hailo-whisper: 12966, 12966, 12966 and 12967 columns).
+Why: a product as wide as the vocabulary is too large for a small accelerator; published graphs have four
+(12966, 12966, 12966 and 12967 columns).
 Exact: every logit is the same product. The weights of the pieces are parts of the same memory.
 """
 

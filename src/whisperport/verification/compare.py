@@ -61,8 +61,8 @@ GATES: Mapping[str, Gate] = {
         min_sqnr_db=14.0,
         max_relative=math.inf,
         because="cosine 0.98 is 14 dB, the least that was seen to keep Whisper's words: encoders "
-        "published for Hailo are called 15dB, and others measured one point of words lost; tokens "
-        "and words are judged beside it",
+        "that a vendor published are labelled 15dB, and others measured one point of words lost; "
+        "tokens and words are judged beside it",
     ),
 }
 

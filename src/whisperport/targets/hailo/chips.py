@@ -7,7 +7,7 @@ not public. What is listed is what was seen to compile of Whisper.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whisperport.spec import Limit, TargetSpec
+from whisperport.spec import Limit, Package, TargetSpec
 
 TOOLKIT = "hailocs/hailo-whisper@ebe7a85"  # Hailo's own
 NOTEBOOK = "ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab"  # another's, with logs
@@ -91,6 +91,8 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         limits=LIMITS,
         mends={"scaled_dot_product_attention": "attention-by-softmax", "dropout": "drop-no-ops"},
         run_options=frozenset({"stand-in", "service"}),
+        # `split-vocab-projection` as TOOLKIT's patch of TextDecoder: 12966, 12966, 12966 and 12967 columns.
+        # `conv1d-by-conv2d` as its patch of AudioEncoder.
         rewrites=(
             "drop-no-ops",
             "fold-constants",
@@ -102,12 +104,22 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         programs=frozenset({"encoder"}),
         rest="onnxruntime",
         precision="w8a8",  # adds in 16 bits
+        # Source: TOOLKIT export/export_whisper_model.py and the patch beside it, which also gives
+        # attention its batch axis, as NOTEBOOK does; no rank-3 product is known to compile.
         encoder_input="image",
         windows_s=windows_s,
         lower_options=frozenset({"opset", "positions", "rows"}),
         stand_in={"stand-in": "onnx"},
         extra="export",
         run_extra="hailo",
+        packages={
+            "hailo": (
+                Package("xxhash", "xxhash"),
+                Package(
+                    "hailo_platform", "hailort", "get HailoRT, with its Python package, at Hailo's"
+                ),
+            )
+        },
         sources=SOURCES,
     )
 

@@ -61,6 +61,9 @@ class Hailo(Target):
         return type(self)(self.chip, int(opset), int(rows) if rows else None, form)
 
     def full_form(self, dims: Dims) -> FullForm:
+        """The published one, of hailocs/hailo-whisper@ebe7a85: its parser begins after the lookup of
+        tokens, at a reshape, and ends before the pieces of the logits are joined; its causal mask is -inf.
+        """
         rows = self.rows or min(self.chip.rows.get(dims.n_text_state, ROWS), dims.n_text_ctx)
         if rows > dims.n_text_ctx:
             raise _wrong("rows", str(rows), f"at most {dims.n_text_ctx}, the decoder's positions")
