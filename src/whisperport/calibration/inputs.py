@@ -14,7 +14,7 @@ from whisperport.calibration.recordings import Floats
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
 from whisperport.runtime import DecodeOptions, Engine, decode_window, load_engine, start_tokens
-from whisperport.runtime.engine import FULL
+from whisperport.runtime.engine import FULL, PREFILL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
@@ -45,7 +45,7 @@ def program_inputs(
 
     engine = load_engine(bundle, _emulated(bundle, run), recording)
     (recorder,) = recorders
-    source = _Source(engine, bundle, spec.name)
+    source = _Source(engine, spec)
     for index, mel in enumerate(mels):
         recorder.forget(index)
         source.transcribe(mel)
@@ -98,23 +98,38 @@ class _Source:
     """Transcribes windows so that one program of the engine is called."""
 
     engine: Engine
-    bundle: Bundle
-    program: str
-    previous: tuple[int, ...] = ()  # tokens of the window before: the prompt of the next
+    program: ProgramSpec
+    windows: int = 0
+    previous: tuple[int, ...] = ()  # text of the window before
 
     def transcribe(self, mel: Floats) -> None:
         features = self.engine.encode(mel)
-        if self.program == "cross_kv":
+        if self.program.name == "cross_kv":
             self.engine.listen(features)
-        elif self.program == FULL:
+        elif self.program.name == FULL:
             self._without_cache(features)
         else:
-            decoded = decode_window(self.engine, features, DecodeOptions(prompt=self.previous))
-            text = tuple(t for t in decoded.tokens if t < self._generation.end_of_text)
-            self.previous = text or self.previous
-            if self.program == "align":
-                start = start_tokens(self._generation, decoded.language, "transcribe")
-                self.engine.align([*start, *text, self._generation.end_of_text])
+            self._decode(features)
+
+    def _decode(self, features: Floats) -> None:
+        decoded = decode_window(self.engine, features, DecodeOptions(prompt=self._prompt()))
+        text = tuple(t for t in decoded.tokens if t < self._generation.end_of_text)
+        self.windows += 1
+        self.previous = text or self.previous
+        if self.program.name == "align":
+            start = start_tokens(self._generation, decoded.language, "transcribe")
+            self.engine.align([*start, *text, self._generation.end_of_text])
+
+    def _prompt(self) -> tuple[int, ...]:
+        """The text before, as in a long recording: for every second window, so that both cases are seen.
+
+        A prefill is called with a prompt or without one, by the number of its rows.
+        """
+        if self.program.name.startswith(PREFILL):
+            rows = self.program.inputs[0].shape[1]
+            start = start_tokens(self._generation, self._generation.any_language, "transcribe")
+            return self.previous if rows > len(start) else ()
+        return self.previous if self.windows % 2 else ()
 
     @property
     def _generation(self) -> Generation:

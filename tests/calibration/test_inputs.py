@@ -1,0 +1,127 @@
+"""Inputs of every program, recorded while the shipped model transcribes its own recordings."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from whisperport.audio import load_audio, log_mel
+from whisperport.bundle import Bundle
+from whisperport.calibration.inputs import CALLS, program_inputs
+from whisperport.runner import Runner
+from whisperport.runtime import DecodeOptions, decode_window, load_engine
+from whisperport.targets import RunOptions
+from whisperport.transcription import default_bundle
+from whisperport.verification.clips import shipped_recordings
+
+ONE = RunOptions(threads=1)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return Bundle.open(default_bundle())
+
+
+@pytest.fixture(scope="module")
+def mels(bundle) -> list[np.ndarray]:
+    """Three windows with words in them."""
+    spoken = [one for one in shipped_recordings() if one.text][:3]
+    dims = bundle.manifest.dims
+    return [log_mel(load_audio(one.path), dims.n_mels, n_frames=dims.n_frames) for one in spoken]
+
+
+@pytest.fixture(scope="module")
+def recorded(bundle, mels) -> dict[str, list[dict[str, np.ndarray]]]:
+    """Program -> its samples, by the names of its inputs."""
+
+    def samples(name: str) -> Iterator[dict[str, np.ndarray]]:
+        spec = bundle.manifest.program(name).spec
+        names = [tensor.name for tensor in spec.inputs]
+        for sample in program_inputs(bundle, spec, mels, ONE):
+            yield dict(zip(names, sample, strict=True))
+
+    return {entry.spec.name: list(samples(entry.spec.name)) for entry in bundle.manifest.programs}
+
+
+def test_every_program_is_recorded_in_its_own_shapes(bundle, recorded):
+    counts = {name: len(samples) for name, samples in recorded.items()}
+    assert counts == {
+        "encoder": 3,
+        "cross_kv": 3,
+        "prefill_4": 3,
+        "prefill_64": 2,  # of the windows that have a text before them
+        "step": 3 * CALLS,
+        "align": 3,
+    }
+    for name, samples in recorded.items():
+        for tensor in bundle.manifest.program(name).spec.inputs:
+            for sample in samples:
+                found = sample[tensor.name]
+                assert (found.shape, str(found.dtype)) == (tensor.shape, tensor.dtype)
+
+
+def test_a_step_is_recorded_with_the_cache_that_it_had(bundle, recorded, mels):
+    engine = load_engine(bundle, ONE)
+    for index, sample in enumerate(recorded["step"]):
+        rows = engine.cache.rows
+        seen = sample["mask"][0, 0, :rows] == 0
+        length = int(seen.sum())
+        assert length > 0
+        assert seen[:length].all()
+        filled = np.abs(sample["self_k_0"]).sum(axis=(0, 1)) > 0
+        assert filled[:length].all()  # what the step sees was computed
+        if index % CALLS == 0:
+            engine.listen(engine.encode(mels[index // CALLS]))
+            sound = dict(engine._sound)
+        assert all(np.array_equal(sample[name], array) for name, array in sound.items())
+    lengths = [int((sample["mask"][0, 0] == 0).sum()) for sample in recorded["step"]]
+    assert len(set(lengths[:CALLS])) == CALLS  # different steps of one window
+    assert lengths[:CALLS] == sorted(lengths[:CALLS])
+
+
+class _Everything(Runner):
+    """Copies the inputs of every call."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner.spec)
+        self.runner, self.calls = runner, []
+
+    def _run(self, inputs):
+        self.calls.append([array.copy() for array in inputs])
+        names = [tensor.name for tensor in self.spec.inputs]
+        return list(self.runner.run(dict(zip(names, inputs, strict=True))).values())
+
+
+def test_a_sample_is_one_of_the_calls_of_its_window_and_no_later_state(bundle, recorded, mels):
+    """The engine reuses its cache and its mask for the next token."""
+    wrapped = {}
+
+    def around(runner: Runner) -> Runner:
+        return wrapped.setdefault(runner.spec.name, _Everything(runner))
+
+    engine = load_engine(bundle, ONE, around)
+    decode_window(engine, engine.encode(mels[0]), DecodeOptions())
+
+    for sample in recorded["step"][:CALLS]:
+        arrays = list(sample.values())
+        assert any(
+            all(np.array_equal(a, b) for a, b in zip(arrays, call, strict=True))
+            for call in wrapped["step"].calls
+        )
+
+
+def test_a_prompt_is_the_text_of_the_window_before(bundle, recorded):
+    """Its first row is the token that begins a previous text, at position 0."""
+    token = bundle.manifest.generation.start_of_previous
+    expected = bundle.embedding()[token].astype(np.float32) + bundle.positions()[0]
+    for sample in recorded["prefill_64"]:
+        assert np.allclose(sample["x"][0, 0], expected)
+        assert np.abs(sample["x"][0, 5]).sum() > 0
+
+
+def test_the_same_audio_gives_the_same_samples(bundle, recorded, mels):
+    spec = bundle.manifest.program("step").spec
+    again = list(program_inputs(bundle, spec, mels[:1], ONE))
+    first = [list(sample.values()) for sample in recorded["step"][:CALLS]]
+    for one, other in zip(again, first, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
