@@ -1,4 +1,4 @@
-"""Write the pages of `docs/reference` that the code knows best: the command line, rewrites, limits.
+"""Write the pages that the code knows best: the command line, rewrites, limits, an example of a target.
 
     python docs/make_reference.py
 
@@ -21,6 +21,8 @@ from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS
 
 REFERENCE = Path(__file__).parent / "reference"
+ADD_A_TARGET = Path(__file__).parent / "how-to" / "add-a-target.md"
+EXAMPLE = Path(__file__).parents[1] / "tests" / "dummy_vendor"
 
 CLI_HEAD = """\
 # Command line
@@ -64,6 +66,7 @@ def pages() -> dict[Path, str]:
     for target in TARGETS:
         page = REFERENCE / "targets" / f"{target.spec.name}.md"
         made[page] = target_page(page.read_text(encoding="utf-8"), target.spec)
+    made[ADD_A_TARGET] = page_with_files(ADD_A_TARGET.read_text(encoding="utf-8"), EXAMPLE)
     return made
 
 
@@ -108,6 +111,16 @@ def target_page(text: str, spec: TargetSpec) -> str:
         if count != 1:
             raise SystemExit(f"the page of {spec.name} has {count} marks for its {name}")
     return text
+
+
+def page_with_files(text: str, folder: Path) -> str:
+    """A page whose marked blocks of code are files of a folder."""
+
+    def block(mark: re.Match[str]) -> str:
+        code = (folder / mark[1]).read_text(encoding="utf-8")
+        return f"<!-- file: {mark[1]} -->\n```python\n{code}```\n"
+
+    return re.sub(r"<!-- file: (\S+) -->\n```python\n.*?```\n", block, text, flags=re.DOTALL)
 
 
 def _limits(spec: TargetSpec) -> str:

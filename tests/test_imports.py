@@ -36,7 +36,7 @@ HEAVY = {
 SHARED = {
     "targets": {
         *("base", "compiler", "importer", "options"),
-        *("graph_check", "onnx_runner", "onnx_weights", "protobuf"),
+        *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights", "protobuf"),
     },
     "rewrites": {"base", "graph"},
 }

@@ -76,6 +76,7 @@ class Artifact:
     """A compiled file that goes into a bundle."""
 
     path: Path
+    suffix: str  # that it has in a bundle
     facts: Mapping[str, Any]  # JSON, for the manifest
     beside: tuple[Path, ...] = ()  # files that go in beside it
 
@@ -167,15 +168,14 @@ def put_artifacts(
             artifact = artifacts.get(entry.spec.name)
             if artifact is not None:
                 entry = _with_artifact(entry, artifact, status)
-                for source in (artifact.path, *artifact.beside):
-                    shutil.copyfile(source, writer.folder / _in_bundle(entry, source))
+                for file, source in _sources(entry, artifact).items():
+                    shutil.copyfile(source, writer.folder / file)
             entries.append(entry)
         return writer.commit(replace(manifest, programs=tuple(entries)))
 
 
 def _with_artifact(entry: ProgramEntry, artifact: Artifact, status: Status) -> ProgramEntry:
-    first = _in_bundle(entry, artifact.path)
-    beside = tuple(_in_bundle(entry, path) for path in artifact.beside)
+    first, *beside = _sources(entry, artifact)
     return replace(
         entry,
         files=tuple(dict.fromkeys((first, *entry.files, *beside))),
@@ -184,9 +184,11 @@ def _with_artifact(entry: ProgramEntry, artifact: Artifact, status: Status) -> P
     )
 
 
-def _in_bundle(entry: ProgramEntry, path: Path) -> str:
-    """A file's place in the bundle: it is called after its program, whatever it was called before."""
-    return f"{entry.target}/{entry.spec.name}{path.suffix}"
+def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
+    """File in the bundle -> where it comes from, the artifact first; all are called after their program."""
+    stem = f"{entry.target}/{entry.spec.name}"
+    beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
+    return {f"{stem}{artifact.suffix}": artifact.path, **beside}
 
 
 def _groups(opened: Bundle, options: CompileOptions, work: Path) -> list[_Group]:
@@ -362,7 +364,10 @@ def _artifact(group: _Group, entry: ProgramEntry, plan: _Planned) -> Artifact:
         facts["snr_db"] = measured
     folder = plan.artifact.parent
     return Artifact(
-        path=plan.artifact, facts=facts, beside=tuple(folder / file for file in plan.keep)
+        path=plan.artifact,
+        suffix=group.compiler.suffix,
+        facts=facts,
+        beside=tuple(folder / file for file in plan.keep),
     )
 
 

@@ -85,6 +85,7 @@ def import_artifact(
         imported = {
             program: Artifact(
                 path=path,
+                suffix=importer.suffix,
                 facts={
                     **importer.check(path, bundle.manifest.program(program).spec),
                     "imported": path.name,

@@ -90,10 +90,10 @@ class WindowOptions:
 
 
 def _positions(what: str, seconds: float | None, longest: int) -> int:
-    """Seconds as encoder positions, at most `longest`, which None stands for."""
-    if seconds is None:
-        return longest
+    """Seconds as encoder positions, at most `longest`; None and the longest itself are always allowed."""
     limit_s = longest * SECONDS_PER_POSITION
+    if seconds is None or seconds == limit_s:
+        return longest
     if not SHORTEST_S <= seconds <= limit_s:  # false for NaN too
         raise UsageError(
             f"{what} cannot be {seconds:g} s",

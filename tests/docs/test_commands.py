@@ -10,6 +10,7 @@ import pytest
 import whisperport
 from whisperport.cli.main import cli
 
+from ..dummy_vendor import listed  # noqa: F401  # the how-to shows the dummy vendor's code
 from .pages import ROOT, code_blocks, name_of, pages, shell_commands
 
 SHELL = sorted(

@@ -1,5 +1,10 @@
-"""What every target promises. A new one gets all of these by being listed in TARGETS."""
+"""What every target promises. A new one gets all of these by being listed in TARGETS.
 
+The dummy vendor of the tests is held to them too, as if it were listed.
+"""
+
+import ast
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -11,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.doctor import extras
 from whisperport.errors import MissingPackageError, UsageError
@@ -20,14 +26,22 @@ from whisperport.rewrites import REWRITES
 from whisperport.runner import Runner
 from whisperport.runtime import MASKED, DecodeOptions, decode_window, load_engine
 from whisperport.spec import ProgramSpec, TensorSpec
-from whisperport.targets import TARGETS, RunOptions, Target, get_target
+from whisperport.targets import RunOptions, Target, get_target
+from whisperport.targets.options import describe, parse_options
 from whisperport.verification import GATES, compare
 
+from ..dummy_vendor.listed import WITH_DUMMY
+
 ONE_THREAD = RunOptions(threads=1)
-RUN_HERE = [target for target in TARGETS if target.spec.status == "run here"]
+RUN_HERE = [target for target in WITH_DUMMY if target.spec.status == "run here"]
 
 
-@pytest.fixture(params=TARGETS, ids=lambda target: target.spec.name)
+@pytest.fixture(autouse=True)
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "TARGETS", WITH_DUMMY)
+
+
+@pytest.fixture(params=WITH_DUMMY, ids=lambda target: target.spec.name)
 def target(request: pytest.FixtureRequest) -> Target:
     return request.param
 
@@ -78,17 +92,17 @@ def random_inputs(spec: ProgramSpec, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def test_names_are_unique_and_found() -> None:
-    names = [target.spec.name for target in TARGETS]
+    names = [target.spec.name for target in WITH_DUMMY]
 
     assert len(set(names)) == len(names) > 0
-    assert all(get_target(name) is target for name, target in zip(names, TARGETS, strict=True))
+    assert all(get_target(name) is target for name, target in zip(names, WITH_DUMMY, strict=True))
 
 
 def test_an_unknown_name_lists_those_that_are_known() -> None:
     with pytest.raises(UsageError, match="hailo9000") as unknown:
         get_target("hailo9000")
 
-    assert all(target.spec.name in unknown.value.hint for target in TARGETS)
+    assert all(target.spec.name in unknown.value.hint for target in WITH_DUMMY)
 
 
 def test_every_limit_has_a_source(target: Target) -> None:
@@ -112,6 +126,36 @@ def test_its_extras_are_known_to_the_doctor(target: Target) -> None:
 def test_its_summary_is_one_line(target: Target) -> None:
     assert 0 < len(target.spec.summary) < 90
     assert "\n" not in target.spec.summary
+
+
+@pytest.mark.parametrize("kind", ["compiler", "importer"])
+def test_its_compiler_and_its_importer_describe_their_options(target: Target, kind: str) -> None:
+    described = getattr(target, kind)
+    if described is None:
+        return
+
+    for one in describe(described.options):
+        assert one.values
+        assert 0 < len(one.help) < 90
+        assert not one.help.endswith(".")
+    assert parse_options(described.options, {}, target.spec.name) == described.options()
+    assert described.suffix.startswith(".")
+
+
+def test_the_script_of_its_compiler_stands_alone(target: Target) -> None:
+    if target.compiler is None:
+        return
+
+    tree = ast.parse(target.compiler.script.read_text(encoding="utf-8"), feature_version=(3, 9))
+    nodes = list(ast.walk(tree))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    found = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+
+    assert found <= {target.compiler.sdk, "numpy"}
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    assert {"version", "check"} <= defined
+    json.dumps(target.compiler.settings())
 
 
 # The check ---------------------------------------------------------------------------------------
@@ -322,7 +366,7 @@ def test_no_threads_at_all_are_refused() -> None:
 
 # What is missing, what is damaged ----------------------------------------------------------------
 
-COMPILERS = dict.fromkeys((target.spec.name for target in TARGETS), "onnx")
+COMPILERS = dict.fromkeys((target.spec.name for target in WITH_DUMMY), "onnx")
 COMPILERS["xnnpack"] = "executorch"
 RUNTIMES = {"onnxruntime": "onnxruntime", "xnnpack": "executorch"}
 

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
 from whisperport.dims import Dims
-from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
+from whisperport.errors import BundleError, UsageError
 from whisperport.runner import Runner
 from whisperport.spec import FullForm, ProgramSpec, Refusal
 from whisperport.targets.base import RunOptions, Say, Target
@@ -16,6 +17,7 @@ from whisperport.targets.hailo.compiler import HailoCompiler
 from whisperport.targets.hailo.importer import HailoImporter
 from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
+from whisperport.targets.onnx_lowering import lower_to_onnx
 from whisperport.targets.onnx_runner import OnnxRunner
 
 if TYPE_CHECKING:  # boards have no torch
@@ -79,50 +81,15 @@ class Hailo(Target):
 
     def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
         """Write each program as one ONNX file with its weights, and the script that compiles it."""
-        try:
-            from whisperport.programs.onnx_file import write_onnx_file
-        except ImportError as error:
-            raise MissingPackageError(
-                f"cannot lower for `{self.spec.name}`: the ONNX exporter is not installed",
-                why=str(error),
-                hint='pip install "whisperport[export]"',
-            ) from error
-        self._check_all(programs)
-        (folder / self.spec.name).mkdir()
-        entries = []
-        for program in programs:
-            say(f"{program.name} to ONNX opset {self.opset} for {self.spec.name}")
-            path = folder / self.spec.name / f"{program.name}.onnx"
-            facts = write_onnx_file(program, path, opset=self.opset)
-            script = path.with_suffix(".alls")
-            script.write_text(_script(self.chip, program.spec), encoding="utf-8")
-            files = (*facts.files, script)
-            entries.append(
-                ProgramEntry(
-                    spec=program.spec,
-                    target=self.spec.name,
-                    method=program.name,
-                    files=tuple(file.relative_to(folder).as_posix() for file in files),
-                    status=self.spec.status,
-                    delegation={
-                        "delegated": facts.nodes,
-                        "subgraphs": 1,
-                        "undelegated": [],
-                        "opset": facts.opset,
-                    },
-                )
-            )
-        return entries
+        return [
+            self._with_script(entry, folder)
+            for entry in lower_to_onnx(self, programs, folder, self.opset, say)
+        ]
 
-    def _check_all(self, programs: Sequence["Program"]) -> None:
-        for program in programs:
-            refused = self.check(program)
-            if refused:
-                raise LoweringError(
-                    f"`{self.spec.name}` does not take the program `{program.name}`",
-                    why=f"{refused[0].node}: {refused[0].reason} ({len(refused)} refusals in all)",
-                    hint=f"leave it to `{self.spec.rest}`, which runs beside it",
-                )
+    def _with_script(self, entry: ProgramEntry, folder: Path) -> ProgramEntry:
+        script = f"{self.spec.name}/{entry.spec.name}.alls"
+        (folder / script).write_text(_script(self.chip, entry.spec), encoding="utf-8")
+        return replace(entry, files=(*entry.files, script))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions

@@ -1,0 +1,88 @@
+"""The dummy's compiler: its options, its calibration, its stages, and what it logs."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, final
+
+from whisperport.atomic import write_atomic
+from whisperport.dims import Dims
+from whisperport.runner import Array
+from whisperport.spec import ProgramSpec
+from whisperport.targets.compiler import CalibrationNeed, CompilePlan, Compiler, CompileRequest
+from whisperport.targets.dummy import stages
+from whisperport.targets.dummy.artifact import SUFFIX, check_artifact
+from whisperport.targets.options import Option
+from whisperport.toolchain import Failure, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DummyOptions:
+    """What may be chosen: `--option dummy1.samples=8`."""
+
+    samples: Annotated[int, Option("Calibration samples", low=1)] = 64
+    percentile: Annotated[int, Option("How much of a range is kept", low=90, high=100)] = 100
+
+
+def flat(array: Array) -> Array:
+    """The layout of a calibration sample: one row."""
+    return array.reshape(1, -1)
+
+
+@final
+class DummyCompiler(Compiler):
+    """The compiler of one chip."""
+
+    title = "the dummy's compiler"
+    toolchain: ClassVar[str] = "dummy"
+    sdk: ClassVar[str] = "dummy_sdk"
+    source: ClassVar[str] = "the tests of whisperport"
+    script: ClassVar[Path] = Path(stages.__file__)
+    options: ClassVar[type[Any]] = DummyOptions
+    suffix: ClassVar[str] = SUFFIX
+
+    def __init__(self, chip: str) -> None:
+        self._chip = chip
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"chip": self._chip, "oldest": "2.0"}
+
+    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
+        names = tuple(tensor.name for tensor in spec.inputs)
+        fewer = f"`--option {self._chip}.samples=N` asks for fewer"
+        return CalibrationNeed(
+            samples=options.samples, names=names, layout=flat, dtype="float16", fewer=fewer
+        )
+
+    def plan(self, request: CompileRequest) -> CompilePlan:
+        name, spec = request.spec.name, request.spec
+        recipe = {"percentile": request.options.percentile}
+        write_atomic(request.folder / "recipe.json", json.dumps(recipe).encode("utf-8"))
+        return CompilePlan(
+            stages=(
+                Stage("quantize", ("recipe.json", *request.arrays), ("ranges.json",)),
+                Stage("assemble", (f"{name}.onnx", "ranges.json"), (name + SUFFIX,)),
+            ),
+            settings={
+                "arrays": list(request.arrays),
+                "shapes": {
+                    "inputs": [tensor.shape for tensor in spec.inputs],
+                    "outputs": [tensor.shape for tensor in spec.outputs],
+                },
+            },
+            keep=("ranges.json",),
+        )
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        return {"compiler": check_artifact(artifact, self._chip, spec).compiler}
+
+    def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
+        return {name: float(db) for name, db in re.findall(r"(\S+): ([0-9.]+) dB", log)}
+
+    def explain(self, failure: Failure) -> tuple[str, str]:
+        if "RangeError" in failure.classes:
+            hint = f"give a lower `--option {self._chip}.percentile=N`"
+            return "cannot represent a range", hint
+        return super().explain(failure)

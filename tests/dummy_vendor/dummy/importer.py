@@ -1,0 +1,39 @@
+"""Import compiled files that someone else published."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from whisperport.dims import SECONDS_PER_POSITION, Dims
+from whisperport.errors import BundleError
+from whisperport.spec import ProgramSpec
+from whisperport.targets.dummy.artifact import SUFFIX, check_artifact, read_artifact
+from whisperport.targets.importer import Importer, ImportForm
+
+
+@final
+class DummyImporter(Importer):
+    """Reads compiled files for one chip."""
+
+    suffix: ClassVar[str] = SUFFIX
+    programs: ClassVar[frozenset[str]] = frozenset({"encoder", "step"})
+
+    def __init__(self, chip: str) -> None:
+        self._chip = chip
+
+    def is_for(self, artifact: Path) -> bool:
+        return read_artifact(artifact).chip == self._chip
+
+    def form(self, artifacts: Mapping[str, Path], dims: Dims) -> ImportForm:
+        path = artifacts["encoder"]
+        encoder = read_artifact(path)
+        if len(encoder.outputs) != 1 or encoder.outputs[0][-1] != dims.n_audio_state:
+            raise BundleError(
+                f"{path.name} is no encoder of this checkpoint",
+                why=f"its outputs are {encoder.outputs}",
+                hint="give the checkpoint that it was compiled from",
+            )
+        return ImportForm(window_s=encoder.outputs[0][1] * SECONDS_PER_POSITION)
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        return {"compiler": check_artifact(artifact, self._chip, spec).compiler}

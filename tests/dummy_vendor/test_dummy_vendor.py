@@ -1,0 +1,232 @@
+"""A vendor that is one folder and one line: lowered, calibrated, compiled elsewhere, run, and imported."""
+
+import json
+import re
+import shutil
+import wave
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport import targets
+from whisperport.bundle import Bundle
+from whisperport.compiling import Compiled, CompileOptions, compile_bundle
+from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.importing import ImportOptions, import_artifact
+from whisperport.runtime import DecodeOptions, decode_window, load_engine
+from whisperport.targets import RunOptions
+from whisperport.verification.clips import Clip
+
+from ..docs.pages import ROOT
+from ..test_imports import faults
+from ..test_vendor_names import naming
+from .listed import HERE, WITH_DUMMY, interpreter
+
+HOW_TO = (ROOT / "docs" / "how-to" / "add-a-target.md").read_text(encoding="utf-8")
+FILES = {path.name: path for path in sorted((HERE / "dummy").glob("*.py"))}
+
+ONE = RunOptions(threads=1)
+EMULATED = RunOptions(threads=1, options={"emulation": "onnx"})
+
+
+def _noise(seed: int) -> np.ndarray:
+    return (0.1 * np.random.default_rng(seed).standard_normal(3200)).astype(np.float32)
+
+
+EXPORT = ExportOptions(clips=(Clip("hiss", "so", _noise(0)), Clip("more", "", _noise(1))), run=ONE)
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "TARGETS", WITH_DUMMY)
+
+
+@pytest.fixture(scope="module")
+def exported_once(
+    micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
+) -> Path:
+    """The encoder on one chip, the step on the other, the rest on the CPU."""
+    from whisperport.programs import whisper as programs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(targets, "TARGETS", WITH_DUMMY)
+        patch.setattr(programs, "whisper_programs", lambda *_, **__: iter(micro_programs))
+        options = replace(EXPORT, place={"step": "dummy2"})
+        return export(
+            micro_checkpoint, "dummy1", tmp_path_factory.mktemp("dummy") / "bundle", options
+        ).folder
+
+
+@pytest.fixture
+def bundle(exported_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported_once, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """2 s of noise: ten windows of 0.2 s."""
+    path = tmp_path / "recording.wav"
+    samples = 0.1 * np.random.default_rng(7).standard_normal(32_000)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
+    return path
+
+
+@pytest.fixture
+def compiled(bundle: Path, recording: Path, tmp_path: Path) -> Callable[..., Compiled]:
+    """`compiled(**options)`: with few samples, and the SDK in an interpreter of its own."""
+
+    def run(options: dict[str, str] | None = None, **more: Any) -> Compiled:
+        few = {"dummy1.samples": "4", "dummy2.samples": "12", **(options or {})}
+        sdk = {"toolchains": {"dummy": str(interpreter(tmp_path))}, **more}
+        return compile_bundle(
+            bundle,
+            CompileOptions(calibration=recording, force=True, options=few, threads=1, **sdk),
+        )
+
+    return run
+
+
+def test_programs_of_two_chips_are_compiled_each_in_its_own_folder(compiled, bundle):
+    made = compiled()
+
+    assert [(p.name, p.target, p.samples, p.compiler) for p in made.programs] == [
+        ("encoder", "dummy1", 4, "2.1"),
+        ("step", "dummy2", 12, "2.1"),
+    ]
+    manifest = Bundle.open(bundle).manifest
+    for name, target in (("encoder", "dummy1"), ("step", "dummy2")):
+        entry = manifest.program(name)
+        assert entry.status == "compiled here"
+        assert entry.files == (
+            f"{target}/{name}.dmy",
+            f"{target}/{name}.onnx",
+            f"{target}/{name}.json",
+        )
+    assert manifest.program("cross_kv").target == "onnxruntime"
+    snr = manifest.program("step").delegation["snr_db"]
+    assert snr["self_k_0.npy"] == 20.5
+    work = bundle.with_name("bundle.compile")
+    assert {path.name for path in work.iterdir()} == {"dummy1", "dummy2"}
+
+
+def test_the_step_is_calibrated_with_real_caches_in_the_layout_that_was_asked_for(compiled, bundle):
+    compiled()
+
+    folder = bundle.with_name("bundle.compile") / "dummy2" / "step"
+    spec = Bundle.open(bundle).manifest.program("step").spec
+    caches = [tensor for tensor in spec.inputs if tensor.name.startswith("self_")]
+    assert len(caches) == 4
+    for tensor in caches:
+        array = np.load(folder / f"{tensor.name}.npy")
+        assert array.shape == (12, 1, int(np.prod(tensor.shape)))
+        assert array.dtype == np.float16
+        assert (np.abs(array).max(axis=(1, 2)) > 0).all()  # none is a fresh cache
+    ranges = json.loads((folder / "ranges.json").read_text())
+    assert ranges["self_k_0.npy"]["samples"] == 12
+
+
+def test_the_compiled_bundle_transcribes_as_its_emulation(compiled, bundle):
+    opened = Bundle.open(bundle)
+    with pytest.raises(BundleError, match="not compiled for `dummy1` yet"):
+        load_engine(opened, ONE)
+    compiled()
+    opened = Bundle.open(bundle)
+    device, emulation = load_engine(opened, ONE), load_engine(opened, EMULATED)
+    mel = np.random.default_rng(3).standard_normal((8, 20)).astype(np.float32)
+
+    decoded = [
+        decode_window(engine, engine.encode(mel), DecodeOptions(language="en"))
+        for engine in (device, emulation)
+    ]
+
+    assert decoded[0] == decoded[1]
+
+
+def test_finished_stages_are_kept_and_an_option_redoes_what_it_concerns(compiled, bundle):
+    compiled()
+    log = bundle.with_name("bundle.compile") / "dummy2" / "step" / "quantize.log"
+    log.write_text("not written again")
+    compiled()
+    assert log.read_text() == "not written again"
+
+    compiled({"dummy2.percentile": "99"})
+
+    assert "20.5 dB" in log.read_text()
+
+
+def test_a_missing_or_an_old_sdk_is_explained_in_general_words(compiled, bundle, tmp_path):
+    with pytest.raises(
+        MissingPackageError, match="the dummy's compiler is not installed"
+    ) as missing:
+        compiled(toolchains={})
+    assert "--toolchain dummy=" in missing.value.hint
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "dummy_sdk.py").write_text('__version__ = "1.9"\n')
+    path = interpreter(old)
+    path.write_text(path.read_text().replace('PYTHONPATH="', f'PYTHONPATH="{old}:'))
+    with pytest.raises(LoweringError, match="does not serve `dummy1`") as unsuitable:
+        compiled(toolchains={"dummy": str(path)})
+    assert unsuitable.value.why == "version 2.0 is needed, and 1.9 is installed"
+    with pytest.raises(UsageError, match="cannot be `80`"):
+        compiled({"dummy1.percentile": "80"})
+
+
+def test_what_was_compiled_is_imported_by_whoever_recognizes_it(
+    compiled, bundle, micro_checkpoint, quick_tracing, tmp_path
+):
+    compiled()
+    published = tmp_path / "anything.bin"
+    shutil.copyfile(bundle / "dummy1" / "encoder.dmy", published)
+
+    import_artifact(published, micro_checkpoint, tmp_path / "imported", ImportOptions(run=ONE))
+
+    entry = Bundle.open(tmp_path / "imported").manifest.program("encoder")
+    assert (entry.target, entry.files[0]) == ("dummy1", "dummy1/encoder.dmy")
+    assert entry.delegation["imported"] == "anything.bin"
+    assert entry.status == "checked against contract"
+
+
+# The how-to --------------------------------------------------------------------------------------
+
+
+def test_the_how_to_shows_every_file_as_it_is():
+    blocks = re.findall(r"<!-- file: dummy/(\S+) -->\n```python\n(.*?)```\n", HOW_TO, re.DOTALL)
+
+    assert dict(blocks) == {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
+
+
+def test_the_line_of_the_how_to_lists_the_targets_that_are_tested_here():
+    listing = (ROOT / "src" / "whisperport" / "targets" / "__init__.py").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^    (\*map\(.*)$", HOW_TO, re.MULTILINE)
+    (imported,) = re.findall(r"^from whisperport.targets.dummy.*$", HOW_TO, re.MULTILINE)[-1:]
+    changed = listing.replace("\n)\n\n__all__", f"\n    {line}\n)\n\n__all__").replace(
+        "from whisperport.targets.base", f"{imported}\nfrom whisperport.targets.base"
+    )
+    assert changed.count("\n") == listing.count("\n") + 2
+
+    namespace: dict[str, Any] = {"__name__": "changed"}
+    exec(compile(changed, "targets/__init__.py", "exec"), namespace)
+
+    names = [target.spec.name for target in namespace["TARGETS"]]
+    assert names == [target.spec.name for target in WITH_DUMMY]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_its_files_import_only_what_a_target_may(name):
+    assert faults(f"targets/dummy/{name}", FILES[name].read_text(encoding="utf-8")) == []
+
+
+def test_its_folder_is_the_only_place_that_names_it():
+    package = Path(targets.__file__).parents[1]
+    assert naming("dummy_vendor", ("dmy",), package) == []
+    assert naming("dummy", ("dmy",), HERE / "dummy")
