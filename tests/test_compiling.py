@@ -4,6 +4,7 @@ Neither SDK nor device was here: both fakes are made of recorded signatures.
 """
 
 import json
+import pickle
 import shutil
 import sys
 import wave
@@ -252,6 +253,11 @@ def test_what_the_compiler_measured_and_its_logs_are_kept(bundle, recordings, sd
     again = compile_bundle(bundle, _options(recordings))  # nothing is run
 
     assert again.programs[0].snr_db == snr
+    assert pickle.loads(pickle.dumps(again)) == again  # as a watched job returns it
+    Path(program.logs[1]).unlink()
+    without = compile_bundle(bundle, _options(recordings))
+    assert without.programs[0].snr_db == {}
+    assert pickle.loads(pickle.dumps(without)).programs == without.programs
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from whisperport.bundle import Bundle, ProgramEntry, check_writable, writing_bundle
@@ -384,6 +383,6 @@ def _compiled(bundle: Bundle, name: str, artifact: Artifact, group: _Group) -> C
         bytes=bundle.manifest.files[entry.files[0]].bytes,
         compiler=str(artifact.facts.get("compiler", "")),
         samples=int(artifact.facts.get("calibration_samples", 0)),
-        snr_db=artifact.facts.get("snr_db", MappingProxyType({})),
+        snr_db=artifact.facts.get("snr_db", {}),
         logs=tuple(str(path) for path in sorted(artifact.path.parent.glob("*.log"))),
     )

@@ -1,10 +1,13 @@
 """What is installed here, what is missing, and how to get it."""
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from whisperport import targets
+from whisperport.errors import UsageError
 from whisperport.spec import Package
+from whisperport.toolchain import find_interpreter, variable
 from whisperport.verification.machine import versions
 
 # What tells whether an extra is installed. Those of single targets are in their specs.
@@ -38,7 +41,7 @@ class Finding:
     """One package that some part of whisperport needs."""
 
     package: str
-    version: str  # or "not installed"
+    version: str  # or where it is, or "not installed"
     needed_for: str
     fix: str  # the command that installs it, or where it comes from; empty when it is there
 
@@ -52,10 +55,11 @@ def extras() -> dict[str, tuple[Package, ...]]:
 
 
 def examine() -> tuple[Finding, ...]:
-    """Every package of every extra, once for each use. Imports none of them."""
-    return tuple(
+    """Every package of every extra, once for each use, and every vendor's compiler. Imports none."""
+    packages = [
         _finding(extra, package) for extra, packages in extras().items() for package in packages
-    )
+    ]
+    return (*packages, *_toolchains())
 
 
 def is_installed(extra: str) -> bool:
@@ -71,6 +75,22 @@ def _finding(extra: str, package: Package) -> Finding:
     needed = f"[{extra}] {', '.join(users)}" if extra else "the core"
     version = versions([package.name])[package.name]
     return Finding(package.name, version, needed, "" if there else command)
+
+
+def _toolchains() -> Iterator[Finding]:
+    """The SDK of every vendor's compiler, and the interpreter that has it."""
+    compilers = [t.compiler for t in targets.TARGETS if t.compiler is not None]
+    for toolchain, sdk in {compiler.toolchain: compiler.sdk for compiler in compilers}.items():
+        try:
+            interpreter = find_interpreter(toolchain, sdk, {})
+        except UsageError:  # the environment names one that is not there
+            interpreter = None
+        yield Finding(
+            sdk,
+            f"in {interpreter}" if interpreter else "not installed",
+            f"compiling with {toolchain}",
+            "" if interpreter else f"set {variable(toolchain)} to the Python that has it",
+        )
 
 
 def _is_there(module: str) -> bool:

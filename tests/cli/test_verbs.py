@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -249,6 +250,25 @@ def test_doctor_where_all_is_there_names_versions_and_nothing_to_install(run):
     assert re.search(r"^torch +2\.\S+ ", ran.out, re.MULTILINE)
     assert "pip install" not in ran.out
     assert json.loads(run("doctor", "--json").out)["default bundle"] == "whole"
+
+
+def test_doctor_says_which_interpreter_has_a_vendors_compiler_or_how_to_name_it(run, monkeypatch):
+    # given
+    def compilers():
+        packages = json.loads(run("doctor", "--json").out)["packages"]
+        return [one for one in packages if one["needed_for"] == "compiling with hailo"]
+
+    # when
+    (missing,) = compilers()
+    monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_HAILO", sys.executable)
+    (found,) = compilers()
+    monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_HAILO", "/nowhere/python")
+    (wrong,) = compilers()
+
+    # then
+    assert missing["version"] == wrong["version"] == "not installed"
+    assert "WHISPERPORT_TOOLCHAIN_HAILO" in missing["fix"]
+    assert (found["version"], found["fix"]) == (f"in {sys.executable}", "")
 
 
 def test_doctor_exits_1_when_the_shipped_bundle_is_damaged(run, copied_bundle, monkeypatch):

@@ -238,7 +238,9 @@ def test_a_program_beyond_the_limits_is_not_lowered(
 ) -> None:
     step = next(program for program in micro_programs if program.name == "step")
 
-    with pytest.raises(LoweringError, match="`hailo8` does not support the program `step`") as refused:
+    with pytest.raises(
+        LoweringError, match="`hailo8` does not support the program `step`"
+    ) as refused:
         get_target("hailo8").lower([step], tmp_path, lambda _: None)
 
     assert "refusals in all" in refused.value.why
