@@ -14,8 +14,8 @@ from whisperport.bundle import Bundle
 
 # Bottom first: a module imports from those named before it, in its own layer too.
 LAYERS = (
-    ("errors", "spec", "dims", "generation", "window"),
-    ("atomic", "audio", "text", "bundle", "runner"),
+    ("errors", "spec", "dims", "generation", "window", "signatures"),
+    ("atomic", "limited", "audio", "text", "bundle", "process", "runner"),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("targets",),
     ("runtime", "verification"),
@@ -34,7 +34,7 @@ HEAVY = {
 }
 # Plugins do not import each other; what they share is named here.
 SHARED = {
-    "targets": {"base", "graph_check", "onnx_runner", "onnx_weights", "protobuf"},
+    "targets": {"base", "graph_check", "onnx_graph", "onnx_runner", "onnx_weights", "protobuf"},
     "rewrites": {"base", "graph"},
 }
 

@@ -2,24 +2,8 @@
 
 from collections.abc import Mapping
 
-from whisperport.dims import Dims
+from whisperport.dims import LARGEST, Dims
 from whisperport.errors import CheckpointError
-
-# More than any Whisper has, tenfold or so: a damaged size stops here, before anything is allocated.
-_LARGEST = {
-    "n_mels": 1024,
-    "n_audio_ctx": 65_536,
-    "n_audio_state": 16_384,
-    "n_audio_head": 1024,
-    "n_audio_layer": 512,
-    "n_text_ctx": 65_536,
-    "n_text_state": 16_384,
-    "n_text_head": 1024,
-    "n_text_layer": 512,
-    "n_vocab": 1_000_000,
-    "n_audio_ffn": 131_072,
-    "n_text_ffn": 131_072,
-}
 
 
 def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, str]) -> Dims:
@@ -28,7 +12,7 @@ def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, 
     Raises CheckpointError, saying `what` could not be read and listing every size at fault.
     """
     faults = []
-    for field, largest in _LARGEST.items():
+    for field, largest in LARGEST.items():
         size, word = sizes[field], words.get(field, field)
         if isinstance(size, bool) or not isinstance(size, int):
             faults.append(f"`{word}` is {quoted(size)}; expected a whole number")

@@ -9,6 +9,7 @@ from whisperport.errors import MissingPackageError, UsageError
 from whisperport.runner import Runner
 from whisperport.spec import Refusal, TargetSpec
 from whisperport.targets.base import RunOptions, Say, Target
+from whisperport.targets.onnx_graph import OnnxGraph
 from whisperport.targets.onnx_runner import CPU, OnnxRunner
 from whisperport.targets.onnx_weights import OnnxWeights
 
@@ -33,6 +34,7 @@ class OnnxRuntime(Target):
         domains=frozenset({"com.microsoft"}),
         run_options=frozenset({"provider"}),
         lower_options=frozenset({"opset"}),
+        trial_options={"provider": CPU},
         extra="export",
         sources={
             "formats": "it reads ONNX; torch programs are written as ONNX first",
@@ -97,12 +99,12 @@ class OnnxRuntime(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         provider = options.options.get("provider", CPU)
-        paths = [folder / entry.files[0] for entry in entries]
+        graphs = [OnnxGraph.of(folder, entry) for entry in entries]
         # Another provider copies weights to a memory of its own.
-        weights = OnnxWeights(paths if provider == CPU else [])
+        weights = OnnxWeights(graphs if provider == CPU else [])
         return {
             entry.spec.name: OnnxRunner(
-                entry.spec, path, options.threads, provider, weights if path in weights else None
+                entry.spec, graph, options.threads, provider, weights if graph in weights else None
             )
-            for entry, path in zip(entries, paths, strict=True)
+            for entry, graph in zip(entries, graphs, strict=True)
         }

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast, final
 
-from whisperport.bundle import ProgramEntry
+from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.runner import Runner
@@ -14,6 +14,7 @@ from whisperport.targets.base import RunOptions, Say, Target
 from whisperport.targets.hailo.chips import OPSETS, Chip
 from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
+from whisperport.targets.onnx_graph import OnnxGraph
 from whisperport.targets.onnx_runner import OnnxRunner
 
 if TYPE_CHECKING:  # boards have no torch
@@ -129,13 +130,15 @@ class Hailo(Target):
         if stand_in:
             return {
                 entry.spec.name: OnnxRunner(
-                    entry.spec, _file(self.chip, folder, entry, ".onnx"), options.threads
+                    entry.spec,
+                    OnnxGraph.of(folder, entry, _file(self.chip, entry, ".onnx")),
+                    options.threads,
                 )
                 for entry in entries
             }
         from whisperport.targets.hailo.runtime import load_hefs
 
-        hefs = {e.spec.name: _file(self.chip, folder, e, SUFFIX) for e in entries}
+        hefs = {e.spec.name: regular_file(folder, _file(self.chip, e, SUFFIX)) for e in entries}
         specs = [entry.spec for entry in entries]
         return load_hefs(self.chip, specs, hefs, service=service == "on")
 
@@ -147,11 +150,11 @@ def _script(chip: Chip, spec: ProgramSpec) -> str:
     return model_script(chip.name, spec.outputs[0].shape[-1])
 
 
-def _file(chip: Chip, folder: Path, entry: ProgramEntry, suffix: str) -> Path:
+def _file(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
     """The entry's file of this kind."""
     for file in entry.files:
         if file.endswith(suffix):
-            return folder / file
+            return file
     if suffix == SUFFIX:
         raise BundleError(
             f"`{entry.spec.name}` is not compiled for `{chip.name}` yet",
