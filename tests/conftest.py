@@ -4,7 +4,7 @@ Width 64, 2 heads, 2 + 2 layers, 100 encoder positions (2 s), vocabulary 51865 u
 Every weight is random, biases and norms too: a bias dropped or swapped then shows in the outputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ hypothesis.settings.load_profile("same")
 def _same_draws() -> None:
     """A module a test makes has the same weights whichever tests ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is recorded of bundles goes to a temporary folder, not to the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ class RunOptions:
 
     threads: int | None = None  # None: one per physical core, as the runtime chooses
     options: Mapping[str, str] = field(default_factory=dict)  # the target's own
+    trust: bool = False  # load programs of unknown origin without a trial run under limits
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
