@@ -1,0 +1,63 @@
+"""`whisperport ...` in this process, and what it writes to the terminal held against the rules for it."""
+
+import contextlib
+import io
+import re
+import unicodedata
+
+import click
+
+ALLOWED = {"\n", "\t"}
+NOT_FINITE = re.compile(r"(?<![\w.])-?(nan|inf|NaN|Infinity)(?![\w.])")
+
+
+class UnsafeOutputError(Exception):
+    """A hostile file reached the terminal: `kind` says how."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text!r}")
+        self.kind = kind
+
+
+def whisperport(*arguments: str) -> None:
+    """Run a verb as a shell would.
+
+    Raises:
+        click.ClickException, WhisperportError: what the verb says to its user.
+        UnsafeOutputError: it printed control characters, or a number that is none.
+    """
+    from whisperport.cli.console import print_error
+    from whisperport.cli.main import cli
+    from whisperport.errors import WhisperportError
+
+    stdout, stderr = io.StringIO(), io.StringIO()
+    error: WhisperportError | click.ClickException | None = None
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            cli(list(arguments), prog_name="whisperport", standalone_mode=False)
+        except WhisperportError as raised:
+            error = raised
+            print_error(raised)
+        except click.ClickException as raised:
+            error = raised
+        except SystemExit as raised:
+            if raised.code not in (0, None):
+                error = click.ClickException(f"exit status {raised.code}")
+    check_printed(stdout.getvalue() + stderr.getvalue())
+    check_finite(stdout.getvalue())
+    if error is not None:
+        raise error
+
+
+def check_printed(text: str) -> None:
+    """Raises UnsafeOutputError for characters by which a file could write elsewhere on a terminal."""
+    for letter in text:
+        if unicodedata.category(letter) in ("Cc", "Cs") and letter not in ALLOWED:
+            place = text.index(letter)
+            raise UnsafeOutputError("control characters", text[max(0, place - 60) : place + 20])
+
+
+def check_finite(text: str) -> None:
+    """Raises UnsafeOutputError for a NaN or an infinity among results."""
+    if found := NOT_FINITE.search(text):
+        raise UnsafeOutputError("not finite", text[max(0, found.start() - 60) : found.end() + 20])
