@@ -70,13 +70,16 @@ def threads_within(threads: int | None) -> int:
     return min(threads or os.cpu_count() or 1, MAX_THREADS)
 
 
-def run_limited(job: str, arguments: dict[str, Any], limits: Limits) -> Any:
+def run_limited(
+    job: str, arguments: dict[str, Any], limits: Limits, say: Say = lambda _: None
+) -> Any:
     """Run a job in a child process.
 
     Args:
         job: "package.module:function" of this package. The function is called with `say` and the
             arguments as keywords. It imports what it needs before it calls `say`.
         arguments: anything that JSON holds.
+        say: told every stage, or the last of several that follow each other quickly.
 
     Returns:
         What the job returned, as JSON gives it back.
@@ -96,7 +99,7 @@ def run_limited(job: str, arguments: dict[str, Any], limits: Limits) -> Any:
     }
     child = _Child.start(request)
     try:
-        code = _watch(child, limits)
+        code = _watch(child, limits, say)
     finally:
         child.end()
     return _result(child, code)
@@ -160,22 +163,24 @@ class _Child:
         self.reader.join(1.0)
 
 
-def _watch(child: _Child, limits: Limits) -> int:
+def _watch(child: _Child, limits: Limits, say: Say) -> int:
     """The exit code of the child, which stays within its limits.
 
     Raises:
         StoppedError: it did not.
     """
-    deadline, started = time.monotonic() + START_S, False
+    deadline, known = time.monotonic() + START_S, ""
     while True:
         with suppress(subprocess.TimeoutExpired):
             return child.process.wait(POLL_S)
         now = time.monotonic()
-        if child.stage and not started:
-            started, deadline = True, now + limits.seconds
+        if child.stage != known:
+            deadline = deadline if known else now + limits.seconds
+            known = child.stage
+            say(known)
         if now > deadline:
             took = f"it took more than {limits.seconds:.0f} seconds"
-            raise child.stopped(took if started else "its process did not start")
+            raise child.stopped(took if known else "its process did not start")
         if child.resident_bytes() > limits.memory_bytes:
             raise child.stopped(f"it used more than {limits.memory_bytes / 1e9:.1f} GB of memory")
 

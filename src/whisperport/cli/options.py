@@ -30,6 +30,13 @@ run_option = click.option(
     help="An option of the target, such as provider=CUDAExecutionProvider; may be repeated",
 )
 
+trust = click.option(
+    "--trust",
+    is_flag=True,
+    help="Load the bundle's programs without the trial run that limits time and memory; use it for "
+    "bundles from a source you trust",
+)
+
 
 def pairs(values: tuple[str, ...]) -> dict[str, str]:
     """`NAME=VALUE` strings as a mapping.
@@ -44,10 +51,13 @@ def pairs(values: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, _, value in split}
 
 
-def run_options_of(threads: int | None, values: tuple[str, ...]) -> RunOptions:
-    return RunOptions(threads=threads, options=pairs(values))
+def run_options_of(
+    threads: int | None, values: tuple[str, ...], *, trust: bool = False
+) -> RunOptions:
+    return RunOptions(threads=threads, options=pairs(values), trust=trust)
 
 
-def run_option_words(values: tuple[str, ...]) -> list[str]:
+def run_option_words(values: tuple[str, ...], *, trust: bool = False) -> list[str]:
     """The same options for the next command."""
-    return [word for value in values for word in ("--run-option", value)]
+    words = [word for value in values for word in ("--run-option", value)]
+    return [*words, *["--trust"] * trust]
