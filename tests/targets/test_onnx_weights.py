@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from whisperport.bundle import Bundle, ProgramEntry
+from whisperport.bundle import Bundle, ListedFiles, ProgramEntry
 from whisperport.errors import BundleError
 from whisperport.programs.program import trace
 from whisperport.runner import Runner
@@ -277,29 +277,31 @@ def test_weights_that_do_not_exist_are_rejected(
 @settings(max_examples=200)
 @given(st.data())
 def test_a_damaged_graph_raises_nothing_but_what_the_runner_expects(
-    graphs: list[OnnxGraph], intact: bytes, data: st.DataObject
+    folder: Path, intact: bytes, data: st.DataObject
 ) -> None:
     damaged = bytearray(intact)
     for _ in range(data.draw(st.integers(1, 8))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     end = data.draw(st.none() | st.integers(0, len(damaged)))
-    graphs[0].path.write_bytes(damaged[:end])
+    (folder / "step.onnx").write_bytes(damaged[:end])
+    listed = ListedFiles(folder, frozenset(os.listdir(folder)))
+    graphs = [OnnxGraph(listed, name) for name in ("step.onnx", "prefill_4.onnx")]
 
     with contextlib.suppress(BundleError):
         weights = OnnxWeights(graphs)
         for graph in graphs:
             if graph in weights:
                 with contextlib.suppress(ValueError, OSError):
-                    weights.give(graph, graph.read(), onnxruntime.SessionOptions())
+                    weights.give(graph, onnxruntime.SessionOptions())
 
 
 @pytest.fixture(scope="module")
-def graphs(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> list[OnnxGraph]:
+def folder(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graphs")
-    entries = changed(folder, lambda _: None, bundle)
-    return [OnnxGraph.of(folder, entry) for entry in entries]
+    changed(folder, lambda _: None, bundle)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def intact(graphs: list[OnnxGraph]) -> bytes:
-    return graphs[0].path.read_bytes()
+def intact(folder: Path) -> bytes:
+    return (folder / "step.onnx").read_bytes()

@@ -9,7 +9,7 @@ Source of the field numbers: onnx/onnx.proto. Source of the keys: onnx/docs/Exte
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,15 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OnnxGraph:
     """An ONNX file among the files of a program."""
 
     files: ListedFiles
     name: str
+    _model: Any = field(default=None, init=False, repr=False)
+    _external: list[Any] = field(default_factory=list, init=False, repr=False)
+    _found: dict[str, Path] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, folder: Path, entry: ProgramEntry, name: str | None = None) -> "OnnxGraph":
@@ -82,11 +85,38 @@ class OnnxGraph:
         return self.files.path(self.name)
 
     def read(self) -> Any:
-        """The parsed model, by `SCHEMA`.
+        """The parsed model, by `SCHEMA`; parsed once, and kept until `take`.
 
         Raises:
             BundleError: it is no ONNX file, or refers to a file that is not one of the program's.
         """
+        if self._model is None:
+            model = self._parsed()
+            self._external = self._checked(model)
+            self._model = model
+        return self._model
+
+    def take(self) -> Any:
+        """As `read`, and let go of it: the caller may change it, and decides how long it is in memory."""
+        model, self._model, self._external = self.read(), None, []
+        return model
+
+    def external_tensors(self) -> list[Any]:
+        """All tensors that are stored in other files, wherever in the graph they occur."""
+        self.read()
+        return self._external
+
+    def external_file(self, location: str) -> Path:
+        """Where the file is that a tensor names.
+
+        Raises:
+            BundleError: it is not one of the program's files.
+        """
+        if location not in self._found:
+            self._found[location] = self.files.beside(self.name, location)
+        return self._found[location]
+
+    def _parsed(self) -> Any:
         from google.protobuf.message import DecodeError
 
         path = self.path
@@ -98,27 +128,21 @@ class OnnxGraph:
             raise self._error("cannot be read as ONNX", str(error)) from error
         if not model.HasField("graph"):
             raise self._error("cannot be read as ONNX", "it has no graph")
-        self._check(model)
         return model
 
-    def external(self, location: str) -> Path:
-        """Where the file is that a checked tensor names.
-
-        Raises:
-            BundleError: it is not one of the program's files.
-        """
-        return self.files.beside(self.name, location)
-
-    def _check(self, model: Any) -> None:
-        sizes: dict[str, int] = {}
+    def _checked(self, model: Any) -> list[Any]:
+        """The tensors that are stored in other files, all of which are the program's."""
+        external = []
         for message in _messages(model):
             kind = message.DESCRIPTOR.name
             if kind == "Node" and message.op_type == COMPILED:
                 raise self._error(f"has a node `{COMPILED}`", "such a node may read any file")
             if kind == "Tensor" and (message.external_data or message.data_location == EXTERNAL):
-                self._check_external(message, sizes)
+                self._check_external(message)
+                external.append(message)
+        return external
 
-    def _check_external(self, tensor: Any, sizes: dict[str, int]) -> None:
+    def _check_external(self, tensor: Any) -> None:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         described = tensor.data_location == EXTERNAL and "location" in entries
         if not described or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
@@ -126,19 +150,18 @@ class OnnxGraph:
                 f"does not say where the tensor {tensor.name[:80]!r} is stored",
                 "its location is missing, given twice, or has keys that the format does not have",
             )
-        location = entries["location"]
-        if location not in sizes:
-            sizes[location] = self.external(location).stat().st_size
+        file = self.external_file(entries["location"])
         offset, length = entries.get("offset", "0"), entries.get("length", "0")
         if not (NUMBER.fullmatch(offset) and NUMBER.fullmatch(length)):
             raise self._error(
                 f"does not say where the tensor {tensor.name[:80]!r} is stored",
                 f"it has offset {offset[:80]!r} and length {length[:80]!r}; expected bytes",
             )
-        if int(offset) + int(length) > sizes[location]:
+        end, size = int(offset) + int(length), file.stat().st_size
+        if end > size:
             raise self._error(
-                f"has a tensor {tensor.name[:80]!r} beyond the end of {location}",
-                f"it ends at {int(offset) + int(length)}, and the file has {sizes[location]} bytes",
+                f"has a tensor {tensor.name[:80]!r} beyond the end of {file.name}",
+                f"it ends at {end}, and the file has {size} bytes",
             )
 
     def _error(self, what: str, why: str) -> BundleError:
@@ -149,24 +172,15 @@ class OnnxGraph:
         )
 
 
-def external_tensors(model: Any) -> list[Any]:
-    """All tensors of a model that are stored in other files, wherever in it they occur."""
-    return [
-        message
-        for message in _messages(model)
-        if message.DESCRIPTOR.name == "Tensor" and message.data_location == EXTERNAL
-    ]
-
-
 def _messages(root: Any) -> Iterator[Any]:
     """A message and all that are inside of it; the depth is limited by protobuf's parser."""
     waiting = [root]
     while waiting:
         message = waiting.pop()
         yield message
-        for field, value in message.ListFields():
-            if field.message_type is not None and field.name != "external_data":
-                waiting.extend(value if field.name in _REPEATED else (value,))
+        for part, value in message.ListFields():
+            if part.message_type is not None and part.name != "external_data":
+                waiting.extend(value if part.name in _REPEATED else (value,))
 
 
 _REPEATED = {name for fields in SCHEMA.values() for name, _, kind in fields if kind.startswith("[")}

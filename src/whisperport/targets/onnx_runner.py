@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import zip_longest
 from typing import Any
 
@@ -30,8 +31,6 @@ IN_PLACE = (1, 31)  # the version since which sessions use weights of their call
 class OnnxRunner(Runner):
     """A session on one execution provider."""
 
-    concurrent = True
-
     def __init__(
         self,
         spec: ProgramSpec,
@@ -49,7 +48,7 @@ class OnnxRunner(Runner):
             LoweringError: it has no such provider, or did not use it.
             BundleError: it cannot read the file, or the file has another signature than `spec`.
         """
-        super().__init__(spec)
+        super().__init__(spec, nullcontext())  # a session runs in several threads at once
         self._session = _session(graph, threads, provider, weights)
         _check_signature(self._session, spec, graph.name)
         self._weights = weights  # which the session uses in place
@@ -88,11 +87,11 @@ def _session(
     settings.log_severity_level = 3
     # Not ONNX Runtime's own format, which it detects by itself, and which is not checked here.
     settings.add_session_config_entry("session.load_model_format", "ONNX")
-    checked = graph.read()
+    in_place = weights if _version(ort.__version__) >= IN_PLACE else None
+    if not in_place:
+        graph.take()  # checks it, and does not hold it in memory beside the session
     try:
-        in_place = weights if _version(ort.__version__) >= IN_PLACE else None
-        model = in_place.give(graph, checked, settings) if in_place else os.fspath(graph.path)
-        del checked  # which may hold all weights
+        model = in_place.give(graph, settings) if in_place else os.fspath(graph.path)
         session = ort.InferenceSession(model, settings, providers=[provider])
     except BundleError:
         raise

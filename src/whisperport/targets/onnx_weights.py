@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.errors import BundleError
-from whisperport.targets.onnx_graph import EXTERNAL, OnnxGraph, external_tensors
+from whisperport.targets.onnx_graph import EXTERNAL, OnnxGraph
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
 MOST = 0.5  # of a program's weights: with less in common, packing them is worth a copy
@@ -40,7 +39,7 @@ class OnnxWeights:
         """
         if len(graphs) < 2:  # there is nothing to share
             graphs = []
-        used = {graph: places for graph in graphs if (places := _places(graph, graph.read()))}
+        used = {graph: places for graph in graphs if (places := _places(graph))}
         users = Counter(place for places in used.values() for place in set(places.values()))
         self._arrays: dict[_Place, NDArray[np.float32]] = {}
         self._sharing = set()
@@ -53,25 +52,16 @@ class OnnxWeights:
         """Whether the program shares its tensors with others."""
         return graph in self._sharing
 
-    def give(self, graph: OnnxGraph, model: Any, settings: Any) -> bytes:
+    def give(self, graph: OnnxGraph, settings: Any) -> bytes:
         """The graph as a session is to load it, with its weights in `settings`.
 
         The session uses the arrays in place: keep this object for as long.
 
-        Args:
-            model: what `graph.read` returned.
-
         Raises:
-            BundleError: the graph is not the one that was read before.
             ValueError, OSError: a file of weights is missing or too short.
         """
-        places, widened = _places(graph, model), _widened(model)
-        if not places:
-            raise BundleError(
-                f"{graph.name} was replaced while it was read",
-                why="its weights are stored in another form than a moment before",
-                hint="load the bundle again",
-            )
+        places, model = _places(graph), graph.take()
+        widened = _widened(model)
         files = {}
         for tensor in model.graph.initializer:
             if tensor.name not in places:
@@ -107,24 +97,24 @@ class OnnxWeights:
         return self._arrays[place]
 
 
-def _places(graph: OnnxGraph, model: Any) -> dict[str, _Place]:
+def _places(graph: OnnxGraph) -> dict[str, _Place]:
     """Tensors stored in other files; none if one of them is no initializer, or not used as float32."""
+    model = graph.read()
     widened = _widened(model)
-    files: dict[str, Path] = {}
     found = {}
     stored = list(_stored_outside(model))
-    if len(stored) < len(external_tensors(model)):
+    if len(stored) < len(graph.external_tensors()):
         return {}
     for tensor in stored:
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries["location"]
-        if location not in files:
-            files[location] = graph.external(location)
         length = entries.get("length", "")
         if not length or not (tensor.data_type == FLOAT or tensor.name in widened):
             return {}
         found[tensor.name] = _Place(
-            files[location], int(entries.get("offset", "0")), int(length), tensor.name in widened
+            graph.external_file(entries["location"]),
+            int(entries.get("offset", "0")),
+            int(length),
+            tensor.name in widened,
         )
     return found
 
