@@ -6,6 +6,7 @@ import click
 
 from whisperport.cli.console import (
     print_json,
+    print_lines,
     print_next,
     print_note,
     print_table,
@@ -87,6 +88,6 @@ def import_hef(
     else:
         rows = [(e.spec.name, e.target, e.files[0], e.status) for e in manifest.programs]
         print_table(("program", "target", "file", "status"), rows)
-        print(f"\n{out}: imported")
+        print_lines("", f"{out}: imported")
     print_note("the HEF was not run here: copy the bundle to the board, and transcribe there")
     print_next("transcribe", "talk.mp3", "--bundle", out)
