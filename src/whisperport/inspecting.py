@@ -51,6 +51,9 @@ def inspect_program(
         return _inspect(path, options, say)
     limits = _limits_of(path, options.repeat)
     arguments = asdict(options) | {"path": os.fspath(path), "options": dict(options.options)}
+    unlimited = (
+        f"it ran with at most {limits}; if you trust its source, `--trust` runs it without limits"
+    )
     arguments["inputs"] = None if options.inputs is None else os.fspath(options.inputs)
     try:
         found = run_limited("whisperport.inspecting:inspect_in_child", arguments, limits, say)
@@ -58,9 +61,12 @@ def inspect_program(
         raise ProgramError(
             f"{path.name} cannot be inspected",
             why=str(error),
-            hint=f"it ran with at most {limits}; if you trust its source, `--trust` runs it without "
-            "limits",
+            hint=unlimited,
         ) from error
+    except ProgramError as error:
+        if "alloc" in error.why.lower():  # the kernel refused memory to the runtime
+            error.hint = unlimited
+        raise
     return _from_json(found)
 
 

@@ -20,8 +20,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.spawn import get_executable
@@ -144,10 +144,9 @@ class _Child:
     def resident_bytes(self) -> int:
         """Memory in use; 0 where the system does not tell."""
         try:
-            pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
+            return _statm(self.process.pid)[1]
         except (OSError, IndexError):
             return 0
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def stopped(self, why: str) -> StoppedError:
         return StoppedError(f"{self.stage}: {why}" if self.stage else why)
@@ -202,6 +201,33 @@ def _how_it_ended(code: int) -> str:
     if code < 0:
         return f"it crashed with {signal.Signals(-code).name}"
     return f"its process ended with exit code {code} and without an answer"
+
+
+@contextmanager
+def memory_within(more_bytes: int) -> Iterator[None]:
+    """Within the block this process may allocate so much more; what exceeds it is refused by the kernel.
+
+    It raises MemoryError or what a library makes of it. Systems other than Linux have no such limit.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _statm(os.getpid())[5] + more_bytes
+    lowest = min(limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _statm(pid: int) -> list[int]:
+    """Bytes: the size, the resident part, …, and as the sixth the data of a process of Linux."""
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+    return [int(count) * os.sysconf("SC_PAGE_SIZE") for count in pages]
 
 
 # In the child.

@@ -37,6 +37,12 @@ trust = click.option(
     "bundles from a source you trust",
 )
 
+trust_program = click.option(
+    "--trust",
+    is_flag=True,
+    help="Run the program without a limit on memory; use it for files from a source you trust",
+)
+
 
 def pairs(values: tuple[str, ...]) -> dict[str, str]:
     """`NAME=VALUE` strings as a mapping.
