@@ -12,7 +12,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test check docs readme bundle bench clean
+.PHONY: demo test check docs readme bundle bench fuzz clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/whisperport demo
@@ -40,6 +40,12 @@ bundle: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/programs.py
+
+# Another seed gives other inputs: make fuzz SEED=1 COUNT=100000
+COUNT ?= 20000
+SEED ?= 0
+fuzz: $(VENV)/.installed-dev
+	@$(BIN)/python -m fuzz --count $(COUNT) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import wave
 from collections.abc import Callable
@@ -206,7 +207,7 @@ def _make_config(random: Random, seeds: Path, folder: Path, outside: str) -> Non
     checkpoint = _copy_checkpoint(seeds, folder)
     if random.random() < 0.15:
         names = [path.name for path in sorted(checkpoint.iterdir())]
-        folders.mutate(checkpoint, names, random, outside)
+        folders.mutate(checkpoint, names, random, outside, without=folders.LINKS)
         return
     path = checkpoint / random.choice(TEXTS[:2])
     if random.random() < 0.1:
@@ -373,7 +374,8 @@ def _only_bytes(data: bytes, random: Random, _: str) -> bytes:
 
 
 def _program(folder: Path) -> str:
-    return str(next(path for path in sorted(folder.iterdir()) if path.stem == "program"))
+    found = [path for path in sorted(folder.iterdir()) if path.stem == "program"]
+    return str(found[0] if found else folder / "program.gone")
 
 
 def _check(folder: Path) -> None:
@@ -386,7 +388,7 @@ def _check(folder: Path) -> None:
 
 def _one_of(choices: tuple[str, ...], file: Path) -> str:
     """The same for the same input, whatever else was run."""
-    return choices[file.lstat().st_size % len(choices)]
+    return choices[(file.lstat().st_size if os.path.lexists(file) else 0) % len(choices)]
 
 
 def _inspect(folder: Path) -> None:

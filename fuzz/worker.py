@@ -29,6 +29,7 @@ from fuzz.outside import Outside
 
 PR_SET_CHILD_SUBREAPER = 36
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+TOLERATED = ("torchinductor_",)  # a folder that torch makes when it is imported
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # Python's own
 
 
@@ -96,6 +97,7 @@ class Worker:
             f"{folder}/{name}"
             for folder in ("tmp", "cwd")
             for name in os.listdir(self.work / folder)
+            if not name.startswith(TOLERATED)
         ]
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -170,8 +172,12 @@ def _listing(folder: Path) -> set[tuple[str, int, int]]:
 
 
 def _cleared(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    """Empty it; it stays, since a process may be in it."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def _children() -> list[str]:

@@ -20,11 +20,21 @@ CHANGES: tuple[str, ...] = (
 CHANGES += ("device", "folder link", "hard to read", "extra")
 
 
-def mutate(folder: Path, names: Sequence[str], random: Random, outside: str) -> None:
-    """Change one file of `folder`, by its name, in kind rather than in contents."""
+LINKS = ("link", "relative link", "folder link", "extra")  # that lead out of the folder
+
+
+def mutate(
+    folder: Path, names: Sequence[str], random: Random, outside: str, without: Sequence[str] = ()
+) -> None:
+    """Change one file of `folder`, by its name, in kind rather than in contents.
+
+    Args:
+        without: changes that are not made, where a reader may follow links: the Hugging Face hub keeps a
+            checkpoint as a folder of links.
+    """
     path = folder / random.choice(names)
     other = folder / random.choice(names)
-    change = random.choice(CHANGES)
+    change = random.choice([change for change in CHANGES if change not in without])
     if change == "exchange":
         content = path.read_bytes()
         path.write_bytes(other.read_bytes())

@@ -32,7 +32,6 @@ def hostile_call(random: Random, outside: str) -> Call:
             Call(os.mkdir, proof),
             Call(__import__, "antigravity"),
             Call(bytearray, 10**11),
-            Call(getattr, os, "system"),
         )
     )
 

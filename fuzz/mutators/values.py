@@ -25,7 +25,6 @@ TEXTS = (
     "C:\\canary.bin",
     "__class__",
     "%s%n{0}",
-    "nan",
     "file:///etc/hostname",
     "http://192.0.2.1/x",
 )

@@ -11,6 +11,7 @@ from whisperport.inspection.profile_onnx import profile_onnx
 from whisperport.inspection.profile_openvino import profile_openvino
 from whisperport.inspection.profile_pte import Reasons, profile_pte
 from whisperport.inspection.profile_tflite import profile_tflite
+from whisperport.regular_file import other_kind
 
 EXECUTORCH, TFLITE, ONNX_IR_VERSION, ZIP = b"ET", b"TFL3", b"\x08", b"PK\x03\x04"
 HINT = "give a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle"
@@ -55,6 +56,8 @@ def inspect_lowered(
 
 
 def _head(path: Path) -> bytes:
+    if kind := other_kind(path):
+        raise ProgramError(f"{path} is not a program", why=f"it is {kind}, not a file", hint=HINT)
     try:
         with path.open("rb") as file:
             return file.read(64)
