@@ -147,6 +147,25 @@ def test_sizes_that_the_files_cannot_hold_are_rejected_although_all_agree(folder
         Bundle.open(folder, check_hashes=False)
 
 
+def test_an_engine_is_not_made_of_two_bundles(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process exports to the same folder between the loading of the programs and of the tables."""
+    document = read(SHIPPED)
+    write(folder, document)
+    bundle = Bundle.open(folder, check_hashes=False)
+    embedding = Bundle.embedding
+
+    def replaced(opened: Bundle) -> Any:
+        write(folder, {**document, "name": "another"})
+        return embedding(opened)
+
+    monkeypatch.setattr(Bundle, "embedding", replaced)
+
+    with pytest.raises(BundleError, match="was replaced while it was read"):
+        load_engine(bundle, TRUSTED)
+
+
 # Any change --------------------------------------------------------------------------------------
 
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 447, 449, 1499, 51_864, 2**31, 2**63 - 1, 2**70])

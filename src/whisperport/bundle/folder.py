@@ -4,7 +4,8 @@ import hashlib
 import math
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from whisperport.bundle.manifest import (
     TOKENIZER,
     Manifest,
 )
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, WhisperportError
 
 HASH_CHUNK = 2**20  # bytes held while hashing, whatever the size of the file
 ATTEMPTS = 5  # to read a bundle that another process replaces in the meantime
@@ -47,7 +48,9 @@ class Bundle:
     manifest: Manifest
     # The manifest as it was read; None for a bundle that this process is writing or has written.
     raw: bytes | None = field(default=None, compare=False, repr=False)
-    hashed: bool = field(default=True, compare=False, repr=False)  # the hash of every file was checked
+    hashed: bool = field(
+        default=True, compare=False, repr=False
+    )  # the hash of every file was checked
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, check_hashes: bool = True) -> "Bundle":
@@ -97,14 +100,28 @@ class Bundle:
         for relative, shape in self._tables().items():
             self._check_table(relative, shape)
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Check, after a block that reads files, that the folder still holds the bundle that was opened.
+
+        Another process may replace the bundle in the meantime, so that some of the files that were read
+        are of the old one and some of the new one.
+
+        Raises:
+            BundleError: the bundle was replaced, whatever error the block ended with.
+        """
+        try:
+            yield
+        except WhisperportError:
+            self.check_unchanged()
+            raise
+        self.check_unchanged()
+
     def check_unchanged(self) -> None:
         """Check that the folder still holds the bundle that was opened.
 
-        Call it after loading: another process may have replaced the bundle while its files were read, so
-        that some of them are of the old one and some of the new one.
-
         Raises:
-            BundleError: the bundle was replaced.
+            BundleError: it was replaced.
         """
         if self.raw is not None and _manifest_now(self.folder) != self.raw:
             raise _replaced(self.folder)
