@@ -157,23 +157,25 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def exported(tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def exported(
+    tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Any]]:
     """`exported("xnnpack")`: a verified bundle of the tiny checkpoint, with 2 s windows.
 
-    Made once a session for each target: do not write in it.
+    `exported("xnnpack", "default", ...)`: of the embedded model; further arguments are those of
+    `ExportOptions`. Each is made once per test run and shared by all workers: do not write in it.
     """
-    from functools import cache
+    from whisperport.checkpoint import load_checkpoint
 
-    from whisperport.exporting import ExportOptions, export
-    from whisperport.targets import RunOptions
+    from .shared_exports import SharedExports, run_folder
 
-    @cache
-    def make(target: str) -> Any:
-        folder = tmp_path_factory.mktemp("exported") / target
-        options = ExportOptions(clips=noise_clips(), run=RunOptions(threads=1))
-        return export(tiny_checkpoint, target, folder, options)
-
-    return make
+    exports = SharedExports(
+        run_folder(tmp_path_factory) / "exported",
+        {"tiny": lambda: tiny_checkpoint, "default": lambda: load_checkpoint("default")},
+        {"tiny": {"clips": noise_clips()}},
+    )
+    yield exports
+    assert exports.changed() == [], "tests wrote to bundles that other tests use"
 
 
 def noise_clips() -> tuple[Any, ...]:

@@ -23,7 +23,6 @@ from whisperport.errors import (
     MissingPackageError,
     UsageError,
 )
-from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import load_engine, start_tokens
 from whisperport.targets import RunOptions
 from whisperport.targets.hailo.model_script import ScriptOptions
@@ -46,12 +45,10 @@ def bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def full_bundle(tiny_checkpoint: Any, tmp_path: Path) -> Path:
-    """With `decode_full` of 8 rows. Its export takes seconds."""
-    options = ExportOptions(
-        clips=noise_clips(), full=True, lower={"rows": str(ROWS)}, run=RunOptions(threads=1)
-    )
-    return export(tiny_checkpoint, "hailo8l", tmp_path / "bundle", options).folder
+def full_bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
+    """With `decode_full` of 8 rows."""
+    bundle = exported("hailo8l", full=True, lower={"rows": str(ROWS)})
+    return Path(shutil.copytree(bundle.folder, tmp_path / "bundle"))
 
 
 @pytest.fixture

@@ -51,11 +51,10 @@ def short(
 
 
 @pytest.fixture(scope="module")
-def five_seconds(tmp_path_factory: pytest.TempPathFactory) -> Transcriber:
+def five_seconds(exported: Callable[..., Bundle]) -> Transcriber:
     """The embedded model in windows of 5 s."""
-    options = ExportOptions(window=WindowOptions(seconds=5.0), run=ONE_THREAD)
-    folder = tmp_path_factory.mktemp("five") / "bundle"
-    return Transcriber(export("default", "onnxruntime", folder, options), ONE_THREAD)
+    window = WindowOptions(seconds=5.0)
+    return Transcriber(exported("onnxruntime", "default", window=window), ONE_THREAD)
 
 
 def windows(heard: Transcript) -> list[list[Segment]]:
