@@ -8,6 +8,7 @@ and verifying need no torch. Each name is imported when it is first used, so tha
 takes no time.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
         AudioError,
         BundleError,
         CheckpointError,
+        ForkError,
         IncompleteError,
         Interrupted,
         LoweringError,
         MissingPackageError,
+        NumericalError,
         TokenizerError,
         UsageError,
         VerificationError,
@@ -44,10 +47,12 @@ __all__ = [
     "CheckpointError",
     "DecodeOptions",
     "ExportOptions",
+    "ForkError",
     "IncompleteError",
     "Interrupted",
     "LoweringError",
     "MissingPackageError",
+    "NumericalError",
     "Report",
     "RunOptions",
     "Thresholds",
@@ -64,6 +69,10 @@ __all__ = [
     "verify",
 ]
 
+
+# ONNX Runtime from 1.29 on reports its use to Microsoft unless this is set before it is imported, from a
+# thread for which a fork waits permanently when it exits. Set it to 0 beforehand to keep the reports.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Where the names are that are not errors.
 _MODULES = {

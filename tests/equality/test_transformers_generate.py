@@ -28,7 +28,7 @@ def test_greedy_tokens_are_those_of_generate(
         )[0].tolist()
     mel = log_mel(samples, engine.dims.n_mels, n_frames=engine.dims.n_frames)
     options = DecodeOptions(language="en", timestamps=False)
-    decoded = decode_window(engine, engine.encode(mel), options)
+    decoded = decode_window(engine.decoder(), engine.encode(mel), options)
 
     end = engine.generation.end_of_text
     said = [token for token in expected if token < end]

@@ -1,8 +1,10 @@
 """What every target promises. A new one gets all of these by being listed in TARGETS."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from whisperport.bundle import Bundle
 from whisperport.doctor import EXTRAS
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import BundleError, MissingPackageError, UsageError
 from whisperport.model.whisper import build_model
 from whisperport.programs.program import Program, trace
 from whisperport.rewrites import REWRITES
@@ -209,6 +211,39 @@ def test_two_programs_with_one_weight_keep_it_apart_from_others(
 # Loading and running -----------------------------------------------------------------------------
 
 
+def links_out(file: Path) -> None:
+    file.rename(file.parents[2] / "outside")
+    file.symlink_to(file.parents[2] / "outside")
+
+
+def is_a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("becomes", [links_out, is_a_pipe])
+def test_only_a_regular_file_of_the_bundle_is_loaded(
+    target: Target, tmp_path: Path, becomes: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (entry,) = target.lower([linear()], folder, silent)
+    becomes(folder / entry.files[0])
+
+    with pytest.raises(BundleError, match=entry.files[0]):
+        target.load(folder, [entry], run_options(target))
+
+
+def test_a_program_of_another_signature_than_listed_is_not_loaded(
+    target: Target, tmp_path: Path
+) -> None:
+    (entry,) = target.lower([linear()], tmp_path, silent)
+    spec = ProgramSpec("plain", entry.spec.inputs, (TensorSpec("y", (1, 5)),))
+
+    with pytest.raises(BundleError, match="another signature"):
+        target.load(tmp_path, [replace(entry, spec=spec)], run_options(target))
+
+
 def test_our_programs_run_as_in_torch(
     runners: Mapping[str, Runner], bundle: Bundle, tiny_checkpoint: Any, eager_runners: Any
 ) -> None:
@@ -297,10 +332,11 @@ def test_what_was_heard_before_leaves_no_trace(bundle: Bundle) -> None:
     shape = bundle.manifest.dims.n_mels, bundle.manifest.dims.n_frames
     first, second = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
     engine, fresh = load_engine(bundle, ONE_THREAD), load_engine(bundle, ONE_THREAD)
+    decoder = engine.decoder()
 
-    decode_window(engine, engine.encode(first), options)
-    after = decode_window(engine, engine.encode(second), options)
-    alone = decode_window(fresh, fresh.encode(second), options)
+    decode_window(decoder, engine.encode(first), options)
+    after = decode_window(decoder, engine.encode(second), options)
+    alone = decode_window(fresh.decoder(), fresh.encode(second), options)
 
     assert after == alone
 
