@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from whisperport.bundle import writing_bundle
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
 
 
@@ -34,11 +35,10 @@ def fails_with_400_lines(say):
 def leaves_a_partial_folder_and_hangs(out, say):
     """In C, deaf to interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder = Path(out).with_name(f".{Path(out).name}.partial-{os.getpid()}-0")
-    folder.mkdir()
-    (folder / "half.bin").write_bytes(b"half")
-    say("lowering 6 programs")
-    ctypes.PyDLL(None).sleep(600)
+    with writing_bundle(Path(out)) as writer:
+        (writer.folder / "half.bin").write_bytes(b"half")
+        say("lowering 6 programs")
+        ctypes.PyDLL(None).sleep(600)
 
 
 def hangs_in_python(out, say):

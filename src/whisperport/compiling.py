@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,11 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.atomic import write_atomic
+from whisperport.atomic import clear_temporaries, write_atomic
 from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.bundle import Bundle, ProgramEntry, check_writable, writing_bundle
-from whisperport.errors import LoweringError, UsageError
+from whisperport.bundle.origin import is_trusted, record_own
+from whisperport.errors import BundleError, LoweringError, UsageError, WhisperportError
 from whisperport.generation import Generation
+from whisperport.locking import lock_path, locked
 from whisperport.runner import Array, Runner
 from whisperport.runtime import load_engine, start_tokens
 from whisperport.runtime.engine import FULL
@@ -62,6 +65,7 @@ class CompileOptions:
     force: bool = False  # compile with too few recordings, with silence, or too large a model
     script: ScriptOptions = field(default_factory=ScriptOptions)
     threads: int | None = None  # of what computes the decoder's calibration set
+    trust: bool = False  # load programs of unknown origin without a trial run under limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,18 @@ def compile_bundle(
             why="the bundle is replaced as a whole",
             hint="leave `--work` out: it is put beside the bundle",
         )
+    with _only_user_of(work):
+        return _compile(opened, chip, entries, work, options, say)
+
+
+def _compile(
+    opened: Bundle,
+    chip: Chip,
+    entries: Sequence[ProgramEntry],
+    work: Path,
+    options: CompileOptions,
+    say: Say,
+) -> Compiled:
     jobs, samples = [], {}
     for entry in entries:
         job, samples[entry.spec.name] = _job(opened, chip, entry, work, options, say)
@@ -125,7 +141,35 @@ def compile_bundle(
     scripts = {job.name: job.script for job in jobs}
     facts = {name: {"calibration_samples": n} for name, n in samples.items()}
     made = put_hefs(opened, hefs, read, "compiled here", scripts=scripts, facts=facts)
+    if is_trusted(opened):  # its other programs are copied
+        record_own(made.manifest)
     return Compiled(bundle=made, programs=_compiled(made, read, samples))
+
+
+@contextmanager
+def _only_user_of(work: Path) -> Iterator[None]:
+    """Two compilations that share a work folder would mix their calibration sets and stages."""
+    work = Path(os.path.realpath(work))
+    with ExitStack() as stack:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(locked(lock_path(work)))
+            if lock and lock.is_exclusive:
+                for folder in [work, *(path for path in work.iterdir() if path.is_dir())]:
+                    clear_temporaries(folder)
+        except OSError as error:
+            raise WhisperportError(
+                f"cannot write to the work folder {work}",
+                why=str(error),
+                hint="choose another one by `--work`",
+            ) from error
+        if lock is None:
+            raise BundleError(
+                f"another process is compiling in the work folder {work}",
+                why=f"it holds the lock {lock_path(work)}",
+                hint="wait until it ends, or choose another folder by `--work`",
+            )
+        yield
 
 
 def put_hefs(
@@ -147,6 +191,7 @@ def put_hefs(
     """
     manifest = opened.manifest
     with writing_bundle(out or opened.folder) as writer:
+        opened.check_unchanged()  # from here on, nobody else replaces it
         for relative in manifest.files:
             (writer.folder / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(opened.path(relative), writer.folder / relative)
@@ -345,7 +390,8 @@ def _decoder_samples(
     stand_ins: dict[str, str] = {}
     for entry in opened.manifest.programs:
         stand_ins |= get_target(entry.target).spec.stand_in
-    engine = load_engine(opened, RunOptions(threads=options.threads, options=stand_ins), around)
+    run = RunOptions(threads=options.threads, options=stand_ins, trust=options.trust)
+    engine = load_engine(opened, run, around)
     full = WithoutCache(recorders[0], opened.embedding(), opened.positions())
     for (mel,) in mels:
         full.listen(engine.encode(mel[0, :, 0, :]))

@@ -22,13 +22,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from whisperport.bundle.staging import clear_leftovers
 from whisperport.errors import LoweringError, MissingPackageError, WhisperportError
 
 STARTING = "starting"  # until the first stage is said
@@ -170,10 +171,11 @@ class _Watch:
             self.process.join()
 
     def close(self) -> Path | None:
-        """Clear away what a killed child has left; where its log was put, if it is kept."""
+        """Clear what a killed child has left, and return where its log was put, if it is kept."""
         self.pipe.close()
-        for leftover in _leftovers(self.out, self.process.pid):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for out in {self.out, Path(os.path.realpath(self.out))}:
+            with suppress(OSError):  # the next writer of this output clears it
+                clear_leftovers(out)
         if not self.keeps_log or not self.log.stat().st_size:
             self.log.unlink(missing_ok=True)
             return None
@@ -197,14 +199,6 @@ def _ignored_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _leftovers(out: Path, pid: int | None) -> list[Path]:
-    """Hidden folders that every writer here fills first; named after their process."""
-    if not out.parent.is_dir():
-        return []
-    prefix = f".{out.name}.partial-{pid}-"
-    return [path for path in out.parent.iterdir() if path.name.startswith(prefix)]
 
 
 def _said(seconds: float) -> str:
