@@ -29,9 +29,14 @@ def _same_draws() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is recorded of bundles goes to a temporary folder, not to the user's own."""
+    """What is recorded of bundles goes to a temporary folder, not to the user's own.
+
+    All workers share it, as they share the bundles: none of them is tried again.
+    """
+    from .shared_exports import run_folder
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_STATE_HOME", str(run_folder(tmp_path_factory) / "state"))
         yield
 
 
