@@ -31,6 +31,13 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
+def waited_s(pid: int) -> float:
+    """Seconds in which a process was ready to run and another one had the processor."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 def command(pid: int) -> str:
     """The command line of a process; empty where it is gone."""
     with suppress(OSError):

@@ -18,7 +18,8 @@ from fuzz.case import Outcome
 LIMIT_S = 30.0
 LIMIT_BYTES = 2 << 30
 POLL_S = 0.1
-INPUTS = 400  # after which a worker is replaced: libraries keep some memory for ever
+LONGEST_S = 300.0  # of wall time, however loaded the machine is
+INPUTS = 1000  # after which a worker is replaced: libraries keep some memory permanently
 START_S = 120.0  # for an input to be made, imports included
 
 
@@ -40,7 +41,9 @@ class Supervisor:
         answer = self._answer(LIMIT_S, limit_bytes=LIMIT_BYTES)
         if isinstance(answer, Outcome):
             return answer
-        outcome = Outcome(**{**answer, "peak_bytes": max(answer["peak_bytes"], self._peak)})
+        seconds = max(0.0, answer["seconds"] - self._waited_s)
+        peak = max(answer["peak_bytes"], self._peak)
+        outcome = Outcome(**{**answer, "seconds": seconds, "peak_bytes": peak})
         if outcome.peak_bytes > LIMIT_BYTES:
             return Outcome("memory", f"{outcome.peak_bytes} bytes; {outcome.detail}", "peak",
                            outcome.seconds, outcome.peak_bytes)  # fmt: skip
@@ -108,9 +111,14 @@ class Supervisor:
         self._buffer, self._inputs = b"", 0
 
     def _answer(self, limit_s: float, limit_bytes: int) -> dict[str, Any] | Outcome:
-        """The next line from the worker; an Outcome where there is none."""
+        """The next line from the worker; an Outcome where there is none.
+
+        Time in which the worker and its children wait for a processor does not count: the limit is the
+        same on a loaded machine.
+        """
         assert self._process is not None
-        started, self._peak = time.monotonic(), 0
+        started, self._peak, self._waited_s = time.monotonic(), 0, 0.0
+        before, after = {self._process.pid: processes.waited_s(self._process.pid)}, {}
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._answers], [], [], POLL_S)
             if ready:
@@ -121,10 +129,13 @@ class Supervisor:
                 continue
             tree = processes.tree(self._process.pid)
             size = sum(map(processes.resident_bytes, tree))
-            self._peak, seconds = max(self._peak, size), time.monotonic() - started
+            after |= {pid: processes.waited_s(pid) - before.get(pid, 0.0) for pid in tree}
+            self._waited_s, self._peak = sum(after.values()), max(self._peak, size)
+            wall_s = time.monotonic() - started
+            seconds = wall_s - self._waited_s
             if size > limit_bytes:
                 return self._killed("memory", f"{size} bytes", seconds)
-            if seconds > limit_s:
+            if seconds > limit_s or wall_s > LONGEST_S:
                 return self._killed("hang", f"no answer in {limit_s:g} s", seconds)
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
