@@ -136,7 +136,7 @@ def test_a_method_of_another_signature_is_refused(exported: Callable[[str], Bund
     bundle = exported("xnnpack")
     entry = replace(bundle.manifest.program("step"), method="encoder")
 
-    with pytest.raises(BundleError, match="takes 1 inputs; the manifest lists"):
+    with pytest.raises(BundleError, match="another signature than the manifest lists"):
         XNNPACK.load(bundle.folder, [entry], RunOptions(threads=1))
 
 
