@@ -8,13 +8,14 @@ import shutil
 import sys
 import wave
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.bundle import Bundle, writing_bundle
 from whisperport.compiling import CompileOptions, compile_bundle
 from whisperport.errors import (
     AudioError,
@@ -23,6 +24,7 @@ from whisperport.errors import (
     MissingPackageError,
     UsageError,
 )
+from whisperport.locking import lock_path, locked
 from whisperport.runtime import load_engine, start_tokens
 from whisperport.targets import RunOptions
 from whisperport.targets.hailo.model_script import ScriptOptions
@@ -326,3 +328,44 @@ def test_the_work_folder_can_be_elsewhere(bundle, recordings, sdk, tmp_path):
     compile_bundle(bundle, options)
     assert (tmp_path / "deep" / "work" / "encoder" / "encoder.hef").is_file()
     assert not bundle.with_name("bundle.compile").exists()
+
+
+def test_two_compilations_do_not_share_a_work_folder(bundle, recordings, sdk):
+    work = bundle.with_name("bundle.compile")
+
+    with locked(lock_path(work)), pytest.raises(BundleError, match="another process") as refused:
+        compile_bundle(bundle, _options(recordings))
+
+    assert str(work) in refused.value.what
+    assert "`--work`" in refused.value.hint
+    assert list(work.iterdir()) == []
+    assert sdk.calls == []
+
+
+def test_what_a_killed_compilation_was_writing_is_cleared(bundle, recordings, sdk):
+    left = bundle.with_name("bundle.compile") / "encoder" / ".encoder.alls.0123456789ab.tmp"
+    left.parent.mkdir(parents=True)
+    left.touch()
+
+    compile_bundle(bundle, _options(recordings))
+
+    assert not left.exists()
+    assert not list(bundle.parent.glob(".*"))
+
+
+def test_a_bundle_that_was_replaced_during_the_compilation_is_not_mixed_with_it(
+    bundle, recordings, sdk
+):
+    def replaced(stage: str) -> None:
+        if stage == "checking what was compiled":
+            opened = Bundle.open(bundle)
+            with writing_bundle(bundle) as writer:
+                unlisted = shutil.ignore_patterns("manifest.json")
+                shutil.copytree(bundle, writer.folder, dirs_exist_ok=True, ignore=unlisted)
+                writer.commit(replace(opened.manifest, name="another"))
+
+    with pytest.raises(BundleError, match="was replaced"):
+        compile_bundle(bundle, _options(recordings), say=replaced)
+
+    assert Bundle.open(bundle).manifest.name == "another"
+    assert not (bundle / "hailo8l" / "encoder.hef").exists()

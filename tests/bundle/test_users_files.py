@@ -10,6 +10,7 @@ import pytest
 from whisperport.bundle import Bundle, check_writable, renaming, replacing, writing_bundle
 from whisperport.bundle.ownership import delete_ours
 from whisperport.errors import BundleError
+from whisperport.exporting import export
 
 Write = Callable[..., Bundle]
 
@@ -275,6 +276,17 @@ def test_the_current_folder_is_not_replaced(
     assert "the current folder" in refused.value.why
     assert str(tmp_path / "nano" / "bundle") in refused.value.hint
     assert program_of(tmp_path / "nano") == b"old"
+
+
+def test_an_export_into_the_current_folder_is_an_error_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(BundleError, match="cannot write") as refused:
+        export("no such checkpoint", "onnxruntime", ".")
+
+    assert "the current folder" in refused.value.why
 
 
 def test_an_output_is_checked_where_the_current_folder_was_deleted(
