@@ -17,6 +17,7 @@ LAYERS = (
     (
         "errors",
         "interrupts",
+        "ranges",
         "spec",
         "dims",
         "generation",

@@ -31,9 +31,11 @@ from typing import Any
 
 from whisperport.bundle.staging import clear_leftovers
 from whisperport.errors import LoweringError, MissingPackageError, WhisperportError
+from whisperport.ranges import check_range
 
 STARTING = "starting"  # until the first stage is said
 STALL_S = 30 * 60.0  # the longest stage seen, of whisper-base for xnnpack, took a minute and a half
+MAX_STALL_S = 20 * 24 * 3600.0  # the system waits for at most 2^31 ms, 24 days
 START_S = 60.0  # for Python and torch to be imported, on a machine that is busy
 GRACE_S = 10.0  # for a child to tidy up after an interrupt, before it is killed
 DUMP_S = 0.5  # for the stacks to be written
@@ -58,10 +60,12 @@ def run_watched(
         stall_s: seconds without a new stage after which the job is stopped.
 
     Raises:
+        UsageError: `stall_s` is negative, not a number, or above `MAX_STALL_S`.
         LoweringError: the job failed as an exporter does, crashed, was killed, or hung; the hint
             names the log.
         WhisperportError: whatever else the job raised.
     """
+    check_range("stall_s", stall_s, 0, MAX_STALL_S)
     watch = _Watch.start(job, arguments, Path(os.path.abspath(out)))
     try:
         return watch.listen(say, stall_s)

@@ -351,9 +351,10 @@ def test_two_threads_say_what_one_says(here: Target, bundle: Bundle) -> None:
     assert compare("features", two["features"], one["features"], GATES["fp32"])
 
 
-def test_no_threads_at_all_are_refused() -> None:
-    with pytest.raises(ValueError, match="`threads` is 0"):
-        RunOptions(threads=0)
+@pytest.mark.parametrize("threads", [0, -1, 1025, 100_000, 2**63])
+def test_a_number_of_threads_that_no_runtime_takes_is_a_usage_error(threads: int) -> None:
+    with pytest.raises(UsageError, match=f"`threads` is {threads}"):
+        RunOptions(threads=threads)
 
 
 # What is missing, what is damaged ----------------------------------------------------------------

@@ -8,15 +8,16 @@ import click
 
 from whisperport.cli.console import (
     print_json,
+    print_lines,
     print_next,
     print_note,
     print_table,
     stages,
 )
-from whisperport.cli.options import as_json, threads
+from whisperport.cli.options import as_json, threads, trust
 from whisperport.compiling import CompileOptions, compile_bundle
 from whisperport.targets.hailo.model_script import ScriptOptions, SixteenBit
-from whisperport.watchdog import run_watched
+from whisperport.watchdog import MAX_STALL_S, run_watched
 
 STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and says nothing meanwhile
 LEVELS = ("0", "1", "2", "max")
@@ -51,7 +52,11 @@ LEVELS = ("0", "1", "2", "max")
     show_default=True,
     help="Train the quantized weights; takes a GPU, or hours",
 )
-@click.option("--epochs", type=click.IntRange(min=1), help="Of it  [default: as Hailo published]")
+@click.option(
+    "--epochs",
+    type=click.IntRange(1, 10_000),
+    help="Number of fine-tuning epochs  [default: the number in Hailo's published recipe]",
+)
 @click.option(
     "--sixteen-bit",
     type=click.Choice(get_args(SixteenBit)),
@@ -66,13 +71,14 @@ LEVELS = ("0", "1", "2", "max")
 )
 @click.option(
     "--stall-after",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(0, MAX_STALL_S / 60, min_open=True),
     default=STALL_MIN,
     show_default=True,
     metavar="MINUTES",
-    help="Stop when one stage takes longer",
+    help="Stop if one stage takes longer than this",
 )
 @threads
+@trust
 @as_json
 def compile_verb(
     bundle: Path,
@@ -86,6 +92,7 @@ def compile_verb(
     compiler_optimization_level: str | None,
     stall_after: float,
     threads: int | None,
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Compile a bundle for a Hailo chip, in stages that are kept, and put the result into it.
@@ -105,7 +112,12 @@ def compile_verb(
         compiler_optimization_level=_level(compiler_optimization_level),
     )
     options = CompileOptions(
-        calibration=calibration, work=work, force=force, script=script, threads=threads
+        calibration=calibration,
+        work=work,
+        force=force,
+        script=script,
+        threads=threads,
+        trust=trust,
     )
     log = bundle.with_name(f"{bundle.resolve().name}.compile")
     with stages() as say:
@@ -121,7 +133,7 @@ def compile_verb(
                 for p in compiled.programs
             ],
         )
-        print(f"\n{bundle}: compiled")
+        print_lines("", f"{bundle}: compiled")
     print_note("it was not run here: copy it to the board, and verify and transcribe there")
     print_next("transcribe", "talk.mp3", "--bundle", bundle)
 

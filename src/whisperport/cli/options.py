@@ -2,25 +2,26 @@
 
 import click
 
+from whisperport.ranges import MAX_THREADS
 from whisperport.targets import RunOptions
-from whisperport.watchdog import STALL_S
+from whisperport.watchdog import MAX_STALL_S, STALL_S
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout")
 threads = click.option(
     "--threads",
-    type=click.IntRange(min=1),
-    help="CPU threads of the runtimes  [default: as many as they choose]",
+    type=click.IntRange(1, MAX_THREADS),
+    help="Number of CPU threads of each runtime  [default: as many as the runtime chooses]",
 )
 no_preflight = click.option(
     "--no-preflight", is_flag=True, help="Do not ask first whether memory and disk suffice"
 )
 stall_after = click.option(
     "--stall-after",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(0, MAX_STALL_S / 60, min_open=True),
     default=STALL_S / 60,
     show_default=True,
     metavar="MINUTES",
-    help="Stop when one stage takes longer",
+    help="Stop if one stage takes longer than this",
 )
 run_option = click.option(
     "--run-option",

@@ -7,10 +7,11 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from whisperport.ranges import check_range
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decode import Decoded, decode_window
 from whisperport.runtime.decoder import Decoder
-from whisperport.runtime.options import DecodeOptions, check_range
+from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import Draw
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -3,6 +3,7 @@
 import pytest
 
 from whisperport.errors import UsageError
+from whisperport.errors import UsageError
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
 
 CHIPS = ("hailo8", "hailo8l", "hailo10h")
@@ -111,5 +112,5 @@ def test_samples_needed_are_those_of_the_longest_reader():
 
 @pytest.mark.parametrize("wrong", [{"optimization_level": 5}, {"epochs": 0}, {"samples": 0}])
 def test_an_impossible_option_is_refused(wrong):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(UsageError, match="is "):
         ScriptOptions(**wrong)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from whisperport.errors import UsageError
+from whisperport.ranges import check_range
 
 SixteenBit = Literal["adds", "published-layers", "nothing"]
 LEARNING_RATE = "0.00001"  # as the vendor writes it
@@ -23,7 +24,7 @@ class ScriptOptions:
     """What may be chosen of a model script; the defaults are the vendor's.
 
     Raises:
-        ValueError: a number out of range.
+        UsageError: a number out of range.
     """
 
     optimization_level: int = 2  # 0 to 4: how much the compiler does against the loss of precision
@@ -35,14 +36,10 @@ class ScriptOptions:
     samples: int | None = None  # calibration samples there are; None: as many as are needed
 
     def __post_init__(self) -> None:
-        if not 0 <= self.optimization_level <= 4 or not 0 <= self.compression_level <= 5:
-            raise ValueError(
-                f"optimization level {self.optimization_level}, compression level "
-                f"{self.compression_level}; expected 0 to 4 and 0 to 5"
-            )
-        for name, count in (("epochs", self.epochs), ("samples", self.samples)):
-            if count is not None and count < 1:
-                raise ValueError(f"{count} {name}; expected 1 or more")
+        check_range("optimization_level", self.optimization_level, 0, 4)
+        check_range("compression_level", self.compression_level, 0, 5)
+        check_range("epochs", self.epochs, 1, 10_000)
+        check_range("samples", self.samples, 1, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
