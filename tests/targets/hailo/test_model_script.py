@@ -3,7 +3,6 @@
 import pytest
 
 from whisperport.errors import UsageError
-from whisperport.errors import UsageError
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
 
 CHIPS = ("hailo8", "hailo8l", "hailo10h")
