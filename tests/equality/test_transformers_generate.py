@@ -10,8 +10,14 @@ from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import Recording, shipped_recordings
 
+from ..extent import core_or_all
 
-@pytest.mark.parametrize("recording", shipped_recordings(), ids=lambda r: r.path.name)
+RECORDINGS = shipped_recordings()
+
+
+@pytest.mark.parametrize(
+    "recording", core_or_all(RECORDINGS[::4], RECORDINGS), ids=lambda r: r.path.name
+)
 def test_greedy_tokens_are_those_of_generate(
     recording: Recording,
     transcriber: Transcriber,
