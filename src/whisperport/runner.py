@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.errors import BundleError
 from whisperport.process import OwnProcess, keep_in_forks
 from whisperport.spec import ProgramSpec
 
@@ -32,7 +33,7 @@ class Runner(ABC):
         self._process = OwnProcess()
         keep_in_forks(self)
         self._inputs = tuple((t.name, t.shape, np.dtype(t.dtype)) for t in spec.inputs)
-        self._outputs = tuple(t.name for t in spec.outputs)
+        self._outputs = tuple((t.name, t.shape, np.dtype(t.dtype)) for t in spec.outputs)
 
     @final
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -47,6 +48,7 @@ class Runner(ABC):
 
         Raises:
             ValueError: an input is missing, or of another shape or dtype.
+            BundleError: the program returned an output of another shape or dtype than it states.
             ForkError: this is a fork of the process that loaded the program.
         """
         self._process.check(f"the program `{self.spec.name}`")  # before `turn`: a fork copies locks
@@ -58,7 +60,16 @@ class Runner(ABC):
             feed.append(np.asarray(array, order="C"))
         with self.turn:
             outputs = self._run(feed)
-        return dict(zip(self._outputs, outputs, strict=True))
+        found = {}
+        for (name, shape, dtype), array in zip(self._outputs, outputs, strict=True):
+            if array.shape != shape or array.dtype != dtype:
+                raise BundleError(
+                    f"the program {self.spec.name!r} returned {name!r} as {array.shape} {array.dtype}",
+                    why=f"it states {shape} {dtype}",
+                    hint="export the bundle again",
+                )
+            found[name] = array
+        return found
 
     def _complaint(
         self, name: str, array: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]

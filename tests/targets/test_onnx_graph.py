@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -325,3 +326,26 @@ def test_a_graph_without_a_listed_output_is_rejected_when_it_is_loaded(
 
     with pytest.raises(BundleError, match="another signature"):
         ORT.load(tmp_path, [entry(("sub/a.onnx",))], TRUSTED)
+
+
+def test_an_output_of_another_shape_than_stated_is_an_error(
+    written: Callable[..., OnnxGraph], tmp_path: Path
+) -> None:
+    """ONNX Runtime takes the word of the file where it cannot know the shape before it runs."""
+    made = model()
+    del made.graph.node[:]
+    made.graph.node.extend(
+        [
+            helper.make_node("Greater", ["x", "zero"], ["positive"]),
+            helper.make_node("Compress", ["x", "positive"], ["y"]),
+        ]
+    )
+    made.graph.initializer.append(helper.make_tensor("zero", FLOAT, [1], [0.0]))
+    written(made)
+    runner = ORT.load(tmp_path, [entry(("sub/a.onnx",))], TRUSTED)["a"]
+
+    assert runner.run({"x": np.array([1, 2], np.float32)})["y"].tolist() == [1, 2]
+    with pytest.raises(BundleError, match=r"'y' as \(1,\) float32") as caught:
+        runner.run({"x": np.array([1, -2], np.float32)})
+
+    assert caught.value.why == "it states (2,) float32"
