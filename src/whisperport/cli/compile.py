@@ -119,7 +119,9 @@ def compile_verb(
         threads=threads,
         trust=trust,
     )
-    log = bundle.with_name(f"{bundle.resolve().name}.compile")
+    log = (
+        bundle.absolute().parent / f"{bundle.resolve().name}.compile"
+    )  # of `.` too, which has no name
     with stages() as say:
         job = (compile_bundle, bundle, options)
         compiled = run_watched(*job, out=log, say=say, stall_s=60 * stall_after)
