@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle, writing_bundle
+from whisperport.bundle import MANIFEST, Bundle, writing_bundle
+from whisperport.bundle.origin import is_trusted
 from whisperport.compiling import CompileOptions, compile_bundle
 from whisperport.errors import (
     AudioError,
@@ -106,6 +107,20 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
     assert "calibset_size=9)" in script  # what was given to the compiler
     assert [p.compiler for p in compiled.programs] == ["3.31.0"]
     assert reopened.manifest.program("step").status == "run here"
+
+
+@pytest.mark.parametrize("name", ["", "somebody's"])
+def test_a_compiled_bundle_is_trusted_if_it_was_before(bundle, recordings, sdk, name):
+    # given
+    manifest = Bundle.open(bundle).manifest
+    renamed = replace(manifest, name=name or manifest.name)
+    (bundle / MANIFEST).write_bytes(renamed.to_bytes())
+
+    # when
+    compile_bundle(bundle, _options(recordings))
+
+    # then
+    assert is_trusted(Bundle.open(bundle)) == (not name)
 
 
 def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings, sdk):

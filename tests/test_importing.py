@@ -10,6 +10,7 @@ import pytest
 
 import whisperport.exporting
 from whisperport.bundle import Bundle
+from whisperport.bundle.origin import is_trusted
 from whisperport.errors import BundleError
 from whisperport.importing import ImportOptions, _form, import_hef
 from whisperport.runtime import load_engine
@@ -68,6 +69,7 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
     assert full.spec.inputs[1].shape == (1, 64, 1, ROWS)  # the HEF adds positions
     assert opened.manifest.verified
     assert "stand-in=onnx" in opened.manifest.verification["subject"]
+    assert not is_trusted(opened)
     load_engine(opened, RunOptions(threads=1, options={"stand-in": "onnx"}))
     assert sorted(os.listdir(tmp_path)) == ["assets", "bundle", "decoder.hef", "encoder.hef"]
 

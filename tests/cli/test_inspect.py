@@ -136,7 +136,7 @@ def test_what_is_no_program_exits_1_with_a_reason(run, tmp_path, contents):
     path.write_bytes(contents)
 
     # when
-    ran = run("inspect", path)
+    ran = run("inspect", path, "--trust")
 
     # then
     assert (ran.code, ran.out) == (1, "")

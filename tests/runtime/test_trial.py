@@ -1,6 +1,7 @@
 """Bundles of unknown origin: which are tried, what a trial ends, and what it costs the machine."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -226,3 +227,26 @@ def test_a_trial_is_of_the_bundle_that_was_opened(tmp_path: Path) -> None:
 
     with pytest.raises(BundleError, match="replaced while it was being opened"):
         load_engine(bundle)
+
+
+def test_a_daemon_process_tries_a_bundle_too(tmp_path: Path) -> None:
+    """A daemon process may not have children of `multiprocessing`, and has this one."""
+    bundle = foreign_bundle(tmp_path / "bundle")
+    script = (
+        "import multiprocessing, sys\n"
+        "from whisperport import Bundle\n"
+        "from whisperport.runtime import load_engine\n"
+        "def load(): load_engine(Bundle.open(sys.argv[1]))\n"
+        "process = multiprocessing.get_context('fork').Process(target=load, daemon=True)\n"
+        "process.start(); process.join(); sys.exit(process.exitcode)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script, bundle.folder], timeout=300, check=False)
+
+    assert done.returncode == 0
+    assert is_recorded_as_tried(tmp_path)
+
+
+def is_recorded_as_tried(folder: Path) -> bool:
+    records = (folder / "state" / "whisperport" / "bundles").iterdir()
+    return [record.name[:6] for record in records] == ["tried-"]
