@@ -41,9 +41,17 @@ def test_a_bundle_of_somebody_else_is_measured_if_it_is_trusted(
 ) -> None:
     # when
     tried = run("bench", foreign, wav)
-    trusted = run(
-        verb, foreign, "--trust", "--threads", "1", *["--repeat", "1"] * (verb == "bench")
-    )
+    trusted = run("bench", foreign, wav, "--trust", "--threads", "1", "--repeat", "1")
+
+    # then
+    assert (tried.code, tried.lines[0]) == (1, "error: the trial failed")
+    assert trusted.code == 0
+
+
+def test_a_bundle_of_somebody_else_is_verified_if_it_is_trusted(run: Any, foreign: Path) -> None:
+    # when
+    tried = run("verify", foreign)
+    trusted = run("verify", foreign, "--trust", "--threads", "1")
 
     # then
     assert (tried.code, tried.lines[0]) == (1, "error: the trial failed")
