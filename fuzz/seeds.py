@@ -198,7 +198,7 @@ def _onnx(folder: Path) -> None:
 
     random = np.random.default_rng(0)
     weight = random.standard_normal((16, 24)).astype(np.float32)
-    table = random.standard_normal((40, 16)).astype(np.float32)
+    table = random.standard_normal((100, 16)).astype(np.float32)
     stored = {"w": weight, "table": table, "shape": np.array([2, -1]), "yes": np.array(True)}
     branch = [
         helper.make_graph(
@@ -244,7 +244,7 @@ def _block() -> tuple[Any, tuple[Any, ...]]:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table = nn.Embedding(40, 16)
+            self.table = nn.Embedding(100, 16)
             self.norm = nn.LayerNorm(16)
             self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
 

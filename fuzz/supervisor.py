@@ -118,7 +118,8 @@ class Supervisor:
         """
         assert self._process is not None
         started, self._peak, self._waited_s = time.monotonic(), 0, 0.0
-        before, after = {self._process.pid: processes.waited_s(self._process.pid)}, {}
+        before = {self._process.pid: processes.waited_s(self._process.pid)}
+        after: dict[int, float] = {}
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._answers], [], [], POLL_S)
             if ready:

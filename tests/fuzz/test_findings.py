@@ -205,3 +205,31 @@ def test_external_data_with_an_impossible_name_is_missing(tmp_path: Path, name: 
 
     with pytest.raises(ProgramError, match=r"external data of .* is missing"):
         read_graphs(tmp_path / "program.onnx")
+
+
+def test_a_constant_of_a_huge_shape_is_not_computed_by_check(tmp_path: Path) -> None:
+    shape = helper.make_tensor("shape", TensorProto.INT64, [1], [2**40])
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["big"]),
+        helper.make_node("Add", ["big", "big"], ["y"]),
+    ]
+    end = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [], [end], [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    (tmp_path / "program.onnx").write_bytes(model.SerializeToString())
+
+    (read,) = read_graphs(tmp_path / "program.onnx")
+
+    assert [value.shape for value in read.outputs] == [(2**40,)]
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_sizes_that_would_take_hours_to_print_are_rejected(tmp_path: Path) -> None:
+    nested: list[Any] = []
+    for _ in range(60):
+        nested = [nested, nested]
+    state = {"encoder.conv1.weight": torch.zeros(1), "decoder.ln.bias": torch.ones(1)}
+    (tmp_path / "tiny.pt").write_bytes(saved({"dims": nested, "model_state_dict": state}))
+
+    with pytest.raises(CheckpointError, match="impossible sizes"):
+        load_checkpoint(tmp_path / "tiny.pt")

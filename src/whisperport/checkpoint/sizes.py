@@ -1,5 +1,6 @@
 """Sizes a file states, made into `Dims` only when every one of them is possible."""
 
+import reprlib
 from collections.abc import Mapping
 
 from whisperport.dims import LARGEST, Dims
@@ -27,13 +28,23 @@ def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, 
         raise CheckpointError(what, why=str(error), hint=hint) from error
 
 
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxdict = 3, 16
+
+
 def quoted(value: object) -> str:
-    """A value from a hostile file, as Python writes it, short enough for a message."""
-    if (
-        isinstance(value, int) and value.bit_length() > 200
-    ):  # Python refuses to print very long ones
+    """A value from an untrusted file as Python writes it, short enough for a message.
+
+    A pickle of a hundred bytes may hold lists inside of lists that Python would write for hours.
+    """
+    if isinstance(value, int) and value.bit_length() > 200:  # Python does not print very long ones
         return f"a number of {value.bit_length()} bits"
-    return shortened(repr(value))
+    if not isinstance(value, dict | list | tuple | set | frozenset):
+        return shortened(repr(value))
+    try:
+        return shortened(_BRIEF.repr(value))
+    except ValueError:  # a very long number is in it
+        return f"a {type(value).__name__}"
 
 
 def shortened(text: str) -> str:
