@@ -51,6 +51,7 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
 ):
     monkeypatch.setattr(whisperport.exporting, "shipped_clips", noise_clips)
     encoder = _file(tmp_path, encoder_hef(3))
+    (tmp_path / ".bundle.import.partial-0123456789abcdef").mkdir()  # of an import that was killed
     options = ImportOptions(
         decoder=_file(tmp_path, _decoder((1, ROWS, 64)), "decoder.hef"),
         assets=_assets(tmp_path / "assets", tiny_checkpoint),
@@ -59,6 +60,7 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
 
     import_hef(encoder, tiny_checkpoint, tmp_path / "bundle", options)
 
+    assert not list(tmp_path.glob(".bundle*"))
     opened = Bundle.open(tmp_path / "bundle")
     entry, full = (opened.manifest.program(name) for name in ("encoder", "decode_full"))
     assert entry.target == "hailo8l"

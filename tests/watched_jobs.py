@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from whisperport.bundle import writing_bundle
@@ -39,6 +40,15 @@ def leaves_a_partial_folder_and_hangs(out, say):
         (writer.folder / "half.bin").write_bytes(b"half")
         say("lowering 6 programs")
         ctypes.PyDLL(None).sleep(600)
+
+
+def is_killed_while_it_writes(*outs, say):
+    """All of them, as a compilation writes its bundle and its work folder."""
+    say("writing")
+    with ExitStack() as stack:
+        for out in outs:
+            stack.enter_context(writing_bundle(out))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hangs_in_python(out, say):

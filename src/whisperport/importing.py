@@ -5,7 +5,6 @@ HEF is what it says of itself: chip, shapes, checksum. It was not run.
 """
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.bundle import Bundle, check_writable
+from whisperport.bundle.staging import staging
 from whisperport.compiling import put_hefs
 from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import BundleError
@@ -88,8 +88,8 @@ def import_hef(
         run=options.run,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-        bundle = export(checkpoint, chip.name, Path(folder) / "bundle", exporting, say=say)
+    with staging(out.with_name(f"{out.name}.import")) as folders:
+        bundle = export(checkpoint, chip.name, folders.partial / "bundle", exporting, say=say)
         read = {
             name: check_hef(file, chip, bundle.manifest.program(name).spec)
             for name, file in hefs.items()

@@ -49,6 +49,7 @@ def run_watched(
     job: Callable[..., Any],
     *arguments: Any,
     out: Path,
+    writes: Path | None = None,
     say: Say = lambda _: None,
     stall_s: float = STALL_S,
 ) -> Any:
@@ -57,6 +58,7 @@ def run_watched(
     Args:
         job: a function of a module, whose arguments and result can be pickled.
         out: the file or folder that the job writes; a log of a failure is put beside it, as `out` + `.log`.
+        writes: another output of the job, whose leftovers are cleared too if it is killed.
         stall_s: seconds without a new stage after which the job is stopped.
 
     Raises:
@@ -66,7 +68,8 @@ def run_watched(
         WhisperportError: whatever else the job raised.
     """
     check_range("stall_s", stall_s, 0, MAX_STALL_S)
-    watch = _Watch.start(job, arguments, Path(os.path.abspath(out)))
+    outputs = tuple(Path(os.path.abspath(path)) for path in (out, writes) if path)
+    watch = _Watch.start(job, arguments, outputs)
     try:
         return watch.listen(say, stall_s)
     except WhisperportError as error:
@@ -87,12 +90,14 @@ class _Watch:
     process: BaseProcess
     pipe: Connection
     log: Path
-    out: Path
+    outputs: tuple[Path, ...]  # the log is put beside the first
     stage: str = STARTING
     keeps_log: bool = False
 
     @classmethod
-    def start(cls, job: Callable[..., Any], arguments: tuple[Any, ...], out: Path) -> "_Watch":
+    def start(
+        cls, job: Callable[..., Any], arguments: tuple[Any, ...], outputs: tuple[Path, ...]
+    ) -> "_Watch":
         # Not a fork: libraries that were loaded here with their threads would deadlock there.
         context = multiprocessing.get_context("spawn")
         descriptor, log_path = tempfile.mkstemp(prefix="whisperport-", suffix=".log")
@@ -106,7 +111,7 @@ class _Watch:
             os.unlink(log_path)
             raise
         theirs.close()
-        return cls(process, ours, Path(log_path), out)
+        return cls(process, ours, Path(log_path), outputs)
 
     def listen(self, say: Say, stall_s: float) -> Any:
         """The job's result; raises why there is none."""
@@ -177,13 +182,13 @@ class _Watch:
     def close(self) -> Path | None:
         """Clear what a killed child has left, and return where its log was put, if it is kept."""
         self.pipe.close()
-        for out in {self.out, Path(os.path.realpath(self.out))}:
+        for out in {*self.outputs, *(Path(os.path.realpath(path)) for path in self.outputs)}:
             with suppress(OSError):  # the next writer of this output clears it
                 clear_leftovers(out)
         if not self.keeps_log or not self.log.stat().st_size:
             self.log.unlink(missing_ok=True)
             return None
-        beside = self.out.with_name(f"{self.out.name}.log")
+        beside = self.outputs[0].with_name(f"{self.outputs[0].name}.log")
         try:
             shutil.copyfile(self.log, beside)
         except OSError:  # where nothing can be written, the log stays where it is

@@ -19,7 +19,7 @@ from whisperport.bundle.folder import Bundle, check_complete, file_sha256
 from whisperport.bundle.manifest import MANIFEST, FileEntry, Manifest, safe_path
 from whisperport.bundle.ownership import check_ours
 from whisperport.bundle.replacing import put_in_place
-from whisperport.bundle.staging import Staging, being_written, staging
+from whisperport.bundle.staging import TOKEN_BYTES, Staging, being_written, staging
 from whisperport.bundle.strict_json import Field
 from whisperport.errors import BundleError
 from whisperport.locking import is_locked, lock_path
@@ -129,7 +129,8 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
             ancestor = ancestor.parent
         if ancestor == out.parent and is_locked(lock_path(out)):
             raise being_written(out)
-        _try_to_write(ancestor / Staging(out, secrets.token_hex(8)).partial.name)
+        # The longest of the names that are needed.
+        _try_to_write(ancestor / Staging(out, secrets.token_hex(TOKEN_BYTES)).discarded.name)
         free = shutil.disk_usage(ancestor).free
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise _cannot_write(out, error) from error

@@ -124,7 +124,7 @@ def compile_verb(
     )  # of `.` too, which has no name
     with stages() as say:
         job = (compile_bundle, bundle, options)
-        compiled = run_watched(*job, out=log, say=say, stall_s=60 * stall_after)
+        compiled = run_watched(*job, out=log, writes=bundle, say=say, stall_s=60 * stall_after)
     if as_json:
         print_json([asdict(program) for program in compiled.programs])
     else:
