@@ -26,7 +26,7 @@ LAYERS = (
         "regular_file",
         "unpacking",
     ),
-    ("atomic", "locking", "limited", "audio", "text", "bundle", "process", "runner"),
+    ("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process", "runner"),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("targets",),
     ("runtime", "verification"),
@@ -45,7 +45,7 @@ HEAVY = {
 }
 # Plugins do not import each other; what they share is named here.
 SHARED = {
-    "targets": {"base", "graph_check", "onnx_graph", "onnx_runner", "onnx_weights", "protobuf"},
+    "targets": {"base", "graph_check", "onnx_runner", "onnx_weights"},
     "rewrites": {"base", "graph"},
 }
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from whisperport.bundle import Bundle, ListedFiles, ProgramEntry
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
 from whisperport.programs.program import trace
 from whisperport.runner import Runner
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnx_graph import OnnxGraph
 from whisperport.targets.onnx_weights import OnnxWeights
 
 ORT = get_target("onnxruntime")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from whisperport.bundle import MANIFEST, Bundle, ProgramEntry
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import ProgramError
 from whisperport.inspection.profile import Profile, ProfileOptions
 from whisperport.inspection.profile_onnx import profile_onnx
@@ -104,6 +105,7 @@ def _of_bundle(folder: Path, options: ProfileOptions, reasons: Reasons, say: Say
         if file.suffix == ".pte":
             profiles += _methods(file, entries, options, reasons)
         elif file.suffix == ".onnx":
+            OnnxGraph.of(bundle.folder, entries[0]).read()  # checks which files it refers to
             one = profile_onnx(file, replace(options, programs=()))
             profiles.append(replace(one, program=names[0]))
         else:

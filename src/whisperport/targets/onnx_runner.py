@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from itertools import zip_longest
 from typing import Any
 
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
-from whisperport.targets.onnx_graph import OnnxGraph
 from whisperport.targets.onnx_weights import OnnxWeights
 
 CPU = "CPUExecutionProvider"

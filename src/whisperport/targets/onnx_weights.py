@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.targets.onnx_graph import EXTERNAL, OnnxGraph
+from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
 MOST = 0.5  # of a program's weights: with less in common, packing them is worth a copy

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
 from whisperport.bundle import ProgramEntry
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.runner import Runner
 from whisperport.spec import Refusal, TargetSpec
 from whisperport.targets.base import RunOptions, Say, Target
-from whisperport.targets.onnx_graph import OnnxGraph
 from whisperport.targets.onnx_runner import CPU, OnnxRunner
 from whisperport.targets.onnx_weights import OnnxWeights
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from whisperport.errors import BundleError, MissingPackageError
+from whisperport.protobuf import Field, message_class
 from whisperport.regular_file import other_kind
-from whisperport.targets.protobuf import Field, message_class
 
 MAGIC = 0x01484546  # "\x01HEF"
 COMMON = struct.Struct(">III")

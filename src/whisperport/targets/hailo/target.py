@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.runner import Runner
@@ -14,7 +15,6 @@ from whisperport.targets.base import RunOptions, Say, Target
 from whisperport.targets.hailo.chips import OPSETS, Chip
 from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
-from whisperport.targets.onnx_graph import OnnxGraph
 from whisperport.targets.onnx_runner import OnnxRunner
 
 if TYPE_CHECKING:  # boards have no torch

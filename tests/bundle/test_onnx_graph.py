@@ -12,11 +12,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from whisperport.bundle import Bundle, ProgramEntry
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
+from whisperport.inspection.lowered import inspect_lowered
+from whisperport.inspection.profile import ProfileOptions
 from whisperport.runtime import load_engine
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnx_graph import OnnxGraph
 
 from ..hostile_bundle import copy_of_shipped, program, rehash
 
@@ -76,6 +78,18 @@ def test_weights_that_the_programs_do_not_list_are_not_read(
 
     with pytest.raises(BundleError, match=r"does not list a file 'onnxruntime/other\.bin'"):
         load_engine(bundle, TRUSTED)
+
+
+def test_weights_that_a_program_does_not_list_are_not_read_to_inspect_it_either(
+    tmp_path: Path,
+) -> None:
+    folder = copy_of_shipped(tmp_path / "bundle")
+    file_that_is_not_listed(folder)
+    refer_to(folder, "other.bin")
+    rehash(folder)
+
+    with pytest.raises(BundleError, match=r"does not list a file 'onnxruntime/other\.bin'"):
+        inspect_lowered(folder, ProfileOptions(programs=("step",)), lambda _: [])
 
 
 def test_weights_that_the_programs_list_are_read(tmp_path: Path) -> None:

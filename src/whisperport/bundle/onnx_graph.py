@@ -14,9 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from whisperport.bundle import ListedFiles, ProgramEntry
+from whisperport.bundle.listed_files import ListedFiles
+from whisperport.bundle.manifest import ProgramEntry
 from whisperport.errors import BundleError
-from whisperport.targets.protobuf import Field, message_class
+from whisperport.protobuf import Field, message_class
 
 LARGEST = 2**31 - 1  # bytes: no protobuf message has more
 EXTERNAL = 1  # TensorProto.DataLocation
