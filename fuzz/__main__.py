@@ -10,6 +10,7 @@ is 1 if there is one.
 """
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--format", action="append", choices=formats, help="Only this; may be repeated"
     )
     parser.add_argument("--jobs", type=int, default=2, help="Workers at a time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="Begin no input after them")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="Read a saved input once more")
     parser.add_argument("--save", action="store_true", help="Write the result into fuzz/results")
     chosen = parser.parse_args(arguments)
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=chosen.seed,
         jobs=chosen.jobs,
         seeds=BUILD / "seeds",
+        minutes=chosen.minutes,
         work=BUILD / "work",
         findings=BUILD / "findings",
         say=lambda text: print(text, flush=True),

@@ -1,6 +1,7 @@
 """Many inputs of many formats, several workers at a time; what is found is saved, to be repeated."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -60,8 +61,10 @@ class Campaign:
     work: Path
     findings: Path
     say: Say
+    minutes: float = math.inf  # after which no input is begun
     tallies: dict[str, Tally] = field(default_factory=dict)
     found: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # -> input numbers
+    _until: float = math.inf
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> float:
@@ -70,14 +73,20 @@ class Campaign:
         shutil.rmtree(self.findings, ignore_errors=True)
         self.tallies = {entry.name: Tally() for entry in self.formats}
         tasks, started = self._tasks(), time.monotonic()
+        self._until = started + 60 * self.minutes
         threads = [
             threading.Thread(target=self._work, args=(tasks, self.work / str(place)))
             for place in range(self.jobs)
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:  # what was found so far is reported
+            self._until = 0.0
+            for thread in threads:
+                thread.join()
         return time.monotonic() - started
 
     def _tasks(self) -> Iterator[tuple[Format, int]]:
@@ -95,7 +104,7 @@ class Campaign:
             while True:
                 with self._lock:
                     task = next(tasks, None)
-                if task is None:
+                if task is None or time.monotonic() > self._until:
                     return
                 self._one(supervisor, *task)
         finally:

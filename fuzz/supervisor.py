@@ -83,7 +83,8 @@ class Supervisor:
     def _start(self) -> None:
         theirs_in, self._requests = os.pipe()
         self._answers, theirs_out = os.pipe()
-        folders = {"TMPDIR": self.work / "tmp", "HOME": self.work / "home"}
+        home = self.work / "home"
+        folders = {"TMPDIR": self.work / "tmp", "HOME": home, "XDG_STATE_HOME": home / "state"}
         quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         environment = os.environ | quiet | {name: str(path) for name, path in folders.items()}
         root = Path(__file__).parents[1]

@@ -22,7 +22,10 @@ Finish = Callable[[dict[str, Any]], dict[str, Any]]
 
 def mutated(data: bytes, random: Random, outside: str, finish: Finish = lambda data: data) -> bytes:
     """A JSON object with one to three changes; `finish` repairs a checksum in it."""
-    value = json.loads(data)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):  # it was changed before
+        return raw.mutated(data, random)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         value = _changed(value, random, outside)
     if isinstance(value, dict) and random.random() < 0.95:
