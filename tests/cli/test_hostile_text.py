@@ -83,7 +83,6 @@ def test_arguments_are_shown_escaped(run, monkeypatch, tmp_path, arguments):
     [
         ["verify"],
         ["transcribe", "talk.wav", "--bundle"],
-        ["inspect"],
         ["check", "--target", "xnnpack"],
         ["lower", "--target", "xnnpack", "--out", "x.pte"],
         ["compile"],

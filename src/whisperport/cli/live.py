@@ -139,7 +139,8 @@ def transcribe_live(
     """
     transcriber = Transcriber(bundle, options.transcribe.run)
     if recording is None:
-        pieces = microphone_sound(int(device) if device and device.isdecimal() else device)
+        is_number = device is not None and device.isdecimal() and len(device) < 10
+        pieces = microphone_sound(int(device) if device and is_number else device)
         print_note("listening; Ctrl-C to stop")
     else:
         pieces = growing_sound(recording, raw_rate=raw_rate)
