@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -198,7 +199,7 @@ def changed(
     entries = [replace(e, files=tuple(Path(file).name for file in e.files)) for e in entries]
     source = (bundle.folder / bundle.manifest.program("step").files[0]).parent
     for name in ("weights.bin", "prefill_4.onnx"):
-        os.link(source / name, folder / name)
+        shutil.copyfile(source / name, folder / name)
     model = onnx.load(str(source / "step.onnx"), load_external_data=False)
     change(model)
     (folder / "step.onnx").write_bytes(model.SerializeToString())
