@@ -7,6 +7,8 @@ import unicodedata
 
 import click
 
+from whisperport.errors import WhisperportError
+
 ALLOWED = {"\n", "\t"}
 NOT_FINITE = re.compile(r"(?<![\w.])-?(nan|inf|NaN|Infinity)(?![\w.])")
 
@@ -26,9 +28,7 @@ def whisperport(*arguments: str) -> None:
         click.ClickException, WhisperportError: what the verb says to its user.
         UnsafeOutputError: it printed control characters, or a number that is none.
     """
-    from whisperport.cli.console import print_error
     from whisperport.cli.main import cli
-    from whisperport.errors import WhisperportError
 
     stdout, stderr = io.StringIO(), io.StringIO()
     error: WhisperportError | click.ClickException | None = None
@@ -37,15 +37,25 @@ def whisperport(*arguments: str) -> None:
             cli(list(arguments), prog_name="whisperport", standalone_mode=False)
         except WhisperportError as raised:
             error = raised
-            print_error(raised)
         except click.ClickException as raised:
             error = raised
         except SystemExit:
             pass  # `check` found something that the target does not support
-    check_printed(stdout.getvalue() + stderr.getvalue())
+    shown = printed(error) if isinstance(error, WhisperportError) else ""
+    check_printed(stdout.getvalue() + stderr.getvalue() + shown)
     check_finite(stdout.getvalue())
     if error is not None:
         raise error
+
+
+def printed(error: WhisperportError) -> str:
+    """An error as the command line shows it."""
+    from whisperport.cli.console import print_error
+
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        print_error(error)
+    return stderr.getvalue()
 
 
 def check_printed(text: str) -> None:

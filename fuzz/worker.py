@@ -23,7 +23,7 @@ from typing import Any
 
 from fuzz import processes
 from fuzz.case import ACCEPTED, REJECTED, Format, Outcome, random_for
-from fuzz.command_line import UnsafeOutputError, check_printed
+from fuzz.command_line import UnsafeOutputError, check_printed, printed
 from fuzz.formats import all_formats
 from fuzz.outside import Outside
 
@@ -129,7 +129,7 @@ def _judged(chosen: Format, folder: Path) -> tuple[str, str, str]:
         return error.kind, str(error), error.kind
     except WhisperportError as error:
         try:
-            check_printed("".join((error.what, error.why, error.hint)).replace("\n", ""))
+            check_printed(printed(error))
         except UnsafeOutputError as unsafe:
             return f"{unsafe.kind} in an error", str(unsafe), _place(error)
         return REJECTED, str(error)[:300], ""
