@@ -82,7 +82,6 @@ ON_THE_COMMAND_LINE = [
         for clip in (("1e308", "inf"), ("nan", "1"), ("0", "nan"), ("inf", "inf"), ("-1", "1"))
     ],
     *[[*TRANSCRIBE, option, str(2**63)] for option in ("--threads", "--beam-size")],
-    *[["export", "default", "-t", "hailo8l", "-o", "out", "--window", n] for n in ("nan",)],
     *[[*LOWER, "--stall-after", number] for number in ("inf", "1e308", "0", "-1")],
     *[["bench", "--repeat", str(2**63)], ["inspect", ".", "--repeat", str(2**63)]],
     ["compile", ".", "--stall-after", "inf"],
