@@ -1,5 +1,6 @@
-# make demo    install, then show everything on the embedded model
-# make test    install the development extra as well, then run every check and every test
+# make demo      install, then show everything on the embedded model
+# make test      install the development extra as well, then run every check and every test
+# make test-all  the same, with all repetitions of the long tests
 #
 # Choose the interpreter with `make demo PYTHON=/usr/bin/python3.12`.
 
@@ -12,21 +13,25 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test check docs readme bundle bench clean
+.PHONY: demo test test-all check docs readme bundle bench fuzz clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/whisperport demo
 
-# A process a core, each with one thread: two of torch's pools on the same cores wait for each other.
-test: check
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile
+# One process per core, each with one thread: two thread pools of torch on the same cores slow each other down.
+CHECK := $(BIN)/ruff format --check --quiet && $(BIN)/ruff check --quiet && $(BIN)/mypy --strict
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/python tests/cpu_minutes.py "make $@" '$(CHECK) && $(TEST)'
+
+test-all: $(VENV)/.installed-dev
+	@WHISPERPORT_TEST_ALL=1 $(BIN)/python tests/cpu_minutes.py "make $@" '$(CHECK) && $(TEST)'
 
 # The chores.
 
 check: $(VENV)/.installed-dev
-	@$(BIN)/ruff format --check --quiet
-	@$(BIN)/ruff check --quiet
-	@$(BIN)/mypy --strict
+	@$(CHECK)
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_reference.py
@@ -40,6 +45,12 @@ bundle: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/programs.py
+
+# Another seed gives other inputs: make fuzz SEED=1 COUNT=100000
+COUNT ?= 20000
+SEED ?= 0
+fuzz: $(VENV)/.installed-dev
+	@$(BIN)/python -m fuzz --count $(COUNT) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

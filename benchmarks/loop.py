@@ -80,7 +80,7 @@ def one_window(
     """Milliseconds of a step's program, and of the Python around it."""
     clock.reset()
     started = time.perf_counter()
-    decode_window(engine, features, options)
+    decode_window(engine.decoder(), features, options)
     total = time.perf_counter() - started
     steps = clock.calls["step"]
     inside = sum(sum(calls) for calls in clock.calls.values())

@@ -26,7 +26,7 @@ import numpy as np
 
 from whisperport.bundle import Bundle
 from whisperport.runner import Runner
-from whisperport.runtime import Engine
+from whisperport.runtime import Decoder, Engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import machine, versions
 
@@ -135,20 +135,21 @@ def one_process(folder: Path, way: str) -> dict[str, float]:
     found |= {"loaded_mib": resident("VmRSS") - before, "peak_mib": resident("VmHWM") - before}
     manifest = bundle.manifest
     tables = bundle.embedding(), bundle.positions()
-    engine = Engine(manifest.dims, manifest.generation, runners, *tables)
+    decoder = Engine(manifest.dims, manifest.generation, runners, *tables).decoder()
     for _ in range(2):
-        one_window(engine)
+        one_window(decoder)
     return found | {"after_windows_mib": resident("VmRSS") - before}
 
 
-def one_window(engine: Engine) -> None:
+def one_window(decoder: Decoder) -> None:
+    engine = decoder.engine
     shape = engine.dims.n_mels, engine.dims.n_frames
     mel = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    engine.listen(engine.encode(mel))
-    engine.prefill(range(200))
+    decoder.listen(engine.encode(mel))
+    decoder.prefill(range(200))
     for token in range(30):
-        engine.step(token)
-    engine.align(range(60))
+        decoder.step(token)
+    decoder.align(range(60))
 
 
 def resident(field: str) -> float:

@@ -63,10 +63,8 @@ class Switch:
 class Switched(Runner):
     """A runner that waits for its turn while the switch says so; all threads may enter."""
 
-    concurrent = True
-
     def __init__(self, inner: Runner, switch: Switch) -> None:
-        super().__init__(inner.spec)
+        super().__init__(inner.spec, inner.turn)
         self.inner, self.switch = inner, switch
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:

@@ -28,9 +28,10 @@ CLI_HEAD = """\
 # Command line
 
 Results go to standard output, and progress, warnings and errors to standard error. With `--json` the
-result is one JSON document. Exit codes: 0 done, and equal where something was compared; 1 failed,
-interrupted or not equal; 2 wrong usage. `NO_COLOR` is honoured. Away from a terminal, tables and help are
-at most 100 columns wide.
+result is one JSON document. Exit codes: 0 done, and equal where something was compared; 1 failed or
+not equal; 2 wrong usage; 128 and the number of a signal that interrupted, such as 130 for Ctrl-C; 141
+where the reader of standard output went away. `NO_COLOR` is honoured. Away from a terminal, tables and
+help are at most 100 columns wide.
 """
 
 REWRITES_HEAD = """\

@@ -4,7 +4,7 @@ Width 64, 2 heads, 2 + 2 layers, 100 encoder positions (2 s), vocabulary 51865 u
 Every weight is random, biases and norms too: a bias dropped or swapped then shows in the outputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,19 @@ hypothesis.settings.load_profile("same")
 def _same_draws() -> None:
     """A module a test makes has the same weights whichever tests ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is recorded of bundles goes to a temporary folder, not to the user's own.
+
+    All workers share it, as they share the bundles: none of them is tried again.
+    """
+    from .shared_exports import run_folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(run_folder(tmp_path_factory) / "state"))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -149,23 +162,25 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def exported(tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def exported(
+    tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Any]]:
     """`exported("xnnpack")`: a verified bundle of the tiny checkpoint, with 2 s windows.
 
-    Made once a session for each target: do not write in it.
+    `exported("xnnpack", "default", ...)`: of the embedded model; further arguments are those of
+    `ExportOptions`. Each is made once per test run and shared by all workers: do not write in it.
     """
-    from functools import cache
+    from whisperport.checkpoint import load_checkpoint
 
-    from whisperport.exporting import ExportOptions, export
-    from whisperport.targets import RunOptions
+    from .shared_exports import SharedExports, run_folder
 
-    @cache
-    def make(target: str) -> Any:
-        folder = tmp_path_factory.mktemp("exported") / target
-        options = ExportOptions(clips=noise_clips(), run=RunOptions(threads=1))
-        return export(tiny_checkpoint, target, folder, options)
-
-    return make
+    exports = SharedExports(
+        run_folder(tmp_path_factory) / "exported",
+        {"tiny": lambda: tiny_checkpoint, "default": lambda: load_checkpoint("default")},
+        {"tiny": {"clips": noise_clips()}},
+    )
+    yield exports
+    assert exports.changed() == [], "tests wrote to bundles that other tests use"
 
 
 def noise_clips() -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.atomic import write_atomic
+from whisperport.atomic import clear_temporaries, write_atomic
 from whisperport.errors import WhisperportError
 
 
@@ -98,3 +98,22 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, name: str, sa
 
     assert said in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_temporary_files_of_killed_writers_are_cleared_and_only_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: None)  # as if it was killed before
+        write_atomic(tmp_path / ("n" * 100), b"x")
+        write_atomic(tmp_path / "a.json", b"x")
+    kept = ["b.tmp", ".b.tmp", ".b.0123456789abcdef.tmp", ".b.0123456789ab.tmp.txt"]
+    for name in kept:
+        (tmp_path / name).touch()
+    (tmp_path / ".folder.0123456789ab.tmp").mkdir()
+    (tmp_path / ".link.0123456789ab.tmp").symlink_to(tmp_path / "b.tmp")
+
+    clear_temporaries(tmp_path)
+
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([*kept, ".folder.0123456789ab.tmp", ".link.0123456789ab.tmp"])

@@ -9,13 +9,15 @@ import shutil
 import sys
 import wave
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.bundle import MANIFEST, Bundle, writing_bundle
+from whisperport.bundle.origin import is_trusted
 from whisperport.compiling import CompileOptions, compile_bundle
 from whisperport.errors import (
     AudioError,
@@ -24,7 +26,7 @@ from whisperport.errors import (
     MissingPackageError,
     UsageError,
 )
-from whisperport.exporting import ExportOptions, export
+from whisperport.locking import lock_path, locked
 from whisperport.runtime import load_engine, start_tokens
 from whisperport.targets import RunOptions
 from whisperport.targets.hailo.target import Hailo
@@ -46,12 +48,10 @@ def bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def full_bundle(tiny_checkpoint: Any, tmp_path: Path) -> Path:
-    """With `decode_full` of 8 rows. Its export takes seconds."""
-    options = ExportOptions(
-        clips=noise_clips(), full=True, lower={"rows": str(ROWS)}, run=RunOptions(threads=1)
-    )
-    return export(tiny_checkpoint, "hailo8l", tmp_path / "bundle", options).folder
+def full_bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
+    """With `decode_full` of 8 rows."""
+    bundle = exported("hailo8l", full=True, lower={"rows": str(ROWS)})
+    return Path(shutil.copytree(bundle.folder, tmp_path / "bundle"))
 
 
 @pytest.fixture
@@ -110,6 +110,20 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
     assert "calibset_size=9)" in script  # what was given to the compiler
     assert [p.compiler for p in compiled.programs] == ["3.31.0"]
     assert reopened.manifest.program("step").status == "run here"
+
+
+@pytest.mark.parametrize("name", ["", "somebody's"])
+def test_a_compiled_bundle_is_trusted_if_it_was_before(bundle, recordings, sdk, name):
+    # given
+    manifest = Bundle.open(bundle).manifest
+    renamed = replace(manifest, name=name or manifest.name)
+    (bundle / MANIFEST).write_bytes(renamed.to_bytes())
+
+    # when
+    compile_bundle(bundle, _options(recordings))
+
+    # then
+    assert is_trusted(Bundle.open(bundle)) == (not name)
 
 
 def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings, sdk):
@@ -402,3 +416,44 @@ def test_the_work_folder_can_be_elsewhere(bundle, recordings, sdk, tmp_path):
     compile_bundle(bundle, _options(recordings, work=tmp_path / "deep" / "work"))
     assert (tmp_path / "deep" / "work" / "hailo8l" / "encoder" / "encoder.hef").is_file()
     assert not bundle.with_name("bundle.compile").exists()
+
+
+def test_two_compilations_do_not_share_a_work_folder(bundle, recordings, sdk):
+    work = bundle.with_name("bundle.compile")
+
+    with locked(lock_path(work)), pytest.raises(BundleError, match="another process") as refused:
+        compile_bundle(bundle, _options(recordings))
+
+    assert str(work) in refused.value.what
+    assert "`--work`" in refused.value.hint
+    assert list(work.iterdir()) == []
+    assert sdk.names() == []
+
+
+def test_what_a_killed_compilation_was_writing_is_cleared(bundle, recordings, sdk):
+    left = bundle.with_name("bundle.compile") / "hailo8l/encoder/.encoder.alls.0123456789ab.tmp"
+    left.parent.mkdir(parents=True)
+    left.touch()
+
+    compile_bundle(bundle, _options(recordings))
+
+    assert not left.exists()
+    assert not list(bundle.parent.glob(".*"))
+
+
+def test_a_bundle_that_was_replaced_during_the_compilation_is_not_mixed_with_it(
+    bundle, recordings, sdk
+):
+    def replaced(stage: str) -> None:
+        if stage == "checking the compiled files":
+            opened = Bundle.open(bundle)
+            with writing_bundle(bundle) as writer:
+                unlisted = shutil.ignore_patterns("manifest.json")
+                shutil.copytree(bundle, writer.folder, dirs_exist_ok=True, ignore=unlisted)
+                writer.commit(replace(opened.manifest, name="another"))
+
+    with pytest.raises(BundleError, match="was replaced"):
+        compile_bundle(bundle, _options(recordings), say=replaced)
+
+    assert Bundle.open(bundle).manifest.name == "another"
+    assert not (bundle / "hailo8l" / "encoder.hef").exists()

@@ -10,6 +10,7 @@ import pytest
 
 import whisperport.exporting
 from whisperport.bundle import Bundle
+from whisperport.bundle.origin import is_trusted
 from whisperport.errors import BundleError, UsageError
 from whisperport.importing import ImportOptions, import_artifact
 from whisperport.runtime import load_engine
@@ -50,6 +51,7 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
 ):
     monkeypatch.setattr(whisperport.exporting, "shipped_clips", noise_clips)
     encoder = _file(tmp_path, encoder_hef(3))
+    (tmp_path / ".bundle.import.partial-0123456789abcdef").mkdir()  # of an import that was killed
     options = ImportOptions(
         programs={"decode_full": _file(tmp_path, _decoder((1, ROWS, 64)), "decoder.hef")},
         options={"hailo8l.assets": str(_assets(tmp_path / "assets", tiny_checkpoint))},
@@ -58,6 +60,7 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
 
     import_artifact(encoder, tiny_checkpoint, tmp_path / "bundle", options)
 
+    assert not list(tmp_path.glob(".bundle*"))
     opened = Bundle.open(tmp_path / "bundle")
     entry, full = (opened.manifest.program(name) for name in ("encoder", "decode_full"))
     assert entry.target == "hailo8l"
@@ -68,6 +71,7 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
     assert full.spec.inputs[1].shape == (1, 64, 1, ROWS)  # the HEF adds positions
     assert opened.manifest.verified
     assert "stand-in=onnx" in opened.manifest.verification["subject"]
+    assert not is_trusted(opened)
     load_engine(opened, RunOptions(threads=1, options={"stand-in": "onnx"}))
     assert sorted(os.listdir(tmp_path)) == ["assets", "bundle", "decoder.hef", "encoder.hef"]
 

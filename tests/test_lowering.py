@@ -19,6 +19,7 @@ from whisperport.errors import (
     VerificationError,
     WhisperportError,
 )
+from whisperport.locking import lock_path, locked
 from whisperport.lowering import Lowered, LowerOptions, lower
 from whisperport.programs.program import Program, as_program, trace
 from whisperport.runner import Runner
@@ -369,6 +370,17 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path: Pat
     for out in (tmp_path, tmp_path / "no" / "folder.onnx", tmp_path / "a\0b"):
         with pytest.raises(WhisperportError, match="cannot write"):
             lower("no such program.pt2", "onnxruntime", out)
+
+
+def test_two_that_write_one_file_do_not_share_a_folder(program: Program, out: Path) -> None:
+    with (
+        locked(lock_path(out)),
+        pytest.raises(WhisperportError, match="another process") as refused,
+    ):
+        lower(program, "onnxruntime", out)
+
+    assert str(out) in refused.value.what
+    assert untouched(out)
 
 
 def test_a_machine_that_is_too_small_is_told_so(

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from whisperport.bundle import Bundle
+from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import DecodeOptions, compression_ratio
@@ -35,27 +37,29 @@ MAX_WER_5_S = 0.03
 
 @pytest.fixture(scope="module")
 def short(
-    tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory
+    random_openai_whisper: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Bundle]:
-    """`short("xnnpack")`: the random model of 2 s windows, with windows of 1 s."""
+    """`short("xnnpack")`: a random model of 2 s windows and one layer, with windows of 1 s."""
+    model = random_openai_whisper(n_audio_layer=1, n_text_layer=1)
+    path = tmp_path_factory.mktemp("short") / "one-layer.pt"
+    torch.save({"dims": vars(model.dims), "model_state_dict": model.state_dict()}, path)
+    checkpoint = load_checkpoint(path)
 
     @cache
     def make(target: str) -> Bundle:
         options = ExportOptions(
             window=WindowOptions(seconds=1.0, sound_s=1.0), clips=noise_clips(), run=ONE_THREAD
         )
-        folder = tmp_path_factory.mktemp("short") / target
-        return export(tiny_checkpoint, target, folder, options)
+        return export(checkpoint, target, path.with_name(target), options)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def five_seconds(tmp_path_factory: pytest.TempPathFactory) -> Transcriber:
+def five_seconds(exported: Callable[..., Bundle]) -> Transcriber:
     """The embedded model in windows of 5 s."""
-    options = ExportOptions(window=WindowOptions(seconds=5.0), run=ONE_THREAD)
-    folder = tmp_path_factory.mktemp("five") / "bundle"
-    return Transcriber(export("default", "onnxruntime", folder, options), ONE_THREAD)
+    window = WindowOptions(seconds=5.0)
+    return Transcriber(exported("onnxruntime", "default", window=window), ONE_THREAD)
 
 
 def windows(heard: Transcript) -> list[list[Segment]]:

@@ -199,17 +199,20 @@ PEAK = """
 import resource, sys
 import numpy as np
 from whisperport.bundle import Bundle
-from whisperport.runtime import Engine
+from whisperport.runtime import Decoder, Engine
 from whisperport.transcription import Transcriber, TranscribeOptions
 from whisperport.runtime import DecodeOptions, Thresholds
 
 class Silent(Engine):
     # Hears nothing: only the way of the sound is measured.
     def encode(self, mel): return np.zeros((self.dims.n_audio_ctx, self.dims.n_audio_state), "f4")
+    def decoder(self): return SilentDecoder(self)
+
+class SilentDecoder(Decoder):
     def listen(self, features): self.cache.clear()
     def prefill(self, tokens, **_):
-        logits = np.zeros(self.dims.n_vocab, "f4")
-        logits[self.generation.no_speech] = 30
+        logits = np.zeros(self.engine.dims.n_vocab, "f4")
+        logits[self.engine.generation.no_speech] = 30
         return logits, logits.copy()
 
 transcriber = Transcriber(Bundle.open(sys.argv[2]))

@@ -77,7 +77,6 @@ def test_a_hang_in_c_is_stopped_named_and_located_and_its_partial_work_cleared(o
     # given
     monkeypatch.setattr(watchdog, "GRACE_S", 0.5)
     out.mkdir()
-    (out / "old bundle").touch()
 
     # when
     with pytest.raises(LoweringError) as hung:
@@ -89,7 +88,19 @@ def test_a_hang_in_c_is_stopped_named_and_located_and_its_partial_work_cleared(o
     assert f"{out}.log" in hung.value.hint
     assert "in leaves_a_partial_folder_and_hangs" in out.with_name("bundle.log").read_text()
     assert sorted(p.name for p in out.parent.iterdir()) == ["bundle", "bundle.log", "tmp"]
-    assert (out / "old bundle").exists()
+
+
+def test_what_a_killed_child_left_beside_its_outputs_is_cleared(out):
+    other = out.parent / "link"
+    other.symlink_to(out.parent / "elsewhere" / "other")
+
+    with pytest.raises(LoweringError, match="killed"):
+        run_watched(jobs.is_killed_while_it_writes, out, other, out=out, writes=other)
+
+    assert sorted(p.name for p in out.parent.iterdir()) == [
+        *("bundle.log", "elsewhere", "link", "tmp")
+    ]
+    assert not list((out.parent / "elsewhere").iterdir())
 
 
 def test_a_hang_in_python_gets_the_time_to_tidy_up(out):

@@ -5,8 +5,10 @@ import logging
 import os
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
+from whisperport.bundle import writing_bundle
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
 
 
@@ -34,11 +36,19 @@ def fails_with_400_lines(say):
 def leaves_a_partial_folder_and_hangs(out, say):
     """In C, deaf to interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder = Path(out).with_name(f".{Path(out).name}.partial-{os.getpid()}-0")
-    folder.mkdir()
-    (folder / "half.bin").write_bytes(b"half")
-    say("lowering 6 programs")
-    ctypes.PyDLL(None).sleep(600)
+    with writing_bundle(Path(out)) as writer:
+        (writer.folder / "half.bin").write_bytes(b"half")
+        say("lowering 6 programs")
+        ctypes.PyDLL(None).sleep(600)
+
+
+def is_killed_while_it_writes(*outs, say):
+    """All of them, as a compilation writes its bundle and its work folder."""
+    say("writing")
+    with ExitStack() as stack:
+        for out in outs:
+            stack.enter_context(writing_bundle(out))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hangs_in_python(out, say):

@@ -1,12 +1,16 @@
-"""Write a file whole or not at all."""
+"""Write a file completely or not at all."""
 
 import os
+import re
 import secrets
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from whisperport.errors import WhisperportError
+
+TEMPORARY = re.compile(r"\..{1,40}\.[0-9a-f]{12}\.tmp", re.DOTALL)
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
@@ -36,7 +40,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _flush_folder(target.parent)
+        flush_folder(target.parent)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         folder = Path(path).parent
         hint = "" if os.path.isdir(folder) else f"create the folder first: {folder}"
@@ -47,6 +51,26 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         ) from error
 
 
+def clear_temporaries(folder: Path) -> None:
+    """Delete what killed calls of `write_atomic` have left in a folder where nobody else writes now.
+
+    Raises:
+        OSError: the folder cannot be read, or a file cannot be deleted.
+    """
+    for entry in list(os.scandir(folder)):
+        if TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+            os.unlink(entry.path)
+
+
+def repeat_if_interrupted(tidy: Callable[[], None]) -> None:
+    """Tidy up, and again from the start if Ctrl-C arrives during it, before passing that on."""
+    try:
+        tidy()
+    except BaseException:
+        tidy()
+        raise
+
+
 def _write_through(path: Path, data: bytes) -> None:
     # Not `tempfile`: its files are private, and the result would be too, whatever the umask.
     with open(path, "xb") as file:
@@ -55,8 +79,12 @@ def _write_through(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _flush_folder(folder: Path) -> None:
-    """Makes the rename itself survive a power cut; only POSIX lets a folder be opened for it."""
+def flush_folder(folder: Path) -> None:
+    """Make a rename in a folder survive a power cut; only POSIX lets a folder be opened for it.
+
+    Raises:
+        OSError: the disk reports an error.
+    """
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

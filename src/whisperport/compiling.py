@@ -10,14 +10,24 @@ target's `Compiler` says what is particular, and the stages run in the interpret
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from whisperport.atomic import clear_temporaries
 from whisperport.bundle import Bundle, ProgramEntry, check_writable, writing_bundle
+from whisperport.bundle.origin import is_trusted, record_own
 from whisperport.calibration import CalibrationOptions, calibration_set
-from whisperport.errors import LoweringError, MissingPackageError, UsageError
+from whisperport.errors import (
+    BundleError,
+    LoweringError,
+    MissingPackageError,
+    UsageError,
+    WhisperportError,
+)
+from whisperport.locking import lock_path, locked
 from whisperport.spec import Status
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest, Layout, unchanged
@@ -46,6 +56,7 @@ class CompileOptions:
     options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
     toolchains: Mapping[str, str] = field(default_factory=dict)  # name -> interpreter with the SDK
     threads: int | None = None  # of the programs that compute a calibration set
+    trust: bool = False  # load programs of unknown origin without a trial run under limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +142,13 @@ def compile_bundle(
             why="the bundle is replaced as a whole",
             hint="leave `--work` out: it is put beside the bundle",
         )
+    with _only_user_of(work):
+        return _compiled_bundle(opened, groups, options, say)
+
+
+def _compiled_bundle(
+    opened: Bundle, groups: Sequence[_Group], options: CompileOptions, say: Say
+) -> Compiled:
     planned = [_prepared(group, opened, options, say) for group in groups]
     _compile(groups, say)
     say("checking the compiled files")
@@ -141,12 +159,40 @@ def compile_bundle(
     }
     say("writing the bundle")
     made = put_artifacts(opened, artifacts, "compiled here")
+    if is_trusted(opened):  # its other programs are copied
+        record_own(made.manifest)
     programs = tuple(
         _compiled(made, entry.spec.name, artifacts[entry.spec.name], group)
         for group in groups
         for entry in group.entries
     )
     return Compiled(bundle=made, programs=programs)
+
+
+@contextmanager
+def _only_user_of(work: Path) -> Iterator[None]:
+    """Two compilations that share a work folder would mix their calibration sets and stages."""
+    work = Path(os.path.realpath(work))
+    with ExitStack() as stack:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(locked(lock_path(work)))
+            if lock and lock.is_exclusive:
+                for folder in (work, *work.glob("*/"), *work.glob("*/*/")):
+                    clear_temporaries(folder)
+        except OSError as error:
+            raise WhisperportError(
+                f"cannot write to the work folder {work}",
+                why=str(error),
+                hint="choose another one by `--work`",
+            ) from error
+        if lock is None:
+            raise BundleError(
+                f"another process is compiling in the work folder {work}",
+                why=f"it holds the lock {lock_path(work)}",
+                hint="wait until it ends, or choose another folder by `--work`",
+            )
+        yield
 
 
 def put_artifacts(
@@ -159,6 +205,7 @@ def put_artifacts(
     """
     manifest = opened.manifest
     with writing_bundle(out or opened.folder) as writer:
+        opened.check_unchanged()  # from here on, nobody else replaces it
         for relative in manifest.files:
             (writer.folder / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(opened.path(relative), writer.folder / relative)
@@ -262,7 +309,7 @@ def _planned(
         wanted = CalibrationOptions(
             source=options.calibration,
             force=options.force,
-            run=RunOptions(threads=options.threads),
+            run=RunOptions(threads=options.threads, trust=options.trust),
         )
         layout = _encoder_layout(opened)
         made = calibration_set(opened, entry.spec, need, layout, folder, wanted, say)

@@ -6,6 +6,24 @@ from typing import Any
 SAMPLES_PER_POSITION = 320  # 16 kHz, hop 160, and the second convolution has stride 2
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / 16_000  # 0.02
 
+# The largest sizes that are read from a file, so that a damaged one is rejected before anything is
+# allocated. Each is about ten times the largest of OpenAI's models (large-v3: 128 mel bins, width 1280,
+# 20 heads, 32 layers, vocabulary 51866), and the positions allow windows of 21 minutes.
+LARGEST = {
+    "n_mels": 1024,
+    "n_audio_ctx": 65_536,
+    "n_audio_state": 16_384,
+    "n_audio_head": 1024,
+    "n_audio_layer": 512,
+    "n_text_ctx": 65_536,
+    "n_text_state": 16_384,
+    "n_text_head": 1024,
+    "n_text_layer": 512,
+    "n_vocab": 1_000_000,
+    "n_audio_ffn": 131_072,
+    "n_text_ffn": 131_072,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:

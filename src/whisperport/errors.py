@@ -9,6 +9,8 @@ WhisperportError             catch this one to catch them all
 ├── ProgramError             a program's file is missing, damaged, or of a format nobody here reads
 ├── VerificationError        a bundle disagrees with its reference, so it is not written
 ├── BundleError              a bundle on disk is damaged, incomplete, or of another version
+├── NumericalError           a program returned a NaN or an infinity
+├── ForkError                a loaded program is used in a fork of the process that loaded it
 ├── IncompleteError          a recording failed in the middle; carries what was transcribed before
 └── UsageError               an argument names something that does not exist
 
@@ -68,6 +70,22 @@ class BundleError(WhisperportError):
     """A bundle on disk is damaged, incomplete, or of another version."""
 
 
+class NumericalError(WhisperportError):
+    """A program returned a NaN or an infinity.
+
+    `program` is the name of the program, or of the bundle's table, that the first such value came from.
+    """
+
+    def __init__(self, what: str, program: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.args = what, program  # with which it is unpickled, as after another process raised it
+        self.program = program
+
+
+class ForkError(WhisperportError):
+    """A loaded program is used in a fork of the process that loaded it."""
+
+
 class IncompleteError(WhisperportError):
     """A recording failed in the middle; what was transcribed before is not lost.
 
@@ -76,6 +94,10 @@ class IncompleteError(WhisperportError):
 
     def __init__(self, what: str, transcript: Any, *, why: str = "", hint: str = "") -> None:
         super().__init__(what, why=why, hint=hint)
+        self.args = (
+            what,
+            transcript,
+        )  # with which it is unpickled, as after another process raised it
         self.transcript = transcript
 
 

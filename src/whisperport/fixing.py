@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from whisperport.atomic import write_atomic
 from whisperport.audio import HOP_LENGTH, log_mel
 from whisperport.errors import AudioError, LoweringError, MissingPackageError, ProgramError
+from whisperport.preflight import within_memory_of
 from whisperport.spec import ProgramSpec, Refusal
 from whisperport.targets import get_target
 from whisperport.verification import GATES, Comparison, Gate, compare
@@ -104,6 +105,7 @@ def fix(
     target: str,
     *,
     inputs: Sequence[str | os.PathLike[str]] = (),
+    trust: bool = False,
     say: Say = lambda _: None,
 ) -> Fixed:
     """Apply a target's rewrites to a program, ours or a stranger's; the one given is not changed.
@@ -115,13 +117,25 @@ def fix(
     Args:
         program: a `.pt2` file, or what `whisperport.programs.program.trace` returned.
         inputs: `.npz` files, each with one array for every input, by its name.
+        trust: run the program of a file without a limit on memory.
         say: told what is being done, in a few words.
 
     Raises:
         UsageError: no such target.
-        ProgramError: the program, or a file of inputs, cannot be read, or is no `.pt2`.
+        ProgramError: the program, or a file of inputs, cannot be read, or is no `.pt2`; or torch
+            cannot run it.
         LoweringError: the program keeps state, or a rewrite broke it.
     """
+    with within_memory_of(program, trust=trust):
+        return _fix(program, target, inputs, say)
+
+
+def _fix(
+    program: "Program | str | os.PathLike[str]",
+    target: str,
+    inputs: Sequence[str | os.PathLike[str]],
+    say: Say,
+) -> Fixed:
     chosen = get_target(target)
     program = _read(program, say)
     from whisperport.programs.trial import eager_outputs

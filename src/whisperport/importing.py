@@ -6,7 +6,6 @@ here: a target's `Importer` reads its files.
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from whisperport import targets
 from whisperport.bundle import Bundle, check_writable
+from whisperport.bundle.staging import staging
 from whisperport.compiling import Artifact, put_artifacts
 from whisperport.errors import BundleError, UsageError
 from whisperport.exporting import ExportOptions, export
@@ -80,8 +80,8 @@ def import_artifact(
         run=options.run,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-        bundle = export(checkpoint, name, Path(folder) / "bundle", exporting, say=say)
+    with staging(out.with_name(f"{out.name}.import")) as folders:
+        bundle = export(checkpoint, name, folders.partial / "bundle", exporting, say=say)
         imported = {
             program: Artifact(
                 path=path,

@@ -1,10 +1,8 @@
 """Lower one program, ours or a stranger's, to one file: rewrite, compile, compare, put in place."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.bundle import ProgramEntry
+from whisperport.bundle.staging import staging
 from whisperport.errors import (
     LoweringError,
     MissingPackageError,
@@ -20,7 +19,7 @@ from whisperport.errors import (
     VerificationError,
     WhisperportError,
 )
-from whisperport.preflight import check_fits, estimate_lowering
+from whisperport.preflight import check_fits, estimate_lowering, within_memory_of
 from whisperport.runner import Array
 from whisperport.spec import Limit, ProgramSpec
 from whisperport.targets import RunOptions, Target, get_target
@@ -53,6 +52,7 @@ class LowerOptions:
     max_rank: int | None = None  # of any tensor; None: 4 in ONNX, elsewhere what the target takes
     allow_unequal: bool = False  # write the file although it computes something else
     preflight: bool = True  # refuse at once what memory or disk have no room for
+    trust: bool = False  # run a program of a file without a limit on memory
     run: RunOptions = field(default_factory=RunOptions)  # for the comparison
 
 
@@ -108,7 +108,7 @@ def lower(
     """
     options, out, chosen = options or LowerOptions(), Path(out), get_target(target)
     _check_options(target, options)
-    with _folder_beside(out) as folder:
+    with _folder_beside(out) as folder, within_memory_of(program, trust=options.trust):
         program = _read(program, say)
         if options.preflight:
             _check_room(program, target, out)
@@ -153,28 +153,27 @@ def _check_options(target: str, options: LowerOptions) -> None:
 
 @contextmanager
 def _folder_beside(out: Path) -> Iterator[Path]:
-    """A hidden folder on the same disk, so that a rename puts its files in place; removed after."""
-    try:
-        if out.is_dir():
-            raise IsADirectoryError("it is a folder")
-        made = tempfile.mkdtemp(prefix=f".{out.name}.partial-{os.getpid()}-", dir=out.parent)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise WhisperportError(
-            f"cannot write {out}",
-            why=getattr(error, "strerror", None) or str(error),
-            hint="name a file in a folder that you may write to",
-        ) from error
-    folder = Path(made)
-    try:
-        yield folder
-    except OSError as error:
-        raise WhisperportError(
-            f"cannot write {out}",
-            why=error.strerror or str(error),
-            hint="free some space, or choose another folder; nothing was left half-written",
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """A hidden folder on the same disk, so that a rename puts its files in place; removed at the end."""
+    with ExitStack() as stack:
+        try:
+            if out.is_dir():
+                raise IsADirectoryError("it is a folder")
+            folder = stack.enter_context(staging(out)).partial
+            os.mkdir(folder)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            raise WhisperportError(
+                f"cannot write {out}",
+                why=getattr(error, "strerror", None) or str(error),
+                hint="name a file in a folder that you may write to",
+            ) from error
+        try:
+            yield folder
+        except OSError as error:
+            raise WhisperportError(
+                f"cannot write {out}",
+                why=error.strerror or str(error),
+                hint="free some space, or choose another folder; nothing was left half-written",
+            ) from error
 
 
 def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":

@@ -17,14 +17,17 @@ One program alone, onnxruntime and xnnpack: an encoder of 33 MB took 0.8 and 0.8
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from whisperport.dims import Dims
 from whisperport.errors import WhisperportError
+from whisperport.limited import memory_within
 
 ROOT = Path("/")
 MB, GB = 1e6, 1e9
+LIMIT_BASE_BYTES, LIMIT_FACTOR = 4 * 2**30, 24  # of a program of unknown origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,21 @@ def estimate_lowering(weights: int, target: str) -> Estimate:
         disk_bytes=1.1 * weights + 20 * MB,
         seconds=cost.base_s + cost.gb_s * weights / GB,
     )
+
+
+def within_memory_of(program: object, *, trust: bool) -> AbstractContextManager[None]:
+    """A limit on the memory of this process while it lowers or rewrites the program of a file.
+
+    It is far above what programs of that size were measured to need. A program that was not read from
+    a file, or is trusted, has none.
+    """
+    if trust or not isinstance(program, str | os.PathLike):
+        return nullcontext()
+    try:
+        size = os.path.getsize(program)
+    except (OSError, ValueError):  # its reader says what is wrong
+        return nullcontext()
+    return memory_within(LIMIT_BASE_BYTES + LIMIT_FACTOR * size)
 
 
 def weight_bytes(dims: Dims) -> int:

@@ -132,6 +132,9 @@ class TargetSpec:
     stand_in: Mapping[str, str] = field(
         default_factory=dict
     )  # run options by which `export` verifies, where the target itself is not here to run
+    trial_options: Mapping[str, str] = field(
+        default_factory=dict
+    )  # run options that replace the user's in a trial run, so that it needs no device
     extra: str = ""  # pip extra that lowers to it; empty: the core install
     run_extra: str = ""  # pip extra that runs it; empty: the core install
     packages: Mapping[str, tuple[Package, ...]] = field(

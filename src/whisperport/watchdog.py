@@ -22,17 +22,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from whisperport.bundle.staging import clear_leftovers
 from whisperport.errors import LoweringError, MissingPackageError, WhisperportError
+from whisperport.ranges import check_range
 
 STARTING = "starting"  # until the first stage is said
 STALL_S = 30 * 60.0  # the longest stage seen, of whisper-base for xnnpack, took a minute and a half
+MAX_STALL_S = 20 * 24 * 3600.0  # the system waits for at most 2^31 ms, 24 days
 START_S = 60.0  # for Python and torch to be imported, on a machine that is busy
 GRACE_S = 10.0  # for a child to tidy up after an interrupt, before it is killed
 DUMP_S = 0.5  # for the stacks to be written
@@ -46,6 +49,7 @@ def run_watched(
     job: Callable[..., Any],
     *arguments: Any,
     out: Path,
+    writes: Path | None = None,
     say: Say = lambda _: None,
     stall_s: float = STALL_S,
 ) -> Any:
@@ -54,14 +58,18 @@ def run_watched(
     Args:
         job: a function of a module, whose arguments and result can be pickled.
         out: the file or folder that the job writes; a log of a failure is put beside it, as `out` + `.log`.
+        writes: another output of the job, whose leftovers are cleared too if it is killed.
         stall_s: seconds without a new stage after which the job is stopped.
 
     Raises:
+        UsageError: `stall_s` is negative, not a number, or above `MAX_STALL_S`.
         LoweringError: the job failed as an exporter does, crashed, was killed, or hung; the hint
             names the log.
         WhisperportError: whatever else the job raised.
     """
-    watch = _Watch.start(job, arguments, Path(os.path.abspath(out)))
+    check_range("stall_s", stall_s, 0, MAX_STALL_S)
+    outputs = tuple(Path(os.path.abspath(path)) for path in (out, writes) if path)
+    watch = _Watch.start(job, arguments, outputs)
     try:
         return watch.listen(say, stall_s)
     except WhisperportError as error:
@@ -82,12 +90,14 @@ class _Watch:
     process: BaseProcess
     pipe: Connection
     log: Path
-    out: Path
+    outputs: tuple[Path, ...]  # the log is put beside the first
     stage: str = STARTING
     keeps_log: bool = False
 
     @classmethod
-    def start(cls, job: Callable[..., Any], arguments: tuple[Any, ...], out: Path) -> "_Watch":
+    def start(
+        cls, job: Callable[..., Any], arguments: tuple[Any, ...], outputs: tuple[Path, ...]
+    ) -> "_Watch":
         # Not a fork: libraries that were loaded here with their threads would deadlock there.
         context = multiprocessing.get_context("spawn")
         descriptor, log_path = tempfile.mkstemp(prefix="whisperport-", suffix=".log")
@@ -101,7 +111,7 @@ class _Watch:
             os.unlink(log_path)
             raise
         theirs.close()
-        return cls(process, ours, Path(log_path), out)
+        return cls(process, ours, Path(log_path), outputs)
 
     def listen(self, say: Say, stall_s: float) -> Any:
         """The job's result; raises why there is none."""
@@ -170,14 +180,15 @@ class _Watch:
             self.process.join()
 
     def close(self) -> Path | None:
-        """Clear away what a killed child has left; where its log was put, if it is kept."""
+        """Clear what a killed child has left, and return where its log was put, if it is kept."""
         self.pipe.close()
-        for leftover in _leftovers(self.out, self.process.pid):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for out in {*self.outputs, *(Path(os.path.realpath(path)) for path in self.outputs)}:
+            with suppress(OSError):  # the next writer of this output clears it
+                clear_leftovers(out)
         if not self.keeps_log or not self.log.stat().st_size:
             self.log.unlink(missing_ok=True)
             return None
-        beside = self.out.with_name(f"{self.out.name}.log")
+        beside = self.outputs[0].with_name(f"{self.outputs[0].name}.log")
         try:
             shutil.copyfile(self.log, beside)
         except OSError:  # where nothing can be written, the log stays where it is
@@ -197,14 +208,6 @@ def _ignored_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _leftovers(out: Path, pid: int | None) -> list[Path]:
-    """Hidden folders that every writer here fills first; named after their process."""
-    if not out.parent.is_dir():
-        return []
-    prefix = f".{out.name}.partial-{pid}-"
-    return [path for path in out.parent.iterdir() if path.name.startswith(prefix)]
 
 
 def _said(seconds: float) -> str:

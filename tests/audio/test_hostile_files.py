@@ -25,9 +25,10 @@ from .conftest import CODECS, WriteSound, tone
 SOUND = tone(SAMPLE_RATE, 1.0)
 
 
-def wav(n_bytes: int, *, rate: int = SAMPLE_RATE, channels: int = 1) -> bytes:
-    """A 16-bit wav of `n_bytes` of zeros, written by hand."""
-    form = struct.pack("<HHIIHH", 1, channels, rate, rate * 2 * channels % 2**32, 2 * channels, 16)
+def wav(n_bytes: int, *, rate: int = SAMPLE_RATE, channels: int = 1, bits: int = 16) -> bytes:
+    """A wav of integers, `n_bytes` of zeros, written by hand."""
+    size = bits // 8 * channels
+    form = struct.pack("<HHIIHH", 1, channels, rate, rate * size % 2**32, size, bits)
     body = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", n_bytes)
     return b"RIFF" + struct.pack("<I", len(body) + n_bytes) + body + bytes(n_bytes)
 
@@ -44,7 +45,7 @@ def wav(n_bytes: int, *, rate: int = SAMPLE_RATE, channels: int = 1) -> bytes:
         (wav(318), "too short: 159 samples"),
         (wav(3200, rate=1), "sample rate of 1 Hz"),
         (wav(3200, rate=2_000_000), "sample rate of 2000000 Hz"),
-        (wav(20_000, channels=20), r"cannot be mixed down(.|\n)*20 channels"),
+        (wav(20_000, channels=20, bits=64), r"cannot be mixed down(.|\n)*20 channels"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["wav", "mp3", "txt"])

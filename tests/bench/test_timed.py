@@ -48,6 +48,12 @@ def test_every_call_is_timed_under_the_name_of_its_program() -> None:
     assert all(np.array_equal(y, [2, 2]) for y in outputs)
 
 
+def test_a_timed_program_waits_for_the_same_turn_as_the_program_itself() -> None:
+    runner = Doubles(Time())
+
+    assert Clock().around(runner).turn is runner.turn
+
+
 def test_a_call_that_fails_fails_as_before_and_is_timed_too() -> None:
     time = Time()
     clock = Clock(time)

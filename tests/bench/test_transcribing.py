@@ -13,6 +13,7 @@ from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import Clock
 from whisperport.bench.transcribing import BenchOptions, BenchResult, run_bench
 from whisperport.bundle import Bundle
+from whisperport.errors import UsageError
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
@@ -177,7 +178,7 @@ def test_the_median_round_is_the_one_shown() -> None:
 
 
 def test_no_rounds_are_refused() -> None:
-    with pytest.raises(ValueError, match="`repeat` is 0"):
+    with pytest.raises(UsageError, match="`repeat` is 0"):
         BenchOptions(repeat=0)
 
 

@@ -21,6 +21,7 @@ from whisperport.bundle import (
     Manifest,
     writing_bundle,
 )
+from whisperport.bundle.folder import file_sha256
 from whisperport.errors import BundleError
 
 FILES = [TOKENIZER, EMBEDDING, POSITIONS, REFERENCE, "programs/encoder.bin"]
@@ -252,6 +253,102 @@ def test_a_reference_that_holds_another_kind_of_file_is_refused(
 
     with pytest.raises(BundleError, match="not an array"):
         bundle.reference()
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda file: file.write_bytes(file.read_bytes() + b"\0"),
+        lambda file: file.write_bytes(npy(np.zeros((8, 11), np.float32).T)),
+        lambda file: file.write_bytes(npy(np.zeros((11, 8), np.int32))),
+        lambda file: file.write_bytes(npy(np.array([[None] * 8] * 11, dtype=object))),
+    ],
+    ids=["longer than its header says", "in Fortran's order", "integers", "pickled objects"],
+)
+def test_a_table_that_does_not_fit_is_found_when_the_bundle_is_opened(
+    tmp_path: Path, write: Callable[..., Bundle], put: Callable[[Path], object]
+) -> None:
+    write(tmp_path / "nano", then=lambda folder: put(folder / EMBEDDING))
+
+    with pytest.raises(BundleError, match=EMBEDDING):
+        Bundle.open(tmp_path / "nano")
+
+
+# Bundles that are replaced while they are read ---------------------------------------------------
+
+
+@pytest.fixture
+def other(tmp_path: Path, write: Callable[..., Bundle]) -> Path:
+    """Another bundle, whose program has other bytes."""
+    return write(tmp_path / "other", b"another program").folder
+
+
+def exchange(one: Path, other: Path) -> None:
+    """As another process does in one step."""
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def while_hashing(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None], times: int) -> None:
+    """Let something happen before each of the first files is hashed."""
+    left = [happens] * times
+
+    def sha256(file: Path) -> str:
+        if left:
+            left.pop()()
+        return file_sha256(file)
+
+    monkeypatch.setattr("whisperport.bundle.folder.file_sha256", sha256)
+
+
+def test_a_bundle_that_is_replaced_while_it_is_opened_is_read_again(
+    bundle: Bundle, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while_hashing(monkeypatch, lambda: exchange(bundle.folder, other), times=1)
+
+    opened = Bundle.open(bundle.folder)
+
+    assert opened.path("programs/encoder.bin").read_bytes() == b"another program"
+
+
+def test_a_bundle_that_is_replaced_all_the_time_is_an_error_that_says_so(
+    bundle: Bundle, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while_hashing(monkeypatch, lambda: exchange(bundle.folder, other), times=1000)
+
+    with pytest.raises(BundleError, match="was replaced while it was read"):
+        Bundle.open(bundle.folder)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_bundle_that_is_replaced_while_it_is_loaded_is_an_error_that_says_so(
+    bundle: Bundle, other: Path, fails: bool
+) -> None:
+    opened = Bundle.open(bundle.folder)
+    with opened.unchanged():
+        pass
+
+    def load() -> None:
+        exchange(bundle.folder, other)
+        if fails:
+            raise BundleError("a file is missing")
+
+    with pytest.raises(BundleError, match="was replaced while it was read"), opened.unchanged():
+        load()
+
+
+def test_a_bundle_that_is_removed_while_it_is_loaded_is_an_error_that_says_so(
+    bundle: Bundle,
+) -> None:
+    opened = Bundle.open(bundle.folder)
+
+    with pytest.raises(BundleError, match="was replaced while it was read"), opened.unchanged():
+        bundle.folder.rename(bundle.folder.with_name("elsewhere"))
+
+
+# Damaged arrays ----------------------------------------------------------------------------------
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

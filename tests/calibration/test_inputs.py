@@ -61,9 +61,9 @@ def test_every_program_is_recorded_in_its_own_shapes(bundle, recorded):
 
 
 def test_a_step_is_recorded_with_the_cache_that_it_had(bundle, recorded, mels):
-    engine = load_engine(bundle, ONE)
+    decoder = load_engine(bundle, ONE).decoder()
     for index, sample in enumerate(recorded["step"]):
-        rows = engine.cache.rows
+        rows = decoder.cache.rows
         seen = sample["mask"][0, 0, :rows] == 0
         length = int(seen.sum())
         assert length > 0
@@ -71,8 +71,8 @@ def test_a_step_is_recorded_with_the_cache_that_it_had(bundle, recorded, mels):
         filled = np.abs(sample["self_k_0"]).sum(axis=(0, 1)) > 0
         assert filled[:length].all()  # what the step sees was computed
         if index % CALLS == 0:
-            engine.listen(engine.encode(mels[index // CALLS]))
-            sound = dict(engine._sound)
+            decoder.listen(decoder.engine.encode(mels[index // CALLS]))
+            sound = dict(decoder._audio)
         assert all(np.array_equal(sample[name], array) for name, array in sound.items())
     lengths = [int((sample["mask"][0, 0] == 0).sum()) for sample in recorded["step"]]
     assert len(set(lengths[:CALLS])) == CALLS  # different steps of one window
@@ -100,7 +100,7 @@ def test_a_sample_is_one_of_the_calls_of_its_window_and_no_later_state(bundle, r
         return wrapped.setdefault(runner.spec.name, _Everything(runner))
 
     engine = load_engine(bundle, ONE, around)
-    decode_window(engine, engine.encode(mels[0]), DecodeOptions())
+    decode_window(engine.decoder(), engine.encode(mels[0]), DecodeOptions())
 
     for sample in recorded["step"][:CALLS]:
         arrays = list(sample.values())

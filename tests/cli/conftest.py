@@ -55,7 +55,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`main` takes over signals and what our modules log; tests of other folders have them back."""
     monkeypatch.setattr(logging.getLogger("whisperport"), "handlers", [])
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in taken}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

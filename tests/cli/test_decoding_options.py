@@ -146,14 +146,14 @@ def test_segments_without_a_word_are_no_speech(run, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [(), ("--json",), ("--format", "srt")], ids=str)
 @pytest.mark.parametrize(
-    ("failure", "words"),
+    ("failure", "code", "words"),
     [
-        (IncompleteError("it broke", HELLO, why="the disk is gone"), "error: it broke"),
-        (Interrupted(HELLO), "interrupted: the text to 28.0 s"),
+        (IncompleteError("it broke", HELLO, why="the disk is gone"), 1, "error: it broke"),
+        (Interrupted(HELLO), 130, "interrupted: the text to 28.0 s"),
     ],
     ids=["a failure", "Ctrl-C"],
 )
-def test_what_was_transcribed_before_is_printed(run, monkeypatch, arguments, failure, words):
+def test_what_was_transcribed_before_is_printed(run, monkeypatch, arguments, failure, code, words):
     # given
     def transcribe(*_, **__):
         raise failure
@@ -164,7 +164,7 @@ def test_what_was_transcribed_before_is_printed(run, monkeypatch, arguments, fai
     ran = run("transcribe", "talk.wav", *arguments)
 
     # then
-    assert ran.code == 1
+    assert ran.code == code
     assert words in ran.err
     assert ran.lines[-1].endswith("the text to 28.0 s is on standard output")
     if arguments == ("--json",):
@@ -174,14 +174,14 @@ def test_what_was_transcribed_before_is_printed(run, monkeypatch, arguments, fai
 
 
 @pytest.mark.parametrize(
-    ("failure", "words"),
+    ("failure", "code", "words"),
     [
-        (AudioError("it is no sound"), "error: it is no sound"),
-        (Interrupted(replace(HELLO, segments=(), text="")), "interrupted: nothing was left"),
+        (AudioError("it is no sound"), 1, "error: it is no sound"),
+        (Interrupted(replace(HELLO, segments=(), text="")), 130, "interrupted: nothing was left"),
     ],
     ids=["a failure", "Ctrl-C"],
 )
-def test_a_failure_before_the_first_word_prints_no_result(run, monkeypatch, failure, words):
+def test_a_failure_before_the_first_word_prints_no_result(run, monkeypatch, failure, code, words):
     def transcribe(*_, **__):
         raise failure
 
@@ -189,5 +189,5 @@ def test_a_failure_before_the_first_word_prints_no_result(run, monkeypatch, fail
 
     ran = run("transcribe", "talk.wav")
 
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (code, "")
     assert words in ran.err

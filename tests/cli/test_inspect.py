@@ -86,7 +86,7 @@ def test_a_dynamic_shape_asks_for_inputs_and_takes_them(run, dynamic_onnx, tmp_p
 
 def test_a_rule_that_a_node_breaks_is_the_next_thing_to_read(run, naive_profile):
     # when
-    ran = run("inspect", "naive.pte")
+    ran = run("inspect", "naive.pte", "--trust")
 
     # then
     assert "which take 75.0%; 4.000 ms a run" in " ".join(ran.out.split())
@@ -136,7 +136,7 @@ def test_what_is_no_program_exits_1_with_a_reason(run, tmp_path, contents):
     path.write_bytes(contents)
 
     # when
-    ran = run("inspect", path)
+    ran = run("inspect", path, "--trust")
 
     # then
     assert (ran.code, ran.out) == (1, "")

@@ -13,7 +13,7 @@ import pytest
 
 from whisperport.bundle import Bundle
 
-WHISPERPORT = [sys.executable, "-c", "from whisperport.cli import main; main()"]
+WHISPERPORT = [sys.executable, "-m", "whisperport"]
 
 
 def test_a_reader_that_stops_early_gets_no_traceback():
@@ -32,7 +32,7 @@ def test_a_reader_that_stops_early_gets_no_traceback():
     os.close(writer)
 
     # then
-    assert (ran.returncode, ran.stderr) == (1, "")
+    assert (ran.returncode, ran.stderr) == (141, "")  # as of a process that SIGPIPE ended
 
 
 def in_a_terminal(*arguments: str, **environment: str) -> str:
@@ -134,8 +134,20 @@ def test_a_result_that_cannot_be_written_is_said_without_a_traceback():
     assert "Traceback" not in ran.stderr
 
 
-def test_streams_that_were_closed_beforehand_do_not_matter():
-    assert in_a_shell("$W targets >&- 2>&-").returncode == 0
+def test_a_closed_stderr_and_stdin_do_not_matter():
+    ran = in_a_shell("$W targets 2>&- <&-")
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "onnxruntime" in ran.stdout
+
+
+@pytest.mark.parametrize("redirected", [">&-", "1</dev/null"])
+def test_a_result_that_nobody_can_get_is_an_error_before_any_work(redirected):
+    ran = in_a_shell(f"$W transcribe no-such-file {redirected}")
+
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("error: the result cannot be written to standard output\n  why: ")
+    assert "hint: redirect it" in ran.stderr
 
 
 def test_a_folder_that_was_deleted_under_its_user_is_said_to_be_gone(tmp_path):
@@ -153,9 +165,11 @@ def default_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 @pytest.mark.usefixtures("default_signals")
-def test_being_stopped_by_another_program_is_as_ctrl_c(number, run, monkeypatch, tmp_path):
+def test_being_stopped_by_another_program_is_as_ctrl_c(number, status, run, monkeypatch, tmp_path):
     # given: `timeout`, or a terminal that is closed, in the middle of a verb
     monkeypatch.setattr(Bundle, "open", lambda *_, **__: os.kill(os.getpid(), number))
 
@@ -163,7 +177,7 @@ def test_being_stopped_by_another_program_is_as_ctrl_c(number, run, monkeypatch,
     ran = run("verify", tmp_path)
 
     # then
-    assert ran.code == 1
+    assert ran.code == status
     assert ran.err.strip() == "interrupted: nothing was left half-written"
 
 

@@ -12,7 +12,7 @@ import pytest
         (["export", "default"], "missing option '--target' / '-t'"),
         (["verify"], "missing argument 'BUNDLE'"),
         (["transcribe"], "missing argument 'RECORDING'"),
-        (["transcribe", "a.wav", "--threads", "0"], "0 is not in the range x>=1"),
+        (["transcribe", "a.wav", "--threads", "0"], "0 is not in the range 1<=x<=1024"),
         (["transcribe", "a.wav", "--task", "sing"], "'sing' is not one of"),
         (["transcribe", "a.wav", "--run-option", "fast"], "expected NAME=VALUE, got 'fast'"),
         (["transcribe", "a.wav", "b.wav"], "got unexpected extra argument"),

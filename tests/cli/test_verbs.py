@@ -343,7 +343,7 @@ def test_a_file_gets_no_colour_codes(run, verb):
     assert "\x1b" not in ran.out + ran.err
 
 
-def test_an_interrupt_exits_1_and_says_that_nothing_was_lost(run, monkeypatch):
+def test_an_interrupt_exits_130_and_says_that_nothing_was_lost(run, monkeypatch):
     # given
     import whisperport.cli.doctor
 
@@ -356,8 +356,8 @@ def test_an_interrupt_exits_1_and_says_that_nothing_was_lost(run, monkeypatch):
     ran = run("doctor")
 
     # then
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.lines[-1] == "interrupted: nothing was left half-written"
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err == "interrupted: nothing was left half-written\n"
     assert "Traceback" not in ran.err
 
 
@@ -388,9 +388,20 @@ def test_a_mistake_of_ours_is_not_dressed_as_the_user_s(run, monkeypatch):
 
     monkeypatch.setattr(whisperport.cli.doctor, "examine", lambda: 1 / 0)
 
-    # when / then
-    with pytest.raises(ZeroDivisionError):
-        run("doctor")
+    # when
+    ran = run("doctor")
+    monkeypatch.setenv("WHISPERPORT_TRACEBACK", "1")
+    in_full = run("doctor")
+
+    # then
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.lines[:2] == [
+        "error: whisperport failed in a way that it does not know",
+        "  why: ZeroDivisionError: division by zero",
+    ]
+    assert "this is a defect: please report it" in ran.lines[-1]
+    assert "Traceback" not in ran.err
+    assert "Traceback (most recent call last):" in in_full.lines
 
 
 def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav):

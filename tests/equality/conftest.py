@@ -1,15 +1,15 @@
 """The embedded model three times: in openai-whisper, in transformers, and in a bundle for each target."""
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
 import transformers
 import whisper.model
 
+from whisperport.bundle import Bundle
 from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
-from whisperport.exporting import export
-from whisperport.targets import TARGETS
+from whisperport.targets import TARGETS, RunOptions
 from whisperport.transcription import Transcriber
 
 
@@ -56,9 +56,6 @@ def hf_model() -> transformers.WhisperForConditionalGeneration:
 @pytest.fixture(
     scope="session", params=[target.spec.name for target in TARGETS if not target.spec.rest]
 )
-def transcriber(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Transcriber:
+def transcriber(request: pytest.FixtureRequest, exported: Callable[..., Bundle]) -> Transcriber:
     """The embedded model, exported and verified for each target in turn."""
-    folder: Path = tmp_path_factory.mktemp("embedded") / request.param
-    return Transcriber(export("default", request.param, folder))
+    return Transcriber(exported(request.param, "default"), RunOptions(threads=1))

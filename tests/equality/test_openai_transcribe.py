@@ -17,6 +17,8 @@ from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification.clips import shipped_recordings
 
+from ..extent import core_or_all
+
 RECORDINGS = {recording.path.name: recording.path for recording in shipped_recordings()}
 SEVERAL = next(name for name in RECORDINGS if "commands" in name)
 
@@ -173,11 +175,11 @@ def dialogue() -> Samples:
     return np.concatenate([first, pause, second, pause, first, second])
 
 
-def five_minutes() -> Samples:
-    """Every recording in turn with 1.5 s between, again and again."""
+def many_windows() -> Samples:
+    """Every recording in turn with 1.5 s between, again and again: one minute, or five."""
     parts = [load_audio(path) for path in RECORDINGS.values()]
     once = np.concatenate([np.pad(part, (0, 24_000)) for part in parts])
-    return np.resize(once, 300 * 16_000)
+    return np.resize(once, core_or_all(60, 300) * 16_000)
 
 
 MADE: dict[str, Callable[[], Samples]] = {
@@ -186,11 +188,28 @@ MADE: dict[str, Callable[[], Samples]] = {
     "four voices with gaps": with_gaps,
     "two voices in turn": dialogue,
 }
+GAPS = "four voices with gaps"
+CLIPS = core_or_all(
+    [*(name for name in RECORDINGS if name[:2] in ("01", "05", "15", "19")), *MADE],
+    [*RECORDINGS, *MADE],
+)
+
+# Options act on the host, in the same way for every target: each is tested on one, and those that use
+# other programs, or run them in another order, on the other target too.
+TARGETS = ["onnxruntime", "xnnpack"]
+OPTIONS = core_or_all(
+    [
+        *(("onnxruntime", GAPS, case) for case in CASES),
+        *(("xnnpack", SEVERAL, case) for case in ("words", "beam 5", "prefix")),
+    ],
+    [(target, clip, case) for target in TARGETS for clip in (SEVERAL, GAPS) for case in CASES],
+)
+ONE_TARGET = core_or_all(TARGETS[:1], TARGETS)
 
 
 def sound(name: str) -> Samples:
-    if name == "five minutes":
-        return five_minutes()
+    if name == "many windows":
+        return many_windows()
     return MADE[name]() if name in MADE else load_audio(RECORDINGS[name])
 
 
@@ -205,35 +224,43 @@ def originals(openai_model: whisper.Whisper) -> Original:
     return original
 
 
-@pytest.mark.parametrize("clip", [*RECORDINGS, *MADE])
+@pytest.mark.parametrize("clip", CLIPS)
 def test_greedy_transcripts_are_openai_whispers(
     clip: str, transcriber: Transcriber, originals: Original
 ) -> None:
     check(clip, "greedy", transcriber, originals)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("clip", [SEVERAL, "four voices with gaps"])
+@pytest.mark.parametrize(("transcriber", "clip", "case"), OPTIONS, indirect=["transcriber"])
 def test_options_mean_what_they_mean_there(
     clip: str, case: str, transcriber: Transcriber, originals: Original
 ) -> None:
     check(clip, case, transcriber, originals)
 
 
-@pytest.mark.parametrize("case", ["greedy", "words, not conditioned on previous text"])
-def test_five_minutes_are_openai_whispers(
+@pytest.mark.parametrize(
+    "case",
+    core_or_all(
+        ["words, not conditioned on previous text"],
+        ["greedy", "words, not conditioned on previous text"],
+    ),
+)
+@pytest.mark.parametrize("transcriber", ONE_TARGET, indirect=True)
+def test_many_windows_are_openai_whispers(
     case: str, transcriber: Transcriber, originals: Original
 ) -> None:
-    check("five minutes", case, transcriber, originals)
+    check("many windows", case, transcriber, originals)
 
 
 @pytest.mark.parametrize("case", ["words", "beam 5", "without timestamps"])
+@pytest.mark.parametrize("transcriber", ONE_TARGET, indirect=True)
 def test_two_voices_are_openai_whispers(
     case: str, transcriber: Transcriber, originals: Original
 ) -> None:
     check("two voices in turn", case, transcriber, originals)
 
 
+@pytest.mark.parametrize("transcriber", ONE_TARGET, indirect=True)
 def test_drawn_tokens_are_openai_whispers_when_the_draws_are(
     transcriber: Transcriber, openai_model: whisper.Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

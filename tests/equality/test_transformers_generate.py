@@ -10,8 +10,14 @@ from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import Recording, shipped_recordings
 
+from ..extent import core_or_all
 
-@pytest.mark.parametrize("recording", shipped_recordings(), ids=lambda r: r.path.name)
+RECORDINGS = shipped_recordings()
+
+
+@pytest.mark.parametrize(
+    "recording", core_or_all(RECORDINGS[::4], RECORDINGS), ids=lambda r: r.path.name
+)
 def test_greedy_tokens_are_those_of_generate(
     recording: Recording,
     transcriber: Transcriber,
@@ -28,7 +34,7 @@ def test_greedy_tokens_are_those_of_generate(
         )[0].tolist()
     mel = log_mel(samples, engine.dims.n_mels, n_frames=engine.dims.n_frames)
     options = DecodeOptions(language="en", timestamps=False)
-    decoded = decode_window(engine, engine.encode(mel), options)
+    decoded = decode_window(engine.decoder(), engine.encode(mel), options)
 
     end = engine.generation.end_of_text
     said = [token for token in expected if token < end]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.errors import BundleError, ProgramError
+from whisperport.errors import BundleError, ProgramError, UsageError
 from whisperport.inspection.lowered import inspect_lowered
 from whisperport.inspection.profile import ProfileOptions
 
@@ -90,5 +90,5 @@ def test_a_program_is_chosen_only_where_there_are_several(cumsum_tflite: Path) -
 
 
 def test_no_runs_are_refused() -> None:
-    with pytest.raises(ValueError, match="`repeat` is 0"):
+    with pytest.raises(UsageError, match="`repeat` is 0"):
         ProfileOptions(repeat=0)

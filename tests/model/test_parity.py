@@ -166,12 +166,12 @@ def test_logits_of_the_programs_are_theirs(
     pair: Pair, prompt: int, eager_runners: Callable[..., Any]
 ) -> None:
     dims, theirs = pair.checkpoint.dims, pair.logits.numpy()
-    engine = engine_of(pair, eager_runners(pair.model, prefill_rows=(4,)))
+    decoder = engine_of(pair, eager_runners(pair.model, prefill_rows=(4,))).decoder()
     tokens = tokens_of(dims.n_vocab)
-    engine.listen(pair.features[0].numpy())
+    decoder.listen(pair.features[0].numpy())
 
-    after_prompt, after_first = engine.prefill(tokens[:prompt], also=0)
-    after_steps = [engine.step(token) for token in tokens[prompt:]]
+    after_prompt, after_first = decoder.prefill(tokens[:prompt], also=0)
+    after_steps = [decoder.step(token) for token in tokens[prompt:]]
 
     np.testing.assert_allclose(after_first, theirs[0], atol=ATOL, rtol=0)
     np.testing.assert_allclose(after_prompt, theirs[prompt - 1], atol=ATOL, rtol=0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whisperport.programs.program import Program
 from whisperport.programs.trial import drawn_inputs, eager_outputs
 
+from ..extent import core_or_all
 from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
 from .strangers import FusedAttention
 
@@ -39,7 +40,7 @@ def same(before: Program, after: Program) -> bool:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=core_or_all(12, 100))
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=5, max_size=6),
     order=st.randoms(use_true_random=False),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -14,6 +14,7 @@ from whisperport.rewrites import run_rewrites
 from whisperport.rewrites.merge_permutes import PERMUTES
 from whisperport.targets import get_target
 
+from ..extent import core_or_all
 from .rewriting import operators, reasons, rewritten
 
 NAMES = {str(operator) for operator in PERMUTES}
@@ -54,6 +55,7 @@ def test_a_chain_becomes_one_or_none(write: Any, left: int, run: Any) -> None:
     assert all(map(torch.equal, run(after), run(before)))
 
 
+@settings(max_examples=core_or_all(25, 300))
 @given(st.lists(st.permutations(range(4)), min_size=2, max_size=4))
 def test_any_chain_keeps_every_number_in_its_place(run: Any, orders: list[list[int]]) -> None:
     def write(x: Tensor) -> Tensor:

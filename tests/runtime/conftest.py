@@ -1,4 +1,4 @@
-"""Engines over the micro model, and something for them to hear."""
+"""Decoders over the micro model, and audio features for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,20 +8,22 @@ import pytest
 
 from whisperport.generation import Generation
 from whisperport.model.whisper import Whisper
-from whisperport.runtime import Engine
+from whisperport.runtime import Decoder, Engine
 
 from ..micro import DIMS, GENERATION
 
 
 @pytest.fixture(scope="session")
-def micro_engine(micro: Whisper, eager_runners: Callable[..., Any]) -> Callable[..., Engine]:
-    """`micro_engine(generation=..., prefill_rows=(4, 7))`: a new engine over the micro model."""
+def micro_decoder(micro: Whisper, eager_runners: Callable[..., Any]) -> Callable[..., Decoder]:
+    """`micro_decoder(generation=..., prefill_rows=(4, 7))`: a new decoder over the micro model."""
 
-    def make(generation: Generation = GENERATION, prefill_rows: tuple[int, ...] = (4, 7)) -> Engine:
+    def make(
+        generation: Generation = GENERATION, prefill_rows: tuple[int, ...] = (4, 7)
+    ) -> Decoder:
         embedding = micro.decoder.token_embedding.weight.numpy()
         positions = micro.decoder.positional_embedding.numpy()
         runners = eager_runners(micro, prefill_rows, ((0, 1), (1, 0), (1, 1)), align_rows=5)
-        return Engine(DIMS, generation, runners, embedding, positions)
+        return Engine(DIMS, generation, runners, embedding, positions).decoder()
 
     return make
 

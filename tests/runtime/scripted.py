@@ -1,4 +1,4 @@
-"""An engine for tests of decoding, whose every word is known beforehand."""
+"""A decoder for tests of decoding, whose every token is known beforehand."""
 
 from typing import Any
 
@@ -13,13 +13,17 @@ FEATURES = np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32)
 
 
 class Scripted:
-    """An engine that says what it is told: row i of the script after i tokens, or else `second`."""
+    """A decoder that emits what it is told: row i of the script after i tokens, or else `second`.
+
+    It is its own engine.
+    """
 
     def __init__(
         self, script: list[int], generation: Generation = GENERATION, second: int | None = None
     ) -> None:
         self.dims, self.generation, self.cache = DIMS, generation, Cache(DIMS)
         self.window, self.latest_timestamp = None, None
+        self.engine = self
         self.script, self.second, self.prompts = script, second, []
 
     def listen(self, features: Any) -> None:

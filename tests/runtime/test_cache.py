@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whisperport.model.whisper import Whisper
-from whisperport.runtime import MASKED, Cache, Engine
+from whisperport.runtime import MASKED, Cache, Decoder
 
 from ..micro import DIMS
 
@@ -23,60 +23,60 @@ tokens = st.lists(st.integers(0, DIMS.n_vocab - 1), min_size=1, max_size=DIMS.n_
 @given(tokens=tokens, data=st.data())
 @settings(max_examples=60)
 def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
-    micro: Whisper, micro_engine: Any, sound: Any, tokens: list[int], data: st.DataObject
+    micro: Whisper, micro_decoder: Any, sound: Any, tokens: list[int], data: st.DataObject
 ) -> None:
-    engine = micro_engine()
+    decoder = micro_decoder()
     features = sound(0)
     one_pass = micro.logits(
         torch.tensor(tokens), micro.sound(torch.from_numpy(features)[None])
     ).numpy()
 
-    engine.listen(features)
+    decoder.listen(features)
     done = 0
     while done < len(tokens):
         count = data.draw(st.integers(0, len(tokens) - done), label="rows of a prompt; 0: a step")
         if count:
             also = data.draw(st.integers(0, count - 1), label="also")
-            last, second = engine.prefill(tokens[done : done + count], also=also)
+            last, second = decoder.prefill(tokens[done : done + count], also=also)
             np.testing.assert_allclose(second, one_pass[done + also], atol=ATOL)
         else:
-            last, count = engine.step(tokens[done]), 1
+            last, count = decoder.step(tokens[done]), 1
         done += count
 
         np.testing.assert_allclose(last, one_pass[done - 1], atol=ATOL)
-    assert engine.cache.length == len(tokens)
+    assert decoder.cache.length == len(tokens)
 
 
 @given(tokens=tokens, before=tokens, size=st.floats(0, 100))
 @settings(max_examples=40)
 def test_rows_beyond_its_length_do_not_matter(
-    micro_engine: Any, sound: Any, tokens: list[int], before: list[int], size: float
+    micro_decoder: Any, sound: Any, tokens: list[int], before: list[int], size: float
 ) -> None:
     """Rows of an earlier decoding, even a hundred times as large as any key: equal to the last bit."""
-    fresh, used = micro_engine(), micro_engine()
+    fresh, used = micro_decoder(), micro_decoder()
     used.listen(sound(1))
     used.prefill(before)
     for array in used.cache.arrays.values():
         array *= np.float32(size)
 
-    for engine in (fresh, used):
-        engine.listen(sound(0))
+    for decoder in (fresh, used):
+        decoder.listen(sound(0))
     expected = fresh.prefill(tokens[:1])[0], *map(fresh.step, tokens[1:])
     actual = used.prefill(tokens[:1])[0], *map(used.step, tokens[1:])
 
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_rows_of_a_prompts_padding_are_not_kept(micro_engine: Any, sound: Any) -> None:
-    engine = micro_engine(prefill_rows=(7,))
-    engine.listen(sound(0))
+def test_rows_of_a_prompts_padding_are_not_kept(micro_decoder: Any, sound: Any) -> None:
+    decoder = micro_decoder(prefill_rows=(7,))
+    decoder.listen(sound(0))
 
-    engine.prefill([1, 2, 3])
+    decoder.prefill([1, 2, 3])
 
-    assert engine.cache.length == 3
-    assert all(not keys[:, :, 3:].any() for keys in engine.cache.keys)
-    assert all(not values[:, 3:].any() for values in engine.cache.values)
-    assert all(keys[:, :, :3].all() for keys in engine.cache.keys)
+    assert decoder.cache.length == 3
+    assert all(not keys[:, :, 3:].any() for keys in decoder.cache.keys)
+    assert all(not values[:, 3:].any() for values in decoder.cache.values)
+    assert all(keys[:, :, :3].all() for keys in decoder.cache.keys)
 
 
 @pytest.mark.parametrize("new", [1, 2, 7])
@@ -102,25 +102,25 @@ def test_a_masked_score_weighs_nothing_and_fits_float16() -> None:
     assert np.isfinite(np.float16(MASKED))
 
 
-def test_the_last_row_can_be_used_and_none_after_it(micro_engine: Any, sound: Any) -> None:
-    engine = micro_engine()
-    engine.listen(sound(0))
-    engine.prefill(list(range(DIMS.n_text_ctx - 1)))
-    engine.step(5)
+def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, sound: Any) -> None:
+    decoder = micro_decoder()
+    decoder.listen(sound(0))
+    decoder.prefill(list(range(DIMS.n_text_ctx - 1)))
+    decoder.step(5)
 
-    for overfull in (lambda: engine.step(5), lambda: engine.prefill([5])):
+    for overfull in (lambda: decoder.step(5), lambda: decoder.prefill([5])):
         with pytest.raises(ValueError, match=r"25 tokens do not fit 24 positions"):
             overfull()
 
-    assert engine.cache.length == DIMS.n_text_ctx
+    assert decoder.cache.length == DIMS.n_text_ctx
 
 
-def test_a_prompt_that_is_too_long_is_refused(micro_engine: Any, sound: Any) -> None:
-    engine = micro_engine()
-    engine.listen(sound(0))
+def test_a_prompt_that_is_too_long_is_refused(micro_decoder: Any, sound: Any) -> None:
+    decoder = micro_decoder()
+    decoder.listen(sound(0))
 
     with pytest.raises(ValueError, match="do not fit"):
-        engine.prefill([1] * (DIMS.n_text_ctx + 1))
+        decoder.prefill([1] * (DIMS.n_text_ctx + 1))
 
 
 def test_storing_more_rows_than_there_is_room_for_is_refused() -> None:
@@ -133,30 +133,30 @@ def test_storing_more_rows_than_there_is_room_for_is_refused() -> None:
     assert cache.length == 20
 
 
-def test_a_cleared_cache_is_as_a_new_one(micro_engine: Any, sound: Any) -> None:
-    engine, fresh = micro_engine(), micro_engine()
-    for e in (engine, fresh):
+def test_a_cleared_cache_is_as_a_new_one(micro_decoder: Any, sound: Any) -> None:
+    decoder, fresh = micro_decoder(), micro_decoder()
+    for e in (decoder, fresh):
         e.listen(sound(0))
-    engine.prefill([1, 2, 3, 4, 5])
+    decoder.prefill([1, 2, 3, 4, 5])
 
-    engine.cache.clear()
+    decoder.cache.clear()
 
-    np.testing.assert_array_equal(engine.prefill([6, 7])[0], fresh.prefill([6, 7])[0])
-    np.testing.assert_array_equal(engine.step(8), fresh.step(8))
+    np.testing.assert_array_equal(decoder.prefill([6, 7])[0], fresh.prefill([6, 7])[0])
+    np.testing.assert_array_equal(decoder.step(8), fresh.step(8))
 
 
-def test_a_copy_goes_its_own_way(micro_engine: Callable[..., Engine], sound: Any) -> None:
-    engine = micro_engine()
-    engine.listen(sound(0))
-    engine.prefill([1, 2, 3])
+def test_a_copy_goes_its_own_way(micro_decoder: Callable[..., Decoder], sound: Any) -> None:
+    decoder = micro_decoder()
+    decoder.listen(sound(0))
+    decoder.prefill([1, 2, 3])
     copy = Cache(DIMS)
 
-    copy.copy_of(engine.cache)
-    ahead = engine.step(4, copy)
-    engine.step(9, copy)
-    own = engine.step(4)
+    copy.copy_of(decoder.cache)
+    ahead = decoder.step(4, copy)
+    decoder.step(9, copy)
+    own = decoder.step(4)
 
-    assert (engine.cache.length, copy.length) == (4, 5)
+    assert (decoder.cache.length, copy.length) == (4, 5)
     np.testing.assert_array_equal(ahead, own)
 
 

@@ -55,11 +55,11 @@ def test_by_default_half_of_the_positions_are_said() -> None:
 
 
 def test_a_limit_above_the_positions_is_met_at_the_last_position(
-    micro_engine: Any, sound: Any
+    micro_decoder: Any, sound: Any
 ) -> None:
     never_ends = replace(GENERATION, suppressed=(*GENERATION.suppressed, END))
 
-    decoded = decode_window(micro_engine(never_ends), sound(0), replace(TEXT, max_tokens=1000))
+    decoded = decode_window(micro_decoder(never_ends), sound(0), replace(TEXT, max_tokens=1000))
 
     prompt = len(start_tokens(GENERATION, "en", "transcribe"))
     assert len(decoded.tokens) == DIMS.n_text_ctx - prompt + 1  # the last is not read again
@@ -76,11 +76,11 @@ def test_an_end_at_once_is_suppressed() -> None:
 @given(seed=st.integers(0, 10_000), timestamps=st.booleans(), beams=st.sampled_from([None, 2]))
 @settings(max_examples=40)
 def test_what_is_suppressed_is_never_said(
-    micro_engine: Any, sound: Any, seed: int, timestamps: bool, beams: int | None
+    micro_decoder: Any, sound: Any, seed: int, timestamps: bool, beams: int | None
 ) -> None:
     options = replace(TEXT, timestamps=timestamps, beam_size=beams)
 
-    decoded = decode_window(micro_engine(), sound(seed), options)
+    decoded = decode_window(micro_decoder(), sound(seed), options)
 
     assert not set(decoded.tokens) & {*GENERATION.suppressed, END}
     assert decoded.tokens[:1] != (3,)
@@ -88,12 +88,12 @@ def test_what_is_suppressed_is_never_said(
     assert 0 <= decoded.no_speech_prob <= 1
 
 
-def test_what_was_heard_before_leaves_no_trace(micro_engine: Any, sound: Any) -> None:
-    engine = micro_engine()
-    alone = decode_window(micro_engine(), sound(2), DecodeOptions())
+def test_what_was_heard_before_leaves_no_trace(micro_decoder: Any, sound: Any) -> None:
+    decoder = micro_decoder()
+    alone = decode_window(micro_decoder(), sound(2), DecodeOptions())
 
-    decode_window(engine, sound(1), DecodeOptions(beam_size=3))
-    after = decode_window(engine, sound(2), DecodeOptions())
+    decode_window(decoder, sound(1), DecodeOptions(beam_size=3))
+    after = decode_window(decoder, sound(2), DecodeOptions())
 
     assert after == alone
 
@@ -112,22 +112,22 @@ def test_what_was_heard_before_leaves_no_trace(micro_engine: Any, sound: Any) ->
 def test_the_prompt_says_language_and_task(
     language: str, task: str, timestamps: bool, prompt: list[int]
 ) -> None:
-    engine = Scripted([END])
+    decoder = Scripted([END])
 
     decode_window(
-        engine, FEATURES, DecodeOptions(language=language, task=task, timestamps=timestamps)
+        decoder, FEATURES, DecodeOptions(language=language, task=task, timestamps=timestamps)
     )
 
-    assert engine.prompts == [prompt]
+    assert decoder.prompts == [prompt]
 
 
 @pytest.mark.parametrize(("timestamps", "prompt"), [(False, [50, 57]), (True, [50])])
 def test_an_english_only_model_is_told_neither(timestamps: bool, prompt: list[int]) -> None:
-    engine = Scripted([END], ENGLISH_ONLY)
+    decoder = Scripted([END], ENGLISH_ONLY)
 
-    decoded = decode_window(engine, FEATURES, DecodeOptions(timestamps=timestamps))
+    decoded = decode_window(decoder, FEATURES, DecodeOptions(timestamps=timestamps))
 
-    assert engine.prompts == [prompt]
+    assert decoder.prompts == [prompt]
     assert decoded.language == "en"
 
 
@@ -153,28 +153,28 @@ def test_what_the_checkpoint_cannot_do_is_refused(
 
 @pytest.mark.parametrize("code", ["en", "de"])
 def test_the_most_probable_language_is_detected(code: str) -> None:
-    engine = Scripted([GENERATION.languages[code]])
-    engine.listen(FEATURES)
+    decoder = Scripted([GENERATION.languages[code]])
+    decoder.listen(FEATURES)
 
-    assert detect_language(engine) == code
-    assert engine.prompts == [[GENERATION.start_of_transcript]]
+    assert detect_language(decoder) == code
+    assert decoder.prompts == [[GENERATION.start_of_transcript]]
 
 
 def test_the_language_of_a_checkpoint_that_names_its_own_is_not_detected() -> None:
-    engine = Scripted([GENERATION.languages["en"]], generation=replace(GENERATION, language="de"))
-    engine.listen(FEATURES)
+    decoder = Scripted([GENERATION.languages["en"]], generation=replace(GENERATION, language="de"))
+    decoder.listen(FEATURES)
 
-    assert detect_language(engine) == "de"
-    assert engine.prompts == []
+    assert detect_language(decoder) == "de"
+    assert decoder.prompts == []
 
 
-def test_a_token_that_is_no_language_is_not_detected(micro_engine: Any, sound: Any) -> None:
-    engine = micro_engine()
+def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, sound: Any) -> None:
+    decoder = micro_decoder()
     found = set()
 
     for seed in range(20):
-        engine.listen(sound(seed))
-        found.add(detect_language(engine))
+        decoder.listen(sound(seed))
+        found.add(detect_language(decoder))
 
     assert found <= set(GENERATION.languages)
 
@@ -197,12 +197,12 @@ def test_tokens_that_cannot_be_used_are_refused(options: dict[str, Any], words: 
 
 
 def test_the_longest_prefix_leaves_room_for_the_longest_prompt(
-    micro_engine: Any, sound: Any
+    micro_decoder: Any, sound: Any
 ) -> None:
     prefix = (5,) * (DIMS.n_text_ctx // 2 - 5)
     options = replace(TEXT, prefix=prefix, prompt=(5,) * DIMS.n_text_ctx)
 
-    assert decode_window(micro_engine(), sound(0), options).tokens
+    assert decode_window(micro_decoder(), sound(0), options).tokens
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_twenty_tokens_are_those_of_openai_whisper(
     max_tokens = renamed.pop("sample_len", 20)
 
     ours = decode_window(
-        openai_engine,
+        openai_engine.decoder(),
         openai_engine.encode(mel[0].numpy()),
         DecodeOptions(**renamed, timestamps=not without_timestamps, max_tokens=max_tokens),
     )
@@ -306,7 +306,8 @@ def test_twenty_tokens_are_those_of_transformers(
     with torch.no_grad():
         theirs = model.generate(mel, language="en", task="transcribe", max_new_tokens=20)[0]
 
-    ours = decode_window(engine, engine.encode(mel[0].numpy()), replace(TEXT, max_tokens=20))
+    features = engine.encode(mel[0].numpy())
+    ours = decode_window(engine.decoder(), features, replace(TEXT, max_tokens=20))
 
     assert ours.tokens == tuple(theirs.tolist())[-len(ours.tokens) :]
     assert len(ours.tokens) == 20

@@ -39,42 +39,43 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
     for name, rows in (("step", 1), ("prefill_4", 4), ("prefill_7", 7)):
         run = runners[name]._run
         runners[name]._run = lambda x, run=run, rows=rows: used.append(rows) or run(x)
-    engine = engine_of(micro, runners)
+    decoder = engine_of(micro, runners).decoder()
 
     for count in (1, 4, 5, 7, 8, 12):
-        engine.listen(sound(0))
-        engine.prefill([1] * count)
+        decoder.listen(sound(0))
+        decoder.prefill([1] * count)
 
     assert used == [1, 4, 7, 7, 7, 1, 7, 7]
 
 
 @pytest.mark.parametrize(("tokens", "also"), [([], 0), ([1, 2], 2), ([1, 2], -1)])
 def test_a_row_that_is_not_in_the_prompt_is_refused(
-    micro_engine: Any, sound: Any, tokens: list[int], also: int
+    micro_decoder: Any, sound: Any, tokens: list[int], also: int
 ) -> None:
-    engine = micro_engine()
-    engine.listen(sound(0))
+    decoder = micro_decoder()
+    decoder.listen(sound(0))
 
     with pytest.raises(ValueError, match="`also`"):
-        engine.prefill(tokens, also=also)
+        decoder.prefill(tokens, also=also)
 
 
-def test_a_new_window_forgets_the_last_one(micro_engine: Any, sound: Any) -> None:
-    engine, fresh = micro_engine(), micro_engine()
-    engine.listen(sound(1))
-    engine.prefill([1, 2, 3])
-    engine.step(4)
+def test_a_new_window_forgets_the_last_one(micro_decoder: Any, sound: Any) -> None:
+    decoder, fresh = micro_decoder(), micro_decoder()
+    decoder.listen(sound(1))
+    decoder.prefill([1, 2, 3])
+    decoder.step(4)
 
-    for e in (engine, fresh):
+    for e in (decoder, fresh):
         e.listen(sound(2))
 
-    np.testing.assert_array_equal(engine.prefill([5, 6])[0], fresh.prefill([5, 6])[0])
+    np.testing.assert_array_equal(decoder.prefill([5, 6])[0], fresh.prefill([5, 6])[0])
 
 
-def test_two_engines_do_not_share_a_cache(micro_engine: Any, sound: Any) -> None:
-    first, second, alone = micro_engine(), micro_engine(), micro_engine()
-    for engine in (first, second, alone):
-        engine.listen(sound(0))
+def test_two_decoders_of_one_engine_do_not_share_a_cache(micro_decoder: Any, sound: Any) -> None:
+    first, alone = micro_decoder(), micro_decoder()
+    second = first.engine.decoder()
+    for decoder in (first, second, alone):
+        decoder.listen(sound(0))
 
     steps = []
     for token in range(6):
@@ -89,44 +90,44 @@ def test_two_engines_do_not_share_a_cache(micro_engine: Any, sound: Any) -> None
 def test_a_table_in_float16_is_read_as_float32(micro: Whisper, eager_runners: Any) -> None:
     embedding = micro.decoder.token_embedding.weight.numpy().astype(np.float16)
     positions = micro.decoder.positional_embedding.numpy().astype(np.float16)
-    halved = Engine(DIMS, GENERATION, eager_runners(micro), embedding, positions)
+    halved = Engine(DIMS, GENERATION, eager_runners(micro), embedding, positions).decoder()
     full = Engine(
         DIMS, GENERATION, eager_runners(micro), embedding.astype("f4"), positions.astype("f4")
-    )
+    ).decoder()
     features = np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32)
-    for engine in (halved, full):
-        engine.listen(features)
+    for decoder in (halved, full):
+        decoder.listen(features)
 
     np.testing.assert_array_equal(halved.step(7), full.step(7))
 
 
-def test_a_spectrogram_of_another_size_is_refused(micro_engine: Any) -> None:
+def test_a_spectrogram_of_another_size_is_refused(micro_decoder: Any) -> None:
     with pytest.raises(ValueError, match=r"'mel' as \(1, 8, 20\) float32"):
-        micro_engine().encode(np.zeros((8, 21), np.float32))
+        micro_decoder().engine.encode(np.zeros((8, 21), np.float32))
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 13])
 def test_aligned_rows_are_those_of_one_pass(
-    micro: Whisper, micro_engine: Any, sound: Any, count: int
+    micro: Whisper, micro_decoder: Any, sound: Any, count: int
 ) -> None:
     """In pieces of five rows, the last one padded."""
-    engine, tokens = micro_engine(), list(range(count))
+    decoder, tokens = micro_decoder(), list(range(count))
     features = torch.from_numpy(sound(0))[None]
     one_pass = micro.logits(torch.tensor(tokens), micro.sound(features)).numpy()
-    engine.listen(sound(0))
-    engine.prefill([9, 9, 9])  # forgotten
+    decoder.listen(sound(0))
+    decoder.prefill([9, 9, 9])  # forgotten
 
-    scores, rows = engine.align(tokens)
+    scores, rows = decoder.align(tokens)
 
     assert scores.shape == (3, count, DIMS.n_audio_ctx)
     # Sums of 16 float32 products in two orders, through two layers; logits reach 15.
-    np.testing.assert_allclose(engine.logits_of(rows), one_pass, atol=1e-5 * 15)
+    np.testing.assert_allclose(decoder.engine.logits_of(rows), one_pass, atol=1e-5 * 15)
 
 
 def test_alignment_scores_are_those_of_the_heads_asked_for(
-    micro: Whisper, micro_engine: Any, sound: Any
+    micro: Whisper, micro_decoder: Any, sound: Any
 ) -> None:
-    engine, tokens = micro_engine(), [1, 2, 3, 4, 5, 6, 7]
+    decoder, tokens = micro_decoder(), [1, 2, 3, 4, 5, 6, 7]
     features = torch.from_numpy(sound(0))[None]
     seen: list[torch.Tensor] = []
     hooks = [
@@ -137,8 +138,8 @@ def test_alignment_scores_are_those_of_the_heads_asked_for(
     for hook in hooks:
         hook.remove()
 
-    engine.listen(sound(0))
-    scores, _ = engine.align(tokens)
+    decoder.listen(sound(0))
+    scores, _ = decoder.align(tokens)
 
     width = DIMS.text_head_width
     for of_head, (layer, head) in zip(scores, [(0, 1), (1, 0), (1, 1)], strict=True):
@@ -148,9 +149,9 @@ def test_alignment_scores_are_those_of_the_heads_asked_for(
         np.testing.assert_allclose(of_head, expected, atol=1e-4)  # scores reach 10
 
 
-def test_nothing_to_align_is_refused(micro_engine: Any, sound: Any) -> None:
-    engine = micro_engine()
-    engine.listen(sound(0))
+def test_nothing_to_align_is_refused(micro_decoder: Any, sound: Any) -> None:
+    decoder = micro_decoder()
+    decoder.listen(sound(0))
 
     with pytest.raises(ValueError, match="no tokens"):
-        engine.align([])
+        decoder.align([])

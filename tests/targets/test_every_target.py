@@ -5,9 +5,11 @@ The dummy vendor of the tests is held to them too, as if it were listed.
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.doctor import extras
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import BundleError, MissingPackageError, UsageError
 from whisperport.model.whisper import build_model
 from whisperport.programs.program import Program, trace
 from whisperport.rewrites import REWRITES
@@ -253,6 +255,39 @@ def test_two_programs_with_one_weight_keep_it_apart_from_others(
 # Loading and running -----------------------------------------------------------------------------
 
 
+def links_out(file: Path) -> None:
+    file.rename(file.parents[2] / "outside")
+    file.symlink_to(file.parents[2] / "outside")
+
+
+def is_a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("becomes", [links_out, is_a_pipe])
+def test_only_a_regular_file_of_the_bundle_is_loaded(
+    target: Target, tmp_path: Path, becomes: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (entry,) = target.lower([linear()], folder, silent)
+    becomes(folder / entry.files[0])
+
+    with pytest.raises(BundleError, match=entry.files[0]):
+        target.load(folder, [entry], run_options(target))
+
+
+def test_a_program_of_another_signature_than_listed_is_not_loaded(
+    target: Target, tmp_path: Path
+) -> None:
+    (entry,) = target.lower([linear()], tmp_path, silent)
+    spec = ProgramSpec("plain", entry.spec.inputs, (TensorSpec("y", (1, 5)),))
+
+    with pytest.raises(BundleError, match="another signature"):
+        target.load(tmp_path, [replace(entry, spec=spec)], run_options(target))
+
+
 def test_our_programs_run_as_in_torch(
     runners: Mapping[str, Runner], bundle: Bundle, tiny_checkpoint: Any, eager_runners: Any
 ) -> None:
@@ -341,10 +376,11 @@ def test_what_was_heard_before_leaves_no_trace(bundle: Bundle) -> None:
     shape = bundle.manifest.dims.n_mels, bundle.manifest.dims.n_frames
     first, second = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
     engine, fresh = load_engine(bundle, ONE_THREAD), load_engine(bundle, ONE_THREAD)
+    decoder = engine.decoder()
 
-    decode_window(engine, engine.encode(first), options)
-    after = decode_window(engine, engine.encode(second), options)
-    alone = decode_window(fresh, fresh.encode(second), options)
+    decode_window(decoder, engine.encode(first), options)
+    after = decode_window(decoder, engine.encode(second), options)
+    alone = decode_window(fresh.decoder(), fresh.encode(second), options)
 
     assert after == alone
 
@@ -359,9 +395,10 @@ def test_two_threads_say_what_one_says(here: Target, bundle: Bundle) -> None:
     assert compare("features", two["features"], one["features"], GATES["fp32"])
 
 
-def test_no_threads_at_all_are_refused() -> None:
-    with pytest.raises(ValueError, match="`threads` is 0"):
-        RunOptions(threads=0)
+@pytest.mark.parametrize("threads", [0, -1, 1025, 100_000, 2**63])
+def test_a_number_of_threads_that_no_runtime_takes_is_a_usage_error(threads: int) -> None:
+    with pytest.raises(UsageError, match=f"`threads` is {threads}"):
+        RunOptions(threads=threads)
 
 
 # What is missing, what is damaged ----------------------------------------------------------------

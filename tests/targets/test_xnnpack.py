@@ -20,18 +20,22 @@ from whisperport.rewrites import run_rewrites
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.xnnpack import FILE
 
+from ..extent import core_or_all
+
 XNNPACK = get_target("xnnpack")
 
+# All blocks are alike: one of each kind shows what is delegated.
+LAYERS = core_or_all(1, 4)
 TINY = Dims(
     n_mels=80,
     n_audio_ctx=1500,
     n_audio_state=384,
     n_audio_head=6,
-    n_audio_layer=4,
+    n_audio_layer=LAYERS,
     n_text_ctx=448,
     n_text_state=384,
     n_text_head=6,
-    n_text_layer=4,
+    n_text_layer=LAYERS,
     n_vocab=51865,
     n_audio_ffn=1536,
     n_text_ffn=1536,
@@ -51,7 +55,7 @@ def tiny() -> list[Program]:
         nn.init.zeros_(parameter)
     x, mask = torch.zeros(1, 1, 384), torch.zeros(1, 1, 449)
     shapes = [(6, 64, 448), (6, 448, 64), (6, 64, 1500), (6, 1500, 64)]
-    caches = tuple([torch.zeros(shape) for _ in range(4)] for shape in shapes)
+    caches = tuple([torch.zeros(shape) for _ in range(LAYERS)] for shape in shapes)
     return [
         trace("encoder", model.encoder, (torch.zeros(1, 80, 3000),)),
         trace("step", Decode(model.decoder), (x, mask, *caches)),
@@ -136,7 +140,7 @@ def test_a_method_of_another_signature_is_refused(exported: Callable[[str], Bund
     bundle = exported("xnnpack")
     entry = replace(bundle.manifest.program("step"), method="encoder")
 
-    with pytest.raises(BundleError, match="takes 1 inputs; the manifest lists"):
+    with pytest.raises(BundleError, match="another signature than the manifest lists"):
         XNNPACK.load(bundle.folder, [entry], RunOptions(threads=1))
 
 
@@ -150,3 +154,13 @@ def test_a_program_of_which_nothing_is_delegated_still_runs(tmp_path: Any) -> No
     assert entries[0].delegation["subgraphs"] == 0
     assert len(entries[0].delegation["undelegated"]) == 1
     np.testing.assert_allclose(y, (x - 3.5) / np.sqrt(5.25), atol=1e-5)  # 1e-5 in its root, too
+
+
+def test_one_program_of_a_process_runs_at_a_time(exported: Callable[[str], Bundle]) -> None:
+    """Methods of one file share its memory, and all files share the thread pool."""
+    bundle = exported("xnnpack")
+    entries = bundle.manifest.programs
+
+    loads = [XNNPACK.load(bundle.folder, entries, RunOptions(threads=1)) for _ in range(2)]
+
+    assert len({id(runner.turn) for runners in loads for runner in runners.values()}) == 1

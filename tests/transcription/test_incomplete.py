@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.errors import AudioError, IncompleteError, Interrupted, UsageError
+from whisperport.errors import AudioError, IncompleteError, Interrupted, NumericalError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
@@ -51,9 +51,10 @@ def failing(transcriber: Transcriber, error: BaseException, *, after: int) -> No
     ("error", "why"),
     [
         (AudioError("the sound broke off", hint="mend it"), "the sound broke off"),
+        (NumericalError("a NaN", "encoder", hint="verify it"), "a NaN"),
         (RuntimeError("device lost"), "RuntimeError: device lost"),
     ],
-    ids=["a known failure", "any other"],
+    ids=["a known failure", "a NaN", "any other"],
 )
 def test_what_was_said_before_a_failure_comes_with_it(
     transcriber: Transcriber, error: Exception, why: str

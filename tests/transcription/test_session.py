@@ -30,6 +30,6 @@ class Unheard:
 def test_no_window_is_encoded_for_a_language_that_is_known_beforehand(
     generation: Any, language: str
 ) -> None:
-    engine: Any = SimpleNamespace(generation=generation)
+    decoder: Any = SimpleNamespace(engine=SimpleNamespace(generation=generation))
 
-    assert spoken_language(engine, None, Unheard(), 0) == language
+    assert spoken_language(decoder, None, Unheard(), 0) == language

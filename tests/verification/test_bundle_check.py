@@ -99,6 +99,31 @@ def test_a_reference_that_is_no_number_fails(with_reference: Any, name: str, val
     assert any("NaN or infinite" in failure for failure in report.failures())
 
 
+@pytest.mark.parametrize(
+    ("program", "output"),
+    [
+        ("encoder", "features"),
+        ("cross_kv", "cross_k_0"),
+        ("prefill_4", "logits"),
+        ("prefill_64", "logits"),
+        ("step", "logits"),
+        ("align", "scores"),
+    ],
+)
+def test_a_program_that_returns_a_nan_is_a_failed_check_that_names_it(
+    bundle: Bundle, fake_targets: Any, program: str, output: str
+) -> None:
+    fake_targets["fake"].wrong = {program: {output: lambda array: spoiled(array, np.nan)}}
+
+    report = verify(bundle, run=ONE_THREAD)
+
+    assert not report
+    failed = [check for check in report.checks if not check.passed]
+    assert {check.program for check in failed} == {program}
+    assert all("a NaN or an infinity" in check.reason for check in failed)
+    assert Report.from_json(report.to_json()) == report
+
+
 def test_a_reference_without_arrays_fails(with_reference: Any) -> None:
     bundle = with_reference(
         every_clip(lambda clip: {"features": clip.features[:0], "logits": clip.logits[:0]})

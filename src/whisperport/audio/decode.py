@@ -15,12 +15,13 @@ from typing import BinaryIO, Self
 import av
 import numpy as np
 from av.audio.frame import AudioFrame
-from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream as AvAudioStream
 from av.container import InputContainer
 from av.error import FFmpegError
 from numpy.typing import NDArray
 
+from whisperport.audio.callback_file import CallbackFile, is_seekable
+from whisperport.audio.downmix import Downmix
 from whisperport.audio.pcm import LOUDEST, MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
 from whisperport.errors import AudioError
 
@@ -46,6 +47,7 @@ class Decoder:
     holds 8.1), mono and stereo, 8 to 48 kHz, in steps of 16 bit: float and 24-bit wav, and mp3,
     equal; ogg, opus and m4a within 1; 16-bit wav and flac equal at 16 kHz, within 4 (mean 0.7)
     resampled. Opus in webm with a header rate below 48 kHz keeps 5 ms of its lead-in.
+    Channels whose layout FFmpeg cannot know, such as 64 of a microphone array, are averaged.
 
     Raises AudioError when the source is missing, is no file, or holds no sound FFmpeg can read.
     """
@@ -54,7 +56,8 @@ class Decoder:
         self._file, self.name, self._is_ours = opened(source)
         self._container: InputContainer | None = None
         try:
-            self._container, self._stream = _probed(self._file, self.name)
+            self._callbacks = CallbackFile(self._file)
+            self._container, self._stream = _probed(self._file, self._callbacks, self.name)
         except BaseException:
             self.close()
             raise
@@ -119,23 +122,24 @@ class Decoder:
 
     def _resampled(self) -> Iterator[NDArray[np.int16]]:
         """(n,) int16 at 16 kHz. A change of rate or layout midway starts another resampler."""
-        resampler, key = None, None
+        downmix, key = Downmix(), None
         for frame in self._frames():
             frame_key = (frame.format.name, frame.layout.name, frame.sample_rate)
             if frame_key != key:
-                yield from _pushed(resampler, None)
+                if key is not None:
+                    yield from downmix.push(None)
                 check_rate(frame.sample_rate, self.name)
-                resampler = AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
-                key = frame_key
+                downmix, key = Downmix(), frame_key
             try:
-                yield from _pushed(resampler, frame)
-            except FFmpegError as error:
+                yield from downmix.push(frame)
+            except (FFmpegError, ValueError) as error:
                 raise AudioError(
                     f"{self.name} cannot be mixed down to mono",
                     why=f"{_reason(error)}; its channels are: {frame.layout.name}",
                     hint="mix it yourself, e.g. `ffmpeg -i IN -ac 1 OUT.wav`",
                 ) from error
-        yield from _pushed(resampler, None)
+        if key is not None:
+            yield from downmix.push(None)
 
     def _frames(self) -> Iterator[AudioFrame]:
         """Decoded frames. As by FFmpeg's own command, a damaged packet is passed over."""
@@ -143,7 +147,8 @@ class Decoder:
         packets = self._container.demux(self._stream) if self._container else iter(())
         while True:
             try:
-                packet = next(packets, None)
+                with self._callbacks.calls():
+                    packet = next(packets, None)
             except (FFmpegError, OSError, ValueError) as error:
                 n_bad, last, packet = n_bad + 1, _reason(error), None
             if packet is None:
@@ -248,15 +253,18 @@ def opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bo
     return file, name, True
 
 
-def _probed(file: BinaryIO, name: str) -> tuple[InputContainer, AvAudioStream]:
+def _probed(
+    file: BinaryIO, callbacks: CallbackFile, name: str
+) -> tuple[InputContainer, AvAudioStream]:
     try:
-        container = av.open(
-            file,
-            mode="r",
-            metadata_errors="replace",
-            # No protocol has this name, so nothing the file refers to is opened.
-            container_options={"protocol_whitelist": "none"},
-        )
+        with callbacks.calls():
+            container = av.open(
+                callbacks,
+                mode="r",
+                metadata_errors="replace",
+                # No protocol has this name, so nothing the file refers to is opened.
+                container_options={"protocol_whitelist": "none"},
+            )
     except (FFmpegError, OSError, ValueError) as error:
         raise AudioError(
             f"{name} is not a sound file FFmpeg can read",
@@ -275,20 +283,9 @@ def _probed(file: BinaryIO, name: str) -> tuple[InputContainer, AvAudioStream]:
     return container, stream
 
 
-def _pushed(
-    resampler: AudioResampler | None, frame: AudioFrame | None
-) -> Iterator[NDArray[np.int16]]:
-    """What comes out of `resampler` for `frame`; None as frame flushes it."""
-    if resampler is None:
-        return
-    for out in resampler.resample(frame):
-        if out is not None:  # a resampler that changes nothing returns the flush itself
-            yield out.to_ndarray()[0]
-
-
 def _missing_riff_bytes(file: BinaryIO) -> int:
     """How many bytes a wav file lacks: FFmpeg reports the length of what is there."""
-    if not _is_seekable(file):
+    if not is_seekable(file):
         return 0
     file.seek(0)
     header = file.read(8)
@@ -314,14 +311,9 @@ def _checked_peak(frame: AudioFrame, name: str) -> float:
 
 
 def _convert_hint(file: BinaryIO) -> str:
-    if _is_seekable(file):
+    if is_seekable(file):
         return "convert it, e.g. `ffmpeg -i IN -ac 1 -ar 16000 OUT.wav`"
     return "formats with an index at the end (m4a, mp4) must be saved to a file first"
-
-
-def _is_seekable(file: BinaryIO) -> bool:
-    seekable = getattr(file, "seekable", None)
-    return bool(seekable and seekable())
 
 
 def _reason(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.audio.callback_file import read_waiting
 from whisperport.audio.decode import Decoder, opened
 from whisperport.audio.load import iter_audio
 from whisperport.audio.pcm import SAMPLE_RATE, check_length
@@ -76,11 +77,10 @@ def _raw(source: str | os.PathLike[str] | BinaryIO, rate: int) -> Pieces:
 
 
 def _chunks(file: BinaryIO, name: str) -> Iterator[bytes]:
-    read = getattr(file, "read1", file.read)  # of a buffered pipe: what there is, without waiting
     size = round(PIECE_S * SAMPLE_RATE) * 2 if file.seekable() else _CHUNK
     while True:
         try:
-            chunk = read(size)
+            chunk = read_waiting(file, size)
         except (OSError, ValueError) as error:  # ValueError: it was closed
             raise AudioError(f"{name} can be read no further", why=str(error)) from error
         if not chunk:

@@ -44,7 +44,7 @@ class _TimedRunner(Runner):
     """Checking and copying the inputs happen before `_run`, and so count as Python's time."""
 
     def __init__(self, timed: Runner, clock: Clock) -> None:
-        super().__init__(timed.spec)
+        super().__init__(timed.spec, timed.turn)
         self._timed, self._clock = timed, clock
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:

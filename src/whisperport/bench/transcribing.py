@@ -9,6 +9,7 @@ from typing import Any
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
+from whisperport.ranges import MAX_REPEAT, check_range
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import TextErrors, Unit, text_errors, unit_of
@@ -27,7 +28,7 @@ class BenchOptions:
     """How bundles are timed.
 
     Raises:
-        ValueError: `repeat` is below 1.
+        UsageError: `repeat` is out of its range.
     """
 
     repeat: int = 3  # rounds; in each, every bundle is loaded and transcribes once
@@ -37,8 +38,7 @@ class BenchOptions:
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        if self.repeat < 1:
-            raise ValueError(f"`repeat` is {self.repeat}; expected 1 or more")
+        check_range("repeat", self.repeat, 1, MAX_REPEAT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@
 """
 
 from whisperport.bundle.folder import Bundle
+from whisperport.bundle.listed_files import ListedFiles, regular_file
 from whisperport.bundle.manifest import (
     EMBEDDING,
     FORMAT_VERSION,
@@ -35,8 +36,10 @@ __all__ = [
     "Bundle",
     "BundleWriter",
     "FileEntry",
+    "ListedFiles",
     "Manifest",
     "ProgramEntry",
     "check_writable",
+    "regular_file",
     "writing_bundle",
 ]

@@ -1,17 +1,20 @@
-"""An opened bundle: every file it lists exists, lies inside of it, and is as it was written."""
+"""An opened bundle: its manifest is consistent, and every file it lists is as it was written."""
 
 import hashlib
+import math
 import os
-import stat
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.bundle.consistency import check_consistent
+from whisperport.bundle.listed_files import DAMAGED, ListedFiles, regular_file
 from whisperport.bundle.manifest import (
     EMBEDDING,
     MANIFEST,
@@ -22,13 +25,15 @@ from whisperport.bundle.manifest import (
     TOKENIZER,
     Manifest,
 )
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, WhisperportError
 
-DAMAGED = "copy the bundle again, or write it again with `whisperport export`"
 HASH_CHUNK = 2**20  # bytes held while hashing, whatever the size of the file
+ATTEMPTS = 5  # to read a bundle that another process replaces in the meantime
+LONGEST_HEADER = 10_000  # characters of an .npy header; numpy's own limit
+TABLE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"))
 
-# A reference may be compressed, and silence compresses well. What it unpacks to is bounded all the
-# same: eight times its size on disk, or 64 MiB where that is more.
+# A reference may be compressed, and silence compresses well. The size of its arrays is limited to eight
+# times its size on disk, or to 64 MiB where that is more.
 MAX_EXPANSION = 8
 MIN_EXPANDED_BYTES = 64 * 2**20
 
@@ -41,50 +46,93 @@ class Bundle:
 
     folder: Path
     manifest: Manifest
+    # The manifest as it was read; None for a bundle that this process is writing or has written.
+    raw: bytes | None = field(default=None, compare=False, repr=False)
+    hashed: bool = field(
+        default=True, compare=False, repr=False
+    )  # the hash of every file was checked
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, check_hashes: bool = True) -> "Bundle":
         """Read and check the bundle in folder `path`.
 
-        Files that the manifest does not list are ignored: a note is no danger, since nothing
-        but a listed file is ever read.
+        Files that the manifest does not list are ignored: only listed files are ever read. If another
+        process replaces the bundle in the meantime, the new one is read.
 
         Args:
             check_hashes: False compares sizes only, for a fast start on a slow disk.
 
         Raises:
-            BundleError: `path` is no bundle or a newer one; a file is missing, is of another size
-                or hash, is no regular file, or leads out of the folder.
+            BundleError: `path` is not a bundle or a newer one; its manifest contradicts itself; a file
+                is missing, has another size or hash, is no regular file, or leads out of the folder.
         """
         folder = Path(path)
-        bundle = cls(folder, read_manifest(folder))
-        check_complete(bundle.manifest)
-        for relative, entry in bundle.manifest.files.items():
-            file = bundle.path(relative)
+        for _ in range(ATTEMPTS):
+            raw = read_manifest_bytes(folder)
+            try:
+                bundle = cls(folder, Manifest.from_bytes(raw), raw, check_hashes)
+                bundle._check_files(check_hashes)
+            except BundleError:
+                if _manifest_now(folder) == raw:
+                    raise
+            else:
+                if _manifest_now(folder) == raw:
+                    return bundle
+        raise _replaced(folder)
+
+    def _check_files(self, check_hashes: bool) -> None:
+        check_complete(self.manifest)
+        for relative, entry in self.manifest.files.items():
+            file = self.path(relative)
             size = file.stat().st_size
             if size != entry.bytes:
                 raise BundleError(
-                    f"{relative} in bundle {folder} is damaged",
+                    f"{relative} in bundle {self.folder} is damaged",
                     why=f"it has {size} bytes, and {entry.bytes} were written",
                     hint=DAMAGED,
                 )
             if check_hashes and _reading(file, file_sha256) != entry.sha256:
                 raise BundleError(
-                    f"{relative} in bundle {folder} is damaged",
+                    f"{relative} in bundle {self.folder} is damaged",
                     why="its bytes differ from those that were written (SHA-256)",
                     hint=DAMAGED,
                 )
-        return bundle
+        for relative, shape in self._tables().items():
+            self._check_table(relative, shape)
 
-    def path(self, relative: str) -> Path:
-        """Where a listed file lies.
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Check, after a block that reads files, that the folder still holds the bundle that was opened.
+
+        Another process may replace the bundle in the meantime, so that some of the files that were read
+        are of the old one and some of the new one.
 
         Raises:
-            BundleError: it is not listed or not there, is no regular file, or leads out.
+            BundleError: the bundle was replaced, whatever error the block ended with.
         """
-        if relative not in self.manifest.files:
-            raise BundleError(f"bundle {self.folder} does not list a file {relative!r}")
-        return _regular_file(self.folder, relative)
+        try:
+            yield
+        except WhisperportError:
+            self.check_unchanged()
+            raise
+        self.check_unchanged()
+
+    def check_unchanged(self) -> None:
+        """Check that the folder still holds the bundle that was opened.
+
+        Raises:
+            BundleError: it was replaced.
+        """
+        if self.raw is not None and _manifest_now(self.folder) != self.raw:
+            raise _replaced(self.folder)
+
+    def path(self, relative: str) -> Path:
+        """Where a listed file is.
+
+        Raises:
+            BundleError: it is not listed, does not exist, is no regular file, or leads out of the folder.
+        """
+        return ListedFiles(self.folder, frozenset(self.manifest.files)).path(relative)
 
     def embedding(self) -> NDArray[np.floating[Any]]:
         """Token embedding, (V, d) float16 or float32, mapped from disk and read-only.
@@ -92,7 +140,7 @@ class Bundle:
         Raises:
             BundleError: the file is no such array.
         """
-        return self._table(EMBEDDING, (self.manifest.dims.n_vocab, self.manifest.dims.n_text_state))
+        return self._table(EMBEDDING)
 
     def positions(self) -> NDArray[np.floating[Any]]:
         """Positional embedding, (N, d) float16 or float32, mapped from disk and read-only.
@@ -100,9 +148,7 @@ class Bundle:
         Raises:
             BundleError: the file is no such array.
         """
-        return self._table(
-            POSITIONS, (self.manifest.dims.n_text_ctx, self.manifest.dims.n_text_state)
-        )
+        return self._table(POSITIONS)
 
     def reference(self) -> dict[str, NDArray[Any]]:
         """Reference inputs and outputs by name.
@@ -118,21 +164,39 @@ class Bundle:
         """The tokenizer's file, as bytes."""
         return _reading(self.path(TOKENIZER), Path.read_bytes)
 
-    def _table(self, relative: str, shape: tuple[int, int]) -> NDArray[np.floating[Any]]:
+    def _tables(self) -> dict[str, tuple[int, int]]:
+        """The shape of each table."""
+        dims = self.manifest.dims
+        return {
+            EMBEDDING: (dims.n_vocab, dims.n_text_state),
+            POSITIONS: (dims.n_text_ctx, dims.n_text_state),
+        }
+
+    def _table(self, relative: str) -> NDArray[np.floating[Any]]:
+        shape = self._tables()[relative]
+        dtype, start = self._check_table(relative, shape)
+        return _reading(
+            self.path(relative), lambda file: np.memmap(file, dtype, "r", start, shape, order="C")
+        )
+
+    def _check_table(self, relative: str, shape: tuple[int, int]) -> tuple[np.dtype[Any], int]:
+        """The table's dtype and where its numbers start, once its header and size are known to fit."""
         file = self.path(relative)
-        table: NDArray[Any] = _reading(file, lambda f: np.lib.format.open_memmap(f, mode="r"))
-        if table.shape != shape or table.dtype not in (np.dtype("f4"), np.dtype("f2")):
+        found, fortran, dtype, start = _reading(file, _npy_header)
+        if found != shape or fortran or dtype not in TABLE_DTYPES:
             raise BundleError(
                 f"{relative} in bundle {self.folder} does not fit its model",
-                why=f"expected {shape} float16 or float32, got {table.shape} {table.dtype}",
+                why=f"expected {shape} float16 or float32, got {str(found)[:80]} {dtype}",
                 hint=DAMAGED,
             )
-        return table
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Raises BundleError if `folder` holds no manifest, or none that this version reads."""
-    return Manifest.from_bytes(read_manifest_bytes(folder))
+        expected, size = start + dtype.itemsize * math.prod(shape), file.stat().st_size
+        if size != expected:
+            raise BundleError(
+                f"{relative} in bundle {self.folder} is damaged",
+                why=f"it has {size} bytes; expected {expected} for {shape} {dtype}",
+                hint=DAMAGED,
+            )
+        return dtype, start
 
 
 def read_manifest_bytes(folder: Path) -> bytes:
@@ -150,7 +214,7 @@ def read_manifest_bytes(folder: Path) -> bytes:
             why=f"it has no {MANIFEST}" + (", but a checkpoint's config.json" * is_checkpoint),
             hint=f"`whisperport export {folder if is_checkpoint else 'CHECKPOINT'} --out DIR` writes one",
         )
-    file = _regular_file(folder, MANIFEST)
+    file = regular_file(folder, MANIFEST)
 
     def read(file: Path) -> bytes:
         with file.open("rb") as stream:
@@ -166,7 +230,11 @@ def read_manifest_bytes(folder: Path) -> bytes:
 
 
 def check_complete(manifest: Manifest) -> None:
-    """Raises BundleError if the manifest does not list a file that its programs or readers need."""
+    """Check that the manifest lists every file that is needed, and that its parts agree.
+
+    Raises:
+        BundleError: naming the file or the field.
+    """
     wanted = dict.fromkeys(REQUIRED, "every bundle has one")
     for entry in manifest.programs:
         wanted |= dict.fromkeys(entry.files, f"program {entry.spec.name!r} needs it")
@@ -175,6 +243,7 @@ def check_complete(manifest: Manifest) -> None:
     for relative, why in wanted.items():
         if relative not in manifest.files:
             raise BundleError(f"bundle {manifest.name!r} lacks the file {relative}", why=why)
+    check_consistent(manifest)
 
 
 def file_sha256(file: Path) -> str:
@@ -184,6 +253,22 @@ def file_sha256(file: Path) -> str:
         while chunk := stream.read(HASH_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _manifest_now(folder: Path) -> bytes | None:
+    """The manifest that the folder holds now; None if it cannot be read."""
+    try:
+        return read_manifest_bytes(folder)
+    except BundleError:
+        return None
+
+
+def _replaced(folder: Path) -> BundleError:
+    return BundleError(
+        f"bundle {folder} was replaced while it was read",
+        why="its manifest changed in the meantime",
+        hint="open it again",
+    )
 
 
 def _is_folder(path: Path) -> bool:
@@ -202,27 +287,6 @@ def _is_absent(file: Path) -> bool:
     return False
 
 
-def _regular_file(folder: Path, relative: str) -> Path:
-    """A link may stay inside; a pipe would block the reader for ever."""
-    file = folder / relative
-    try:
-        real = file.resolve(strict=True)
-        inside = real.is_relative_to(folder.resolve(strict=True))
-        regular = stat.S_ISREG(real.stat().st_mode)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise BundleError(
-            f"{relative} in bundle {folder} cannot be read", why=str(error), hint=DAMAGED
-        ) from error
-    if not inside or not regular:
-        raise BundleError(
-            f"{relative} in bundle {folder} is refused",
-            why="it is not a regular file"
-            if inside
-            else "it is a link that leads out of the bundle",
-        )
-    return real
-
-
 def _reading(file: Path, read: Callable[[Path], T]) -> T:
     try:
         return read(file)
@@ -234,6 +298,21 @@ def _reading(file: Path, read: Callable[[Path], T]) -> T:
             why=f"{type(error).__name__}: {error}"[:300],
             hint=DAMAGED,
         ) from error
+
+
+def _npy_header(file: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether it is in Fortran's order, dtype, and where the numbers start."""
+    with file.open("rb") as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"version {version} of the .npy format is not read")
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read(stream, LONGEST_HEADER)
+        return shape, fortran, dtype, stream.tell()
 
 
 def _arrays(file: Path, limit: int) -> dict[str, NDArray[Any]]:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from whisperport.bundle import strict_json
 from whisperport.bundle.strict_json import Field
-from whisperport.dims import Dims
+from whisperport.dims import LARGEST, Dims
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
 from whisperport.spec import ProgramSpec, Status, TensorSpec
@@ -97,6 +97,10 @@ class Manifest:
             data["window"] = self.window.to_json()
         plain: dict[str, Any] = _lists(data)
         return plain
+
+    def checksum(self) -> str:
+        """SHA-256 over all fields, in hexadecimal; it covers the hash of every listed file."""
+        return _checksum(self.to_json())
 
     @classmethod
     def from_json(cls, data: Any) -> "Manifest":
@@ -250,7 +254,7 @@ def _tensor(tensor: Field) -> TensorSpec:
 def _dims(dims: Field) -> Dims:
     sizes = dims.members([f.name for f in fields(Dims)])
     try:
-        return Dims(**{name: size.integer(at_least=1) for name, size in sizes.items()})
+        return Dims(**{name: size.integer(1, LARGEST[name]) for name, size in sizes.items()})
     except ValueError as error:
         dims.refuse(f"is impossible: {error}")
 
@@ -262,9 +266,9 @@ def _window(window: Field) -> Window:
         m["padding"].refuse(f"is {m['padding'].text()[:80]!r}; expected one of {PADDINGS}")
     try:
         return Window(
-            positions=m["positions"].integer(),
-            sound=m["sound"].integer(),
-            heard=m["heard"].integer(),
+            positions=m["positions"].integer(1, LARGEST["n_audio_ctx"]),
+            sound=m["sound"].integer(1, LARGEST["n_audio_ctx"]),
+            heard=m["heard"].integer(1, LARGEST["n_audio_ctx"]),
             padding=padding,
         )
     except ValueError as error:

@@ -58,11 +58,13 @@ class Field:
             self.refuse(f"is {_kind(self.value)}; expected a string")
         return self.value
 
-    def integer(self, at_least: int = 0) -> int:
+    def integer(self, at_least: int = 0, at_most: int = MAX_INTEGER) -> int:
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             self.refuse(f"is {_kind(self.value)}; expected an integer")
         if self.value < at_least:
             self.refuse(f"is {self.value}; expected at least {at_least}")
+        if self.value > at_most:
+            self.refuse(f"is {self.value}; expected at most {at_most}")
         return self.value
 
     def number(self) -> float:

@@ -13,7 +13,13 @@ from whisperport.bundle import Bundle
 from whisperport.calibration.recordings import Floats
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
-from whisperport.runtime import DecodeOptions, Engine, decode_window, load_engine, start_tokens
+from whisperport.runtime import (
+    DecodeOptions,
+    Decoder,
+    decode_window,
+    load_engine,
+    start_tokens,
+)
 from whisperport.runtime.engine import FULL, PREFILL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.spec import ProgramSpec
@@ -45,7 +51,7 @@ def program_inputs(
 
     engine = load_engine(bundle, _emulated(bundle, run), recording)
     (recorder,) = recorders
-    source = _Source(engine, spec)
+    source = _Source(engine.decoder(), spec)
     for index, mel in enumerate(mels):
         recorder.forget(index)
         source.transcribe(mel)
@@ -97,28 +103,28 @@ class _Recorder(Runner):
 class _Source:
     """Transcribes windows so that one program of the engine is called."""
 
-    engine: Engine
+    decoder: Decoder
     program: ProgramSpec
     windows: int = 0
     previous: tuple[int, ...] = ()  # text of the window before
 
     def transcribe(self, mel: Floats) -> None:
-        features = self.engine.encode(mel)
+        features = self.decoder.engine.encode(mel)
         if self.program.name == "cross_kv":
-            self.engine.listen(features)
+            self.decoder.listen(features)
         elif self.program.name == FULL:
             self._without_cache(features)
         else:
             self._decode(features)
 
     def _decode(self, features: Floats) -> None:
-        decoded = decode_window(self.engine, features, DecodeOptions(prompt=self._prompt()))
+        decoded = decode_window(self.decoder, features, DecodeOptions(prompt=self._prompt()))
         text = tuple(t for t in decoded.tokens if t < self._generation.end_of_text)
         self.windows += 1
         self.previous = text or self.previous
         if self.program.name == "align":
             start = start_tokens(self._generation, decoded.language, "transcribe")
-            self.engine.align([*start, *text, self._generation.end_of_text])
+            self.decoder.align([*start, *text, self._generation.end_of_text])
 
     def _prompt(self) -> tuple[int, ...]:
         """The text before, as in a long recording: for every second window, so that both cases are seen.
@@ -133,11 +139,11 @@ class _Source:
 
     @property
     def _generation(self) -> Generation:
-        return self.engine.generation
+        return self.decoder.engine.generation
 
     def _without_cache(self, features: Floats) -> None:
         """Greedily, until the text ends or no row is left: the last call sees the complete transcript."""
-        full = self.engine.without_cache()
+        full = self.decoder.engine.without_cache()
         assert full is not None  # its runner is the one that is recorded
         full.listen(features)
         language = self._generation.any_language

@@ -1,4 +1,4 @@
-"""Read a JSON object from a file nobody vouches for."""
+"""Read a JSON object from an untrusted file."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def read_json_object(path: Path, *, largest_bytes: int = _LARGEST_BYTES) -> dict
             raise CheckpointError(
                 what, why=f"it is {size} bytes long, more than {largest_bytes}", hint=hint
             )
-        data = json.loads(path.read_bytes())
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(what, why=error.strerror or str(error), hint=hint) from error
     except (ValueError, RecursionError) as error:

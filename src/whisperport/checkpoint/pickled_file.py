@@ -13,6 +13,7 @@ from torch import Tensor
 from whisperport.checkpoint.sizes import shortened
 from whisperport.checkpoint.stand_in import STAND_IN_BYTES, refuse_stand_in
 from whisperport.errors import CheckpointError
+from whisperport.unpacking import UnpacksToMoreError, check_unpacked_size
 
 # Torch's own words when its restricted unpickler meets anything but tensors and plain data.
 _CODE = re.compile(r"GLOBAL ([\w.]+)|reduce for unrecognized function (.+)")
@@ -67,6 +68,7 @@ def plain_tensors(state: Mapping[Any, Any], *, where: str) -> dict[str, Tensor]:
             or value.layout != torch.strided
             or value.device.type != "cpu"
             or value.is_quantized
+            or value.numel() * value.element_size() > value.untyped_storage().nbytes()
         ):
             raise CheckpointError(
                 f"`{where}` holds more than weights",
@@ -82,11 +84,14 @@ def _is_mappable(path: Path) -> bool:
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
+        check_unpacked_size(archive, path.stat().st_size)
         return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
 
 
 def _reason(error: Exception) -> str:
     """Torch's reason without its advice to switch the restriction off."""
+    if isinstance(error, UnpacksToMoreError):
+        return str(error)
     text = str(error).rpartition("WeightsUnpickler error:")[2].strip()
     return shortened(text.splitlines()[0]) if text else type(error).__name__
 
@@ -94,6 +99,8 @@ def _reason(error: Exception) -> str:
 def _kind(value: object) -> str:
     if isinstance(value, Tensor) and value.is_quantized:
         return f"a quantized tensor, {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu":
+        return f"a tensor of shape {tuple(value.shape)} that repeats fewer numbers"
     if isinstance(value, Tensor):
         return f"a tensor of layout {value.layout} on {value.device.type}"
     return type(value).__name__

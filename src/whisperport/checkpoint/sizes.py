@@ -1,25 +1,10 @@
 """Sizes a file states, made into `Dims` only when every one of them is possible."""
 
+import reprlib
 from collections.abc import Mapping
 
-from whisperport.dims import Dims
+from whisperport.dims import LARGEST, Dims
 from whisperport.errors import CheckpointError
-
-# More than any Whisper has, tenfold or so: a damaged size stops here, before anything is allocated.
-_LARGEST = {
-    "n_mels": 1024,
-    "n_audio_ctx": 65_536,
-    "n_audio_state": 16_384,
-    "n_audio_head": 1024,
-    "n_audio_layer": 512,
-    "n_text_ctx": 65_536,
-    "n_text_state": 16_384,
-    "n_text_head": 1024,
-    "n_text_layer": 512,
-    "n_vocab": 1_000_000,
-    "n_audio_ffn": 131_072,
-    "n_text_ffn": 131_072,
-}
 
 
 def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, str]) -> Dims:
@@ -28,7 +13,7 @@ def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, 
     Raises CheckpointError, saying `what` could not be read and listing every size at fault.
     """
     faults = []
-    for field, largest in _LARGEST.items():
+    for field, largest in LARGEST.items():
         size, word = sizes[field], words.get(field, field)
         if isinstance(size, bool) or not isinstance(size, int):
             faults.append(f"`{word}` is {quoted(size)}; expected a whole number")
@@ -43,13 +28,23 @@ def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, 
         raise CheckpointError(what, why=str(error), hint=hint) from error
 
 
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxdict = 3, 16
+
+
 def quoted(value: object) -> str:
-    """A value from a hostile file, as Python writes it, short enough for a message."""
-    if (
-        isinstance(value, int) and value.bit_length() > 200
-    ):  # Python refuses to print very long ones
+    """A value from an untrusted file as Python writes it, short enough for a message.
+
+    A pickle of a hundred bytes may hold lists inside of lists that Python would write for hours.
+    """
+    if isinstance(value, int) and value.bit_length() > 200:  # Python does not print very long ones
         return f"a number of {value.bit_length()} bits"
-    return shortened(repr(value))
+    if not isinstance(value, dict | list | tuple | set | frozenset):
+        return shortened(repr(value))
+    try:
+        return shortened(_BRIEF.repr(value))
+    except ValueError:  # a very long number is in it
+        return f"a {type(value).__name__}"
 
 
 def shortened(text: str) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenizers.models import BPE
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import quoted, shortened
 from whisperport.errors import CheckpointError, TokenizerError
+from whisperport.text.merges import first_unknown
 from whisperport.text.vocabulary import openai_tokenizer
 
 KNOWN_VOCABULARIES = (51864, 51865, 51866)  # .en; multilingual; with Cantonese, since large-v3
@@ -111,10 +113,12 @@ def _from_parts(folder: Path) -> Tokenizer:
     """Byte-level pairs from vocab.json and merges.txt, as transformers reads them."""
     vocabulary = _read_json(folder / "vocab.json")
     what = f"cannot build the tokenizer in `{folder}`"
+    merges = _read_merges(folder / "merges.txt")
+    if (unknown := first_unknown(vocabulary, merges)) is not None:
+        why = f"vocab.json and merges.txt do not fit: {quoted(unknown)} are not tokens that join to one"
+        raise TokenizerError(what, why=why, hint=_HINT)
     try:
-        tokenizer = Tokenizer(BPE(vocabulary, _read_merges(folder / "merges.txt")))
-    except TokenizerError:
-        raise
+        tokenizer = Tokenizer(BPE(vocabulary, merges))
     except Exception as error:  # the library raises `Exception` itself
         why = f"vocab.json and merges.txt do not fit: {shortened(str(error))}"
         raise TokenizerError(what, why=why, hint=_HINT) from error
@@ -163,9 +167,7 @@ def _read_added(folder: Path, what: str) -> dict[str, int]:
     if (folder / "tokenizer_config.json").is_file():
         settings = _read_json(folder / "tokenizer_config.json")
         decoder = settings.get("added_tokens_decoder") or {}
-        if not isinstance(decoder, dict) or not all(
-            number.isdecimal() and isinstance(token, dict) for number, token in decoder.items()
-        ):
+        if not isinstance(decoder, dict) or not all(starmap(_is_id_and_token, decoder.items())):
             raise TokenizerError(
                 what, why="`added_tokens_decoder` maps no ids to tokens", hint=_HINT
             )
@@ -176,6 +178,12 @@ def _read_added(folder: Path, what: str) -> dict[str, int]:
         if not isinstance(text, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
             raise TokenizerError(what, why="an added token has no text or no id", hint=_HINT)
     return added
+
+
+def _is_id_and_token(number: str, token: Any) -> bool:
+    """An entry of `added_tokens_decoder`. An id has at most 9 digits: Python reads no very long numbers."""
+    is_id = number.isascii() and number.isdecimal() and len(number) <= 9
+    return is_id and isinstance(token, dict) and isinstance(token.get("content"), str)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

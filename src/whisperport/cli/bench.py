@@ -15,13 +15,15 @@ from whisperport.bench.transcribing import (
 from whisperport.bundle import Bundle
 from whisperport.cli.console import (
     print_json,
+    print_lines,
     print_next,
     print_table,
     shown_path,
     stages,
 )
-from whisperport.cli.options import as_json, run_option, run_options_of, threads
+from whisperport.cli.options import as_json, run_option, run_options_of, threads, trust
 from whisperport.errors import AudioError, UsageError
+from whisperport.ranges import MAX_REPEAT
 from whisperport.transcription import default_bundle
 from whisperport.verification import Unit, machine, versions
 
@@ -33,10 +35,10 @@ UNKNOWN = "not measured"
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]... [AUDIO]")
 @click.option(
     "--repeat",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_REPEAT),
     default=3,
     show_default=True,
-    help="Rounds; the median one is shown",
+    help="Number of rounds; the result of the median round is shown",
 )
 @click.option("--words", is_flag=True, help="Times of words as well, by the `align` program")
 @click.option(
@@ -53,6 +55,7 @@ UNKNOWN = "not measured"
 )
 @threads
 @run_option
+@trust
 @as_json
 def bench(
     paths: tuple[Path, ...],
@@ -62,6 +65,7 @@ def bench(
     unit: Unit | None,
     threads: int | None,
     run_options: tuple[str, ...],
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Split the time of transcribing AUDIO into load, mel, every program, and Python.
@@ -79,7 +83,7 @@ def bench(
         words=words,
         transcript=None if transcript is None else _text(transcript),
         unit=unit,
-        run=run_options_of(threads, run_options),
+        run=run_options_of(threads, run_options, trust=trust),
     )
     with stages() as say:
         say("checking the bundles")
@@ -121,18 +125,20 @@ def _text(path: Path) -> str:
 
 def _print_result(result: BenchResult) -> None:
     """Where the time of one bundle goes, and what came of it."""
-    print(f"{result.name}: {shown_path(result.bundle)}\n")
+    print_lines(f"{result.name}: {shown_path(result.bundle)}", "")
     whole = Part("whole", 0, result.whole_ms, None)
     print_table(
         ("part", "calls", "ms a call", "ms", "share"),
         [_cells(part, result.whole_ms) for part in (*result.parts, whole)],
     )
-    print(f"\n{_rate_name(result):<16}  {_rate_in_full(result)}")
-    print(
+    print_lines(
+        "",
+        f"{_rate_name(result):<16}  {_rate_in_full(result)}",
         f"real-time factor  {result.real_time_factor:.4f}, of {result.audio_s:.1f} s of sound "
-        f"({result.recording}), loading aside"
+        f"({result.recording}), loading aside",
+        f"peak memory       {_memory(result)}",
+        "",
     )
-    print(f"peak memory       {_memory(result)}\n")
 
 
 def _cells(part: Part, whole_ms: float) -> tuple[str, ...]:
@@ -159,12 +165,12 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     rows.append(_compared("peak memory, MiB", peaks))
     rows.append((_rate_name(first), *(_rate(result) for result in results), *[""] * len(ratios)))
     for label, result in zip(labels, results, strict=True):
-        print(f"{label}: {shown_path(result.bundle)}")
-    print()
+        print_lines(f"{label}: {shown_path(result.bundle)}")
+    print_lines("")
     print_table(("ms", *labels, *ratios), rows)
     if len({result.text for result in results}) > 1:
-        print(f"\nThe bundles did not understand the same in {first.recording}.")
-    print()
+        print_lines("", f"The bundles did not understand the same in {first.recording}.")
+    print_lines("")
 
 
 def _compared(name: str, numbers: Sequence[float | None], digits: int = 1) -> tuple[str, ...]:
@@ -181,9 +187,11 @@ def _total(result: BenchResult, name: str) -> float | None:
 def _print_where(threads: int | None, repeat: int) -> None:
     here = machine()
     installed = (f"{name} {version}" for name, version in versions(MEASURED).items())
-    print(f"{here['cpu']}, {here['cores']} cores, {here['os']}, {here['python']}")
-    print(", ".join(installed))
-    print(f"threads: {threads or 'as the runtime chooses'}; median of {repeat} rounds by time")
+    print_lines(
+        f"{here['cpu']}, {here['cores']} cores, {here['os']}, {here['python']}",
+        ", ".join(installed),
+        f"threads: {threads or 'as the runtime chooses'}; median of {repeat} rounds by time",
+    )
 
 
 def _as_json(results: Sequence[BenchResult], threads: int | None) -> dict[str, object]:

@@ -10,6 +10,7 @@ import click
 from whisperport.cli.console import (
     Word,
     print_json,
+    print_lines,
     print_next,
     print_table,
     print_warning,
@@ -50,6 +51,11 @@ LOWERED = {"onnxruntime": ".onnx", "xnnpack": ".pte"}  # what `lower` writes for
     help="Inputs by name that --fix proves rewrites on too; may be repeated",
 )
 @click.option("--overwrite", is_flag=True, help="Let --fix replace a file that is there")
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Let --fix run the program without a limit on memory; use it for files from a source you trust",
+)
 @as_json
 def check(
     program: Path,
@@ -59,6 +65,7 @@ def check(
     out: Path | None,
     inputs: tuple[Path, ...],
     overwrite: bool,
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Say what a target would refuse of a program, why, what it costs, and what mends it.
@@ -78,7 +85,7 @@ def check(
     if fix != (out is not None):
         raise click.UsageError("--fix and --out FILE.pt2 go together")
     if out is not None:
-        mend(program, target, out, inputs, overwrite=overwrite, as_json=as_json)
+        mend(program, target, out, inputs, overwrite=overwrite, trust=trust, as_json=as_json)
         return
     from whisperport.inspection.check import check as check_graph
     from whisperport.inspection.read import read_graphs
@@ -105,14 +112,14 @@ def _print_checked(checked: "Checked", target: str, every_node: bool) -> None:
             ("rule", "nodes", "operator", "costliest", "FLOPs", "bytes", "mended by"),
             [_row(checked, kind) for kind in checked.kinds],
         )
-        print()
+        print_lines("")
         print_table(("rule", "why, and where the limit was read"), list(map(_why, checked.kinds)))
-        print()
+        print_lines("")
     if checked.kinds and every_node:
         places = [(kind.rule, place) for kind in checked.kinds for place in kind.places]
         print_table(("rule", "node", "reason"), [(rule, p.name, p.reason) for rule, p in places])
-        print()
-    print(_summary(checked, target))
+        print_lines("")
+    print_lines(_summary(checked, target))
 
 
 def _row(checked: "Checked", kind: "Kind") -> tuple[str, ...]:

@@ -7,15 +7,23 @@ import click
 
 from whisperport.cli.console import (
     print_json,
+    print_lines,
     print_next,
     print_note,
     print_table,
     stages,
 )
-from whisperport.cli.options import as_json, options_help, target_option, threads, unique_pairs
+from whisperport.cli.options import (
+    as_json,
+    options_help,
+    target_option,
+    threads,
+    trust,
+    unique_pairs,
+)
 from whisperport.compiling import CompiledProgram, CompileOptions, compile_bundle
 from whisperport.targets import TARGETS
-from whisperport.watchdog import run_watched
+from whisperport.watchdog import MAX_STALL_S, run_watched
 
 STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and says nothing meanwhile
 
@@ -51,13 +59,14 @@ STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and says nothing m
 )
 @click.option(
     "--stall-after",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(0, MAX_STALL_S / 60, min_open=True),
     default=STALL_MIN,
     show_default=True,
     metavar="MINUTES",
-    help="Stop when one stage takes longer",
+    help="Stop if one stage takes longer than this",
 )
 @threads
+@trust
 @as_json
 def compile_verb(
     bundle: Path,
@@ -68,6 +77,7 @@ def compile_verb(
     toolchains: tuple[str, ...],
     stall_after: float,
     threads: int | None,
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Compile a bundle's programs by the vendor's own compiler, and write the result into the bundle.
@@ -86,11 +96,14 @@ def compile_verb(
         options=unique_pairs("--option", target_options),
         toolchains=unique_pairs("--toolchain", toolchains),
         threads=threads,
+        trust=trust,
     )
-    log = bundle.with_name(f"{bundle.resolve().name}.compile")
+    log = (
+        bundle.absolute().parent / f"{bundle.resolve().name}.compile"
+    )  # of `.` too, which has no name
     with stages() as say:
         job = (compile_bundle, bundle, options)
-        compiled = run_watched(*job, out=log, say=say, stall_s=60 * stall_after)
+        compiled = run_watched(*job, out=log, writes=bundle, say=say, stall_s=60 * stall_after)
     if as_json:
         print_json([_to_json(program) for program in compiled.programs])
     else:
@@ -101,7 +114,7 @@ def compile_verb(
                 for p in compiled.programs
             ],
         )
-        print(f"\n{bundle}: compiled")
+        print_lines("", f"{bundle}: compiled")
     for program in compiled.programs:
         for layer, decibels in program.snr_db.items():
             print_note(f"{program.name}: the compiler measured {decibels:g} dB SNR at {layer}")

@@ -16,16 +16,18 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from whisperport.errors import WhisperportError
+from whisperport.text.printable import escaped_json, is_printable, printable
 
 WIDTH = 100  # columns, where no terminal says how many it has
 WORTH_A_LINE_S = 1.0  # a stage that took less leaves none behind
 
-stderr = Console(stderr=True, highlight=False)
+stderr = Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout; sets are sorted."""
-    print(json.dumps(data, ensure_ascii=False, indent=2, default=sorted))
+    """One JSON document on stdout, which is safe to look at; sets are sorted."""
+    document = json.dumps(data, ensure_ascii=False, indent=2, default=sorted)
+    write(f"{escaped_json(document)}\n")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -34,12 +36,22 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+        table.add_row(*map(printable, row))
+    width = None if sys.stdout.isatty() else WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as drawn:
         console.print(table)
-    for line in drawn.get().splitlines():
-        print(line.rstrip())
+    write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
+
+
+def print_lines(*lines: str) -> None:
+    """Lines of a result on stdout; none can become two."""
+    write("".join(f"{printable(line)}\n" for line in lines))
+
+
+def write(text: str) -> None:
+    """On stdout, as it is: what the writers of transcripts made safe, or what holds no foreign text."""
+    print(text, end="")
 
 
 Word = str | os.PathLike[str]
@@ -47,48 +59,69 @@ Word = str | os.PathLike[str]
 
 def print_next(*words: Word) -> None:
     """The last line: the command to try next, whisperport's with these words, to be copied to a shell."""
+    sys.stdout.flush()  # one that cannot be written is an error, and has no next command
     _say("")
-    _say(f"next: {shlex.join(['whisperport', *map(str, words)])}")
+    _say(f"next: {' '.join(map(_quoted, ('whisperport', *map(str, words))))}")
+
+
+def _quoted(word: str) -> str:
+    """As a shell reads it; what cannot be shown, or is not UTF-8, in bash's, ksh's and zsh's `$'…'`."""
+    if is_printable(word):
+        return shlex.quote(word)
+    return f"$'{''.join(map(_in_quotes, word))}'"
+
+
+def _in_quotes(character: str) -> str:
+    if is_printable(character):
+        return f"\\{character}" if character in "\\'" else character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def print_error(error: WhisperportError) -> None:
     """What happened, why, and what to do next."""
-    _say(f"error: {error.what}", style="bold red")
+    _say(f"error: {printable(error.what)}", style="bold red")
     if error.why:
-        _say(f"  why: {error.why}")
+        _say_labelled("  why: ", error.why)
     if error.hint:
         _say("")
-        _say(f"hint: {error.hint}")
+        _say_labelled("hint: ", error.hint)
 
 
 def print_usage_error(error: click.ClickException) -> None:
     """A command line that does not say what to do, in the form of every other error."""
-    _say(f"error: {_uncapitalized(error.format_message()).rstrip('.')}", style="bold red")
+    message = _uncapitalized(error.format_message()).rstrip(".")
+    _say(f"error: {printable(message)}", style="bold red")
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
-        _say(f"  {_uncapitalized(context.get_usage())}")
+        _say(f"  {' '.join(_uncapitalized(context.get_usage()).split())}")
         _say("")
         _say(f"hint: {context.command_path} --help")
 
 
 def print_warning(message: str) -> None:
     """Something the user should know, and can go on with."""
-    _say(f"warning: {message}", style="yellow")
+    _say_labelled("warning: ", message, style="yellow")
 
 
 def print_note(message: str) -> None:
-    """One line beside the result."""
-    _say(message)
+    """A line beside the result, or several."""
+    _say_labelled("", message)
 
 
-def print_interrupted() -> None:
-    """Ctrl-C: every write is whole or not at all."""
-    _say("interrupted: nothing was left half-written")
+def _say_labelled(label: str, text: str, style: str | None = None) -> None:
+    """Text of other packages may have several lines: those after the first do not look like ours."""
+    for line in text.rstrip("\n").split("\n"):
+        _say(f"{label}{line}", style=style)
+        label = " " * max(len(label), 2)
 
 
 def _say(line: str, style: str | None = None) -> None:
-    """A line on stderr as it is: neither wrapped nor read as markup, so that it can be copied."""
-    stderr.print(line, markup=False, soft_wrap=True, style=style)
+    """A line on stderr: neither wrapped nor read as markup, so that it can be copied.
+
+    Everything on stderr comes through here or through `Stages`, `audio_bar` and the live screen, which
+    escape as well: nothing that a terminal obeys is let through.
+    """
+    stderr.print(printable(line), markup=False, soft_wrap=True, style=style)
 
 
 def shortened(name: str, width: int) -> str:
@@ -114,9 +147,9 @@ class Stages:
 
     def __call__(self, stage: str) -> None:
         self.finish()
-        self._stage, self._started = stage, time.perf_counter()
+        self._stage, self._started = printable(stage), time.perf_counter()
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=stage)
+            self._progress.update(self._task, description=self._stage)
 
     def finish(self) -> None:
         """Leave a line for the stage that is over, if one would want to know what took so long."""
@@ -148,7 +181,7 @@ class AudioBar:
 
     def __init__(self, progress: Progress, label: str) -> None:
         self._progress = progress
-        self._task = progress.add_task(label, total=None, at="loading")
+        self._task = progress.add_task(printable(label), total=None, at="loading")
 
     def __call__(self, done_s: float, of_s: float | None) -> None:
         of = f" of {_clock(of_s)}" if of_s else ""

@@ -8,6 +8,7 @@ import click
 
 from whisperport.cli.console import (
     print_json,
+    print_lines,
     print_next,
     print_table,
     shown_path,
@@ -88,9 +89,11 @@ def print_rows(rows: Sequence[DemoRow]) -> None:
     """What was understood by the last target, then one line a target."""
     _print_transcripts(rows[-1])
     print_table(HEADINGS, [_cells(row) for row in rows])
-    print(
-        "\ndelegated nodes: those the target runs, of all; parity: worst signal-to-error ratio of any "
-        "output\nagainst torch; real-time factor: processing seconds per second of sound"
+    print_lines(
+        "",
+        "delegated nodes: those the target runs, of all; parity: worst signal-to-error ratio of any "
+        "output",
+        "against torch; real-time factor: processing seconds per second of sound",
     )
 
 
@@ -122,7 +125,7 @@ def _print_transcripts(row: DemoRow) -> None:
             for heard in row.heard
         ],
     )
-    print()
+    print_lines("")
 
 
 def _clipped(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from whisperport.bundle import Bundle
-from whisperport.cli.console import print_error, print_json, print_next, print_table
+from whisperport.cli.console import print_error, print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
 from whisperport.doctor import Finding, examine
 from whisperport.errors import BundleError
@@ -33,8 +33,8 @@ def doctor(as_json: bool) -> None:
         print_json({"machine": machine(), "packages": packages, "default bundle": state})
     else:
         for name, value in machine().items():
-            print(f"{name:15} {value}")
-        print(f"{'default bundle':15} {'damaged or missing' if damage else 'whole'}\n")
+            print_lines(f"{name:15} {value}")
+        print_lines(f"{'default bundle':15} {'damaged or missing' if damage else 'whole'}", "")
         _print_packages(findings)
     if damage:
         print_error(damage)
@@ -54,7 +54,7 @@ def _print_packages(findings: Sequence[Finding]) -> None:
     )
     missing = {finding.fix: finding.needed_for for finding in findings if finding.fix}
     for fix, use in missing.items():
-        print(f"\nto have {use}: {fix}")
+        print_lines("", f"to have {use}: {fix}")
 
 
 def _damage() -> BundleError | None:

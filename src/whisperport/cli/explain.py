@@ -2,7 +2,7 @@
 
 import click
 
-from whisperport.cli.console import print_json, print_next, print_table
+from whisperport.cli.console import print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
 from whisperport.errors import UsageError
 from whisperport.targets import TARGETS
@@ -36,5 +36,5 @@ def explain(code: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"rule": rule.code, "title": rule.title, "text": rule.text})
     else:
-        print(rule_page(rule, [target.spec for target in TARGETS]).rstrip())
+        print_lines(*rule_page(rule, [target.spec for target in TARGETS]).rstrip().split("\n"))
     print_next("check", "PROGRAM", "--target", "TARGET")

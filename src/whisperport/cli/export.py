@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from whisperport.bundle import Manifest
-from whisperport.cli.console import Word, print_json, print_next, print_table, stages
+from whisperport.cli.console import Word, print_json, print_lines, print_next, print_table, stages
 from whisperport.cli.options import as_json, no_preflight, pairs, stall_after, threads
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
@@ -142,7 +142,8 @@ def export(
         )
         absent = dict.fromkeys(e.target for e in manifest.programs if e.status == CHECKED)
         stood_in = f", with a stand-in for {', '.join(absent)}" if absent else ""
-        print(f"\n{out}: {'verified' if manifest.verified else 'NOT VERIFIED'}{stood_in}")
+        status = "verified" if manifest.verified else "NOT VERIFIED"
+        print_lines("", f"{out}: {status}{stood_in}")
     print_next(*_next_command(out, manifest))
 
 

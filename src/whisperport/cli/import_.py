@@ -6,6 +6,7 @@ import click
 
 from whisperport.cli.console import (
     print_json,
+    print_lines,
     print_next,
     print_note,
     print_table,
@@ -101,7 +102,7 @@ def import_verb(
     else:
         rows = [(e.spec.name, e.target, e.files[0], e.status) for e in manifest.programs]
         print_table(("program", "target", "file", "status"), rows)
-        print(f"\n{out}: imported")
+        print_lines("", f"{out}: imported")
     print_note(
         "the imported file was not run here: copy the bundle to the board, and transcribe there"
     )

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from whisperport.cli.console import (
     WIDTH,
     Word,
     print_json,
+    print_lines,
     print_next,
     print_table,
     print_warning,
@@ -19,7 +19,8 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.options import as_json, pairs, run_option, threads
-from whisperport.targets import get_target
+from whisperport.inspecting import InspectOptions, inspect_program
+from whisperport.ranges import MAX_REPEAT
 
 if TYPE_CHECKING:  # boards have no inspection
     from whisperport.inspection.profile import NodeProfile, Profile
@@ -51,10 +52,10 @@ NODE_WIDTH = 40  # beside the other columns it fits 100
 )
 @click.option(
     "--repeat",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_REPEAT),
     default=5,
     show_default=True,
-    help="Runs, after one that does not count; times are medians",
+    help="Number of runs after a warm-up run; times are medians",
 )
 @click.option(
     "--inputs",
@@ -64,6 +65,11 @@ NODE_WIDTH = 40  # beside the other columns it fits 100
 )
 @threads
 @run_option
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Run the program without limits on time and memory; use it for files from a source you trust",
+)
 @as_json
 def inspect(
     lowered: Path,
@@ -73,6 +79,7 @@ def inspect(
     inputs: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Run a compiled program, and say which nodes ran where, how long each took, and why not elsewhere.
@@ -83,21 +90,16 @@ def inspect(
     Example:
       $ whisperport inspect decoder.pte
     """
-    from whisperport.inspection.check import refusals
-    from whisperport.inspection.inputs import read_inputs
-    from whisperport.inspection.lowered import inspect_lowered
-    from whisperport.inspection.profile import ProfileOptions
-
-    options = ProfileOptions(
+    options = InspectOptions(
         repeat=repeat,
         threads=threads,
         options=pairs(run_options),
-        inputs=None if inputs is None else read_inputs(inputs),
+        inputs=inputs,
         programs=programs,
+        trust=trust,
     )
-    reasons = partial(refusals, spec=get_target("xnnpack").spec)
     with stages() as say:
-        inspected = inspect_lowered(lowered, options, reasons, say=say)
+        inspected = inspect_program(lowered, options, say=say)
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
         print_json({"programs": programs_as_json, "skipped": list(inspected.skipped)})
@@ -111,20 +113,25 @@ def inspect(
 
 def _print_profile(profile: "Profile", top: int) -> None:
     """What was found in a sentence, then the most expensive nodes, then why some stay off."""
-    print(textwrap.fill(_summary(profile), WIDTH, break_on_hyphens=False) + "\n")
+    _print_wrapped(_summary(profile))
+    print_lines("")
     shown = profile.nodes[:top]
     _print_filled(HEADINGS, [_row(profile, node) for node in shown])
     explained = {node.reason: node for node in reversed(shown) if node.reason}
     if explained:
-        print()
+        print_lines("")
         print_table(
             ("node", "why"),
             [(shortened(n.name, NODE_WIDTH), reason) for reason, n in reversed(explained.items())],
         )
-    print()
+    print_lines("")
     for note in _footnotes(profile, len(shown)):
-        print(textwrap.fill(note, WIDTH, break_on_hyphens=False))
-    print()
+        _print_wrapped(note)
+    print_lines("")
+
+
+def _print_wrapped(text: str) -> None:
+    print_lines(*textwrap.wrap(text, WIDTH, break_on_hyphens=False))
 
 
 def _print_filled(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

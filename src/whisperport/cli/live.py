@@ -14,10 +14,11 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from whisperport.audio import ReadAhead, growing_sound, microphone_sound
-from whisperport.cli.console import print_note, print_warning, stderr
+from whisperport.cli.console import print_note, print_warning, stderr, write
 from whisperport.errors import AudioError, IncompleteError, Interrupted
 from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
 from whisperport.text import Word
+from whisperport.text.printable import one_line
 from whisperport.transcription import Transcriber, Transcript
 
 MAY_CHANGE = ".,!?:;…。，！？：；"  # after the last certain word, until the next one is
@@ -91,8 +92,9 @@ class Screen:
         self.clear()
         if self._text:
             for segment in update.closed:
-                self._print(segment.text.strip())
-                print(flush=True)
+                self._print(one_line(segment.text.strip()))
+                write("\n")
+                sys.stdout.flush()
                 self._shown = 0
             if not self._whole_lines:
                 self._print(_text(update.open).rstrip(MAY_CHANGE))
@@ -105,13 +107,14 @@ class Screen:
             stderr.control(Control(ControlType.CARRIAGE_RETURN, erase))
 
     def _print(self, text: str) -> None:
-        print(text[self._shown :], end="", flush=True)
+        write(text[self._shown :])
+        sys.stdout.flush()
         self._shown = max(self._shown, len(text))
 
     def _rewrite(self, certain: str, update: LiveUpdate) -> None:
         if not stderr.is_terminal:
             return
-        line = Text(certain).append(update.tentative, style="dim")
+        line = Text(certain).append(one_line(update.tentative), style="dim")
         room = shutil.get_terminal_size().columns - 1
         stderr.print(line[max(0, len(line) - room) :], end="", soft_wrap=True, highlight=False)
 
@@ -136,7 +139,8 @@ def transcribe_live(
     """
     transcriber = Transcriber(bundle, options.transcribe.run)
     if recording is None:
-        pieces = microphone_sound(int(device) if device and device.isdecimal() else device)
+        is_number = device is not None and device.isdecimal() and len(device) < 10
+        pieces = microphone_sound(int(device) if device and is_number else device)
         print_note("listening; Ctrl-C to stop")
     else:
         pieces = growing_sound(recording, raw_rate=raw_rate)
@@ -194,4 +198,4 @@ def _stopped_by_ctrl_c(source: ReadAhead) -> Iterator[list[int]]:
 
 
 def _text(words: tuple[Word, ...]) -> str:
-    return "".join(word.word for word in words).lstrip()
+    return one_line("".join(word.word for word in words).lstrip())

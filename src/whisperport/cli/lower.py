@@ -7,12 +7,13 @@ import click
 
 from whisperport.cli.console import (
     print_json,
+    print_lines,
     print_next,
     print_table,
     print_warning,
     stages,
 )
-from whisperport.cli.options import as_json, no_preflight, stall_after, threads
+from whisperport.cli.options import as_json, no_preflight, stall_after, threads, trust_program
 from whisperport.lowering import Lowered, LowerOptions
 from whisperport.lowering import lower as run_lower
 from whisperport.targets import RunOptions
@@ -50,6 +51,7 @@ from whisperport.watchdog import run_watched
 @no_preflight
 @stall_after
 @threads
+@trust_program
 @as_json
 def lower(
     program: Path,
@@ -62,6 +64,7 @@ def lower(
     no_preflight: bool,
     stall_after: float,
     threads: int | None,
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Lower one program to one file, run both on random inputs, and compare.
@@ -79,6 +82,7 @@ def lower(
         max_rank=max_rank,
         allow_unequal=allow_unequal,
         preflight=not no_preflight,
+        trust=trust,
         run=RunOptions(threads=threads),
     )
     with stages() as say:
@@ -100,7 +104,7 @@ def _print(lowered: Lowered) -> None:
     difference = f"{lowered.largest_difference:.1e} ({lowered.tolerance:.1e} is allowed)"
     rows.append(("largest difference", difference))
     print_table(("fact", "value"), rows)
-    print(f"\n{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}")
+    print_lines("", f"{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}")
 
 
 def _said(value: object) -> str:

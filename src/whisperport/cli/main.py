@@ -3,8 +3,8 @@
 import io
 import logging
 import os
-import signal
 import sys
+import traceback
 import warnings
 from contextlib import suppress
 from typing import TextIO
@@ -12,15 +12,17 @@ from typing import TextIO
 import click
 
 import whisperport
+from whisperport import interrupts
 from whisperport.cli.bench import bench
 from whisperport.cli.check import check
 from whisperport.cli.compile import compile_verb
 from whisperport.cli.console import (
     WIDTH,
     print_error,
-    print_interrupted,
+    print_note,
     print_usage_error,
     print_warning,
+    write,
 )
 from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
@@ -32,9 +34,14 @@ from whisperport.cli.lower import lower
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
 from whisperport.cli.verify import verify
-from whisperport.errors import WhisperportError
+from whisperport.errors import UsageError, WhisperportError
 
 FAILED = 1  # or not equal, where something was compared; click's own 2 means wrong usage
+READER_GONE = 128 + 13  # as of a process that SIGPIPE ended; Windows lacks the signal
+STDERR = 2  # its file descriptor, the last of the standard ones
+TRACEBACK = (
+    "WHISPERPORT_TRACEBACK"  # an environment variable: not empty, where a defect is reported
+)
 
 
 class _InOrder(click.Group):
@@ -59,7 +66,7 @@ def cli(context: click.Context) -> None:
       $ whisperport demo
     """
     if context.invoked_subcommand is None:
-        click.echo(context.get_help())
+        write(f"{context.get_help()}\n")
 
 
 for verb in (
@@ -81,40 +88,100 @@ for verb in (
 
 
 def main() -> None:
-    """Exit 0: done, and equal where something was compared; 1: failed or not equal; 2: wrong usage."""
+    """Exit status 0: done, and equal where something was compared; 1: failed or not equal; 2: wrong usage.
+
+    A signal that interrupts gives 128 and its number: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, and
+    141, that of SIGPIPE, where the reader of standard output went away.
+    """
+    interrupts.install()
+    try:
+        try:
+            status = _status()
+            sys.stdout.flush()  # a full disk shows now, and not when the interpreter ends
+        except BrokenPipeError:  # `| head -1` has what it wanted
+            _close_stdout()
+            status = READER_GONE
+        except OSError as error:
+            print_error(_explained(error))
+            _close_stdout()
+            status = FAILED
+    except (KeyboardInterrupt, click.Abort):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _close_stdout()
+        interrupts.leave()
+    sys.exit(status)
+
+
+def _status() -> int:
+    """Prepare the streams, run the verb, and print what failed; the system's errors are raised."""
     _open_closed_streams()
     _write_any_character()
     warnings.showwarning = _show_warning
+    # What our modules log, and what other packages log to nobody.
     logging.getLogger("whisperport").handlers = [_ToPerson(logging.WARNING)]
-    _end_as_by_ctrl_c()
+    logging.lastResort = _ToPerson(logging.WARNING)
     # Away from a terminal click would break lines at 80 columns, or at whatever COLUMNS says.
-    width = None if sys.stdout.isatty() else WIDTH
     try:
-        cli(prog_name="whisperport", standalone_mode=False, terminal_width=width)
-        print(end="", flush=True)  # a closed pipe shows now, and not when the interpreter ends
+        _check_stdout()
+        width = None if sys.stdout.isatty() else WIDTH
+        # Not click's `main`, which answers interrupts and broken pipes in its own way.
+        with cli.make_context("whisperport", sys.argv[1:], terminal_width=width) as context:
+            cli.invoke(context)
     except WhisperportError as error:
         print_error(error)
-        sys.exit(FAILED)
+        return FAILED
+    except (click.Abort, OSError):
+        raise
+    except click.exceptions.Exit as exit_:  # after --help
+        return exit_.exit_code
     except click.ClickException as error:
         print_usage_error(error)
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        print_interrupted()
-        sys.exit(FAILED)
-    except BrokenPipeError:  # `| head -1` has what it wanted
-        _close_stdout()
-        sys.exit(FAILED)
-    except OSError as error:
-        print_error(_explained(error))
-        _close_stdout()
-        sys.exit(FAILED)
+        return error.exit_code
+    except SystemExit as exit_:  # a verb's own status, after its result
+        return exit_.code if isinstance(exit_.code, int) else 0
+    except Exception as error:
+        print_error(_defect(error))
+        if os.environ.get(TRACEBACK):
+            print_note(traceback.format_exc())
+        return FAILED
+    return 0
 
 
 def _open_closed_streams() -> None:
-    """Python has None for a stream that was closed before it began, as by `>&-` or some services."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the end
+    """Python has None for a stream that was closed before it began, as by `>&-` or some services.
+
+    A file that is opened later must not get the number of one: libraries write messages to 2.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the end
+
+
+def _check_stdout() -> None:
+    """Every verb has a result: learn before hours of work, not after, that there is nowhere to write it.
+
+    Raises:
+        UsageError: standard output is closed, or cannot be written to.
+    """
+    why = "it was closed before the command began, as by `>&-`"
+    if sys.stdout is not None:
+        try:
+            os.write(sys.stdout.fileno(), b"")
+            return
+        except io.UnsupportedOperation:  # no file at all, as in tests and notebooks
+            return
+        except OSError as error:
+            why = str(error)
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the end
+    raise UsageError(
+        "the result cannot be written to standard output",
+        why=why,
+        hint="redirect it to a file, or to /dev/null if it is not wanted",
+    )
 
 
 def _write_any_character() -> None:
@@ -127,6 +194,21 @@ def _close_stdout() -> None:
     """The interpreter flushes once more as it ends, and must not fail then."""
     with suppress(OSError, ValueError):  # it is no file, and needs no flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _defect(error: Exception) -> WhisperportError:
+    """What should not happen, in the form of every other error."""
+    if isinstance(error, MemoryError):
+        return WhisperportError(
+            "there is not enough memory",
+            why=str(error),
+            hint="free some, or use a machine with more",
+        )
+    return WhisperportError(
+        "whisperport failed in a way that it does not know",
+        why=f"{type(error).__name__}: {error}",
+        hint=f"this is a defect: please report it, with what {TRACEBACK}=1 adds to this output",
+    )
 
 
 def _explained(error: OSError) -> WhisperportError:
@@ -149,14 +231,6 @@ def _is_somewhere() -> bool:
         return bool(os.getcwd())
     except OSError:
         return False
-
-
-def _end_as_by_ctrl_c() -> None:
-    """`kill`, `timeout` and a closed terminal let a verb tidy up too; `nohup` is respected."""
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
 
 
 class _ToPerson(logging.Handler):

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from whisperport.cli.console import Word, print_json, print_next, print_table, stages
+from whisperport.cli.console import Word, print_json, print_lines, print_next, print_table, stages
 from whisperport.fixing import Fixed, Step, check_free, fix, write_fixed
 
 
@@ -14,12 +14,13 @@ def mend(
     inputs: tuple[Path, ...],
     *,
     overwrite: bool,
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Exits 1 if a rewrite failed its proof, or something that computes remains."""
     check_free(out, overwrite=overwrite)
     with stages() as say:
-        fixed = fix(program, target, inputs=inputs, say=say)
+        fixed = fix(program, target, inputs=inputs, trust=trust, say=say)
         if fixed.changed:
             say(f"writing {out.name}")
             write_fixed(fixed, out, overwrite=overwrite)
@@ -37,7 +38,8 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
     print_table(
         ("rewrite", "changed", "declined", "largest error", "proof"), list(map(_row, fixed.steps))
     )
-    print(f"\nlargest error: of the largest value; proved on {', '.join(fixed.samples)}\n")
+    samples = ", ".join(fixed.samples)
+    print_lines("", f"largest error: of the largest value; proved on {samples}", "")
     left = [
         *((proof.sample, proof.comparison.reason) for step in fixed.steps for proof in step.failed),
         *((r.node, r.reason) for step in fixed.steps for r in step.outcome.refused),
@@ -45,8 +47,8 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
     ]
     if left:
         print_table(("where", "what remains, and why"), left)
-        print()
-    print(_summary(fixed, out))
+        print_lines("")
+    print_lines(_summary(fixed, out))
 
 
 def _row(step: Step) -> tuple[str, ...]:

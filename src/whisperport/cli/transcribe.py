@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from whisperport import interrupts
 from whisperport.cli.chunk_options import chunk_options, with_chunks
 from whisperport.cli.console import (
     audio_bar,
@@ -17,6 +18,7 @@ from whisperport.cli.console import (
     print_next,
     print_note,
     print_warning,
+    write,
 )
 from whisperport.cli.decoding_options import decoding_options, transcribe_options
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
@@ -26,11 +28,13 @@ from whisperport.cli.options import (
     run_option_words,
     run_options_of,
     threads,
+    trust,
 )
 from whisperport.cli.subtitle_options import chosen_subtitles, subtitle_options
 from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
 from whisperport.text import SubtitleOptions, write_as
+from whisperport.text.printable import one_line
 from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription import transcribe as run_transcribe
 
@@ -58,6 +62,7 @@ from whisperport.transcription import transcribe as run_transcribe
 @chunk_options
 @threads
 @run_option
+@trust
 @as_json
 def transcribe(
     recording: str | None,
@@ -71,6 +76,7 @@ def transcribe(
     workers: int,
     threads: int | None,
     run_options: tuple[str, ...],
+    trust: bool,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -82,7 +88,7 @@ def transcribe(
       $ whisperport transcribe --live
     """
     check_live(recording, live, {"raw_rate": raw_rate, "device": device})
-    options = transcribe_options(chosen, run_options_of(threads, run_options))
+    options = transcribe_options(chosen, run_options_of(threads, run_options, trust=trust))
     options = with_chunks(options, vad, workers)
     has_words = options.word_timestamps or live  # live needs them, and has them in any case
     subtitles = chosen_subtitles(chosen, "json" if as_json else form, has_words)
@@ -101,13 +107,13 @@ def transcribe(
         _print(transcript, form, subtitles, said=live)
     if failure is not None:
         _print_incomplete(transcript, failure)
-        sys.exit(1)
+        sys.exit(1 if isinstance(failure, IncompleteError) else interrupts.exit_status())
     if not as_json:
         sound = [] if recording is None else [recording]
         with_bundle = [] if bundle is None else ["--bundle", str(bundle)]
         otherwise = ["--format", "srt"] if form == "txt" else ["--json"]
         how = ["--live"] * (live or recording is None)
-        same = run_option_words(run_options)
+        same = run_option_words(run_options, trust=trust)
         print_next("transcribe", *sound, *how, *with_bundle, *same, *otherwise)
 
 
@@ -131,10 +137,10 @@ def _with_a_bar(recording: str, bundle: Path | None, options: TranscribeOptions)
 def _print(transcript: Transcript, form: str, subtitles: SubtitleOptions, *, said: bool) -> None:
     """The result on stdout; `said`: plain text was printed as it came."""
     if form == "txt" and not said:
-        print(transcript.text)
+        write(f"{one_line(transcript.text)}\n")
     elif form != "txt":
         language = transcript.language
-        print(write_as(form, transcript.segments, language=language, options=subtitles), end="")
+        write(write_as(form, transcript.segments, language=language, options=subtitles))
     if not transcript.text:
         print_note("no speech was heard")
 

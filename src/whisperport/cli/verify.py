@@ -9,6 +9,7 @@ import click
 from whisperport.bundle import Bundle
 from whisperport.cli.console import (
     print_json,
+    print_lines,
     print_next,
     print_table,
     print_warning,
@@ -20,6 +21,7 @@ from whisperport.cli.options import (
     run_option_words,
     run_options_of,
     threads,
+    trust,
 )
 from whisperport.verification import Report
 from whisperport.verification.bundle_check import verify as run_verify
@@ -29,8 +31,15 @@ from whisperport.verification.bundle_check import verify as run_verify
 @click.argument("bundle", type=click.Path(path_type=Path))
 @threads
 @run_option
+@trust
 @as_json
-def verify(bundle: Path, threads: int | None, run_options: tuple[str, ...], as_json: bool) -> None:
+def verify(
+    bundle: Path,
+    threads: int | None,
+    run_options: tuple[str, ...],
+    trust: bool,
+    as_json: bool,
+) -> None:
     """Run a bundle on the reference it carries: arrays, tokens, words, isolation.
 
     Needs no torch beyond what the bundle's targets need. Exits 1 if anything differs.
@@ -41,18 +50,19 @@ def verify(bundle: Path, threads: int | None, run_options: tuple[str, ...], as_j
     """
     opened = Bundle.open(bundle)
     with stages() as say:
-        report = run_verify(opened, run=run_options_of(threads, run_options), say=say)
+        run = run_options_of(threads, run_options, trust=trust)
+        report = run_verify(opened, run=run, say=say)
     if as_json:
         print_json(report.to_json())
     else:
         _print_report(report)
         how = f" ({', '.join(run_options)})" if run_options else ""  # a stand-in is no chip
-        print(f"\n{bundle}: {'verified' if report else 'NOT VERIFIED'}{how}")
+        print_lines("", f"{bundle}: {'verified' if report else 'NOT VERIFIED'}{how}")
     if not opened.manifest.verified:
         print_warning("this bundle was written with --allow-unverified")
     if not report:
         sys.exit(1)
-    same = run_option_words(run_options)
+    same = run_option_words(run_options, trust=trust)
     print_next("transcribe", "talk.mp3", "--bundle", bundle, *same)
 
 
@@ -65,11 +75,12 @@ def _print_report(report: Report) -> None:
             for c in report.checks
         ],
     )
-    print()
+    print_lines("")
     rules = dict.fromkeys((check.level, check.rule) for check in report.checks)
     print_table(("level", "rule"), list(rules))
     for failure in report.failures():
-        print(f"\nFAIL: {failure}")
+        first, *rest = str(failure).split("\n")
+        print_lines("", f"FAIL: {first}", *rest)
 
 
 # The numbers that tell a reader most, and how they are said; `--json` has all of them.

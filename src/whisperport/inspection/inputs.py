@@ -1,5 +1,6 @@
 """What a program is run with where nobody says: random numbers of the right shapes and dtypes."""
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import numpy as np
 
 from whisperport.errors import ProgramError
 from whisperport.inspection.graph import Value
+from whisperport.regular_file import other_kind
 from whisperport.runner import Array
+from whisperport.unpacking import check_unpacked_size
 
 HIGHEST_TOKEN = 99  # integers are taken for token ids or positions: few tables are shorter
 SEED = 0
@@ -45,6 +48,10 @@ def read_inputs(path: Path) -> dict[str, Array]:
         ProgramError: there is no such file, or it is no archive of plain arrays.
     """
     try:
+        if kind := other_kind(path):
+            raise ValueError(f"it is {kind}, not a file")
+        with zipfile.ZipFile(path) as members:
+            check_unpacked_size(members, path.stat().st_size)
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except Exception as error:  # numpy and zipfile raise nine kinds on a damaged file

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from whisperport.bundle import MANIFEST, Bundle, ProgramEntry
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import ProgramError
 from whisperport.inspection.profile import Profile, ProfileOptions
 from whisperport.inspection.profile_onnx import profile_onnx
 from whisperport.inspection.profile_openvino import profile_openvino
 from whisperport.inspection.profile_pte import Reasons, profile_pte
 from whisperport.inspection.profile_tflite import profile_tflite
+from whisperport.regular_file import other_kind
 
 EXECUTORCH, TFLITE, ONNX_IR_VERSION, ZIP = b"ET", b"TFL3", b"\x08", b"PK\x03\x04"
 HINT = "give a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle"
@@ -55,6 +57,8 @@ def inspect_lowered(
 
 
 def _head(path: Path) -> bytes:
+    if kind := other_kind(path):
+        raise ProgramError(f"{path} is not a program", why=f"it is {kind}, not a file", hint=HINT)
     try:
         with path.open("rb") as file:
             return file.read(64)
@@ -101,6 +105,7 @@ def _of_bundle(folder: Path, options: ProfileOptions, reasons: Reasons, say: Say
         if file.suffix == ".pte":
             profiles += _methods(file, entries, options, reasons)
         elif file.suffix == ".onnx":
+            OnnxGraph.of(bundle.folder, entries[0]).read()  # checks which files it refers to
             one = profile_onnx(file, replace(options, programs=()))
             profiles.append(replace(one, program=names[0]))
         else:

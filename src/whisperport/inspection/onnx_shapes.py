@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 OWN_DOMAINS = frozenset({"", "ai.onnx"})
 MOST_NODES = 200_000  # Whisper large's decoder has 5,000
+CONSTANT_OF_SHAPE, HIDDEN = "ConstantOfShape", "whisperport.ConstantOfShape"
 SMALL = 256  # elements of a tensor that is taken for arithmetic on shapes
 
 FOLDED = frozenset(
@@ -50,9 +51,27 @@ def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         _check_unfolds(model)
         model = inline_local_functions(model)
     _store_constants(model.graph)
-    model = shape_inference.infer_shapes(model, data_prop=True)
+    model = _inferred(model)
     _Pass(model).run()
     return model
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """By onnx, which computes small tensors too, but for the output of ConstantOfShape.
+
+    Of that operator it would write out every element, and a file of a hundred bytes may ask for 2**62;
+    `_Pass` computes those that are small.
+    """
+    _renamed(model, CONSTANT_OF_SHAPE, HIDDEN)
+    model = shape_inference.infer_shapes(model, data_prop=True)
+    _renamed(model, HIDDEN, CONSTANT_OF_SHAPE)
+    return model
+
+
+def _renamed(model: onnx.ModelProto, operator: str, name: str) -> None:
+    for node in _with_inner(model.graph.node):
+        if node.op_type == operator:
+            node.op_type = name
 
 
 Key = tuple[str, str, str]
@@ -210,7 +229,7 @@ class _Pass:
     def _is_small(self, node: onnx.NodeProto) -> bool:
         """Whether what known numbers ask for is: a file may ask for tensors of any size."""
         given = [self._data[name] for name in node.input if name]
-        if node.op_type == "ConstantOfShape":
+        if node.op_type == CONSTANT_OF_SHAPE:
             return prod(max(1, int(n)) for n in numpy_helper.to_array(given[0]).flat) <= SMALL
         if node.op_type in ("Max", "Min"):  # any number of operands, each spread over the others
             return bool(prod(max(1, prod(tensor.dims)) for tensor in given) <= SMALL**2)

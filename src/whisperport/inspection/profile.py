@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from whisperport.ranges import MAX_REPEAT, MAX_THREADS, check_range
 from whisperport.runner import Array
 
 
@@ -13,7 +14,7 @@ class ProfileOptions:
     """How a program is run to be measured.
 
     Raises:
-        ValueError: `repeat` is below 1.
+        UsageError: `repeat` or `threads` is out of its range.
     """
 
     repeat: int = 5  # runs, after one that does not count
@@ -23,8 +24,8 @@ class ProfileOptions:
     programs: tuple[str, ...] = ()  # programs of a bundle, or methods of a .pte; empty: all
 
     def __post_init__(self) -> None:
-        if self.repeat < 1:
-            raise ValueError(f"`repeat` is {self.repeat}; expected 1 or more")
+        check_range("repeat", self.repeat, 1, MAX_REPEAT)
+        check_range("threads", self.threads, 1, MAX_THREADS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

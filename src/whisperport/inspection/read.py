@@ -8,6 +8,7 @@ from whisperport.inspection.graph import Graph
 from whisperport.inspection.read_onnx import read_onnx
 from whisperport.inspection.read_pt2 import read_pt2
 from whisperport.inspection.read_tflite import read_tflite
+from whisperport.regular_file import other_kind
 
 ZIP, TFLITE, EXECUTORCH, ONNX_IR_VERSION = b"PK\x03\x04", b"TFL3", b"ET", b"\x08"
 HINT = "give a .pt2, .onnx or .tflite file, or a bundle"
@@ -23,6 +24,8 @@ def read_graphs(path: Path) -> list[Graph]:
     """
     if path.is_dir():
         return _of_bundle(path)
+    if kind := other_kind(path):
+        raise ProgramError(f"{path} is not a program", why=f"it is {kind}, not a file", hint=HINT)
     try:
         with path.open("rb") as file:
             head = file.read(16)
@@ -61,7 +64,7 @@ def _of_bundle(folder: Path) -> list[Graph]:
         )
     bundle = Bundle.open(folder)
     files = {
-        entry.spec.name: folder / file
+        entry.spec.name: bundle.path(file)
         for entry in bundle.manifest.programs
         for file in entry.files
         if file.endswith(".onnx")

@@ -86,7 +86,7 @@ def _check_external_data(path: Path, model: "onnx.ModelProto") -> None:
 def _external_size(path: Path, name: str, tensor: str) -> int:
     file = path.parent / name
     outside = Path(name).is_absolute() or ".." in Path(name).parts
-    if outside or "\0" in name or not file.is_file():
+    if outside or not _is_file(file):
         raise ProgramError(
             f"the external data of {path.name} is missing",
             why=f"`{tensor}` is in {name!r}, which is "
@@ -94,6 +94,13 @@ def _external_size(path: Path, name: str, tensor: str) -> int:
             hint=f"copy it to {path.parent}",
         )
     return file.stat().st_size
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a zero byte in it
+        return False
 
 
 def _number(text: str) -> int:

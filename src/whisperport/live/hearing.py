@@ -6,6 +6,7 @@ from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.live.buffer import Buffer
 from whisperport.runtime import (
     Decoded,
+    Decoder,
     Piece,
     cut_segments,
     decode_with_fallback,
@@ -14,7 +15,7 @@ from whisperport.runtime import (
 from whisperport.runtime.agreement import Heard
 from whisperport.runtime.alignment import align_words
 from whisperport.runtime.words import add_words
-from whisperport.text import Segment
+from whisperport.text import Segment, Tokenizer
 from whisperport.transcription import TranscribeOptions, Transcriber
 
 MIN_FRAMES = 10  # of 10 ms; shorter sound holds no word
@@ -45,8 +46,9 @@ def hear(
     """
     if buffer.frames < MIN_FRAMES:
         return None
+    decoder = transcriber.engine.decoder()
     decoded, ratio = decode_with_fallback(
-        transcriber.engine,
+        decoder,
         transcriber.engine.encode(buffer.mel()),
         replace(options.decode, prompt=prompt),
         options.temperatures,
@@ -59,7 +61,9 @@ def hear(
     said = [
         # As of a recording, what takes no time was not said.
         segment.words or () if segment.end > segment.start else ()
-        for segment in _with_words(transcriber, buffer, options, decoded, pieces, last_speech)
+        for segment in _with_words(
+            decoder, transcriber.tokenizer, buffer, options, decoded, pieces, last_speech
+        )
     ]
     words = tuple(Heard(word, begins=i == 0) for words in said for i, word in enumerate(words))
     complete = sum(len(words) for words in said[:n_complete])
@@ -81,17 +85,18 @@ def _pieces(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[Piece], 
 
 
 def _with_words(
-    transcriber: Transcriber,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
     buffer: Buffer,
     options: TranscribeOptions,
     decoded: Decoded,
     pieces: list[Piece],
     last_speech: float,
 ) -> list[Segment]:
-    end = transcriber.engine.generation.end_of_text
+    end = decoder.engine.generation.end_of_text
     timings = align_words(
-        transcriber.engine,
-        transcriber.tokenizer,
+        decoder,
+        tokenizer,
         [token for token in decoded.tokens if token < end],
         language=decoded.language,
         task=options.decode.task,
@@ -101,7 +106,7 @@ def _with_words(
         Segment(
             start=buffer.start_s + piece.start_s,
             end=buffer.start_s + piece.end_s,
-            text=transcriber.tokenizer.decode(piece.tokens),
+            text=tokenizer.decode(piece.tokens),
             tokens=piece.tokens,
             seek=buffer.start,
         )

@@ -41,7 +41,10 @@ class LiveUpdate:
 
 
 class LiveTranscriber:
-    """One stream: feed it sound as it comes, then `finish`.
+    """One stream: feed it audio as it arrives, then `finish`.
+
+    It holds the state of its stream, so use it from one thread at a time. Any number of them, in any
+    threads, share one `Transcriber`; each takes one of its concurrent calls while it decodes.
 
     No sound is dropped. Much sound at once takes no more passes than it fills windows, so one who
     fell behind catches up as fast as a recording is transcribed.
@@ -137,13 +140,14 @@ class LiveTranscriber:
         options = self._live.transcribe
         decode = replace(options.decode, language=self._language)
         certain = self._agreement.committed
-        return hear(
-            self._transcriber,
-            self._buffer,
-            replace(options, decode=decode, temperatures=temperatures),
-            self._prompt(),
-            last_speech=certain[-1].word.end if certain else 0.0,
-        )
+        with self._transcriber.turns.turn():
+            return hear(
+                self._transcriber,
+                self._buffer,
+                replace(options, decode=decode, temperatures=temperatures),
+                self._prompt(),
+                last_speech=certain[-1].word.end if certain else 0.0,
+            )
 
     def _repeats(self, heard: Hypothesis) -> bool:
         """Whether the text goes round in circles; the sound that follows may put it right."""

@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 
 from whisperport.errors import ProgramError
 from whisperport.programs.program import Program, as_program
+from whisperport.regular_file import other_kind
+from whisperport.unpacking import check_unpacked_size
 
 MAX_GRAPH = 512 * 2**20  # bytes of JSON; the graph of whisper-large's decoder takes 3 MB
 # What reading a zip file of JSON raises if it was cut, changed, or is encrypted.
@@ -39,7 +41,10 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
     """
     path = Path(path)
     try:
+        if kind := other_kind(path):
+            raise ValueError(f"it is {kind}, not a file")
         with zipfile.ZipFile(path) as archive:
+            check_unpacked_size(archive, path.stat().st_size)
             _check_archive(path, archive)
     except OSError as error:
         raise ProgramError(

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from whisperport.errors import ProgramError
+from whisperport.limited import first_line
 from whisperport.programs.program import Program
 
 
@@ -24,10 +26,21 @@ def drawn_inputs(program: Program, seed: int) -> list[Tensor]:
 
 
 def eager_outputs(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What the graph gives when torch runs it, in the order of the signature."""
+    """What the graph gives when torch runs it, in the order of the signature.
+
+    Raises:
+        ProgramError: torch cannot run it, or is refused the memory for it.
+    """
     args, kwargs = pytree.tree_unflatten(list(inputs), program.exported.call_spec.in_spec)
-    with torch.no_grad():
-        outputs = program.exported.module(check_guards=False)(*args, **kwargs)
+    try:
+        with torch.no_grad():
+            outputs = program.exported.module(check_guards=False)(*args, **kwargs)
+    except (RuntimeError, MemoryError) as error:
+        raise ProgramError(
+            f"torch cannot run the program `{program.name}`",
+            why=first_line(error),
+            hint="if it needs much memory and you trust its source, `--trust` runs it without a limit",
+        ) from error
     return [output.detach() for output in pytree.tree_leaves(outputs)]
 
 

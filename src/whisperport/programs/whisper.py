@@ -10,10 +10,10 @@ from whisperport.model.short_window import PaddedCrossKV
 from whisperport.model.whisper import Whisper
 from whisperport.programs.for_images import image_encoder
 from whisperport.programs.program import Program, trace
+from whisperport.signatures import PICKED_ROWS
 
 PREFILL_ROWS = (4, 64)  # the start tokens (at most 4), and a text prompt in pieces of 64
 ALIGN_ROWS = 64  # a window's text, in pieces
-PICKED_ROWS = 2  # logits of a prompt's last row, and of the row that tells whether there is speech
 
 
 def program_names(prefill_rows: tuple[int, ...] = PREFILL_ROWS) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Run a bundle: an engine over its programs, the cache it owns, and the decoding loop."""
+"""Run a bundle: an engine with its programs, a decoder with the state of a call, the decoding loop."""
 
 from whisperport.runtime.cache import MASKED, Cache, Floats
 from whisperport.runtime.decode import (
@@ -7,6 +7,7 @@ from whisperport.runtime.decode import (
     detect_language,
     start_tokens,
 )
+from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.engine import Around, Engine, load_engine
 from whisperport.runtime.fallback import (
     TEMPERATURES,
@@ -27,6 +28,7 @@ __all__ = [
     "Cut",
     "DecodeOptions",
     "Decoded",
+    "Decoder",
     "Draw",
     "Engine",
     "Floats",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from whisperport.dims import SECONDS_PER_POSITION
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decode import start_tokens
+from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.engine import Engine
 from whisperport.text import Tokenizer
 
@@ -31,7 +32,7 @@ class Timing:
 
 
 def align_words(
-    engine: Engine,
+    decoder: Decoder,
     tokenizer: Tokenizer,
     text: Sequence[int],
     *,
@@ -39,7 +40,7 @@ def align_words(
     task: str,
     n_frames: int,
 ) -> list[Timing]:
-    """Times of the words of `text`, text tokens of the window that `engine` listens to.
+    """Times of the words of `text`, text tokens of the window that `decoder` listens to.
 
     Of as many as the decoder has positions for: those after them get none.
 
@@ -48,10 +49,11 @@ def align_words(
     """
     if not text:
         return []
+    engine = decoder.engine
     generation = engine.generation
     start = start_tokens(generation, language, task)  # ends in <|notimestamps|>
     text = text[: engine.dims.n_text_ctx - len(start) - 1]
-    scores, rows = engine.align([*start, *text, generation.end_of_text])
+    scores, rows = decoder.align([*start, *text, generation.end_of_text])
     first = len(start) - 1  # its row predicts the first text token
     probabilities = _token_probabilities(engine, rows[first : first + len(text)], text)
     times = boundaries(scores[:, :, : n_frames // 2], first)

@@ -12,6 +12,7 @@ from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import UsageError
 from whisperport.generation import Generation
 from whisperport.runtime.cache import Cache, Floats
+from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.engine import Engine
 from whisperport.runtime.guards import SHORT_WINDOW_PENALTY
 from whisperport.runtime.options import DecodeOptions, check_combination
@@ -41,32 +42,35 @@ class Decoded:
 
 
 def decode_window(
-    engine: Engine, features: Floats, options: DecodeOptions, *, draw: Draw | None = None
+    decoder: Decoder, features: Floats, options: DecodeOptions, *, draw: Draw | None = None
 ) -> Decoded:
     """Decode features (T, d).
 
     Args:
+        decoder: the state of this call; forgets what it decoded before.
         draw: chooses tokens at temperatures above 0; None: numpy, seeded by the sound's features.
 
     Raises:
         UsageError: the checkpoint has no such language or task, the prompt is too long, or two
             options contradict each other.
+        NumericalError: a program returned a NaN or an infinity.
     """
     check_combination(options)
+    engine = decoder.engine
     generation = engine.generation
-    engine.listen(features)
-    language = options.language or detect_language(engine)
+    decoder.listen(features)
+    language = options.language or detect_language(decoder)
     prompt = prompt_tokens(engine, language, options)
     start = prompt.index(generation.start_of_transcript)
-    logits, at_start = engine.prefill(prompt, also=start)
+    logits, at_start = decoder.prefill(prompt, also=start)
     no_speech = float(np.exp(at_start[generation.no_speech] - log_sum_exp(at_start)))
 
-    # A number even of features that are none, as from a float16 overflow: verification reports those.
+    # A number even of features whose sum is none: verification reports those.
     seed = abs(int(np.nan_to_num(features.sum() * 1e3)))
     draw = draw or draw_with(np.random.default_rng(seed))
     search = _search(generation, options, draw)
     limit = options.max_tokens or engine.dims.n_text_ctx // 2
-    paths = _run(engine, search, _rules(engine, options), logits, len(prompt), limit)
+    paths = _run(decoder, search, _rules(engine, options), logits, len(prompt), limit)
     chosen = best(search.finish(paths), options.length_penalty)
     return Decoded(
         tuple(chosen.said),
@@ -78,18 +82,19 @@ def decode_window(
     )
 
 
-def detect_language(engine: Engine) -> str:
-    """The most probable language of what `engine` listens to.
+def detect_language(decoder: Decoder) -> str:
+    """The most probable language of what `decoder` listens to.
 
     Not asked of a checkpoint that names its own, as in transformers, nor of an .en model: "en".
     """
-    languages = engine.generation.languages
+    generation = decoder.engine.generation
+    languages = generation.languages
     if not languages:
         return "en"
-    if engine.generation.language:
-        return engine.generation.language
-    logits, _ = engine.prefill([engine.generation.start_of_transcript])
-    engine.cache.clear()
+    if generation.language:
+        return generation.language
+    logits, _ = decoder.prefill([generation.start_of_transcript])
+    decoder.cache.clear()
     return max(languages, key=lambda code: float(logits[languages[code]]))
 
 
@@ -159,14 +164,15 @@ def prefix_room(dims: Dims, options: DecodeOptions) -> int:
 
 
 def _run(
-    engine: Engine, search: Search, rules: Rules, logits: Floats, prompt: int, limit: int
+    decoder: Decoder, search: Search, rules: Rules, logits: Floats, prompt: int, limit: int
 ) -> list[Path]:
     """Lead all paths of a search from the prompt to their ends, or to the limit."""
+    engine = decoder.engine
     paths = [Path() for _ in range(search.width)]
-    caches = [engine.cache]
+    caches = [decoder.cache]
     for _ in paths[1:]:
         caches.append(Cache(engine.dims))
-        caches[-1].copy_of(engine.cache)
+        caches[-1].copy_of(decoder.cache)
     rows = [logits if i == 0 else logits.copy() for i in range(search.width)]
     while True:
         for path, row in zip(paths, rows, strict=True):
@@ -175,13 +181,13 @@ def _run(
         said = max(len(path.said) for path in paths)
         if done or said >= limit or prompt + said > engine.dims.n_text_ctx:
             return paths
-        caches = _rearranged(caches, sources, engine)
+        caches = _rearranged(caches, sources)
         for i, (path, cache) in enumerate(zip(paths, caches, strict=True)):
             if path.said[-1] != engine.generation.end_of_text:
-                rows[i] = engine.step(path.said[-1], cache)
+                rows[i] = decoder.step(path.said[-1], cache)
 
 
-def _rearranged(caches: list[Cache], sources: list[int], engine: Engine) -> list[Cache]:
+def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:
     """The cache of each path's source: moved where one path follows it, copied for the others."""
     if sources == list(range(len(caches))):
         return caches

@@ -7,10 +7,11 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from whisperport.ranges import check_range
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decode import Decoded, decode_window
-from whisperport.runtime.engine import Engine
-from whisperport.runtime.options import DecodeOptions, check_range
+from whisperport.runtime.decoder import Decoder
+from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import Draw
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -38,7 +39,7 @@ def compression_ratio(text: str) -> float:
 
 
 def decode_with_fallback(
-    engine: Engine,
+    decoder: Decoder,
     features: Floats,
     options: DecodeOptions,
     temperatures: tuple[float, ...],
@@ -49,7 +50,7 @@ def decode_with_fallback(
     """The first result that is no failure, or the last; and its text's compression ratio."""
     assert temperatures, "at least one temperature"
     for temperature in temperatures:
-        decoded = decode_window(engine, features, _at(options, temperature), draw=draw)
+        decoded = decode_window(decoder, features, _at(options, temperature), draw=draw)
         ratio = compression_ratio(text_of(decoded.tokens).strip())
         if not _failed(decoded, ratio, thresholds):
             break

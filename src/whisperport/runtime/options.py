@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from whisperport.errors import UsageError
+from whisperport.ranges import check_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,3 @@ def check_combination(options: DecodeOptions) -> None:
             why="at 0 all paths are the same",
             hint="give a temperature, or leave `best_of` out",
         )
-
-
-def check_range(name: str, value: float | None, low: float, high: float) -> None:
-    """Raises UsageError where a value is given and is not within `low` to `high`; NaN is not."""
-    if value is not None and not low <= value <= high:
-        raise UsageError(f"`{name}` is {value}", why=f"expected {low} to {high}", hint="correct it")

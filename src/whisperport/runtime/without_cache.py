@@ -9,7 +9,7 @@ from whisperport.runtime.cache import Floats
 
 
 class WithoutCache:
-    """`decode_full` behind the calls of an `Engine`: `listen`, then `prefill`, then `step`.
+    """`decode_full` behind the calls of a `Decoder`: `listen`, then `prefill`, then `step`.
 
     For measuring what a cache saves, and for verifying the program. It leads one path of tokens, at most
     as many as the program has rows, and hears the features as they are, without a short window's padding.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from whisperport.bundle import ProgramEntry
 from whisperport.dims import Dims
+from whisperport.ranges import MAX_THREADS, check_range
 from whisperport.runner import Runner
 from whisperport.spec import FullForm, Refusal, TargetSpec
 from whisperport.targets.compiler import Compiler
@@ -25,15 +26,15 @@ class RunOptions:
     """How to run a bundle's programs.
 
     Raises:
-        ValueError: `threads` is below 1.
+        UsageError: `threads` is below 1 or above `MAX_THREADS`.
     """
 
     threads: int | None = None  # None: one per physical core, as the runtime chooses
     options: Mapping[str, str] = field(default_factory=dict)  # the target's own
+    trust: bool = False  # load programs of unknown origin without a trial run under limits
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"`threads` is {self.threads}; expected 1 or more")
+        check_range("threads", self.threads, 1, MAX_THREADS)
 
 
 class Target(ABC):

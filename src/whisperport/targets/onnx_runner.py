@@ -3,27 +3,38 @@
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import nullcontext
+from itertools import zip_longest
 from typing import Any
 
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.onnx_weights import OnnxWeights
 
 CPU = "CPUExecutionProvider"
+ONNX_TYPES = {  # numpy's name -> as ONNX Runtime names the type of a value
+    **{
+        f"{kind}{bits}": f"tensor({kind}{bits})"
+        for kind in ("int", "uint")
+        for bits in (8, 16, 32, 64)
+    },
+    "bool": "tensor(bool)",
+    "float16": "tensor(float16)",
+    "float32": "tensor(float)",
+    "float64": "tensor(double)",
+}
 IN_PLACE = (1, 31)  # the version since which sessions use weights of their caller, and copy none
 
 
 class OnnxRunner(Runner):
     """A session on one execution provider."""
 
-    concurrent = True
-
     def __init__(
         self,
         spec: ProgramSpec,
-        path: Path,
+        graph: OnnxGraph,
         threads: int | None,
         provider: str = CPU,
         weights: OnnxWeights | None = None,
@@ -35,10 +46,11 @@ class OnnxRunner(Runner):
         Raises:
             MissingPackageError: onnxruntime is not installed.
             LoweringError: it has no such provider, or did not use it.
-            BundleError: it cannot read the file.
+            BundleError: it cannot read the file, or the file has another signature than `spec`.
         """
-        super().__init__(spec)
-        self._session = _session(path, threads, provider, weights)
+        super().__init__(spec, nullcontext())  # a session runs in several threads at once
+        self._session = _session(graph, threads, provider, weights)
+        _check_signature(self._session, spec, graph.name)
         self._weights = weights  # which the session uses in place
         self._names = [tensor.name for tensor in spec.inputs]
         self._wanted = [tensor.name for tensor in spec.outputs]
@@ -49,7 +61,9 @@ class OnnxRunner(Runner):
         return outputs
 
 
-def _session(path: Path, threads: int | None, provider: str, weights: OnnxWeights | None) -> Any:
+def _session(
+    graph: OnnxGraph, threads: int | None, provider: str, weights: OnnxWeights | None
+) -> Any:
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -71,22 +85,58 @@ def _session(path: Path, threads: int | None, provider: str, weights: OnnxWeight
     # A plan of all arrays is one large block more: 50 MB for an encoder of base, and no time saved.
     settings.enable_mem_pattern = False
     settings.log_severity_level = 3
+    # Not ONNX Runtime's own format, which it detects by itself, and which is not checked here.
+    settings.add_session_config_entry("session.load_model_format", "ONNX")
+    in_place = weights if _version(ort.__version__) >= IN_PLACE else None
+    if not in_place:
+        graph.take()  # checks it, and does not hold it in memory beside the session
     try:
-        in_place = weights if _version(ort.__version__) >= IN_PLACE else None
-        model = in_place.give(path, settings) if in_place else os.fspath(path)
+        model = in_place.give(graph, settings) if in_place else os.fspath(graph.path)
         session = ort.InferenceSession(model, settings, providers=[provider])
+    except BundleError:
+        raise
     except Exception as error:  # its own exception classes have no common base but Exception
         raise BundleError(
-            f"ONNX Runtime cannot load {path.name}",
+            f"ONNX Runtime cannot load {graph.name}",
             why=str(error).strip().split("\n")[0],
             hint="export the bundle again with this version of onnxruntime",
         ) from error
-    if provider not in session.get_providers():  # it falls back to the CPU without a word
+    if provider not in session.get_providers():  # it falls back to the CPU silently
         raise LoweringError(
-            f"ONNX Runtime did not use `{provider}` for {path.name}",
+            f"ONNX Runtime did not use `{provider}` for {graph.name}",
             why=f"it used {', '.join(session.get_providers())}",
         )
     return session
+
+
+def _check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
+    """Compare what the session states with the manifest; an axis without a number fits any."""
+    outputs = {value.name for value in session.get_outputs()}
+    unknown = [tensor.name for tensor in spec.outputs if tensor.name not in outputs]
+    inputs = {value.name for value in session.get_inputs()} ^ {t.name for t in spec.inputs}
+    if unknown or inputs:
+        raise _mismatch(name, f"it differs in {min((*unknown, *inputs))[:80]!r}")
+    stated = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
+    for tensor in (*spec.inputs, *spec.outputs):
+        value = stated[tensor.name]
+        shape = tuple(
+            ours if theirs is None or isinstance(theirs, str) else theirs
+            for ours, theirs in zip_longest(tensor.shape, value.shape, fillvalue=-1)
+        )
+        if shape != tensor.shape or value.type != ONNX_TYPES.get(tensor.dtype):
+            raise _mismatch(
+                name,
+                f"{tensor.name[:80]!r} is {value.shape} {value.type}; "
+                f"expected {list(tensor.shape)} {tensor.dtype}",
+            )
+
+
+def _mismatch(name: str, why: str) -> BundleError:
+    return BundleError(
+        f"{name} has another signature than the manifest lists",
+        why=why,
+        hint="export the bundle again",
+    )
 
 
 def _version(text: str) -> tuple[int, ...]:

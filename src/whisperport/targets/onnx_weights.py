@@ -4,46 +4,26 @@ A session of ONNX Runtime keeps weights of its own: what it widened from float16
 for its matrix products. `step`, every `prefill` and `align` use one decoder, which was in memory once
 for each. Here their tensors are read into arrays that the sessions use in place, unpacked. A product
 with one row, such as a step's, takes as long; those of a prefill take longer, once a window.
-
-Source of the field numbers: onnx/onnx.proto.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.targets.protobuf import Field, message_class
+from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
-NUMBER = re.compile("[0-9]{1,18}")
 MOST = 0.5  # of a program's weights: with less in common, packing them is worth a copy
-
-# Only what is read or changed here: protobuf keeps the rest.
-SCHEMA: dict[str, tuple[Field, ...]] = {
-    "Model": (("graph", 7, "Graph"),),
-    "Graph": (("node", 1, "[Node]"), ("initializer", 5, "[Tensor]")),
-    "Node": (
-        ("input", 1, "[string]"),
-        ("output", 2, "[string]"),
-        ("op_type", 4, "string"),
-        ("attribute", 5, "[Attribute]"),
-    ),
-    "Attribute": (("i", 3, "int64"),),
-    "Tensor": (("data_type", 2, "int32"), ("name", 8, "string"), ("external_data", 13, "[Entry]")),
-    "Entry": (("key", 1, "string"), ("value", 2, "string")),
-}
 
 
 class _Place(NamedTuple):
     """Where a tensor is stored."""
 
-    file: str
+    file: Path  # a listed file, with links resolved
     offset: int
     length: int  # bytes
     half: bool  # in float16, which the graph widens
@@ -52,38 +32,43 @@ class _Place(NamedTuple):
 class OnnxWeights:
     """The tensors of those programs that have most of them in common, read when first asked for."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """paths: graphs of one folder, and beside them the files of their weights."""
-        used = {path: places for path in paths if (places := _places(_read(path)))}
+    def __init__(self, graphs: Sequence[OnnxGraph]) -> None:
+        """
+        Raises:
+            BundleError: a graph cannot be read, or refers to a file that is not one of its program's.
+        """
+        if len(graphs) < 2:  # there is nothing to share
+            graphs = []
+        used = {graph: places for graph in graphs if (places := _places(graph))}
         users = Counter(place for places in used.values() for place in set(places.values()))
         self._arrays: dict[_Place, NDArray[np.float32]] = {}
         self._sharing = set()
-        for path, places in used.items():
+        for graph, places in used.items():
             common = sum(place.length for place in places.values() if users[place] > 1)
             if common > MOST * sum(place.length for place in places.values()):
-                self._sharing.add(path)
+                self._sharing.add(graph)
 
-    def __contains__(self, path: Path) -> bool:
-        """Whether the program at `path` is one of those."""
-        return path in self._sharing
+    def __contains__(self, graph: OnnxGraph) -> bool:
+        """Whether the program shares its tensors with others."""
+        return graph in self._sharing
 
-    def give(self, path: Path, settings: Any) -> bytes:
-        """The graph at `path` as a session is to load it, with its weights in `settings`.
+    def give(self, graph: OnnxGraph, settings: Any) -> bytes:
+        """The graph as a session is to load it, with its weights in `settings`.
 
         The session uses the arrays in place: keep this object for as long.
 
         Raises:
             ValueError, OSError: a file of weights is missing or too short.
         """
-        model = _read(path)
-        places, widened = _places(model), _widened(model)
+        places, model = _places(graph), graph.take()
+        widened = _widened(model)
         files = {}
         for tensor in model.graph.initializer:
             if tensor.name not in places:
                 continue
             place = places[tensor.name]
-            array = self._array(path.parent, place).view(np.uint8)
-            file = f"{place.offset} of {place.file}"  # to the session each tensor is a file
+            array = self._array(place).view(np.uint8)
+            file = f"{place.offset} of {place.file.name}"  # to the session each tensor is a file
             files[file] = array
             del tensor.external_data[:]
             tensor.external_data.add(key="location", value=file)
@@ -98,48 +83,39 @@ class OnnxWeights:
         settings.add_external_initializers_from_files_in_memory(
             list(files), list(files.values()), [array.nbytes for array in files.values()]
         )
-        graph: bytes = model.SerializeToString()
-        return graph
+        given: bytes = model.SerializeToString()
+        return given
 
-    def _array(self, folder: Path, place: _Place) -> NDArray[np.float32]:
+    def _array(self, place: _Place) -> NDArray[np.float32]:
         if place not in self._arrays:
-            file = folder / place.file
-            if place.offset + place.length > file.stat().st_size:
-                raise ValueError(f"{place.file} is cut short")
+            if place.offset + place.length > place.file.stat().st_size:
+                raise ValueError(f"{place.file.name} is cut short")
             dtype = np.dtype(np.float16 if place.half else np.float32)
             count = place.length // dtype.itemsize
-            stored = np.fromfile(file, dtype, count, offset=place.offset)
+            stored = np.fromfile(place.file, dtype, count, offset=place.offset)
             self._arrays[place] = stored.astype(np.float32, copy=False)
         return self._arrays[place]
 
 
-@cache
-def _model_class() -> Any:
-    return message_class(SCHEMA, "Model")
-
-
-def _read(path: Path) -> Any:
-    """The graph at `path`, or an empty one: what is wrong with it, the session will say."""
-    from google.protobuf.message import DecodeError
-
-    try:
-        return _model_class().FromString(path.read_bytes())
-    except (DecodeError, OSError):
-        return _model_class()()
-
-
-def _places(model: Any) -> dict[str, _Place]:
-    """Tensors stored outside of the graph; none if one of them is no float32 when it is used."""
+def _places(graph: OnnxGraph) -> dict[str, _Place]:
+    """Tensors stored in other files; none if one of them is no initializer, or not used as float32."""
+    model = graph.read()
     widened = _widened(model)
     found = {}
-    for tensor in _stored_outside(model):
+    stored = list(_stored_outside(model))
+    if len(stored) < len(graph.external_tensors()):
+        return {}
+    for tensor in stored:
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        file = entries.get("location", "")
-        offset, length = entries.get("offset", "0"), entries.get("length", "")
-        plain = file == Path(file).name and NUMBER.fullmatch(offset) and NUMBER.fullmatch(length)
-        if not plain or not (tensor.data_type == FLOAT or tensor.name in widened):
+        length = entries.get("length", "")
+        if not length or not (tensor.data_type == FLOAT or tensor.name in widened):
             return {}
-        found[tensor.name] = _Place(file, int(offset), int(length), tensor.name in widened)
+        found[tensor.name] = _Place(
+            graph.external_file(entries["location"]),
+            int(entries.get("offset", "0")),
+            int(length),
+            tensor.name in widened,
+        )
     return found
 
 
@@ -158,4 +134,4 @@ def _widened(model: Any) -> dict[str, str]:
 
 
 def _stored_outside(model: Any) -> Iterator[Any]:
-    return (tensor for tensor in model.graph.initializer if tensor.external_data)
+    return (tensor for tensor in model.graph.initializer if tensor.data_location == EXTERNAL)

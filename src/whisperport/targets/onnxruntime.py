@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
 from whisperport.bundle import ProgramEntry
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.runner import Runner
 from whisperport.spec import Refusal, TargetSpec
@@ -33,6 +34,7 @@ class OnnxRuntime(Target):
         domains=frozenset({"com.microsoft"}),
         run_options=frozenset({"provider"}),
         lower_options=frozenset({"opset"}),
+        trial_options={"provider": CPU},
         extra="export",
         sources={
             "formats": "it reads ONNX; torch programs are written as ONNX first",
@@ -97,12 +99,12 @@ class OnnxRuntime(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         provider = options.options.get("provider", CPU)
-        paths = [folder / entry.files[0] for entry in entries]
+        graphs = [OnnxGraph.of(folder, entry) for entry in entries]
         # Another provider copies weights to a memory of its own.
-        weights = OnnxWeights(paths if provider == CPU else [])
+        weights = OnnxWeights(graphs if provider == CPU else [])
         return {
             entry.spec.name: OnnxRunner(
-                entry.spec, path, options.threads, provider, weights if path in weights else None
+                entry.spec, graph, options.threads, provider, weights if graph in weights else None
             )
-            for entry, path in zip(entries, paths, strict=True)
+            for entry, graph in zip(entries, graphs, strict=True)
         }

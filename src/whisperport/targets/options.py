@@ -8,6 +8,7 @@ is given as `--option NAME.epochs=4`, where NAME is the target's. Types: int, bo
 ints and strings, and any of these or None.
 """
 
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from whisperport.errors import UsageError
+from whisperport.ranges import check_range
 
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 
@@ -50,6 +52,19 @@ def describe(options: type[Any]) -> tuple[OptionHelp, ...]:
         OptionHelp(name.replace("_", "-"), _values(kind, about), _shown(defaults[name]), about.help)
         for name, (kind, about) in _declared(options).items()
     )
+
+
+def check_ranges(options: Any) -> None:
+    """Check the numbers of an options object; for its `__post_init__`.
+
+    Raises:
+        UsageError: a number that is out of the range of its field.
+    """
+    for name, (_, about) in _declared(type(options)).items():
+        if about.low is not None or about.high is not None:
+            low = -math.inf if about.low is None else about.low
+            high = math.inf if about.high is None else about.high
+            check_range(name, getattr(options, name), low, high)
 
 
 def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> Any:

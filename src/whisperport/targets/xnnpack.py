@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, final
 
-from whisperport.bundle import ProgramEntry
+from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.process import SPAWN, OwnProcess
 from whisperport.runner import Array, Runner
 from whisperport.spec import Limit, ProgramSpec, Refusal, TargetSpec
 from whisperport.targets.base import RunOptions, Say, Target
@@ -16,6 +19,22 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 FILE = "xnnpack/model.pte"
+SCALAR_TYPES = {  # executorch/runtime/core/portable_type/scalar_type.h
+    "uint8": 0,
+    "int8": 1,
+    "int16": 2,
+    "int32": 3,
+    "int64": 4,
+    "float16": 5,
+    "float32": 6,
+    "float64": 7,
+    "bool": 11,
+}
+
+# Methods of one program share its memory, and all programs of a process share one thread pool. Its Python
+# binding holds the interpreter's lock while a method runs, so no parallelism is lost.
+# Source: executorch 1.5.1, runtime/__init__.py, Program.load_method.
+_turn = Lock()
 
 # What ExecuTorch's XNNPACK partitioner takes, as `whisperport check` names it: its own list, and those that
 # torch writes with members of the list alone. Each was lowered by itself, with the result that is tested.
@@ -266,7 +285,7 @@ class Xnnpack(Target):
             for entry in entries:
                 file = entry.files[0]
                 if file not in programs:
-                    programs[file] = _load_program(runtime, folder / file)
+                    programs[file] = _load_program(runtime, regular_file(folder, file))
                 runners[entry.spec.name] = _XnnpackRunner(entry, programs[file])
         return runners
 
@@ -306,7 +325,7 @@ def _lower_to_edge(programs: Sequence["Program"]) -> tuple[Any, dict[str, int]]:
 
 class _XnnpackRunner(Runner):
     def __init__(self, entry: ProgramEntry, program: Any) -> None:
-        super().__init__(entry.spec)
+        super().__init__(entry.spec, _turn)
         self._method = _load_method(program, entry.method, entry.spec)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -322,9 +341,17 @@ def _runtime(threads: int | None) -> Any:
         from executorch.runtime import Runtime
     except ImportError as error:
         raise _missing(error) from error
+    _first_load().check("ExecuTorch", hint=SPAWN)
     # Must come before any method is loaded: later it changes the pool and not the methods' use of it.
-    portable_lib._unsafe_reset_threadpool(threads or os.cpu_count() or 1)
+    with _turn:
+        portable_lib._unsafe_reset_threadpool(threads or os.cpu_count() or 1)
     return Runtime.get()
+
+
+@cache
+def _first_load() -> OwnProcess:
+    """The process that first loaded a program. In its forks every run may wait permanently."""
+    return OwnProcess()
 
 
 def _load_program(runtime: Any, path: Path) -> Any:
@@ -346,12 +373,41 @@ def _load_method(program: Any, method: str, spec: ProgramSpec) -> Any:
         loaded = program.load_method(method)
     except (RuntimeError, ValueError) as error:
         raise _unreadable(f"method `{method}`", error) from error
-    inputs = loaded.metadata.num_inputs()
-    if inputs != len(spec.inputs):
-        raise BundleError(
-            f"method `{method}` takes {inputs} inputs; the manifest lists {len(spec.inputs)}"
-        )
+    _check_signature(loaded.metadata, spec)
     return loaded
+
+
+def _check_signature(method: Any, spec: ProgramSpec) -> None:
+    """Compare a loaded method's metadata with the manifest."""
+    inputs = [(t, method.input_tensor_meta) for t in spec.inputs]
+    outputs = [(t, method.output_tensor_meta) for t in spec.outputs]
+    counts = (method.num_inputs(), method.num_outputs())
+    if counts != (len(inputs), len(outputs)):
+        raise _mismatch(
+            method.name(),
+            f"it has {counts[0]} inputs and {counts[1]} outputs; "
+            f"expected {len(inputs)} and {len(outputs)}",
+        )
+    for side in (inputs, outputs):
+        for i, (tensor, info) in enumerate(side):
+            try:
+                shape, dtype = tuple(info(i).sizes()), info(i).dtype()
+            except (RuntimeError, IndexError) as error:  # it is no tensor
+                raise _mismatch(method.name(), f"{tensor.name!r}: {error}") from error
+            if shape != tensor.shape or SCALAR_TYPES.get(tensor.dtype) != dtype:
+                raise _mismatch(
+                    method.name(),
+                    f"{tensor.name!r} is {shape} of type {dtype}; "
+                    f"expected {tensor.shape} {tensor.dtype}",
+                )
+
+
+def _mismatch(method: str, why: str) -> BundleError:
+    return BundleError(
+        f"method `{method}` has another signature than the manifest lists",
+        why=why,
+        hint="export the bundle again",
+    )
 
 
 def _unreadable(what: str, error: Exception) -> BundleError:

@@ -3,7 +3,8 @@
     joined       a width and a number of lines are given: words flow from segment to segment
     not joined   every segment begins a subtitle; it is cut into lines, or after so many words
 
-Source: openai/whisper@v20250625, whisper/utils.py:109-230; the same for the same segments.
+Source: openai/whisper@v20250625, whisper/utils.py:109-230; the same for the same segments, except that
+no subtitle's text holds `-->` or a line break of its own, which players would read as another subtitle.
 """
 
 import re
@@ -11,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from whisperport.errors import UsageError
+from whisperport.text.printable import one_line
 from whisperport.text.segment import Segment, Word
 
 LONG_PAUSE_S = 3.0  # from one word's beginning to the next: another subtitle, where they are joined
 NO_LIMIT = 1000  # characters or words: the original's
+_ARROW = re.compile("-{2,}>")  # stands between the times of a subtitle
 _SPOKEN = re.compile(r"^(\s*)(.*)$")  # a word, without the space or the new line before it
 
 
@@ -71,8 +74,7 @@ def subtitles(segments: Sequence[Segment], options: SubtitleOptions) -> Iterator
                 hint="transcribe with `word_timestamps`",
             )
         for segment in segments:
-            # An arrow in the text would be read as another span.
-            text = segment.text.strip().replace("-->", "->")
+            text = _without_arrow(one_line(segment.text.strip()))
             yield Subtitle(segment.start, segment.end, text)
         return
     for words in _cut(segments, options):
@@ -114,7 +116,7 @@ def _in_pieces(segments: Sequence[Segment], n_words: int) -> Iterator[tuple[bool
     """All words, and whether each begins a segment or, `n_words` later, another piece of it."""
     for segment in segments:
         for i, word in enumerate(segment.words or ()):
-            yield i % n_words == 0, word
+            yield i % n_words == 0, replace(word, word=one_line(word.word))
 
 
 def _highlighted(words: Sequence[Word]) -> Iterator[Subtitle]:
@@ -125,9 +127,13 @@ def _highlighted(words: Sequence[Word]) -> Iterator[Subtitle]:
             yield Subtitle(last, spoken.start, _joined(words))
         underlined = _SPOKEN.sub(r"\1<u>\2</u>", spoken.word)
         text = _joined(words[:i]) + underlined + _joined(words[i + 1 :])
-        yield Subtitle(spoken.start, spoken.end, text)
+        yield Subtitle(spoken.start, spoken.end, _without_arrow(text))
         last = spoken.end
 
 
 def _joined(words: Sequence[Word]) -> str:
-    return "".join(word.word for word in words)
+    return _without_arrow("".join(word.word for word in words))
+
+
+def _without_arrow(text: str) -> str:
+    return _ARROW.sub("->", text)

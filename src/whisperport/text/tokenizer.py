@@ -19,8 +19,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from whisperport.errors import TokenizerError
 from whisperport.generation import Generation
+from whisperport.regular_file import other_kind
 from whisperport.text.byte_level import unspelled
 from whisperport.text.languages import WITHOUT_SPACES
+from whisperport.text.merges import first_unknown
 
 SECONDS_PER_TIMESTAMP = 0.02  # from one timestamp token to the next
 _MAX_BYTES = 64 * 2**20  # Whisper's files have 2 to 4 MB
@@ -60,6 +62,12 @@ class Tokenizer:
         for token, i in vocabulary.items():
             if i not in self._bytes:
                 self._bytes[i] = _bytes_of(token)
+        if (unknown := first_unknown(vocabulary, merges)) is not None:
+            raise TokenizerError(
+                "the vocabulary does not fit its merges",
+                why=f"{str(unknown)[:80]} are joined, and one of the three tokens is not in it",
+                hint="use the tokenizer.json and generation_config.json of one checkpoint",
+            )
         try:
             model = BPE(vocab=vocabulary, merges=list(merges))
         except Exception as error:  # what `tokenizers` raises is a plain Exception
@@ -73,6 +81,8 @@ class Tokenizer:
     def from_file(cls, path: str | os.PathLike[str], generation: Generation) -> "Tokenizer":
         """Read a `tokenizer.json`. Raises TokenizerError: missing, damaged, or not Whisper's."""
         path = Path(path)
+        if kind := other_kind(path):
+            raise TokenizerError(f"cannot read `{path}`", why=f"it is {kind}, not a file")
         try:
             if path.stat().st_size > _MAX_BYTES:
                 raise TokenizerError(
@@ -89,7 +99,7 @@ class Tokenizer:
     ) -> "Tokenizer":
         """As `from_file`, from the file's text; `name` is what errors call it."""
         try:
-            data = json.loads(text)
+            data = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
             vocabulary, merges, added = _parts(data)
         except (ValueError, RecursionError) as error:
             raise TokenizerError(

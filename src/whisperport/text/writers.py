@@ -1,5 +1,9 @@
 """Transcripts as txt, srt, vtt, tsv and json: byte for byte what openai-whisper writes.
 
+Text with control characters, which only a hostile or damaged tokenizer has, differs: in a line-based
+format line breaks and tabs become spaces and other control characters visible escapes, so that a
+segment cannot forge a line, a row or a subtitle; json has them as its own escapes.
+
 Source: openai/whisper@c0d2f62, whisper/utils.py. Every writer returns the text of the file, which
 ends in a newline except for json; write it as UTF-8, with `write_atomic`.
 """
@@ -9,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from whisperport.errors import UsageError
+from whisperport.text.printable import escaped_json, one_line
 from whisperport.text.segment import Segment
 from whisperport.text.subtitles import Subtitle, SubtitleOptions, subtitles
 
@@ -17,7 +22,7 @@ AS_SEGMENTED = SubtitleOptions()  # a subtitle a segment
 
 def write_txt(segments: Sequence[Segment]) -> str:
     """One segment a line."""
-    return "".join(f"{segment.text.strip()}\n" for segment in segments)
+    return "".join(f"{one_line(segment.text.strip())}\n" for segment in segments)
 
 
 def write_srt(segments: Sequence[Segment], options: SubtitleOptions = AS_SEGMENTED) -> str:
@@ -39,13 +44,14 @@ def write_vtt(segments: Sequence[Segment], options: SubtitleOptions = AS_SEGMENT
 def write_tsv(segments: Sequence[Segment]) -> str:
     """Tab-separated: start and end in whole milliseconds, text."""
     return "start\tend\ttext\n" + "".join(
-        f"{round(1000 * s.start)}\t{round(1000 * s.end)}\t{_one_cell(s.text)}\n" for s in segments
+        f"{round(1000 * s.start)}\t{round(1000 * s.end)}\t{one_line(s.text.strip())}\n"
+        for s in segments
     )
 
 
 def write_json(segments: Sequence[Segment], *, language: str | None = None) -> str:
     """openai-whisper's result: `text`, `segments`, `language` (a code, or null). ASCII only."""
-    return json.dumps(
+    document = json.dumps(
         {
             "text": "".join(segment.text for segment in segments),
             "segments": [
@@ -67,6 +73,7 @@ def write_json(segments: Sequence[Segment], *, language: str | None = None) -> s
             "language": language,
         }
     )
+    return escaped_json(document)  # `json.dumps` leaves DEL as it is
 
 
 def _words(segment: Segment) -> dict[str, list[dict[str, object]]]:
@@ -130,7 +137,3 @@ def _span(subtitle: Subtitle, *, always_hours: bool, marker: str) -> str:
     start = format_time(subtitle.start, always_hours=always_hours, marker=marker)
     end = format_time(subtitle.end, always_hours=always_hours, marker=marker)
     return f"{start} --> {end}"
-
-
-def _one_cell(text: str) -> str:
-    return text.strip().replace("\t", " ")

@@ -31,7 +31,7 @@ from whisperport.audio import (
     speech_spans,
 )
 from whisperport.errors import IncompleteError, Interrupted, UsageError
-from whisperport.runtime import Draw, Engine, Floats
+from whisperport.runtime import Decoder, Draw, Engine, Floats
 from whisperport.text import Tokenizer
 from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
@@ -78,7 +78,7 @@ class StoppedMel:
 
 
 class ChunkedTranscription:
-    """The chunks of one recording on their way, and an engine for each decoder. Runs once.
+    """The chunks of one audio file in progress, and a decoder for each worker. Runs once.
 
     Raises:
         UsageError: injected draws and several workers, which would take each other's.
@@ -100,9 +100,9 @@ class ChunkedTranscription:
             )
         self._engine, self._tokenizer = engine, tokenizer
         self._options, self._vad, self._draw = options, vad, draw
-        self._engines: SimpleQueue[Engine] = SimpleQueue()
+        self._idle: SimpleQueue[Decoder] = SimpleQueue()
         for _ in range(options.workers):
-            self._engines.put(engine.twin())
+            self._idle.put(engine.decoder())
         self._encoders = ThreadPoolExecutor(options.workers, "encoder")
         self._decoders = ThreadPoolExecutor(options.workers, "decoder")
         self._stop = Event()
@@ -118,7 +118,8 @@ class ChunkedTranscription:
         chunks = self._chunks(stream)
         first = next(chunks, None)
         decode = self._options.decode
-        language = spoken_language(self._engine, decode.language, mel, first.start if first else 0)
+        start = first.start if first else 0
+        language = spoken_language(self._engine.decoder(), decode.language, mel, start)
         self._options = replace(self._options, decode=replace(decode, language=language))
 
         def together() -> Transcript:
@@ -202,10 +203,10 @@ class ChunkedTranscription:
     def _decoded(
         self, chunk: Span, mel: Mel, encoded: Callable[[], Floats] | None = None
     ) -> Result:
-        engine = self._engines.get()
+        decoder = self._idle.get()
         try:
             session = Session(
-                engine,
+                decoder,
                 self._tokenizer,
                 self._options,
                 StoppedMel(mel, self._stop),
@@ -215,7 +216,7 @@ class ChunkedTranscription:
             )
             return chunk, session.run(lambda _done, _of: None)
         finally:
-            self._engines.put(engine)
+            self._idle.put(decoder)
 
 
 def _together(results: Sequence[Transcript], language: str, duration_s: float) -> Transcript:

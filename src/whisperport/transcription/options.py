@@ -1,16 +1,17 @@
 """What may be chosen about a transcription."""
 
-import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from whisperport.audio import VadOptions
 from whisperport.errors import UsageError
+from whisperport.ranges import check_range
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
-from whisperport.runtime.options import check_range
 from whisperport.runtime.words import APPENDED, PREPENDED
 from whisperport.targets import RunOptions
 from whisperport.window import Window
+
+LATEST_S = 1e8  # of a clip: three years, longer than any recording, and a number of frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +59,10 @@ class TranscribeOptions:
                 "`hallucination_silence_threshold` needs word times", hint="set `word_timestamps`"
             )
         rising = all(before <= after for before, after in pairwise((0, *self.clips)))
-        if not rising or math.inf in self.clips:
+        if not rising or (self.clips and self.clips[-1] > LATEST_S):
             raise UsageError(
                 f"clip times are {', '.join(map(str, self.clips))}",
-                why="expected seconds in rising order: start, end, start, end",
+                why=f"expected seconds in rising order, {LATEST_S:,.0f} at most: start, end, start, end",
                 hint="leave out the last end for the end of the recording",
             )
         if self.vad is not None and self.clips:
@@ -70,8 +71,7 @@ class TranscribeOptions:
                 why="both say which parts to transcribe",
                 hint="give one of them",
             )
-        if not 1 <= self.workers <= 64:
-            raise UsageError(f"`workers` is {self.workers}", why="expected 1 to 64")
+        check_range("workers", self.workers, 1, 64)
         if self.workers > 1 and self.vad is None:
             raise UsageError(
                 "`workers` above 1 needs chunks",

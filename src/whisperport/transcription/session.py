@@ -13,8 +13,8 @@ from whisperport.runtime import (
     Cut,
     Decoded,
     DecodeOptions,
+    Decoder,
     Draw,
-    Engine,
     Floats,
     Piece,
     cut_segments,
@@ -57,13 +57,14 @@ class Session:
     """One recording on its way: what was said so far, and where the next window begins.
 
     Args:
+        decoder: of this session alone.
         parts: first frame, and the frame at which it ends or None, of each part to transcribe.
         first_features: waits for those of the first window, where another thread encodes it.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        decoder: Decoder,
         tokenizer: Tokenizer,
         options: TranscribeOptions,
         mel: Mel,
@@ -71,7 +72,7 @@ class Session:
         parts: Sequence[tuple[int, int | None]],
         first_features: Callable[[], Floats] | None = None,
     ) -> None:
-        self.engine, self.tokenizer = engine, tokenizer
+        self.decoder, self.engine, self.tokenizer = decoder, decoder.engine, tokenizer
         self.options, self.mel, self.draw, self.parts = options, mel, draw, parts
         self.first_features = first_features
         self.initial = self._initial_prompt()
@@ -93,7 +94,7 @@ class Session:
             Interrupted: Ctrl-C.
         """
         with incomplete_as_error(self.transcript):
-            self.language = spoken_language(self.engine, self.options.decode.language, self.mel, 0)
+            self.language = spoken_language(self.decoder, self.options.decode.language, self.mel, 0)
             for seek, mel, n_frames in self._windows():
                 self._window(seek, mel, n_frames, self.language)
                 self.heard_s = (seek + n_frames) / FRAMES_PER_SECOND
@@ -127,7 +128,7 @@ class Session:
     def _window(self, seek: int, mel: Floats, n_frames: int, language: str) -> None:
         options = replace(self.decode, language=language, prompt=self._prompt())
         decoded, ratio = decode_with_fallback(
-            self.engine,
+            self.decoder,
             self._features(mel),
             options,
             self.options.temperatures,
@@ -171,7 +172,7 @@ class Session:
         end = self.engine.generation.end_of_text
         text = [token for segment in segments for token in segment.tokens if token < end]
         timings = align_words(
-            self.engine,
+            self.decoder,
             self.tokenizer,
             text,
             language=language,
@@ -267,20 +268,21 @@ def warn_if_cut(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: in
     )
 
 
-def spoken_language(engine: Engine, asked: str | None, mel: Mel, start: int) -> str:
+def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -> str:
     """As asked for, by code or by name; or the checkpoint's own, or detected in one window.
 
     That window is heard with whatever follows in it.
     """
+    engine = decoder.engine
     known = engine.generation.languages
     if asked is not None:
         return language_code(asked, known)
     if not known or engine.generation.language:
-        return detect_language(engine)  # for which nothing is heard
+        return detect_language(decoder)  # for which nothing is heard
     window, _ = mel.window(start)
     window[:, engine.sound_frames :] = 0
-    engine.listen(engine.encode(window))
-    return detect_language(engine)
+    decoder.listen(engine.encode(window))
+    return detect_language(decoder)
 
 
 def _cleared(segment: Segment) -> Segment:

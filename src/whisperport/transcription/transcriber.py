@@ -15,18 +15,34 @@ from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Session, clip_frames
 from whisperport.transcription.transcript import Heard, Transcript
+from whisperport.transcription.turns import Turns
 
 
 class Transcriber:
-    """A loaded bundle. Load once, transcribe many recordings; none leaves a trace in the next.
+    """A loaded bundle. Load it once and transcribe any number of audio files with it, from any threads.
+
+    The loaded programs do not change, and each call has a state of its own: concurrent calls return exactly
+    what single calls return. At most `max_concurrent` calls run at once, and others wait; a
+    `LiveTranscriber` counts while it decodes. Programs of one target share its CPU threads, so for many
+    calls at once set `threads=1` in `run`.
+
+    Each running call needs 8·L·d·(N + T) bytes for its decoder: keys and values in float32 of N tokens and
+    T positions of audio in L decoder layers of width d. That is 24 MB for Whisper tiny and 638 MB for
+    large-v3 (N = 448, T = 1500). Each beam, or each sample of `best_of`, after the first adds 8·L·d·N
+    bytes. A call with `workers` counts as one call and has a decoder for each worker.
+
+    A process that was started by `fork()` after the bundle was loaded cannot use it: see ForkError.
 
     Args:
         bundle: None: the embedded default model.
         around: given every runner, returns the one to use, such as one that times it.
+        max_concurrent: calls that are processed at once, 1 or more; None: the number of CPU cores that this
+            process may use.
 
     Raises:
         BundleError: the bundle is damaged or missing.
         MissingPackageError: a target's runtime is not installed.
+        UsageError: `max_concurrent` is below 1.
     """
 
     def __init__(
@@ -35,7 +51,9 @@ class Transcriber:
         run: RunOptions | None = None,
         *,
         around: Around = lambda runner: runner,
+        max_concurrent: int | None = None,
     ) -> None:
+        self.turns = Turns(max_concurrent)
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
         self.bundle = opened
         self.engine: Engine = load_engine(opened, run, around)
@@ -55,13 +73,17 @@ class Transcriber:
         Args:
             source: a path, "-" for standard input, a binary file object, or an array of samples.
             sample_rate: of an array, in Hz; None: 16 kHz.
-            progress: called after every window, or chunk.
+            progress: called after every window, or chunk. It must not use this transcriber, which may
+                wait for the call that it is part of.
             draw: chooses tokens at temperatures above 0; None: numpy, seeded by the sound.
 
         Raises:
-            AudioError: the sound is missing, unreadable, empty, or not numbers.
-            UsageError: the checkpoint has no such language or task, or chunks are wanted of sound
-                that can be heard only once.
+            AudioError: the audio is missing, unreadable, empty, or contains values that are not finite.
+            UsageError: the checkpoint has no such language or task, or `vad` is set for audio that can be
+                read only once.
+            NumericalError: a program returned a NaN or an infinity.
+            IncompleteError: it failed after some text was transcribed.
+            ForkError: this is a fork of the process that loaded the bundle.
         """
         options = options or TranscribeOptions()
         if options.vad is not None and not can_be_read_twice(source):
@@ -70,16 +92,17 @@ class Transcriber:
                 why="speech is looked for ahead of what is transcribed, so the sound is read twice",
                 hint="save it to a file first, or transcribe it without `vad`",
             )
-        dims = self.engine.dims
-        mel = RecordingMel(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
-        try:
-            if options.vad is None:
-                return self.transcribe_mel(mel, options, progress=progress, draw=draw)
-            chunked = ChunkedTranscription(self.engine, self.tokenizer, options, options.vad, draw)
-            with AudioStream(source, sample_rate=sample_rate, look_back_s=0) as stream:
-                return chunked.run(stream, mel, progress)
-        finally:
-            mel.close()
+        with self.turns.turn():
+            dims = self.engine.dims
+            mel = RecordingMel(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
+            try:
+                if options.vad is None:
+                    return self._session(mel, options, draw).run(progress)
+                parts = self.engine, self.tokenizer, options, options.vad, draw
+                with AudioStream(source, sample_rate=sample_rate, look_back_s=0) as stream:
+                    return ChunkedTranscription(*parts).run(stream, mel, progress)
+            finally:
+                mel.close()
 
     def transcribe_mel(
         self,
@@ -89,16 +112,21 @@ class Transcriber:
         progress: Heard = lambda _done, _of: None,
         draw: Draw | None = None,
     ) -> Transcript:
-        """As `transcribe`, of a spectrogram that the caller opened for this model, and closes.
+        """As `transcribe`, for a spectrogram that the caller opens for this model, and closes.
 
         Raises:
-            UsageError: chunks are wanted, for which the sound itself is needed.
+            UsageError: `vad` is set, which needs the audio itself.
         """
         options = options or TranscribeOptions()
         if options.vad is not None:
             raise UsageError("cannot look for speech in a spectrogram", hint="use `transcribe`")
+        with self.turns.turn():
+            return self._session(mel, options, draw).run(progress)
+
+    def _session(self, mel: RecordingMel, options: TranscribeOptions, draw: Draw | None) -> Session:
+        """A transcription of its own decoder, in windows."""
         parts = clip_frames(options.clips)
-        return Session(self.engine, self.tokenizer, options, mel, draw, parts).run(progress)
+        return Session(self.engine.decoder(), self.tokenizer, options, mel, draw, parts)
 
 
 def transcribe(

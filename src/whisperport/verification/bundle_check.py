@@ -9,8 +9,9 @@ import numpy as np
 
 from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
+from whisperport.errors import NumericalError
 from whisperport.generation import Generation
-from whisperport.runtime import Decoded, DecodeOptions, Engine, decode_window, load_engine
+from whisperport.runtime import Decoded, DecodeOptions, Decoder, Engine, decode_window, load_engine
 from whisperport.runtime.engine import FULL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.targets import RunOptions
@@ -20,7 +21,7 @@ from whisperport.verification.error_rate import TextErrors, Unit, text_errors, u
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference, ReferenceClip
-from whisperport.verification.report import Check, Report
+from whisperport.verification.report import Check, Level, Report
 from whisperport.verification.tokens import TOKEN_GATES, compare_logits, compare_tokens
 
 RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch")
@@ -47,19 +48,13 @@ def verify(
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     reference = Reference.from_arrays(opened.reference())
     say("loading the programs")
-    engine = load_engine(opened, run)
+    decoder = load_engine(opened, run).decoder()
     precision = precisions(opened, run)
-    of_all = coarsest(precision.values())
-    checks = list(_array_checks(engine, reference, precision, say))
-    heard = [_transcribe(engine, clip, reference, say) for clip in reference.clips]
-    end = opened.manifest.generation.end_of_text
-    checks += [
-        _token_check(*pair, end, of_all) for pair in zip(heard, reference.clips, strict=True)
-    ]
-    checks += _word_checks(opened, reference, heard, of_all)
-    if heard:
-        say("clip by clip in a fresh session")
-        checks.append(_isolation_check(load_engine(opened, run), reference, heard[-1], say))
+    checks = list(_array_checks(decoder, reference, precision, say))
+    try:
+        checks += _transcript_checks(opened, decoder, reference, precision, run, say)
+    except NumericalError as error:
+        checks.append(_not_finite("tokens", "transcripts", error))
     return Report(
         subject=_subject(opened, run),
         checks=tuple(checks),
@@ -77,71 +72,113 @@ def _subject(bundle: Bundle, run: RunOptions | None) -> str:
     )
 
 
-def _array_checks(
-    engine: Engine, reference: Reference, precision: Mapping[str, str], say: Say
+def _not_finite(level: Level, what: str, error: NumericalError) -> Check:
+    """The check that failed because a program returned a NaN or an infinity: nothing was compared."""
+    return Check(
+        level=level,
+        program=error.program,
+        what=what,
+        value={},
+        rule="every value is a finite number",
+        passed=False,
+        reason=f"{error.what}: {error.why}",
+    )
+
+
+def _transcript_checks(
+    bundle: Bundle,
+    decoder: Decoder,
+    reference: Reference,
+    precision: Mapping[str, str],
+    run: RunOptions | None,
+    say: Say,
 ) -> Iterator[Check]:
-    """Encoder output, and logits under teacher forcing, for the clips that hold them.
+    """Tokens, words and isolation: every clip is transcribed, the last one again in a fresh session."""
+    of_all = coarsest(precision.values())
+    heard = [_transcribe(decoder, clip, reference, say) for clip in reference.clips]
+    end = bundle.manifest.generation.end_of_text
+    for decoded, clip in zip(heard, reference.clips, strict=True):
+        yield _token_check(decoded, clip, end, of_all)
+    yield from _word_checks(bundle, reference, heard, of_all)
+    if heard:
+        say("clip by clip in a fresh session")
+        fresh = load_engine(bundle, run).decoder()
+        yield _isolation_check(fresh, reference, heard[-1], say)
+
+
+def _array_checks(
+    decoder: Decoder, reference: Reference, precision: Mapping[str, str], say: Say
+) -> Iterator[Check]:
+    """Encoder output, and logits under teacher forcing, for the clips that hold them."""
+    for clip in reference.clips:
+        if clip.features.size and clip.logits.size:
+            say(f"comparing arrays of {clip.name}")
+            try:
+                yield from _clip_checks(decoder, clip, precision)
+            except NumericalError as error:
+                yield _not_finite("arrays", clip.name, error)
+
+
+def _clip_checks(
+    decoder: Decoder, clip: ReferenceClip, precision: Mapping[str, str]
+) -> Iterator[Check]:
+    """The arrays of one clip.
 
     Behind an encoder that keeps less than the decoder does, the decoder is judged on the reference's
     features: else the encoder's error would be found again in every program.
     """
-    decoder = coarsest(p for name, p in precision.items() if name not in ("encoder", FULL))
-    of_all = coarsest([decoder, precision["encoder"]])
-    gate = GATES[decoder]
-    for clip in reference.clips:
-        if not clip.features.size or not clip.logits.size:
-            continue
-        say(f"comparing arrays of {clip.name}")
-        features = engine.encode(_mel(engine, clip))
-        found = compare(
-            "features", features, clip.features, GATES[precision["encoder"]], frame_axis=0
-        )
-        yield Check.of("arrays", "encoder", clip.name, found)
+    engine = decoder.engine
+    of_decoder = coarsest(p for name, p in precision.items() if name not in ("encoder", FULL))
+    of_all = coarsest([of_decoder, precision["encoder"]])
+    gate = GATES[of_decoder]
+    features = engine.encode(_mel(engine, clip))
+    found = compare("features", features, clip.features, GATES[precision["encoder"]], frame_axis=0)
+    yield Check.of("arrays", "encoder", clip.name, found)
 
-        given = features if of_all == decoder else clip.features
-        logits = _forced_logits(engine, given, clip)
-        first = compare("logits", logits[:1], clip.logits[:1], gate)
-        yield Check.of("arrays", "prefill", clip.name, first)
-        if len(logits) > 1:
-            later = compare("logits", logits[1:], clip.logits[1:], gate)
-            yield Check.of("arrays", "step", clip.name, later)
-            ends = compare("logits", _prompted_logits(engine, clip), clip.logits[[0, -1]], gate)
-            yield Check.of("arrays", "prefill, longer", clip.name, ends)
-        aligned = compare("logits", _aligned_logits(engine, clip), clip.logits, gate)
-        yield Check.of("arrays", "align", clip.name, aligned)
-        if given is not features:
-            logits = _forced_logits(engine, features, clip)
-        forced = compare_logits(logits, clip.logits, TOKEN_GATES[of_all])
-        yield Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
-        if without := engine.without_cache():
-            rows = _full_logits(without, given, clip)
-            full = compare("logits", rows, clip.full_logits, GATES[precision[FULL]])
-            yield Check.of("arrays", FULL, clip.name, full)
+    given = features if of_all == of_decoder else clip.features
+    logits = _forced_logits(decoder, given, clip)
+    first = compare("logits", logits[:1], clip.logits[:1], gate)
+    yield Check.of("arrays", "prefill", clip.name, first)
+    if len(logits) > 1:
+        later = compare("logits", logits[1:], clip.logits[1:], gate)
+        yield Check.of("arrays", "step", clip.name, later)
+        ends = compare("logits", _prompted_logits(decoder, clip), clip.logits[[0, -1]], gate)
+        yield Check.of("arrays", "prefill, longer", clip.name, ends)
+    aligned = compare("logits", _aligned_logits(decoder, clip), clip.logits, gate)
+    yield Check.of("arrays", "align", clip.name, aligned)
+    if given is not features:
+        logits = _forced_logits(decoder, features, clip)
+    forced = compare_logits(logits, clip.logits, TOKEN_GATES[of_all])
+    yield Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
+    if without := engine.without_cache():
+        rows = _full_logits(without, given, clip)
+        full = compare("logits", rows, clip.full_logits, GATES[precision[FULL]])
+        yield Check.of("arrays", FULL, clip.name, full)
 
 
 def _mel(engine: Engine, clip: ReferenceClip) -> np.ndarray:
     return log_mel(clip.sound, engine.dims.n_mels, n_frames=engine.dims.n_frames)
 
 
-def _forced_logits(engine: Engine, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
+def _forced_logits(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
     """Logits (K, V) after the prompt and after each of the reference's first K - 1 tokens."""
-    engine.listen(features)
-    rows = [engine.prefill(clip.prompt)[0].copy()]
-    rows += [engine.step(token).copy() for token in clip.tokens[: len(clip.logits) - 1]]
+    decoder.listen(features)
+    rows = [decoder.prefill(clip.prompt)[0].copy()]
+    rows += [decoder.step(token).copy() for token in clip.tokens[: len(clip.logits) - 1]]
     return np.stack(rows)
 
 
-def _prompted_logits(engine: Engine, clip: ReferenceClip) -> np.ndarray:
+def _prompted_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
     """The first and the last of those logits, (2, V), with all tokens in one prompt."""
-    engine.cache.clear()
-    last, first = engine.prefill(_forced_tokens(clip), also=len(clip.prompt) - 1)
+    decoder.cache.clear()
+    last, first = decoder.prefill(_forced_tokens(clip), also=len(clip.prompt) - 1)
     return np.stack([first, last])
 
 
-def _aligned_logits(engine: Engine, clip: ReferenceClip) -> np.ndarray:
+def _aligned_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
     """All of those logits, (K, V), from the rows of the program that times words."""
-    _, rows = engine.align(_forced_tokens(clip))
-    return engine.logits_of(rows[len(clip.prompt) - 1 :])
+    _, rows = decoder.align(_forced_tokens(clip))
+    return decoder.engine.logits_of(rows[len(clip.prompt) - 1 :])
 
 
 def _full_logits(full: WithoutCache, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
@@ -156,15 +193,16 @@ def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
     return (*clip.prompt, *clip.tokens[: len(clip.logits) - 1])
 
 
-def _transcribe(engine: Engine, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
+def _transcribe(decoder: Decoder, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
     say(f"transcribing {clip.name}")
+    engine = decoder.engine
     options = DecodeOptions(
         language=_language(engine.generation, clip),
         max_tokens=reference.max_tokens,
         timestamps=False,
         repetition_penalty=1.0,  # the reference has no guards
     )
-    return decode_window(engine, engine.encode(_mel(engine, clip)), options)
+    return decode_window(decoder, engine.encode(_mel(engine, clip)), options)
 
 
 def _language(generation: Generation, clip: ReferenceClip) -> str:
@@ -229,7 +267,7 @@ def _word_check(
     )
 
 
-def _isolation_check(fresh: Engine, reference: Reference, after: Decoded, say: Say) -> Check:
+def _isolation_check(fresh: Decoder, reference: Reference, after: Decoded, say: Say) -> Check:
     """The last clip alone, against the same clip after all others: equal to the last bit."""
     alone = _transcribe(fresh, reference.clips[-1], reference, say)
     same = alone == after

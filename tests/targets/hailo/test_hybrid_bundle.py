@@ -42,10 +42,9 @@ SMALL = Dims(
 
 
 @pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def hybrid(exported: Callable[..., Bundle]) -> Bundle:
     """The embedded model, as `whisperport export default --target hailo8 --full` has it."""
-    options = ExportOptions(full=True, run=RunOptions(threads=1))
-    return export("default", "hailo8", tmp_path_factory.mktemp("hailo") / "hybrid", options)
+    return exported("hailo8", "default", full=True)
 
 
 def test_the_encoder_goes_to_the_chip_and_the_cached_decoder_to_the_cpu(hybrid: Bundle) -> None:

@@ -115,7 +115,7 @@ def test_samples_needed_are_those_of_the_longest_reader():
     [
         ("optimization-level", "5", "0 to 4"),
         ("compression-level", "-1", "0 to 5"),
-        ("epochs", "0", "1 or more"),
+        ("epochs", "0", "1 to 10000"),
         ("sixteen-bit", "all", "adds, published-layers, nothing"),
         ("compiler-optimization-level", "3", "0, 1, 2, max"),
     ],

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
+from whisperport.errors import (
+    BundleError,
+    ForkError,
+    LoweringError,
+    MissingPackageError,
+    UsageError,
+)
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.hailo import runtime
@@ -188,7 +194,7 @@ def test_without_a_device_a_fork_is_told_to_load_again(platform, monkeypatch):
     fake = platform()
     runner = _load_encoder()
     monkeypatch.setattr(runtime.os, "getpid", lambda: -1)
-    with pytest.raises(LoweringError, match="fork"):
+    with pytest.raises(ForkError, match="`encoder` cannot be used in a fork"):
         runner.run({"mel": np.zeros((1, 3, 1, 8), np.float32)})
     del runner
     gc.collect()

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from whisperport.errors import BundleError, MissingPackageError
-from whisperport.targets.protobuf import Field, message_class
+from whisperport.protobuf import Field, message_class
+from whisperport.regular_file import other_kind
 
 MAGIC = 0x01484546  # "\x01HEF"
 COMMON = struct.Struct(">III")
@@ -104,6 +105,8 @@ def read_hef(path: str | os.PathLike[str]) -> Hef:
         MissingPackageError: `xxhash`, for files of version 2 and later.
     """
     path = Path(path)
+    if kind := other_kind(path):
+        raise BundleError(f"cannot read {path}", why=f"it is {kind}, not a file")
     try:
         with path.open("rb") as file:
             header = _header(file, path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
-from whisperport.targets.options import Option
+from whisperport.targets.options import Option, check_ranges
 
 SixteenBit = Literal["adds", "published-layers", "nothing"]
 LEARNING_RATE = "0.00001"  # as the vendor writes it
@@ -21,7 +21,11 @@ TINY, BASE = 384, 512  # widths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """What may be chosen of a model script; the defaults are the vendor's."""
+    """The options of a model script; the defaults are the vendor's.
+
+    Raises:
+        UsageError: a number out of range.
+    """
 
     optimization_level: Annotated[
         int, Option("How much the compiler does against the loss of precision", low=0, high=4)
@@ -33,7 +37,8 @@ class ScriptOptions:
         bool, Option("Fine-tune the quantized weights; needs a GPU, or takes hours")
     ] = True
     epochs: Annotated[
-        int | None, Option("Fine-tuning epochs; without it, those of the published recipe", low=1)
+        int | None,
+        Option("Fine-tuning epochs; without it, those of the published recipe", low=1, high=10_000),
     ] = None
     sixteen_bit: Annotated[
         SixteenBit,
@@ -43,6 +48,9 @@ class ScriptOptions:
         Literal[0, 1, 2, "max"] | None,
         Option("Compile effort for a faster placement; without it, the compiler's own"),
     ] = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

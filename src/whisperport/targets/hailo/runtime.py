@@ -10,7 +10,7 @@ here: calls, buffers and errors are held against signatures recorded from there.
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -18,6 +18,7 @@ from typing import Any, final
 import numpy as np
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
+from whisperport.process import OwnProcess
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
@@ -67,10 +68,9 @@ class HailoRunner(Runner):
             _check_shapes(self._what, spec, self._feeds, [self._made[n] for n in self._kept])
             self._close = ExitStack()
             self._configured = self._close.enter_context(model.configure())
-        weakref.finalize(self, self._close.close)
+        weakref.finalize(self, _here_only, OwnProcess(), self._close.close)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        self._device.check_process()
         made = {name: np.empty(shape, np.float32) for name, shape in self._made.items()}
         with _explained(self._what):
             bindings = self._configured.create_bindings()
@@ -87,28 +87,20 @@ class _Device:
     """The chip, opened once in a process, and released when no runner is left."""
 
     def __init__(self, platform: Any, service: bool) -> None:
-        self.platform, self._process = platform, os.getpid()
+        self.platform, process = platform, OwnProcess()
         params = platform.VDevice.create_params()
         params.scheduling_algorithm = platform.HailoSchedulingAlgorithm.ROUND_ROBIN
         params.group_id = GROUP
         if service:
             params.multi_process_service = True
         self.vdevice = platform.VDevice(params)
-        weakref.finalize(self, _release, self.vdevice, self._process)
-
-    def check_process(self) -> None:
-        """Raises LoweringError in a fork of the process that opened the chip."""
-        if os.getpid() != self._process:
-            raise LoweringError(
-                "a Hailo chip cannot be used by a fork of the process that opened it",
-                why="HailoRT keeps threads and memory maps, which a fork does not take along",
-                hint="load the bundle in the process that runs it, or start that by `spawn`",
-            )
+        weakref.finalize(self, _here_only, process, self.vdevice.release)
 
 
-def _release(vdevice: Any, process: int) -> None:
-    if os.getpid() == process:
-        vdevice.release()
+def _here_only(process: OwnProcess, close: Callable[[], object]) -> None:
+    """Close what belongs to the process that opened it, and not to its forks."""
+    if process.is_current:
+        close()
 
 
 def _device(platform: Any, service: bool) -> _Device:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast, final
 
-from whisperport.bundle import ProgramEntry
+from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, UsageError
 from whisperport.runner import Runner
@@ -103,13 +104,15 @@ class Hailo(Target):
         if stand_in:
             return {
                 entry.spec.name: OnnxRunner(
-                    entry.spec, _file(self.chip, folder, entry, ".onnx"), options.threads
+                    entry.spec,
+                    OnnxGraph.of(folder, entry, _file(self.chip, entry, ".onnx")),
+                    options.threads,
                 )
                 for entry in entries
             }
         from whisperport.targets.hailo.runtime import load_hefs
 
-        hefs = {e.spec.name: _file(self.chip, folder, e, SUFFIX) for e in entries}
+        hefs = {e.spec.name: regular_file(folder, _file(self.chip, e, SUFFIX)) for e in entries}
         specs = [entry.spec for entry in entries]
         return load_hefs(self.chip, specs, hefs, service=service == "on")
 
@@ -121,11 +124,11 @@ def _script(chip: Chip, spec: ProgramSpec) -> str:
     return model_script(chip.name, spec.outputs[0].shape[-1])
 
 
-def _file(chip: Chip, folder: Path, entry: ProgramEntry, suffix: str) -> Path:
+def _file(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
     """The entry's file of this kind."""
     for file in entry.files:
         if file.endswith(suffix):
-            return folder / file
+            return file
     if suffix == SUFFIX:
         raise BundleError(
             f"`{entry.spec.name}` is not compiled for `{chip.name}` yet",

@@ -1,0 +1,505 @@
+"""Every format: how its inputs are made, and the function that a user would give them to."""
+
+import io
+import json
+import os
+import shutil
+import wave
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fuzz.case import Format
+from fuzz.mutators import archives, folders, json_values, pickles, raw, wire
+
+CLIP = "clip.wav"  # a second of noise beside each bundle
+BUNDLE = "bundle"
+TEXTS = ("config.json", "generation_config.json", "tokenizer.json")
+
+
+def all_formats() -> dict[str, Format]:
+    """By name, in the order of the table."""
+    return {entry.name: entry for entry in FORMATS}
+
+
+# Bundles.
+
+
+def _bundle(
+    group: str,
+    change: Callable[[Path, Random, str], None],
+    random: Random,
+    seeds: Path,
+    folder: Path,
+    outside: str,
+) -> None:
+    shutil.copytree(seeds / group / BUNDLE, folder / BUNDLE)
+    _write_clip(folder / CLIP)
+    change(folder / BUNDLE, random, outside)
+
+
+def _write_clip(path: Path) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(Random(0).randbytes(32_000))
+
+
+def _listed(bundle: Path) -> list[str]:
+    return list(json.loads((bundle / "manifest.json").read_text())["files"])
+
+
+def _with_checksum(data: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with a checksum that is right, so that what follows is reached."""
+    from whisperport.bundle.manifest import _checksum
+
+    data = {name: value for name, value in data.items() if name != "checksum"}
+    try:
+        return {**data, "checksum": _checksum(data)}
+    except (TypeError, ValueError, RecursionError):
+        return data
+
+
+def _rehashed(bundle: Path, names: list[str]) -> None:
+    """The manifest lists `names` as they are now."""
+    from whisperport.bundle.folder import file_sha256
+
+    data = json.loads((bundle / "manifest.json").read_text())
+    for name in names:
+        file = bundle / name
+        data["files"][name] = {"sha256": file_sha256(file), "bytes": file.stat().st_size}
+    (bundle / "manifest.json").write_text(json.dumps(_with_checksum(data), ensure_ascii=False))
+
+
+def _change_manifest(bundle: Path, random: Random, outside: str) -> None:
+    path = bundle / "manifest.json"
+    data = path.read_bytes()
+    if random.random() < 0.1:
+        path.write_bytes(raw.mutated(data, random))
+        return
+    path.write_bytes(json_values.mutated(data, random, outside, _with_checksum))
+
+
+def _change_any_file(bundle: Path, random: Random, outside: str) -> None:
+    names = _listed(bundle)
+    if random.random() < 0.4:
+        folders.mutate(bundle, [*names, "manifest.json"], random, outside)
+        return
+    name = random.choice(names)
+    file = bundle / name
+    others = [(bundle / other).read_bytes() for other in random.sample(names, 2)]
+    file.write_bytes(raw.mutated(file.read_bytes(), random, others))
+    if random.random() < 0.85:
+        _rehashed(bundle, [name])
+
+
+def _change_onnx(bundle: Path, random: Random, outside: str) -> None:
+    from fuzz.mutators import onnx_graphs
+
+    name = random.choice([name for name in _listed(bundle) if name.endswith(".onnx")])
+    file = bundle / name
+    file.write_bytes(_hostile_onnx(onnx_graphs, file.read_bytes(), random, outside))
+    _rehashed(bundle, [name])
+
+
+def _change_pte(bundle: Path, random: Random, outside: str) -> None:
+    name = random.choice([name for name in _listed(bundle) if name.endswith(".pte")])
+    file = bundle / name
+    file.write_bytes(raw.mutated(file.read_bytes(), random))
+    _rehashed(bundle, [name])
+
+
+def _transcribe(folder: Path) -> None:
+    from fuzz.command_line import whisperport
+
+    bundle = str(folder / BUNDLE)
+    form = _one_of(("json", "txt", "srt", "tsv"), folder / BUNDLE / "manifest.json")
+    arguments = ("--threads", "1", "--format", form, "--language", "en", "--max-tokens", "12")
+    whisperport("transcribe", str(folder / CLIP), "--bundle", bundle, *arguments)
+
+
+# Tables.
+
+
+def _make_tables(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    shutil.copytree(seeds / "bundle-onnxruntime" / BUNDLE, folder / BUNDLE)
+    bundle = folder / BUNDLE
+    name = random.choice(("embedding.npy", "positions.npy", "reference.npz"))
+    stored = [path.read_bytes() for path in sorted((seeds / "tables").iterdir())]
+    data = (bundle / name).read_bytes()
+    (bundle / name).write_bytes(_hostile_table(data, stored, random, outside))
+    _rehashed(bundle, [name])
+    given = random.choice(stored[:2] if random.random() < 0.8 else stored)
+    (folder / "inputs.npz").write_bytes(_hostile_table(given, stored, random, outside))
+
+
+def _hostile_table(data: bytes, others: list[bytes], random: Random, outside: str) -> bytes:
+    if random.random() < 0.15:
+        return _pickled_table(random, outside)
+    if data.startswith(b"PK") and random.random() < 0.7:
+        return archives.mutated(data, random, outside, {".npy": _changed_array})
+    return (
+        raw.mutated(data, random, others) if random.random() < 0.5 else _changed_array(data, random)
+    )
+
+
+def _changed_array(data: bytes, random: Random) -> bytes:
+    """Another shape or dtype in the header of an `.npy`."""
+    shapes = (b"(-1, 16)", b"(1099511627776, 16)", b"(0,)", b"()", b"(2147483648,)", b"(10, 16, 1)")
+    dtypes = (b"'|O'", b"'<f8'", b"'<c16'", b"'<i8'", b"'|V9'", b"'>f4'", b"'<M8[s]'", b"'|S99'")
+    start, end = data.find(b"{"), data.find(b"}") + 1
+    if not 0 <= start < end:
+        return raw.mutated(data, random)
+    order = random.choice((b"False", b"True", b"7"))
+    header = b"{'descr': %s, 'fortran_order': %s, 'shape': %s, }" % (
+        random.choice((*dtypes, b"'<f4'", b"'<f4'", b"[('a', '<f4')]")),
+        order,
+        random.choice(shapes),
+    )
+    return data[:start] + header.ljust(end - start) + data[end:]
+
+
+def _pickled_table(random: Random, outside: str) -> bytes:
+    import numpy as np
+
+    file = io.BytesIO()
+    array = np.empty(1, object)
+    array[0] = pickles.hostile_call(random, outside)
+    (np.save if random.random() < 0.5 else np.savez)(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def _read_tables(folder: Path) -> None:
+    """Each of the readers is called: one that raises must not hide the next."""
+    from whisperport.bundle import Bundle
+    from whisperport.errors import WhisperportError
+    from whisperport.inspection.inputs import read_inputs
+
+    error: WhisperportError | None = None
+    try:
+        read_inputs(folder / "inputs.npz")
+    except WhisperportError as raised:
+        error = raised
+    bundle = Bundle.open(folder / BUNDLE)
+    for read in (bundle.embedding, bundle.positions, bundle.reference):
+        try:
+            read()
+        except WhisperportError as raised:
+            error = raised
+    if error is not None:
+        raise error
+
+
+# Checkpoints.
+
+
+def _copy_checkpoint(seeds: Path, folder: Path) -> Path:
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    for path in (seeds / "checkpoint").iterdir():
+        if path.is_file():
+            shutil.copyfile(path, checkpoint / path.name)
+    return checkpoint
+
+
+def _make_config(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    checkpoint = _copy_checkpoint(seeds, folder)
+    if random.random() < 0.15:
+        names = [path.name for path in sorted(checkpoint.iterdir())]
+        folders.mutate(checkpoint, names, random, outside, without=folders.LINKS)
+        return
+    path = checkpoint / random.choice(TEXTS[:2])
+    if random.random() < 0.1:
+        path = checkpoint / "model.safetensors.index.json"
+        (checkpoint / "model.safetensors").rename(checkpoint / "part-1.safetensors")
+        path.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors"}}))
+    path.write_bytes(json_values.mutated(path.read_bytes(), random, outside))
+
+
+def _make_tokenizer(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    checkpoint = _copy_checkpoint(seeds, folder)
+    if random.random() < 0.3:
+        (checkpoint / "tokenizer.json").unlink()
+        for part in sorted((seeds / "checkpoint" / "parts").iterdir()):
+            shutil.copyfile(part, checkpoint / part.name)
+        path = checkpoint / random.choice(
+            ("vocab.json", "added_tokens.json", "tokenizer_config.json")
+        )
+        if random.random() < 0.2:
+            path = checkpoint / "merges.txt"
+            path.write_text("#version: 0.2\na b\nab c\n")
+    else:
+        path = checkpoint / "tokenizer.json"
+    data = path.read_bytes()
+    if path.suffix == ".txt" or random.random() < 0.15:
+        path.write_bytes(raw.mutated(data, random))
+    else:
+        path.write_bytes(json_values.mutated(data, random, outside))
+
+
+def _make_safetensors(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    checkpoint = _copy_checkpoint(seeds, folder)
+    path = checkpoint / "model.safetensors"
+    data = path.read_bytes()
+    if random.random() < 0.4:
+        path.write_bytes(raw.mutated(data, random))
+        return
+    length = int.from_bytes(data[:8], "little")
+    header = json_values.mutated(data[8 : 8 + length], random, outside)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+
+
+def _load_folder(folder: Path) -> None:
+    """Load it, and use the tokenizer as a transcription does."""
+    from whisperport.checkpoint import load_checkpoint
+    from whisperport.text import Tokenizer
+
+    checkpoint = load_checkpoint(folder / "checkpoint")
+    tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json, checkpoint.generation)
+    ids = tokenizer.encode("so they say \ud800 <|en|>")
+    known = [number for number in range(60) if number in tokenizer._bytes]
+    tokenizer.split_to_word_tokens([*ids, *known])
+    tokenizer.decode([*ids, *known], timestamps=True)
+
+
+def _make_pt(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    """As openai-whisper saves it; or a `pytorch_model.bin` in a folder."""
+    in_folder = random.random() < 0.5
+    if in_folder:
+        path = _copy_checkpoint(seeds, folder) / "pytorch_model.bin"
+        (path.parent / "model.safetensors").unlink()
+    else:
+        path = folder / "model.pt"
+    data = (seeds / "pt" / path.name).read_bytes()
+    kind = random.random()
+    if kind < 0.3:
+        path.write_bytes(raw.mutated(data, random))
+    elif kind < 0.7:
+        path.write_bytes(archives.mutated(data, random, outside))
+    elif kind < 0.8:
+        path.write_bytes(pickles.pickled(pickles.hostile_call(random, outside), random))
+    else:
+        path.write_bytes(_hostile_state(path, seeds, random, outside))
+
+
+def _hostile_state(path: Path, seeds: Path, random: Random, outside: str) -> bytes:
+    """A valid file but for one entry."""
+    import torch
+
+    data = torch.load(seeds / "pt" / path.name, weights_only=True)
+    state = data if path.suffix == ".bin" else data["model_state_dict"]
+    entry: Any = pickles.hostile_tensor(random)
+    if random.random() < 0.4:
+        entry = random.choice(
+            (pickles.hostile_call(random, outside), json_values.hostile(random, outside))
+        )
+    if path.suffix == ".pt" and random.random() < 0.3:
+        data["dims"][random.choice(list(data["dims"]))] = entry
+    elif random.random() < 0.1:
+        state[random.choice((7, None, (1, 2), "\x1b[31m"))] = entry
+    else:
+        state[random.choice(list(state))] = entry
+    return pickles.saved(data, random)
+
+
+def _load_pt(folder: Path) -> None:
+    from whisperport.checkpoint import load_checkpoint
+
+    path = folder / "model.pt"
+    load_checkpoint(path if path.exists() else folder / "checkpoint")
+
+
+# Programs in files.
+
+
+def _one_file(
+    name: str,
+    change: Callable[[bytes, Random, str], bytes],
+    random: Random,
+    seeds: Path,
+    folder: Path,
+    outside: str,
+) -> None:
+    """A file from the seeds, changed; now and then a pipe or a device in its place.
+
+    A link in its place would be the user's own choice.
+    """
+    data = (seeds / name).read_bytes()
+    path = folder / f"program{Path(name).suffix}"
+    path.write_bytes(data)
+    if random.random() < 0.01:
+        folders.mutate(folder, [path.name], random, outside, without=folders.LINKS)
+    else:
+        path.write_bytes(change(data, random, outside))
+
+
+def _hostile_onnx(graphs: Any, data: bytes, random: Random, outside: str) -> bytes:
+    kind = random.random()
+    if kind < 0.3:
+        return raw.mutated(data, random)
+    return (
+        wire.mutated(data, random, outside) if kind < 0.6 else graphs.mutated(data, random, outside)
+    )
+
+
+def _make_onnx(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    from fuzz.mutators import onnx_graphs
+
+    shutil.copyfile(seeds / "onnx" / "weights.bin", folder / "weights.bin")
+    name = random.choice(("onnx/inside.onnx", "onnx/outside.onnx"))
+    _one_file(name, partial(_hostile_onnx, onnx_graphs), random, seeds, folder, outside)
+
+
+def _make_pt2(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    def change(data: bytes, random: Random, outside: str) -> bytes:
+        if random.random() < 0.2:
+            return raw.mutated(data, random)
+
+        def graph(content: bytes, random: Random) -> bytes:
+            return json_values.mutated(content, random, outside)
+
+        def inputs(_: bytes, random: Random) -> bytes:
+            call = pickles.hostile_call(random, outside)
+            return (
+                pickles.saved(call, random)
+                if random.random() < 0.5
+                else pickles.pickled(call, random)
+            )
+
+        return archives.mutated(data, random, outside, {".json": graph, ".pt": inputs})
+
+    _one_file("pt2/block.pt2", change, random, seeds, folder, outside)
+
+
+_make_tflite = partial(
+    _one_file, "tflite/sum.tflite", lambda data, random, _: raw.mutated(data, random)
+)
+_make_pte = partial(_one_file, "pte/block.pte", lambda data, random, _: raw.mutated(data, random))
+
+
+def _program(folder: Path) -> str:
+    found = [path for path in sorted(folder.iterdir()) if path.stem == "program"]
+    return str(found[0] if found else folder / "program.gone")
+
+
+def _check(folder: Path) -> None:
+    from fuzz.command_line import whisperport
+
+    program = _program(folder)
+    target = _one_of(("xnnpack", "hailo8", "onnxruntime"), Path(program))
+    whisperport("check", program, "--target", target, "--all")
+
+
+def _one_of(choices: tuple[str, ...], file: Path) -> str:
+    """The same for the same input, whatever else was run."""
+    return choices[(file.lstat().st_size if os.path.lexists(file) else 0) % len(choices)]
+
+
+def _inspect(folder: Path) -> None:
+    from fuzz.command_line import whisperport
+
+    whisperport("inspect", _program(folder), "--repeat", "1", "--threads", "1")
+
+
+def _read_pt2(folder: Path) -> None:
+    """As `check --fix` and `lower` begin, which load the program with torch."""
+    from whisperport.programs.pt2 import read_pt2
+
+    read_pt2(_program(folder))
+
+
+def _read_pte(folder: Path) -> None:
+    """As `inspect` begins, before anything of the program runs."""
+    from whisperport.inspection.quiet import quiet
+    from whisperport.inspection.read_pte import read_pte
+
+    path = Path(_program(folder))
+    if path.is_file() and not path.is_symlink():
+        with quiet():
+            read_pte(path.read_bytes(), path.name)
+
+
+# The rest.
+
+
+def _make_hef(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    from fuzz.seeds import hef_bytes
+
+    description = (seeds / "hef" / "description").read_bytes()
+    version = random.randrange(4)
+    if random.random() < 0.7:
+        description = wire.mutated(description, random, outside)
+    data = hef_bytes(description, version)
+    path = folder / "program.hef"
+    path.write_bytes(raw.mutated(data, random) if random.random() < 0.4 else data)
+    if random.random() < 0.01:
+        folders.mutate(folder, [path.name], random, outside, without=folders.LINKS)
+
+
+def _read_hef(folder: Path) -> None:
+    """As `import-hef` begins."""
+    from whisperport.targets.hailo.hef import read_hef
+
+    read_hef(_program(folder))
+
+
+def _make_audio(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    paths = sorted((seeds / "audio").iterdir())
+    path = random.choice(paths)
+    others = [random.choice(paths).read_bytes()]
+    data = path.read_bytes()
+    if path.name.startswith("list."):
+        data = data.replace(b"tone.wav", random.choice(_addresses(outside)).encode())
+    if not path.name.startswith("list.") or random.random() < 0.3:
+        data = raw.mutated(data, random, others)
+    suffix = random.choice((path.suffix, path.suffix, path.suffix, ".wav", ".txt"))
+    (folder / f"program{suffix}").write_bytes(data)
+
+
+def _addresses(outside: str) -> tuple[str, ...]:
+    """What a playlist could lead to."""
+    file = f"{outside}/tone.wav"
+    return (file, f"file://{file}", "../outside/tone.wav", "http://192.0.2.1/x.wav", f"subfile:{file}",
+            f"concat:{file}", "pipe:0", "tcp://127.0.0.1:9", f"cache:{file}")  # fmt: skip
+
+
+def _load_audio(folder: Path) -> None:
+    import numpy as np
+
+    from whisperport.audio import load_audio
+
+    samples = load_audio(_program(folder))
+    if not np.isfinite(samples).all() or np.abs(samples).max() > 1:
+        raise ArithmeticError("samples beyond 1, or no numbers")
+
+
+def _bundle_format(name: str, group: str, change: Any, share: int) -> Format:
+    return Format(name, "transcribe", (group,), partial(_bundle, group, change), _transcribe, share)
+
+
+ONNX, PTE = "bundle-onnxruntime", "bundle-xnnpack"
+# Shares for half an hour on two idle cores: importing ExecuTorch takes a trial or a run 5 s, others 1 s.
+FORMATS = (
+    _bundle_format("manifest", ONNX, _change_manifest, 2000),
+    _bundle_format("bundle", ONNX, _change_any_file, 800),
+    _bundle_format("bundle of .onnx", ONNX, _change_onnx, 500),
+    _bundle_format("bundle of .pte", PTE, _change_pte, 150),
+    Format("tables (.npy, .npz)", "Bundle", (ONNX, "tables"), _make_tables, _read_tables, 1500),
+    Format("config.json", "load_checkpoint", ("checkpoint",), _make_config, _load_folder, 2000),
+    Format("tokenizer", "load_checkpoint", ("checkpoint",), _make_tokenizer, _load_folder, 2000),
+    Format(
+        "safetensors", "load_checkpoint", ("checkpoint",), _make_safetensors, _load_folder, 2000
+    ),
+    Format(".pt, .bin", "load_checkpoint", ("checkpoint", "pt"), _make_pt, _load_pt, 1200),
+    Format(".onnx", "check", ("onnx",), _make_onnx, _check, 1500),
+    Format(".onnx, run", "inspect", ("onnx",), _make_onnx, _inspect, 500),
+    Format(".pt2", "check", ("pt2",), _make_pt2, _check, 1000),
+    Format(".pt2, loaded", "check --fix", ("pt2",), _make_pt2, _read_pt2, 500),
+    Format(".tflite", "check", ("tflite",), _make_tflite, _check, 1250),
+    Format(".tflite, run", "inspect", ("tflite",), _make_tflite, _inspect, 250),
+    Format(".pte", "read_pte", ("pte",), _make_pte, _read_pte, 750),
+    Format(".pte, run", "inspect", ("pte",), _make_pte, _inspect, 100),
+    Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
+    Format("audio", "load_audio", ("audio",), _make_audio, _load_audio, 1000),
+)

@@ -1,0 +1,153 @@
+"""The jobs that `fuzz.kill` kills: an export, a compilation with a dummy of the vendor's compiler.
+
+Both run as forks of a process that has imported everything, so that a kill costs about a second. What
+takes long and writes nothing of ours is prepared once: tracing, and lowering to ONNX, whose files the
+export then copies into its bundle. Everything else is the real `export` and the real `compile_bundle`.
+The model is of a few kilobytes, with random weights.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from whisperport.bundle import Bundle, ProgramEntry, writing_bundle
+
+LAST_STAGES = ("putting the bundle in its place", "putting it into the bundle")
+TARGETS = ("onnxruntime", "hailo8l")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kind of job, and the bundle that is at its output before."""
+
+    name: str
+    old: Path
+    run: Callable[[Path, Say], object]  # given the output
+
+
+def make_jobs(folder: Path) -> list[Job]:
+    """Prepare both in a folder; takes some seconds."""
+    import torch
+
+    torch.set_num_threads(1)
+    checkpoint = _checkpoint()
+    _trace_once()
+    made = {target: _export(checkpoint, target, folder / target) for target in TARGETS}
+    _lower_by_copying(made)
+    old = folder / "old"
+    with writing_bundle(old) as writer:
+        _copy(made["onnxruntime"], writer.folder)
+        writer.commit(replace(made["onnxruntime"].manifest, name="old"))
+    return [
+        Job("export", old, lambda out, say: _export(checkpoint, "onnxruntime", out, say)),
+        Job("compile", made["hailo8l"].folder, _compile),
+    ]
+
+
+def _checkpoint() -> Any:
+    import torch
+    from tests.micro import DIMS, GENERATION, tokenizer_json
+
+    from whisperport.checkpoint.checkpoint import Checkpoint, Source
+    from whisperport.model.whisper import Whisper
+
+    dims = replace(DIMS, n_audio_ctx=50)  # 1 s, the shortest window that may be exported
+    torch.manual_seed(0)
+    model = Whisper(dims).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_().mul_(parameter[0].numel() ** -0.5)
+    model.decoder.token_embedding.weight.mul_(4)  # distinct logits
+    return Checkpoint(
+        dims=dims,
+        generation=GENERATION,
+        weights=dict(model.state_dict()),
+        tokenizer_json=tokenizer_json(),
+        source=Source(kind="openai", name="micro", sha256={}),
+    )
+
+
+def _trace_once() -> None:
+    from whisperport.programs import whisper as programs
+
+    real, traced = programs.whisper_programs, {}
+
+    def whisper_programs(model: Any, heads: Any, *, image: bool = False) -> Any:
+        if image not in traced:
+            traced[image] = tuple(real(model, heads, image=image))
+        return iter(traced[image])
+
+    programs.whisper_programs = whisper_programs  # type: ignore[assignment]
+
+
+def _export(checkpoint: Any, target: str, out: Path, say: Say = lambda _: None) -> Bundle:
+    from whisperport.exporting import ExportOptions, export
+    from whisperport.targets import RunOptions
+
+    return export(checkpoint, target, out, ExportOptions(run=RunOptions(threads=1)), say=say)
+
+
+def _lower_by_copying(made: dict[str, Bundle]) -> None:
+    from whisperport.targets.onnxruntime import OnnxRuntime
+
+    bundle = made["onnxruntime"]
+
+    def lower(self: Any, programs: Sequence[Any], folder: Path, say: Say) -> list[ProgramEntry]:
+        for name in bundle.manifest.files:
+            if "/" in name:
+                say(f"copying {name}")
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(bundle.path(name), folder / name)
+        return list(bundle.manifest.programs)
+
+    OnnxRuntime.lower = lower  # type: ignore[method-assign]
+
+
+def _compile(out: Path, say: Say) -> None:
+    from tests.targets.hailo.fake_sdk import FakeSdk
+    from tests.targets.hailo.hef_file import encoder_hef
+
+    from whisperport.compiling import CompileOptions, compile_bundle
+    from whisperport.targets.hailo.model_script import ScriptOptions
+
+    dims = Bundle.open(out, check_hashes=False).manifest.dims
+    hef = encoder_hef(3, 2 * dims.n_audio_ctx, dims.n_mels, dims.n_audio_state)
+    sys.modules["hailo_sdk_client"] = FakeSdk({"encoder": hef})
+    script = ScriptOptions(finetune=False)
+    compile_bundle(out, CompileOptions(force=True, script=script, threads=1), say=say)
+
+
+def _copy(bundle: Bundle, folder: Path) -> None:
+    for name in bundle.manifest.files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle.path(name), folder / name)
+
+
+def fork(run: Callable[[Say], object]) -> tuple[int, int]:
+    """Run something in a fork; its process id, and a descriptor of its stages, one a line."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        return child, reading
+    code = 1
+    try:
+        os.close(reading)
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+
+        def say(stage: str) -> None:
+            os.write(writing, f"{stage}\n".encode())
+
+        run(say)
+        code = 0
+    except BaseException as error:
+        os.write(2, f"{error}\n".encode())
+    finally:
+        os._exit(code)

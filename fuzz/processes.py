@@ -1,0 +1,57 @@
+"""What Linux knows of a process and of those it started."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def tree(root: int) -> list[int]:
+    """`root` and every process below it."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError, ValueError):
+                # The name, in brackets, may hold anything; the parent is the second field after it.
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    parents[int(entry)] = int(fields[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that is a process's own: pages that belong to files, such as libraries, are left out."""
+    with suppress(OSError, ValueError, IndexError):
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+        return (int(resident) - int(shared)) * PAGE
+    return 0
+
+
+def waited_s(pid: int) -> float:
+    """Seconds in which a process was ready to run and another one had the processor."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def command(pid: int) -> str:
+    """The command line of a process; empty where it is gone."""
+    with suppress(OSError):
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode("utf-8", "replace")
+        )
+    return ""
+
+
+def kill(pids: list[int]) -> None:
+    """End processes by force."""
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, 9)

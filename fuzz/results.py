@@ -1,0 +1,84 @@
+"""The table of a campaign, and the JSON file beside it."""
+
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fuzz.campaign import Campaign, Tally
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = (
+    "whisperport",
+    "onnxruntime",
+    "executorch",
+    "torch",
+    "onnx",
+    "tokenizers",
+    "av",
+    "numpy",
+)
+HEADINGS = ("format", "read by", "inputs", "rejected", "accepted", "findings", "slowest", "memory")
+
+
+def table(campaign: Campaign) -> str:
+    """In Markdown: a row for each format, and the sum."""
+    readers = {entry.name: entry.reader for entry in campaign.formats}
+    rows = [_row(name, f"`{readers[name]}`", tally) for name, tally in campaign.tallies.items()]
+    rows.append(_row("all", "", total(campaign.tallies)))
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def total(tallies: Mapping[str, Tally]) -> Tally:
+    """The sum over formats; the slowest and the largest of all."""
+    found = Tally()
+    for tally in tallies.values():
+        found.inputs += tally.inputs
+        found.rejected += tally.rejected
+        found.accepted += tally.accepted
+        found.seconds += tally.seconds
+        found.slowest_s = max(found.slowest_s, tally.slowest_s)
+        found.peak_bytes = max(found.peak_bytes, tally.peak_bytes)
+        for kind, count in tally.findings.items():
+            found.findings[kind] = found.findings.get(kind, 0) + count
+    return found
+
+
+def _row(name: str, reader: str, tally: Tally) -> tuple[str, ...]:
+    findings = ", ".join(f"{count} {kind}" for kind, count in tally.findings.items()) or "0"
+    counts = (str(tally.inputs), str(tally.rejected), str(tally.accepted), findings)
+    return (
+        name,
+        reader,
+        *counts,
+        f"{tally.slowest_s:.1f} s",
+        f"{tally.peak_bytes / 2**20:.0f} MiB",
+    )
+
+
+def save(campaign: Campaign, wall_s: float, command: str) -> Path:
+    """Write the JSON file; its path."""
+    from whisperport.verification import machine, versions
+
+    today = datetime.date.today().isoformat()
+    result: dict[str, Any] = {
+        "what": "mutated inputs, each given to what a user would call; limits 30 s and 2 GiB each",
+        "seed": campaign.seed,
+        "inputs": total(campaign.tallies).inputs,
+        "wall_s": round(wall_s, 1),
+        "formats": {name: vars(tally) for name, tally in campaign.tallies.items()},
+        "findings": [
+            {"format": name, "kind": kind, "where": where, "inputs": len(numbers)}
+            for (name, kind, where), numbers in campaign.found.items()
+        ],
+        "machine": machine(),
+        "versions": versions(PACKAGES),
+        "measured_on": today,
+        "command": command,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"fuzz_{today}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path

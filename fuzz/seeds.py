@@ -1,0 +1,439 @@
+"""Valid files of every format, small, made by this project and the libraries that people make theirs with.
+
+Each group is made once, when it is first asked for, into a folder that stays.
+"""
+
+import argparse
+import json
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from whisperport.dims import Dims
+from whisperport.generation import Generation
+from whisperport.text.byte_level import spelled
+
+DIMS = Dims(
+    n_mels=8,
+    n_audio_ctx=10,  # 0.2 s
+    n_audio_state=16,
+    n_audio_head=2,
+    n_audio_layer=1,
+    n_text_ctx=24,
+    n_text_state=16,
+    n_text_head=2,
+    n_text_layer=2,
+    n_vocab=70,
+    n_audio_ffn=64,
+    n_text_ffn=64,
+)
+GENERATION = Generation(
+    end_of_text=49,
+    start_of_transcript=50,
+    languages={"en": 51, "de": 52},
+    tasks={"transcribe": 53, "translate": 54},
+    start_of_previous=55,
+    no_speech=56,
+    no_timestamps=57,
+    suppressed=(*range(10, 20), 50, 53, 54, 55, 56),
+    suppressed_at_start=(3, 49),
+)
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
+SPECIAL: tuple[str, ...] = (
+    "endoftext",
+    "startoftranscript",
+    "en",
+    "de",
+    "transcribe",
+    "translate",
+    "startofprev",
+)
+SPECIAL += ("nospeech", "notimestamps")
+OPENAI_VOCABULARY = 51864  # a .pt file has no tokenizer: its vocabulary is one of OpenAI's
+CODECS = {  # suffix -> encoder and the sample format that it needs
+    "wav": ("pcm_s16le", "s16"),
+    "f32.wav": ("pcm_f32le", "flt"),
+    "flac": ("flac", "s16"),
+    "mp3": ("libmp3lame", "fltp"),
+    "ogg": ("libopus", "flt"),
+    "oga": ("flac", "s16"),
+    "webm": ("libopus", "flt"),
+    "mka": ("pcm_s16le", "s16"),
+    "m4a": ("aac", "fltp"),
+    "aiff": ("pcm_s16be", "s16"),
+    "wma": ("wmav2", "fltp"),
+    "amr": ("libopencore_amrnb", "s16"),
+    "tta": ("tta", "s16"),
+    "caf": ("pcm_s16be", "s16"),
+    "au": ("pcm_s16be", "s16"),
+}
+
+
+def folder_of(group: str, seeds: Path) -> Path:
+    """The folder of a group, made now if it is not there."""
+    folder = seeds / group
+    if not folder.is_dir():
+        partial = seeds / f".{group}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        GROUPS[group](partial)
+        partial.rename(folder)
+    return folder
+
+
+def tokenizer_json() -> bytes:
+    """Ids 0 to 48 are single letters; Whisper's special tokens follow."""
+    added = [
+        {"id": number, "content": f"<|{name}|>", "special": True}
+        for number, name in enumerate(SPECIAL, len(LETTERS))
+    ]
+    vocabulary = {spelled(letter.encode()): number for number, letter in enumerate(LETTERS)}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    return json.dumps(
+        {"added_tokens": added, "pre_tokenizer": {"type": "ByteLevel"}, "model": model}
+    ).encode()
+
+
+def _weights(dims: Dims) -> dict[str, Any]:
+    """Random tensors of gain about 1, by openai-whisper's names."""
+    import torch
+
+    from whisperport.checkpoint.tensor_check import expected_shapes
+
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, shape in expected_shapes(dims).items():
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) > 1:
+            found[name] = noise / noise[0].numel() ** 0.5
+        else:
+            found[name] = 0.1 * noise + float("ln" in name and name.endswith("weight"))
+    return found
+
+
+def _bundle(folder: Path, target: str) -> None:
+    import numpy as np
+
+    from whisperport.checkpoint.checkpoint import Checkpoint, Source
+    from whisperport.exporting import ExportOptions, export
+    from whisperport.targets import RunOptions
+    from whisperport.verification.clips import Clip
+
+    checkpoint = Checkpoint(
+        dims=DIMS,
+        generation=GENERATION,
+        weights=_weights(DIMS),
+        tokenizer_json=tokenizer_json(),
+        source=Source(kind="openai", name="micro", sha256={}),
+    )
+    hiss = 0.1 * np.random.default_rng(0).standard_normal(16_000)
+    options = ExportOptions(
+        clips=(Clip("hiss", "", hiss.astype(np.float32)),),
+        run=RunOptions(threads=1),
+        allow_unverified=True,
+    )
+    export(checkpoint, target, folder / "bundle", options)
+
+
+def _checkpoint(folder: Path) -> None:
+    """A Hugging Face folder."""
+    from safetensors.torch import save_file
+
+    from whisperport.checkpoint.config import _WORDS
+    from whisperport.checkpoint.names import to_huggingface
+
+    weights = {to_huggingface(name): tensor for name, tensor in _weights(DIMS).items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    sizes = {word: getattr(DIMS, field) for field, word in _WORDS.items()}
+    known = {"begin_suppress_tokens": [3, 49], "suppress_tokens": list(GENERATION.suppressed)}
+    config = {"model_type": "whisper", "activation_function": "gelu", "decoder_start_token_id": 50}
+    (folder / "config.json").write_text(json.dumps({**config, **sizes, **known}, indent=1))
+    generation = {
+        **known,
+        "decoder_start_token_id": 50,
+        "eos_token_id": 49,
+        "no_timestamps_token_id": 57,
+        "prev_sot_token_id": 55,
+        "is_multilingual": True,
+        "lang_to_id": {f"<|{code}|>": number for code, number in GENERATION.languages.items()},
+        "task_to_id": dict(GENERATION.tasks),
+        "alignment_heads": [[1, 0], [1, 1]],
+        "language": "<|en|>",
+    }
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    vocabulary = json.loads(tokenizer_json())["model"]["vocab"]
+    parts = folder / "parts"  # the same tokenizer as older libraries save it
+    parts.mkdir()
+    (parts / "vocab.json").write_text(json.dumps(vocabulary))
+    (parts / "merges.txt").write_text("#version: 0.2\n")
+    added = {f"<|{name}|>": number for number, name in enumerate(SPECIAL, len(LETTERS))}
+    (parts / "added_tokens.json").write_text(json.dumps(added))
+    decoder = {str(number): {"content": name, "special": True} for name, number in added.items()}
+    (parts / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+
+
+def _pt(folder: Path) -> None:
+    """As openai-whisper saves it, and as a Hugging Face folder had it before safetensors."""
+    import torch
+
+    from whisperport.checkpoint.names import to_huggingface
+
+    sizes = DIMS.to_json() | {"n_vocab": OPENAI_VOCABULARY}
+    weights = {name: tensor.half() for name, tensor in _weights(Dims(**sizes)).items()}
+    stated = {name: size for name, size in sizes.items() if not name.endswith("ffn")}
+    torch.save({"dims": stated, "model_state_dict": weights}, folder / "model.pt")
+    renamed = {to_huggingface(name): tensor for name, tensor in _weights(DIMS).items()}
+    torch.save(renamed, folder / "pytorch_model.bin")
+
+
+def _onnx(folder: Path) -> None:
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((16, 24)).astype(np.float32)
+    table = random.standard_normal((100, 16)).astype(np.float32)
+    stored = {"w": weight, "table": table, "shape": np.array([2, -1]), "yes": np.array(True)}
+    branch = [
+        helper.make_graph(
+            [helper.make_node(op, ["soft"], [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)],
+        )
+        for op, name in (("Relu", "then"), ("Neg", "other"))
+    ]
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["found"], axis=0),
+        helper.make_node("Add", ["found", "x"], ["sum"]),
+        helper.make_node("MatMul", ["sum", "w"], ["h"]),
+        helper.make_node("Softmax", ["h"], ["soft"], axis=-1),
+        helper.make_node("If", ["yes"], ["chosen"], then_branch=branch[0], else_branch=branch[1]),
+        helper.make_node("Reshape", ["chosen", "shape"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("ids", TensorProto.INT64, [1, 3]),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16]),
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 36])
+    initializers = [numpy_helper.from_array(array, name) for name, array in stored.items()]
+    graph = helper.make_graph(nodes, "graph", inputs, [output], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / "inside.onnx")
+    onnx.save_model(
+        model,
+        folder / "outside.onnx",
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=100,
+    )
+
+
+def _block() -> tuple[Any, tuple[Any, ...]]:
+    """A decoder in small: a lookup, two products, attention, and logits."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(100, 16)
+            self.norm = nn.LayerNorm(16)
+            self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+        def forward(self, tokens: Any, x: Any) -> tuple[Any, Any]:
+            h = self.norm(self.table(tokens) + x)
+            h = h + self.second(nn.functional.gelu(self.first(h)))
+            first, second = h.split(8, -1)
+            return torch.cat([first, second], -1) @ self.table.weight.T, first
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Block().eval(), (torch.zeros(1, 8, dtype=torch.int64), torch.rand(1, 8, 16))
+
+
+def _pt2(folder: Path) -> None:
+    import torch
+
+    module, inputs = _block()
+    torch.export.save(torch.export.export(module, inputs, strict=False), folder / "block.pt2")
+
+
+def _pte(folder: Path) -> None:
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    from whisperport.inspection.quiet import quiet
+
+    module, inputs = _block()
+    with quiet():
+        exported = torch.export.export(module, inputs, strict=False)
+        edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+        (folder / "block.pte").write_bytes(edge.to_executorch().buffer)
+
+
+def _tflite(folder: Path) -> None:
+    """Two products and a cumulative sum, put together with the schema that LiteRT brings."""
+    import flatbuffers  # type: ignore[import-untyped]
+    import numpy as np
+    from ai_edge_litert import schema_py_generated as tflite
+
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((16, 16)).astype(np.float32)
+    contents = [None, weight, np.zeros(16, np.float32), np.array(1, np.int32), None, None, None]
+    names = ["x", "weight", "bias", "axis", "product", "sum", "out"]
+    shapes = [[4, 16], [16, 16], [16], [], *[[4, 16]] * 3]
+    model, graph = tflite.ModelT(), tflite.SubGraphT()
+    model.version, model.subgraphs, model.buffers = 3, [graph], [tflite.BufferT()]
+    graph.tensors, graph.inputs, graph.outputs = [], [0], [6]
+    for name, shape, content in zip(names, shapes, contents, strict=True):
+        tensor, buffer = tflite.TensorT(), tflite.BufferT()
+        tensor.name, tensor.shape, tensor.buffer = name, shape, 0
+        tensor.type = tflite.TensorType.INT32 if name == "axis" else tflite.TensorType.FLOAT32
+        if content is not None:
+            buffer.data = np.frombuffer(content.tobytes(), np.uint8)
+            model.buffers.append(buffer)
+            tensor.buffer = len(model.buffers) - 1
+        graph.tensors.append(tensor)
+    codes, options = tflite.BuiltinOperator, tflite.BuiltinOptions
+    product = (tflite.FullyConnectedOptionsT(), options.FullyConnectedOptions)
+    model.operatorCodes, graph.operators = [], []
+    for number, (code, inputs, output, (option, kind)) in enumerate(
+        [
+            (codes.FULLY_CONNECTED, [0, 1, 2], 4, product),
+            (codes.CUMSUM, [4, 3], 5, (tflite.CumsumOptionsT(), options.CumsumOptions)),
+            (codes.FULLY_CONNECTED, [5, 1, 2], 6, product),
+        ]
+    ):
+        known, operator = tflite.OperatorCodeT(), tflite.OperatorT()
+        known.builtinCode, known.deprecatedBuiltinCode, known.version = code, min(code, 127), 1
+        operator.opcodeIndex, operator.inputs, operator.outputs = number, inputs, [output]
+        operator.builtinOptions, operator.builtinOptionsType = option, kind
+        model.operatorCodes.append(known)
+        graph.operators.append(operator)
+    builder = flatbuffers.Builder(0)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    (folder / "sum.tflite").write_bytes(bytes(builder.Output()))
+
+
+def hef_bytes(description: bytes, version: int) -> bytes:
+    """A HEF of any version around a description, with right sizes and checksums."""
+    import hashlib
+
+    import xxhash
+
+    from whisperport.targets.hailo.hef import COMMON, MAGIC, TAILS
+
+    data = b"the program"
+    body = description + (data if version else b"")
+    tails = {
+        0: (0, hashlib.md5(body, usedforsecurity=False).digest()),
+        1: (zlib.crc32(body), len(data), 0),
+        2: (xxhash.xxh3_64_intdigest(body), len(data), 0, 0),
+        3: (xxhash.xxh3_64_intdigest(body), len(data), 0, 0, 0, 0),
+    }
+    return (
+        COMMON.pack(MAGIC, version, len(description)) + TAILS[version].pack(*tails[version]) + body
+    )
+
+
+def _hef(folder: Path) -> None:
+    """The description of an encoder's network; the header is made for each input."""
+    from whisperport.targets.hailo.hef import _message_class
+
+    hef = _message_class()()
+    hef.header.hw_arch, hef.header.sdk_version = 1, "3.31.0"
+    group = hef.network_groups.add(network_group_name="net")
+    group.sorted_outputs_order.append("net/output")
+    op = group.ops.add()
+    for pads, name, shape in (
+        (op.input_pads, "net/input", (1, 20, 8)),
+        (op.output_pads, "net/output", (1, 10, 16)),
+    ):
+        pad = pads.add(index=len(name), name=name)
+        size = pad.tensor_shape
+        size.height, size.width, size.features = shape
+    (folder / "description").write_bytes(hef.SerializeToString())
+
+
+def _tables(folder: Path) -> None:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    np.save(folder / "table.npy", random.standard_normal((10, 16)).astype(np.float32))
+    x, ids = random.standard_normal((1, 3, 16)), np.zeros((1, 3), np.int64)
+    np.savez(folder / "plain.npz", x=x, ids=ids)
+    np.savez_compressed(folder / "packed.npz", x=x, ids=ids)
+
+
+def _audio(folder: Path) -> None:
+    """A rising tone of a third of a second in every format that FFmpeg here can write."""
+    import av
+    import numpy as np
+
+    rate = 16_000
+    t = np.arange(rate // 3) / rate
+    tone = (0.4 * np.sin(2 * np.pi * (200 + 200 * t) * t)).astype(np.float32)
+    for suffix, (codec, form) in CODECS.items():
+        if codec not in av.codecs_available:
+            continue
+        own = 8_000 if suffix == "amr" else rate
+        path = folder / f"tone.{suffix}"
+        with av.open(str(path), "w") as container:
+            stream: Any = container.add_stream(codec, rate=own, layout="mono")
+            if suffix == "wma":  # its encoder has no default
+                stream.bit_rate = 64_000
+            frame = av.AudioFrame.from_ndarray(tone[None], format="fltp", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+            converter = av.AudioResampler(format=form, layout="mono", rate=own)
+            for converted in (*converter.resample(frame), *converter.resample(None)):
+                container.mux(stream.encode(converted))
+            container.mux(stream.encode(None))
+    (folder / "list.m3u8").write_text("#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\ntone.wav\n")
+    (folder / "list.ffconcat").write_text("ffconcat version 1.0\nfile tone.wav\n")
+    (folder / "list.sdp").write_text("v=0\nm=audio 5004 RTP/AVP 0\nc=IN IP4 127.0.0.1\n")
+    header = struct.pack("<4sI4s4sIHHIIHH4sI", *_wave64())
+    (folder / "tone.wide.wav").write_bytes(header + bytes(6400))
+
+
+def _wave64() -> tuple[Any, ...]:
+    """The header of a wav of 64 channels."""
+    form = (1, 64, 16_000, 16_000 * 128, 128, 16)
+    return (b"RIFF", 36 + 6400, b"WAVE", b"fmt ", 16, *form, b"data", 6400)
+
+
+GROUPS: dict[str, Callable[[Path], None]] = {
+    "bundle-onnxruntime": lambda folder: _bundle(folder, "onnxruntime"),
+    "bundle-xnnpack": lambda folder: _bundle(folder, "xnnpack"),
+    "checkpoint": _checkpoint,
+    "pt": _pt,
+    "onnx": _onnx,
+    "pt2": _pt2,
+    "pte": _pte,
+    "tflite": _tflite,
+    "hef": _hef,
+    "tables": _tables,
+    "audio": _audio,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make groups in this process, so that the campaign's own stays small."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("seeds", type=Path)
+    parser.add_argument("groups", nargs="*", choices=(*GROUPS, []))
+    chosen = parser.parse_args(arguments)
+    for group in chosen.groups or GROUPS:
+        folder_of(group, chosen.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""A process that makes inputs, gives each to its reader, and answers what came of it.
+
+    supervisor ── "format number" ──► worker ──► what a user would call
+               ◄────── outcome ──────┘
+
+It may crash, hang or grow at any time; the supervisor sees to that. Everything that it may write to is in
+one folder: `input`, `tmp`, `cwd` and `home`; `outside` beside them is what it must not touch.
+"""
+
+import ctypes
+import faulthandler
+import json
+import os
+import shutil
+import sys
+import tarfile
+import time
+import traceback
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fuzz import processes
+from fuzz.case import ACCEPTED, REJECTED, Format, Outcome, random_for
+from fuzz.command_line import UnsafeOutputError, check_printed, printed
+from fuzz.formats import all_formats
+from fuzz.outside import Outside
+
+PR_SET_CHILD_SUBREAPER = 36
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+TOLERATED = ("torchinductor_",)  # a folder that torch makes when it is imported
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # Python's own
+
+
+class Worker:
+    """The folder of one worker, and what it sees of itself."""
+
+    def __init__(self, work: Path, seeds: Path) -> None:
+        self.work, self.seeds = work, seeds
+        self.input = work / "input"
+        self.outside = Outside(work / "outside")
+        self.actions: list[str] = []  # that no reader has any business with
+        self._copies = _canaries(seeds)
+        for name in ("tmp", "cwd", "home", "input"):
+            (work / name).mkdir(parents=True, exist_ok=True)
+        os.chdir(work / "cwd")
+        sys.addaudithook(self._audit)
+        self._audited = False
+
+    def make(self, chosen: Format, seed: int, number: int) -> None:
+        """Write the input."""
+        _cleared(self.input)
+        self.outside.fill(self._copies)
+        random = random_for(seed, chosen.name, number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            chosen.make(random, self.seeds, self.input, str(self.outside.folder))
+
+    def load(self, saved: Path) -> None:
+        """Take an input that was saved."""
+        _cleared(self.input)
+        self.outside.fill(self._copies)
+        with tarfile.open(saved) as archive:
+            archive.extractall(self.work, filter="fully_trusted")
+
+    def run(self, chosen: Format) -> Outcome:
+        """Give the input to its reader."""
+        self.outside.watch()
+        self.actions.clear()
+        _forget_peak()
+        before, started = _listing(self.input), time.monotonic()
+        self._audited = True
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                kind, detail, where = _judged(chosen, self.input)
+        finally:
+            self._audited = False
+        seconds, peak = time.monotonic() - started, _peak_bytes()
+        for wrong, found in (
+            ("outside touched", self.outside.touched()),
+            ("forbidden action", self.actions),
+            ("file left", self._left()),
+            ("input changed", sorted(before ^ _listing(self.input))),
+            ("process left", _children()),
+        ):
+            if found:
+                kind, detail, where = wrong, "; ".join(map(str, found))[:400], str(found[0])[:60]
+                break
+        _cleared(self.work / "tmp")
+        _cleared(self.work / "cwd")
+        return Outcome(kind, detail, where, seconds, peak)
+
+    def _left(self) -> list[str]:
+        return [
+            f"{folder}/{name}"
+            for folder in ("tmp", "cwd")
+            for name in os.listdir(self.work / folder)
+            if not name.startswith(TOLERATED)
+        ]
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """What Python code asks of the system; native code and other processes are not seen here."""
+        if not self._audited:
+            return
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(path, str | bytes) and isinstance(flags, int) and flags & WRITES:
+                name = os.path.abspath(os.fsdecode(path))
+                allowed = name.startswith(
+                    (str(self.work / "tmp"), str(self.work / "home"), "/dev/")
+                )
+                if not allowed and "__pycache__" not in name:
+                    self.actions.append(f"opens {name} for writing")
+        elif event in ("socket.connect", "socket.getaddrinfo", "os.system", "os.exec"):
+            self.actions.append(f"{event} {arguments!r}"[:200])
+
+
+def _judged(chosen: Format, folder: Path) -> tuple[str, str, str]:
+    """Outcome, detail, and by what findings are told apart."""
+    import click
+
+    from whisperport.errors import WhisperportError
+
+    try:
+        chosen.run(folder)
+    except UnsafeOutputError as error:
+        return error.kind, str(error), error.kind
+    except WhisperportError as error:
+        try:
+            check_printed(printed(error))
+        except UnsafeOutputError as unsafe:
+            return f"{unsafe.kind} in an error", str(unsafe), _place(error)
+        return REJECTED, str(error)[:300], ""
+    except click.ClickException as error:
+        return REJECTED, error.format_message()[:300], ""
+    except BaseException as error:
+        text = "".join(traceback.format_exception(error))[-2500:]
+        return "exception", text, f"{type(error).__name__} at {_place(error)}"
+    return ACCEPTED, "", ""
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the package that the exception went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/whisperport/" in frame.filename]
+    if not ours:
+        return "the harness"
+    return f"{ours[-1].filename.rpartition('/whisperport/')[2]}:{ours[-1].name}"
+
+
+def _canaries(seeds: Path) -> dict[str, bytes]:
+    """Files outside; those that look right would be accepted by a reader that is led to them."""
+    copies = {"canary.bin": bytes(range(256)) * 1000, "weights.bin": bytes(200_000)}
+    for pattern in ("checkpoint/*", "bundle-onnxruntime/bundle/*", "audio/tone.wav"):
+        for path in seeds.glob(pattern):
+            if path.is_file():
+                copies[path.name] = path.read_bytes()
+    return copies
+
+
+def _listing(folder: Path) -> set[tuple[str, int, int]]:
+    """Names, sizes and times of all that is in a folder."""
+    found = set()
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            stated = path.lstat()
+            size, time_ns = (0, 0) if path.is_dir() else (stated.st_size, stated.st_mtime_ns)
+            found.add((str(path.relative_to(folder)), size, time_ns))
+    return found
+
+
+def _cleared(folder: Path) -> None:
+    """Empty it; it stays, since a process may be in it."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _children() -> list[str]:
+    commands = [processes.command(pid) for pid in processes.tree(os.getpid())[1:]]
+    return [text for text in commands if text and not any(name in text for name in HELPERS)]
+
+
+def _forget_peak() -> None:
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int:
+    """The most memory of this process's own since `_forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    sizes = {
+        line.split(":")[0]: line.split()[1]
+        for line in lines
+        if line.startswith(("VmHWM", "RssFile"))
+    }
+    return 1024 * (int(sizes.get("VmHWM", 0)) - int(sizes.get("RssFile", 0)))
+
+
+def main() -> None:
+    """work folder, seeds, descriptors to read requests from and to write answers to."""
+    work, seeds, reads, writes = sys.argv[1:]
+    faulthandler.enable()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans come to this process, and are seen
+    worker = Worker(Path(work), Path(seeds))
+    formats = all_formats()
+    chosen = next(iter(formats.values()))
+    with open(int(reads)) as requests, open(int(writes), "w") as answers:
+        for line in requests:
+            request = json.loads(line)
+            if request == "run":
+                answer = vars(worker.run(chosen))
+            else:
+                chosen = formats[request["format"]]
+                if "saved" in request:
+                    worker.load(Path(request["saved"]))
+                else:
+                    worker.make(chosen, request["seed"], request["number"])
+                answer = {"made": True}
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Frames of any layout to 16-bit mono at 16 kHz."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.error import FFmpegError
+from numpy.typing import NDArray
+
+from whisperport.audio.pcm import SAMPLE_RATE
+
+
+class Downmix:
+    """By FFmpeg's resampler, or where it does not know what the channels are, by their average.
+
+    FFmpeg knows the channels of most layouts up to 8, and of a few larger ones, and guesses those of
+    a file that gives their number alone, as its command does. All frames have one layout and rate.
+    """
+
+    def __init__(self) -> None:
+        self._resampler = _resampler()
+        self._averages: bool | None = None  # None: before the first frame
+
+    def push(self, frame: AudioFrame | None) -> Iterator[NDArray[np.int16]]:
+        """(n,) int16 that come out for `frame`; None ends the sound and gives what is left.
+
+        Raises:
+            FFmpegError, ValueError: the frame cannot be converted.
+        """
+        if frame is None or self._averages is False:
+            yield from self._pushed(frame)
+        elif self._averages:
+            yield from self._pushed(_averaged(frame))
+        else:
+            try:
+                first = list(self._pushed(frame))
+                self._averages = False
+            except FFmpegError:
+                self._resampler, self._averages = _resampler(), True
+                first = list(self._pushed(_averaged(frame)))
+            yield from first
+
+    def _pushed(self, frame: AudioFrame | None) -> Iterator[NDArray[np.int16]]:
+        for out in self._resampler.resample(frame):
+            if out is not None:  # a resampler that changes nothing returns the flush itself
+                yield out.to_ndarray()[0]
+
+
+def _resampler() -> AudioResampler:
+    return AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+
+
+def _averaged(frame: AudioFrame) -> AudioFrame:
+    """One channel of floats: the mean of all. Raises ValueError for samples that numpy lacks."""
+    samples = frame.to_ndarray()  # (channels, n), or (1, n * channels) where they are interleaved
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T
+    mean = samples.mean(axis=0, dtype=np.float64)
+    if samples.dtype.kind == "u":
+        mean = mean / 128 - 1
+    elif samples.dtype.kind == "i":
+        mean = mean / 2.0 ** (8 * samples.itemsize - 1)
+    mono = AudioFrame.from_ndarray(mean[None].astype(np.float32), format="flt", layout="mono")
+    mono.sample_rate = frame.sample_rate
+    return mono

@@ -1,0 +1,100 @@
+"""Which bundles are this user's own or passed a trial run: recorded by checksum in the state folder.
+
+    $XDG_STATE_HOME/whisperport/bundles     ~/.local/state/whisperport/bundles where it is not set
+    ├── own-SHA256      `export` wrote the bundle whose manifest has this checksum
+    └── tried-SHA256    a trial run with this key passed
+
+The checksum of a manifest covers the hash of every file, so that a record says nothing about any
+other bundle. The records are empty files. A folder that is not this user's, or that others may
+write to, is ignored. Where nothing can be recorded, bundles are tried again.
+"""
+
+import os
+import stat
+import sys
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from whisperport.bundle.folder import Bundle
+from whisperport.bundle.manifest import Manifest
+
+MOST = 2000  # records kept: the oldest go first
+
+Kind = Literal["own", "tried"]
+
+
+def is_trusted(bundle: Bundle) -> bool:
+    """Whether a bundle comes with the package, or this user exported it on this machine."""
+    if _comes_with_the_package(bundle.folder):
+        return True
+    return bundle.hashed and is_recorded("own", bundle.manifest.checksum())
+
+
+def record_own(manifest: Manifest) -> None:
+    """Note that this user's own export wrote the bundle of `manifest`."""
+    record("own", manifest.checksum())
+
+
+def is_recorded(kind: Kind, sha256: str) -> bool:
+    folder = _state_folder()
+    if folder is None or not _is_private(folder):
+        return False
+    try:
+        return stat.S_ISREG(os.lstat(folder / f"{kind}-{sha256}").st_mode)
+    except OSError:
+        return False
+
+
+def record(kind: Kind, sha256: str) -> None:
+    """Note it, or do nothing where the state folder cannot be written or belongs to another user."""
+    folder = _state_folder()
+    if folder is None:
+        return
+    with suppress(OSError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if _is_private(folder):
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+            os.close(os.open(folder / f"{kind}-{sha256}", flags, 0o600))
+            _drop_oldest(folder)
+
+
+def _state_folder() -> Path | None:
+    base = os.environ.get("XDG_STATE_HOME") or {
+        "win32": os.environ.get("LOCALAPPDATA", ""),
+        "darwin": "~/Library/Application Support",
+    }.get(sys.platform, "~/.local/state")
+    folder = Path(os.path.expanduser(base))
+    return folder / "whisperport" / "bundles" if folder.is_absolute() else None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether only this user could have put something there."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    if os.name != "posix":  # the folder of an account, by default, is its own
+        return True
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _drop_oldest(folder: Path) -> None:
+    records = list(os.scandir(folder))
+    if len(records) <= MOST:
+        return
+    records.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
+    for entry in records[:-MOST]:
+        os.unlink(entry.path)
+
+
+def _comes_with_the_package(folder: Path) -> bool:
+    shipped = Path(str(files("whisperport"))) / "data" / "bundle"
+    try:
+        return os.path.samefile(folder, shipped)
+    except OSError:
+        return False

@@ -1,0 +1,49 @@
+"""SIGINT, SIGTERM and SIGHUP: each raises KeyboardInterrupt, and gives the exit status of its number."""
+
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+_last = int(signal.SIGINT)
+
+
+def install() -> None:
+    """Let `kill`, `timeout` and a closed terminal interrupt as Ctrl-C does; `nohup` is respected."""
+    global _last
+    _last = int(signal.SIGINT)
+    for number, handler in _handled():
+        if handler in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _interrupt)
+
+
+def restore() -> None:
+    """From now on a signal ends the process at once, and prints nothing."""
+    for number, handler in _handled():
+        if handler is _interrupt:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def exit_status() -> int:
+    """That of a process which the last signal ended, as shells give it: 130, 143 or 129."""
+    return 128 + _last
+
+
+def leave() -> NoReturn:
+    """End as interrupted. Another signal meanwhile ends the process at once."""
+    restore()
+    if sys.stderr is not None:
+        print("interrupted: nothing was left half-written", file=sys.stderr)
+    sys.exit(exit_status())
+
+
+def _handled() -> list[tuple[int, object]]:
+    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+    return [(number, signal.getsignal(number)) for number in numbers]
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    global _last
+    _last = number
+    raise KeyboardInterrupt

@@ -1,0 +1,50 @@
+"""The process that an object belongs to: a fork copies its memory, and none of its threads."""
+
+import ctypes
+import os
+from weakref import WeakSet
+
+from whisperport.errors import ForkError
+
+SPAWN = 'start that process with the start method `spawn`: multiprocessing.get_context("spawn")'
+
+_kept: WeakSet[object] = WeakSet()
+
+
+class OwnProcess:
+    """The process in which this object was made."""
+
+    def __init__(self) -> None:
+        self._id = os.getpid()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling code runs in that process."""
+        return os.getpid() == self._id
+
+    def check(self, what: str, hint: str = f"load the bundle in that process, or {SPAWN}") -> None:
+        """Raise ForkError if the calling code runs in a fork of that process; `what` is the subject."""
+        if os.getpid() != self._id:
+            raise ForkError(
+                f"{what} cannot be used in a fork of the process that loaded it",
+                why="a fork copies the memory of a process but not its threads, so the runtime could wait "
+                "permanently for a thread that does not exist",
+                hint=hint,
+            )
+
+
+def keep_in_forks(native: object) -> None:
+    """Never destroy this object in a fork of this process, not even when the fork exits.
+
+    The destructors of ONNX Runtime's sessions wait for threads that the fork does not have.
+    """
+    _kept.add(native)
+
+
+def _keep_all() -> None:
+    for native in list(_kept):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_keep_all)

@@ -1,0 +1,159 @@
+"""The trial run: programs of an unknown bundle are loaded and run once in a limited child process first.
+
+A bundle is not tried if it comes with the package, if this user exported it on this machine, if the
+user says that it is to be trusted, or if a trial of the same bundle passed before.
+
+A trial finds programs that run without end, take too much memory or crash a runtime on the first
+run. It is no sandbox: see docs/explanation/untrusted-input.md.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from whisperport.bundle import Bundle
+from whisperport.bundle.origin import is_recorded, is_trusted, record
+from whisperport.errors import (
+    BundleError,
+    LoweringError,
+    MissingPackageError,
+    TokenizerError,
+    WhisperportError,
+)
+from whisperport.limited import Limits, Say, StoppedError, first_line, run_limited, threads_within
+from whisperport.runner import Runner
+from whisperport.targets import RunOptions, get_target
+
+BASE_BYTES = 2**30  # Python with torch and ExecuTorch takes 0.45 GB, with ONNX Runtime 0.15 GB
+MEMORY_FACTOR = 4  # per byte of the bundle; the shipped one takes 2 on onnxruntime
+BASE_S = 20.0
+BYTES_PER_S = 10e6  # of a slow board: whisper-large-v3 in float16, 3.3 GB, has about 6 minutes
+RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch", "tokenizers")
+
+_passed: set[str] = set()  # in this process, for where nothing can be recorded
+
+
+def ensure_tried(bundle: Bundle, options: RunOptions) -> None:
+    """Run every program of the bundle once in a limited child process, unless there is no need to.
+
+    Raises:
+        BundleError: a program exceeded a limit, crashed, or cannot be loaded or run.
+        MissingPackageError: a target's runtime is not installed.
+        UsageError: an option has a value that a target rejects.
+    """
+    if options.trust or is_trusted(bundle):
+        return
+    key = _key(bundle, options.options)
+    if bundle.hashed and (key in _passed or is_recorded("tried", key)):
+        return
+    try_bundle(bundle, options, limits_of(bundle))
+    if bundle.hashed:
+        _passed.add(key)
+        record("tried", key)
+
+
+def limits_of(bundle: Bundle) -> Limits:
+    """What a trial of the bundle may use; both limits grow with its size."""
+    size = sum(entry.bytes for entry in bundle.manifest.files.values())
+    return Limits(BASE_BYTES + MEMORY_FACTOR * size, BASE_S + size / BYTES_PER_S)
+
+
+def try_bundle(bundle: Bundle, options: RunOptions, limits: Limits) -> None:
+    """Run every program once within `limits`.
+
+    Raises:
+        BundleError, MissingPackageError, UsageError: see `ensure_tried`.
+    """
+    arguments = {
+        "folder": os.fspath(bundle.folder.absolute()),
+        "checksum": bundle.manifest.checksum(),
+        "threads": options.threads,
+        "options": dict(options.options),
+    }
+    unlimited = (
+        f"this was a trial run with at most {limits}; if you trust the source of the bundle, "
+        "`--trust` loads it without one"
+    )
+    try:
+        run_limited("whisperport.runtime.trial:run_once", arguments, limits)
+    except StoppedError as error:
+        raise BundleError(
+            f"the bundle {bundle.folder} failed its trial run", why=str(error), hint=unlimited
+        ) from error
+    except MissingPackageError:
+        raise
+    except (BundleError, LoweringError, TokenizerError) as error:
+        raise BundleError(error.what, why=error.why, hint=unlimited) from error
+
+
+def run_once(
+    *, say: Say, folder: str, checksum: str, threads: int | None, options: dict[str, str]
+) -> None:
+    """The job of the child: load the bundle as `load_engine` does, and run each program on zeros."""
+    from whisperport.runtime.engine import load_runners
+    from whisperport.text import Tokenizer
+
+    bundle = Bundle.open(folder, check_hashes=False)
+    if bundle.manifest.checksum() != checksum:
+        raise BundleError(f"the bundle {folder} was replaced while it was being opened")
+    bundle = _without_devices(bundle, options)
+    names = sorted({entry.target for entry in bundle.manifest.programs})
+    run = RunOptions(threads=threads_within(threads), options=_options_of(names, options))
+    for name in names:  # the imports of a runtime do not count as the bundle's time
+        get_target(name).load(bundle.folder, [], run)
+    say("loading the tokenizer")
+    Tokenizer.from_json(bundle.tokenizer_json(), bundle.manifest.generation)
+    say("loading the programs")
+    for name, runner in load_runners(bundle, run).items():
+        say(f"running `{name}`")
+        _run_on_zeros(runner)
+
+
+def _run_on_zeros(runner: Runner) -> None:
+    inputs = {tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in runner.spec.inputs}
+    try:
+        runner.run(inputs)
+    except WhisperportError:
+        raise
+    except Exception as error:  # runtimes raise anything
+        raise BundleError(
+            f"the program `{runner.spec.name}` of the bundle cannot be run", why=first_line(error)
+        ) from error
+
+
+def _without_devices(bundle: Bundle, options: Mapping[str, str]) -> Bundle:
+    """The bundle without programs of a device, which only one process may hold at a time."""
+    kept = []
+    for entry in bundle.manifest.programs:
+        emulated = get_target(entry.target).spec.stand_in
+        if not emulated or emulated.items() <= options.items():
+            kept.append(entry)
+    return replace(bundle, manifest=replace(bundle.manifest, programs=tuple(kept)))
+
+
+def _options_of(targets: list[str], options: dict[str, str]) -> dict[str, str]:
+    """The user's options, with those by which a target runs without a device."""
+    replaced = [get_target(name).spec.trial_options for name in targets]
+    return options | {name: value for each in replaced for name, value in each.items()}
+
+
+def _key(bundle: Bundle, options: Mapping[str, str]) -> str:
+    """What a trial depends on: bundle, options, machine and versions."""
+    found: dict[str, Any] = {name: _version(name) for name in RUNTIMES}
+    found |= {"bundle": bundle.manifest.checksum(), "options": dict(options)}
+    found["machine"] = [platform.machine(), platform.node()]
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode("ascii")).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,235 @@
+"""What the fuzz campaign has found, one input of each kind: an error in words, where it once was none."""
+
+import io
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fuzz.mutators.archives import bomb, members
+from fuzz.seeds import GENERATION, _checkpoint
+from onnx import TensorProto, helper
+from tokenizers.models import BPE
+
+from whisperport.checkpoint import load_checkpoint
+from whisperport.errors import BundleError, CheckpointError, ProgramError, TokenizerError
+from whisperport.inspection.inputs import read_inputs
+from whisperport.inspection.read import read_graphs
+from whisperport.targets.hailo.hef import read_hef
+from whisperport.text import Tokenizer
+
+MANY = 10**11
+
+
+@pytest.fixture(scope="module")
+def micro_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder of a few kilobytes; do not write in it."""
+    folder = tmp_path_factory.mktemp("micro")
+    _checkpoint(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(micro_folder: Path, tmp_path: Path) -> Path:
+    """A copy of it with the tokenizer in the older files."""
+    copy = Path(shutil.copytree(micro_folder, tmp_path / "checkpoint"))
+    (copy / "tokenizer.json").unlink()
+    for part in (copy / "parts").iterdir():
+        shutil.copyfile(part, copy / part.name)
+    return copy
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """A pipe that nobody writes to."""
+    path = tmp_path / "program.onnx"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """What waits for a pipe fails, instead of waiting permanently."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_the_checkpoint_that_is_damaged_below_is_loaded(folder: Path) -> None:
+    assert load_checkpoint(folder).generation.end_of_text == GENERATION.end_of_text
+
+
+def test_merges_on_which_the_tokenizers_library_panics_are_rejected(folder: Path) -> None:
+    with pytest.raises(BaseException) as panic:  # noqa: PT011 (its class cannot be imported)
+        BPE({"a": 0, "b": 1}, [("a", "b")])
+    assert not isinstance(panic.value, Exception)
+    (folder / "merges.txt").write_text("a b\n")
+
+    with pytest.raises(TokenizerError, match="do not fit"):
+        load_checkpoint(folder)
+
+
+def test_merges_in_a_tokenizer_json_that_would_panic_are_rejected(micro_folder: Path) -> None:
+    data = json.loads((micro_folder / "tokenizer.json").read_text())
+    data["model"]["merges"] = [["a", "b"]]
+
+    with pytest.raises(TokenizerError, match="does not fit its merges"):
+        Tokenizer.from_json(json.dumps(data), GENERATION)
+
+
+@pytest.mark.parametrize("content", [{}, [], None, 7])
+def test_an_added_token_without_text_is_rejected(folder: Path, content: Any) -> None:
+    settings = {"added_tokens_decoder": {"49": {"content": content}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    with pytest.raises(TokenizerError, match="maps no ids to tokens"):
+        load_checkpoint(folder)
+
+
+def test_an_added_token_with_an_id_of_thousands_of_digits_is_rejected(folder: Path) -> None:
+    settings = {"added_tokens_decoder": {"4" * 5000: {"content": "<|x|>"}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    with pytest.raises(TokenizerError, match="maps no ids to tokens"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "generation_config.json"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_json_that_is_not_utf_8_is_rejected(
+    micro_folder: Path, tmp_path: Path, name: str, encoding: str
+) -> None:
+    copy = Path(shutil.copytree(micro_folder, tmp_path / "checkpoint"))
+    text = (copy / name).read_text()
+    (copy / name).write_bytes(text.encode(encoding))
+
+    with pytest.raises((CheckpointError, TokenizerError), match="not JSON"):
+        load_checkpoint(copy)
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def test_a_checkpoint_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path: Path) -> None:
+    data = members(saved({"dims": {}, "model_state_dict": {"a": torch.zeros(3)}}))
+    name = next(name for name in data if name.endswith("/data/0"))
+    (tmp_path / "tiny.pt").write_bytes(bomb(list(data.items()), name))
+
+    with pytest.raises(CheckpointError, match="unpacks to"):
+        load_checkpoint(tmp_path / "tiny.pt")
+
+
+@pytest.mark.parametrize("shape", [(MANY,), (70, 16)])
+def test_a_tensor_larger_than_what_is_stored_is_rejected(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    state = {"encoder.conv1.weight": torch.zeros(1).expand(shape), "decoder.ln.bias": torch.ones(1)}
+    (tmp_path / "tiny.pt").write_bytes(saved({"model_state_dict": state}))
+
+    with pytest.raises(CheckpointError, match="repeats fewer numbers"):
+        load_checkpoint(tmp_path / "tiny.pt")
+
+
+def test_example_inputs_that_unpack_to_gigabytes_are_not_unpacked(tmp_path: Path) -> None:
+    from whisperport.programs.pt2 import read_pt2
+
+    data = [("x/models/model.json", b"{}"), ("x/data/sample_inputs/model.pt", b"1")]
+    path = tmp_path / "program.pt2"
+    path.write_bytes(bomb(data, data[1][0]))
+
+    with pytest.raises(ProgramError, match="unpacks to"):
+        read_pt2(path)
+
+
+def test_arrays_that_unpack_to_gigabytes_are_not_unpacked(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.savez(file, x=np.zeros(3))
+    path = tmp_path / "inputs.npz"
+    path.write_bytes(bomb(list(members(file.getvalue()).items()), "x.npy"))
+
+    with pytest.raises(ProgramError, match="unpacks to"):
+        read_inputs(path)
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "check": read_graphs,
+    "import-hef": read_hef,
+    "--inputs": read_inputs,
+    "tokenizer": lambda path: Tokenizer.from_file(path, GENERATION),
+}
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_in_place_of_a_file_is_rejected(pipe: Path, reader: str) -> None:
+    with pytest.raises((ProgramError, BundleError, TokenizerError), match="it is a pipe"):
+        READERS[reader](pipe)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_pipe_in_place_of_a_program_is_not_loaded(pipe: Path) -> None:
+    from whisperport.inspection.lowered import inspect_lowered
+    from whisperport.inspection.profile import ProfileOptions
+    from whisperport.programs.pt2 import read_pt2
+
+    with pytest.raises(ProgramError, match="it is a pipe"):
+        inspect_lowered(pipe, ProfileOptions(), lambda _: [])
+    with pytest.raises(ProgramError, match="it is a pipe"):
+        read_pt2(pipe)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "/etc/hostname", "../x"])
+def test_external_data_with_an_impossible_name_is_missing(tmp_path: Path, name: str) -> None:
+    tensor = TensorProto(name="w", dims=[4], data_type=TensorProto.FLOAT)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=name)
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [4]) for end in "xy"]
+    model = helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:], [tensor]))
+    (tmp_path / "program.onnx").write_bytes(model.SerializeToString())
+
+    with pytest.raises(ProgramError, match=r"external data of .* is missing"):
+        read_graphs(tmp_path / "program.onnx")
+
+
+def test_a_constant_of_a_huge_shape_is_not_computed_by_check(tmp_path: Path) -> None:
+    shape = helper.make_tensor("shape", TensorProto.INT64, [1], [2**40])
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["big"]),
+        helper.make_node("Add", ["big", "big"], ["y"]),
+    ]
+    end = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [], [end], [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    (tmp_path / "program.onnx").write_bytes(model.SerializeToString())
+
+    (read,) = read_graphs(tmp_path / "program.onnx")
+
+    assert [value.shape for value in read.outputs] == [(2**40,)]
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_sizes_that_would_take_hours_to_print_are_rejected(tmp_path: Path) -> None:
+    nested: list[Any] = []
+    for _ in range(60):
+        nested = [nested, nested]
+    state = {"encoder.conv1.weight": torch.zeros(1), "decoder.ln.bias": torch.ones(1)}
+    (tmp_path / "tiny.pt").write_bytes(saved({"dims": nested, "model_state_dict": state}))
+
+    with pytest.raises(CheckpointError, match="impossible sizes"):
+        load_checkpoint(tmp_path / "tiny.pt")

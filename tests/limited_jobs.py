@@ -1,0 +1,55 @@
+"""What hostile programs do, in miniature: jobs for a limited process, which imports them by name."""
+
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from whisperport.errors import MissingPackageError
+
+
+def gives_back(say: Any, **arguments: Any) -> Any:
+    say("giving back")
+    print("printed by Python")
+    os.write(2, b"printed by a library\n")
+    return {**arguments, "stdin": sys.stdin.read()}
+
+
+def never_ends(say: Any, pid_file: str) -> None:
+    Path(pid_file).write_text(str(os.getpid()))
+    say("looping")
+    while True:
+        time.sleep(0.01)
+
+
+def asks_for(say: Any, size: int) -> int:
+    say("asking")
+    return len(bytearray(size))
+
+
+def grows_in_shared_memory(say: Any, step: int) -> None:
+    """Memory that the kernel does not count as data."""
+    say("growing")
+    kept = []
+    while True:
+        kept.append(mmap.mmap(-1, step))
+        kept[-1].write(b"x" * step)
+        time.sleep(0.02)
+
+
+def aborts(say: Any) -> None:
+    say("aborting")
+    os.abort()
+
+
+def fails(say: Any) -> None:
+    raise MissingPackageError(
+        "there is no runtime", why="it is not installed", hint="pip install x"
+    )
+
+
+def raises(say: Any) -> None:
+    say("raising")
+    raise KeyError("x\ny")
