@@ -18,6 +18,7 @@ from whisperport.compiling import put_hefs
 from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import BundleError
 from whisperport.exporting import ExportOptions, export
+from whisperport.regular_file import other_kind
 from whisperport.runtime.engine import FULL
 from whisperport.targets import RunOptions
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H, Chip
@@ -184,9 +185,13 @@ def _check_assets(folder: Path | None, checkpoint: "Checkpoint") -> None:
 
 def _table(path: Path) -> Any:
     try:
+        if kind := other_kind(path):
+            raise ValueError(f"it is {kind}, not a file")
         table = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise BundleError(f"cannot read {path.name}", why=str(error)) from error
+    except Exception as error:  # numpy raises nine kinds on a damaged file, MemoryError among them
+        raise BundleError(
+            f"cannot read {path.name}", why=f"{type(error).__name__}: {error}"[:200]
+        ) from error
     if not isinstance(table, np.ndarray) or table.dtype.kind != "f" or not table.size:
         raise BundleError(f"{path.name} is no array of numbers")
     return table
