@@ -132,6 +132,7 @@ def _make_tables(random: Random, seeds: Path, folder: Path, outside: str) -> Non
     _rehashed(bundle, [name])
     given = random.choice(stored[:2] if random.random() < 0.8 else stored)
     (folder / "inputs.npz").write_bytes(_hostile_table(given, stored, random, outside))
+    (folder / "table.npy").write_bytes(_hostile_table(stored[-1], stored, random, outside))
 
 
 def _hostile_table(data: bytes, others: list[bytes], random: Random, outside: str) -> bytes:
@@ -175,14 +176,15 @@ def _read_tables(folder: Path) -> None:
     from whisperport.bundle import Bundle
     from whisperport.errors import WhisperportError
     from whisperport.inspection.inputs import read_inputs
+    from whisperport.targets.hailo.importer import _table
 
     error: WhisperportError | None = None
-    try:
-        read_inputs(folder / "inputs.npz")
-    except WhisperportError as raised:
-        error = raised
     bundle = Bundle.open(folder / BUNDLE)
-    for read in (bundle.embedding, bundle.positions, bundle.reference):
+    for read in (
+        *(bundle.embedding, bundle.positions, bundle.reference),
+        partial(read_inputs, folder / "inputs.npz"),
+        partial(_table, folder / "table.npy"),
+    ):
         try:
             read()
         except WhisperportError as raised:
@@ -279,6 +281,10 @@ def _make_pt(random: Random, seeds: Path, folder: Path, outside: str) -> None:
         path.write_bytes(archives.mutated(data, random, outside))
     elif kind < 0.8:
         path.write_bytes(pickles.pickled(pickles.hostile_call(random, outside), random))
+    elif kind < 0.82:
+        found = archives.members(data)
+        name = next(name for name in found if name.endswith(".pkl"))
+        path.write_bytes(archives.written([*(found | {name: pickles.hours_to_hash()}).items()]))
     else:
         path.write_bytes(_hostile_state(path, seeds, random, outside))
 

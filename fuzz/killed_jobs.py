@@ -8,7 +8,6 @@ The model is of a few kilobytes, with random weights.
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from whisperport.bundle import Bundle, ProgramEntry, writing_bundle
 
-LAST_STAGES = ("putting the bundle in its place", "putting it into the bundle")
+LAST_STAGES = ("putting the bundle in its place", "writing the bundle")
 TARGETS = ("onnxruntime", "hailo8l")
 
 Say = Callable[[str], None]
@@ -46,7 +45,7 @@ def make_jobs(folder: Path) -> list[Job]:
         writer.commit(replace(made["onnxruntime"].manifest, name="old"))
     return [
         Job("export", old, lambda out, say: _export(checkpoint, "onnxruntime", out, say)),
-        Job("compile", made["hailo8l"].folder, _compile),
+        Job("compile", made["hailo8l"].folder, _compilation(made["hailo8l"], folder / "sdk")),
     ]
 
 
@@ -109,18 +108,22 @@ def _lower_by_copying(made: dict[str, Bundle]) -> None:
     OnnxRuntime.lower = lower  # type: ignore[method-assign]
 
 
-def _compile(out: Path, say: Say) -> None:
-    from tests.targets.hailo.fake_sdk import FakeSdk
+def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Say], object]:
+    """The compilation of copies of a bundle, by an interpreter that has the dummy compiler."""
+    from tests.targets.hailo.fake_sdk import InstalledSdk
     from tests.targets.hailo.hef_file import encoder_hef
 
     from whisperport.compiling import CompileOptions, compile_bundle
-    from whisperport.targets.hailo.model_script import ScriptOptions
 
-    dims = Bundle.open(out, check_hashes=False).manifest.dims
+    dims = bundle.manifest.dims
     hef = encoder_hef(3, 2 * dims.n_audio_ctx, dims.n_mels, dims.n_audio_state)
-    sys.modules["hailo_sdk_client"] = FakeSdk({"encoder": hef})
-    script = ScriptOptions(finetune=False)
-    compile_bundle(out, CompileOptions(force=True, script=script, threads=1), say=say)
+    options = CompileOptions(
+        force=True,
+        options={"hailo8l.finetune": "off"},
+        toolchains={"hailo": str(InstalledSdk(sdk, {"encoder": hef}).interpreter)},
+        threads=1,
+    )
+    return lambda out, say: compile_bundle(out, options, say=say)
 
 
 def _copy(bundle: Bundle, folder: Path) -> None:

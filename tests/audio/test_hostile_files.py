@@ -71,6 +71,16 @@ def test_an_address_is_not_fetched() -> None:
         load_audio("https://example.org/talk.wav")
 
 
+@pytest.mark.parametrize("prefix", ["file:", "file://", "concat:", "subfile:", "cache:", "async:"])
+def test_a_protocol_of_ffmpeg_before_a_path_opens_nothing(
+    write_sound: WriteSound, prefix: str
+) -> None:
+    path = write_sound(SOUND, SAMPLE_RATE)
+
+    with pytest.raises(AudioError, match="does not exist"):
+        load_audio(f"{prefix}{path}")
+
+
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AudioError, match="is a folder"):
         load_audio(tmp_path)

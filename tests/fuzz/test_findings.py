@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fuzz.mutators.archives import bomb, members
+from fuzz.mutators.archives import bomb, members, written
+from fuzz.mutators.pickles import hours_to_hash
 from fuzz.seeds import GENERATION, _checkpoint
 from onnx import TensorProto, helper
 from tokenizers.models import BPE
@@ -233,3 +234,34 @@ def test_sizes_that_would_take_hours_to_print_are_rejected(tmp_path: Path) -> No
 
     with pytest.raises(CheckpointError, match="impossible sizes"):
         load_checkpoint(tmp_path / "tiny.pt")
+
+
+@pytest.mark.parametrize("archived", [True, False])
+def test_a_name_that_takes_hours_to_hash_is_rejected(tmp_path: Path, archived: bool) -> None:
+    path = tmp_path / "tiny.pt"
+    if archived:
+        data = members(saved({})) | {"archive/data.pkl": hours_to_hash()}
+        path.write_bytes(written(list(data.items())))
+    else:
+        path.write_bytes(hours_to_hash())
+
+    with pytest.raises(CheckpointError, match="stands for more than"):
+        load_checkpoint(path)
+
+
+def test_example_inputs_with_such_a_name_are_rejected() -> None:
+    from whisperport.programs.pt2 import _check_plain
+
+    with pytest.raises(ProgramError, match="holds code"):
+        _check_plain(Path("program.pt2"), hours_to_hash())
+
+
+def test_a_table_that_states_a_shape_of_terabytes_is_an_error_of_import_hef(tmp_path: Path) -> None:
+    from whisperport.targets.hailo.importer import _table
+
+    header = np.lib.format.header_data_from_array_1_0(np.zeros((2, 16), np.float32))
+    with (tmp_path / "table.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header | {"shape": (2**40, 16)})
+
+    with pytest.raises(BundleError, match="cannot read table"):
+        _table(tmp_path / "table.npy")

@@ -116,7 +116,7 @@ def refused(path: Path, says: str) -> ProgramError:
 
 def test_what_is_not_there_or_a_folder(tmp_path: Path) -> None:
     refused(tmp_path / "none.pt2", "No such file")
-    refused(tmp_path, "directory")
+    refused(tmp_path, "folder")
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00."])

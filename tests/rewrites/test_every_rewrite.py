@@ -14,16 +14,19 @@ from whisperport.programs.program import Program, trace
 from whisperport.rewrites import REWRITES, Outcome, Rewrite, run_rewrites
 from whisperport.rewrites.base import rewrite
 
+from ..extent import core_or_all
+
 # `exact` means the same function in real arithmetic, so only float32's rounding may differ: 6e-8 a
 # sum, relative to the largest value, through a handful of layers.
 EXACT = 1e-6
 
-PROGRAMS = ("encoder", "cross_kv", "prefill_4", "step")
+# The core leaves out programs whose patterns another one has, too.
+PROGRAMS = core_or_all(("encoder", "step"), ("encoder", "cross_kv", "prefill_4", "step"))
 STRANGERS = (
     *("openai-whisper's encoder", "openai-whisper's decoder"),
-    *("transformers' eager encoder", "transformers' eager decoder"),
-    *("transformers' sdpa encoder", "transformers' sdpa decoder"),
-    *("decomposed", "decomposed decoder", "fused attention"),
+    *("transformers' eager decoder", "transformers' sdpa decoder"),
+    *("decomposed decoder", "fused attention"),
+    *core_or_all((), ("transformers' eager encoder", "transformers' sdpa encoder", "decomposed")),
 )
 
 # What a target's list begins with: the others see the graph after it. A test below says why.

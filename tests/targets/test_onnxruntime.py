@@ -19,6 +19,7 @@ from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnxruntime import OPSETS
 
 from ..conftest import noise_clips
+from ..extent import core_or_all
 
 ORT = get_target("onnxruntime")
 
@@ -69,7 +70,7 @@ def test_graphs_are_valid_and_of_the_opset_that_is_stated(bundle: Bundle) -> Non
 
 
 def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
-    micro_checkpoint: Any, tmp_path: Path
+    micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
 ) -> None:
     how = ExportOptions(lower={"opset": "13"}, clips=noise_clips(), run=RunOptions(threads=1))
 
@@ -82,7 +83,7 @@ def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
         assert entry.delegation["opset"] == 13
 
 
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("opset", core_or_all(OPSETS[::3], OPSETS))
 def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_path: Path) -> None:
     target = ORT.configured({"opset": str(opset)})
     (entry,) = target.lower([step], tmp_path, lambda _: None)

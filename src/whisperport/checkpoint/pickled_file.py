@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whisperport.checkpoint.pickle_size import TooManyObjectsError, check_pickles
 from whisperport.checkpoint.sizes import shortened
 from whisperport.checkpoint.stand_in import STAND_IN_BYTES, refuse_stand_in
 from whisperport.errors import CheckpointError
@@ -35,6 +36,7 @@ def read_pickled(path: Path) -> Any:
             hint="check the path, and that the file may be read",
         ) from error
     try:
+        check_pickles(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_mappable(path))
     # A damaged file fails anywhere inside torch's reader, with nearly every built-in exception.
     except Exception as error:
@@ -90,7 +92,7 @@ def _is_mappable(path: Path) -> bool:
 
 def _reason(error: Exception) -> str:
     """Torch's reason without its advice to switch the restriction off."""
-    if isinstance(error, UnpacksToMoreError):
+    if isinstance(error, UnpacksToMoreError | TooManyObjectsError):
         return str(error)
     text = str(error).rpartition("WeightsUnpickler error:")[2].strip()
     return shortened(text.splitlines()[0]) if text else type(error).__name__

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from whisperport.checkpoint.pickle_size import check_pickled_bytes
 from whisperport.errors import ProgramError
 from whisperport.programs.program import Program, as_program
 from whisperport.regular_file import other_kind
@@ -42,7 +43,7 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
     path = Path(path)
     try:
         if kind := other_kind(path):
-            raise ValueError(f"it is {kind}, not a file")
+            raise OSError(f"it is {kind}, not a file")
         with zipfile.ZipFile(path) as archive:
             check_unpacked_size(archive, path.stat().st_size)
             _check_archive(path, archive)
@@ -112,6 +113,7 @@ def _check_plain(path: Path, data: bytes) -> None:
     if not data:
         return
     try:
+        check_pickled_bytes(data)
         torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch's restricted unpickler meets
         raise _code(path, "example inputs that are more than tensors") from error

@@ -14,12 +14,13 @@ def check_outputs(program: str, outputs: Mapping[str, Array]) -> None:
     Exact: no finite value is rejected, however large. It takes 6 µs for the logits of a token (51,865).
     """
     for name, array in outputs.items():
-        _check(f"the program `{program}` returned", program, f"`{name}`", array)
+        _check(f"the program `{program}` returned a NaN or an infinity", program, name, array)
 
 
 def check_embedded(rows: Array) -> None:
     """As `check_outputs`, for rows that were read from the bundle's tables `embedding` and `positions`."""
-    _check("the bundle's tables contain", "embedding", "`embedding` plus `positions`", rows)
+    what = "the bundle's tables contain a NaN or an infinity"
+    _check(what, "embedding", "embedding + positions", rows)
 
 
 def _check(what: str, program: str, name: str, array: Array) -> None:
@@ -28,9 +29,9 @@ def _check(what: str, program: str, name: str, array: Array) -> None:
         return
     wrong = finite.size - int(np.count_nonzero(finite))
     raise NumericalError(
-        f"{what} a NaN or an infinity",
+        what,
         program,
-        why=f"{wrong:,} of {finite.size:,} values of {name} are not finite numbers: the weights are "
+        why=f"{wrong:,} of {finite.size:,} values of `{name}` are not finite numbers: the weights are "
         "damaged, or the target computed beyond the range of its precision (float16: 65,504)",
         hint="`whisperport verify BUNDLE` shows which programs differ from their reference; on an "
         "accelerator, compile this program with a higher precision",

@@ -24,6 +24,8 @@ from whisperport.targets import RunOptions, get_target
 from whisperport.targets.hailo.target import Hailo
 from whisperport.window import WindowOptions
 
+from ...extent import core_or_all
+
 TOKENS = (50258, 50259, 50359, 50363, 11, 4711, 220, 51864)
 
 
@@ -83,11 +85,11 @@ def lowered(model: Whisper, name: str, options: dict[str, str], folder: Path) ->
 
 
 CASES: dict[str, Any] = {
-    "tiny at 10 s": ("hailo8l", {}, lambda: random_model(sizes(384, 4, 500))),
+    "tiny at 10 s": ("hailo8l", {}, lambda: random_model(sizes(384, core_or_all(2, 4), 500))),
     "base at 5 s": (
         "hailo8",
         {"opset": "13", "positions": "graph"},
-        lambda: random_model(sizes(512, 6, 250)),
+        lambda: random_model(sizes(512, core_or_all(2, 6), 250)),
     ),
     "the embedded model": (
         "hailo10h",
