@@ -84,8 +84,8 @@ def test_special_tokens_are_found_in_either_file(place, tmp_path):
     ("parts", "said"),
     [
         ({"vocab": {}}, "do not fit"),
-        ({"vocab": {"a": "0"}}, "do not fit"),
-        ({"vocab": {"a": -1}}, "do not fit"),
+        ({"vocab": {"a": "0"}}, "vocab.json has the token"),
+        ({"vocab": {"a": -1}}, "vocab.json has the token"),
         ({"merges": "a z\n"}, "do not fit"),
         ({"merges": "a\n"}, "line 1 is not two pieces"),
         ({"merges": "a b c\n"}, "line 1 is not two pieces"),

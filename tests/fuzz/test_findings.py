@@ -265,3 +265,35 @@ def test_a_table_that_states_a_shape_of_terabytes_is_an_error_of_import_hef(tmp_
 
     with pytest.raises(BundleError, match="cannot read table"):
         _table(tmp_path / "table.npy")
+
+
+@pytest.mark.parametrize("token", [{"a": 2**31}, {"a": -1}, {"a": True}, {"\ud800": 5}])
+def test_a_vocabulary_that_the_tokenizers_library_cannot_write_is_rejected(
+    folder: Path, token: dict[str, Any]
+) -> None:
+    data = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(data | token))
+
+    with pytest.raises(TokenizerError, match=r"vocab\.json has the token"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("token", [{"\ud800": 69}, {"x": 2**31}])
+def test_an_added_token_that_the_tokenizers_library_cannot_write_is_rejected(
+    folder: Path, token: dict[str, int]
+) -> None:
+    (folder / "added_tokens.json").write_text(json.dumps(token))
+
+    with pytest.raises(TokenizerError, match="no text or no id"):
+        load_checkpoint(folder)
+
+
+def test_an_operator_whose_name_is_not_utf_8_is_damage(tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [4]) for end in "xy"]
+    node = helper.make_node("Reshape", ["x", "x"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:]))
+    data = model.SerializeToString().replace(b"Reshape", b"Resh\xffpe")
+    (tmp_path / "program.onnx").write_bytes(data)
+
+    with pytest.raises(ProgramError, match="not UTF-8"):
+        read_graphs(tmp_path / "program.onnx")

@@ -12,6 +12,7 @@ from tokenizers.models import BPE
 
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import quoted, shortened
+from whisperport.dims import LARGEST
 from whisperport.errors import CheckpointError, TokenizerError
 from whisperport.text.merges import first_unknown
 from whisperport.text.vocabulary import openai_tokenizer
@@ -113,6 +114,9 @@ def _from_parts(folder: Path) -> Tokenizer:
     """Byte-level pairs from vocab.json and merges.txt, as transformers reads them."""
     vocabulary = _read_json(folder / "vocab.json")
     what = f"cannot build the tokenizer in `{folder}`"
+    wrong = next((token for token in vocabulary.items() if not _is_token(*token)), None)
+    if wrong is not None:
+        raise TokenizerError(what, why=f"vocab.json has the token {quoted(wrong)}", hint=_HINT)
     merges = _read_merges(folder / "merges.txt")
     if (unknown := first_unknown(vocabulary, merges)) is not None:
         why = f"vocab.json and merges.txt do not fit: {quoted(unknown)} are not tokens that join to one"
@@ -175,9 +179,20 @@ def _read_added(folder: Path, what: str) -> dict[str, int]:
     if (folder / "added_tokens.json").is_file():
         added.update(_read_json(folder / "added_tokens.json"))
     for text, token_id in added.items():
-        if not isinstance(text, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
+        if not _is_token(text, token_id):
             raise TokenizerError(what, why="an added token has no text or no id", hint=_HINT)
     return added
+
+
+def _is_token(text: Any, token_id: Any) -> bool:
+    """Text that can be written as UTF-8, and an id that a checkpoint can have.
+
+    The `tokenizers` library writes a line for each number up to the largest id.
+    """
+    if not isinstance(text, str) or type(token_id) is not int:
+        return False
+    has_surrogate = any("\ud800" <= letter <= "\udfff" for letter in text)
+    return not has_surrogate and 0 <= token_id < LARGEST["n_vocab"]
 
 
 def _is_id_and_token(number: str, token: Any) -> bool:

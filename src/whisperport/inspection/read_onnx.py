@@ -121,12 +121,21 @@ def _graph(name: str, model: "onnx.ModelProto") -> Graph:
     for key, tensor in stored.items():
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             small[key] = tensor
+    _check_names(model)
     _check_made(model, stored)
     nodes = list(_nodes(model, values, small))
     opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), None)
     inputs = [values[info.name] for info in model.graph.input if info.name not in stored]
     outputs = [values[info.name] for info in model.graph.output]
     return build(name, "onnx", nodes, inputs, outputs, opset)
+
+
+def _check_names(model: "onnx.ModelProto") -> None:
+    """Protobuf gives a text that is not UTF-8 as bytes."""
+    for node in model.graph.node:
+        for name in (node.op_type, node.domain, node.name, *node.input, *node.output):
+            if not isinstance(name, str):
+                raise ValueError(f"the name {name[:80]!r} is not UTF-8")
 
 
 def _check_made(model: "onnx.ModelProto", stored: Mapping[str, Any]) -> None:
