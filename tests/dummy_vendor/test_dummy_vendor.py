@@ -144,7 +144,7 @@ def test_the_compiled_bundle_transcribes_as_its_emulation(compiled, bundle):
     mel = np.random.default_rng(3).standard_normal((8, 20)).astype(np.float32)
 
     decoded = [
-        decode_window(engine, engine.encode(mel), DecodeOptions(language="en"))
+        decode_window(engine.decoder(), engine.encode(mel), DecodeOptions(language="en"))
         for engine in (device, emulation)
     ]
 

@@ -74,8 +74,15 @@ def _children() -> Iterator[str]:
             continue
 
 
+def _command(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def _resident(pid: str) -> int:
+    """0 for a child that is still a copy of this process, before it runs its own command."""
     try:
+        if _command(pid) == _command("self"):
+            return 0
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except OSError:
         return 0

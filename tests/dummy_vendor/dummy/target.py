@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from whisperport.bundle import ProgramEntry
+from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec, Refusal, TargetSpec
@@ -78,8 +79,8 @@ class Dummy(Target):
                 hint="whisperport compile BUNDLE; until then, `--run-option emulation=onnx`",
             )
         if emulated:
-            return OnnxRunner(entry.spec, folder / file, threads)
-        return DummyRunner(entry.spec, folder / file, self.spec.name)
+            return OnnxRunner(entry.spec, OnnxGraph.of(folder, entry, file), threads)
+        return DummyRunner(entry.spec, regular_file(folder, file), self.spec.name)
 
 
 class DummyRunner(Runner):
