@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.verification import GATES, Gate, compare
+from whisperport.verification import (
+    GATES,
+    LOWERED,
+    REWRITTEN,
+    Gate,
+    compare,
+    compare_output,
+    gate_for,
+)
 
 FP32 = GATES["fp32"]
 REPORT_ONLY = Gate(min_cosine=-1, min_sqnr_db=-math.inf, max_relative=math.inf, because="a test")
@@ -233,3 +241,58 @@ def test_any_numbers_give_a_verdict_and_only_near_ones_pass(
         scale = np.abs(expected).max()
         error = np.linalg.norm(actual / scale - expected / scale)
         assert error <= limit * np.linalg.norm(expected / scale) * (1 + 1e-9)
+
+
+MASK = np.array([0.0, -np.inf, 1.5], np.float32)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [MASK, np.zeros(3, np.float32), np.array([1, 2]), np.array([True, False]), np.zeros((0, 3))],
+    ids=["infinities", "zeros", "integers", "booleans", "empty"],
+)
+def test_outputs_of_any_dtype_that_are_identical_are_equal(same):
+    found = compare_output("y", same.copy(), same, LOWERED["float32"])
+
+    assert found
+    assert (found.cosine, found.sqnr_db, found.max_relative) == (1.0, math.inf, 0.0)
+
+
+def test_equal_infinities_are_equal_and_the_other_values_are_held_to_the_gate():
+    gate = LOWERED["float32"]
+    near, far = MASK + np.float32(1e-6), MASK + np.float32(1e-2)
+
+    assert compare_output("y", near, MASK, gate)
+    found = compare_output("y", far, MASK, gate)
+    assert "SQNR" in found.reason
+    assert found.max_abs == pytest.approx(1e-2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "says"),
+    [
+        (np.array([0.0, -1e30, 1.5], np.float32), MASK, "infinite values"),
+        (np.array([0.0, np.inf, 1.5], np.float32), MASK, "infinite values"),
+        (np.array([-np.inf, -np.inf, 1.5], np.float32), MASK, "infinite values"),
+        (np.array([0.0, np.nan, 1.5], np.float32), MASK, "the output holds 1 NaN of 3 values"),
+        (MASK, np.array([0.0, np.nan, 1.5], np.float32), "the reference holds 1 NaN"),
+        (MASK[:2], MASK, "expected shape (3,), got (2,)"),
+        (MASK.astype(np.float64), MASK, "expected float32, got float64"),
+        (np.array([1, 2, 4]), np.array([1, 2, 3]), "1 of 3 values of int64 differ"),
+        (np.array([True]), np.array([False]), "1 of 1 values of bool differ"),
+        (np.full(3, 1e-9, np.float32), np.zeros(3, np.float32), "all zeros"),
+        (None, MASK, "the output is missing"),
+    ],
+)
+def test_outputs_that_differ_are_said_to_and_how(actual, expected, says):
+    found = compare_output("y", actual, expected, LOWERED["float32"])
+
+    assert not found
+    assert says in found.reason
+
+
+def test_the_gate_is_that_of_the_coarsest_dtype_that_a_program_computes_in():
+    assert gate_for(LOWERED, ["int64", "float32"]) is LOWERED["float32"]
+    assert gate_for(LOWERED, ["float32", "float16"]) is LOWERED["float16"]
+    assert gate_for(REWRITTEN, ["bfloat16", "float16"]) is REWRITTEN["bfloat16"]
+    assert gate_for(REWRITTEN, []) is REWRITTEN["float32"]

@@ -4,7 +4,7 @@ Everything here fails by default: a NaN on either side, an output that is empty,
 another shape, and nothing compared at all are failures.
 """
 
-from whisperport.verification.compare import GATES, Comparison, Gate, compare
+from whisperport.verification.compare import Comparison, Gate, compare, compare_output
 from whisperport.verification.error_rate import (
     TextErrors,
     Unit,
@@ -22,10 +22,13 @@ from whisperport.verification.tokens import (
     compare_logits,
     compare_tokens,
 )
+from whisperport.verification.tolerances import GATES, LOWERED, REWRITTEN, gate_for
 
 __all__ = [
     "GATES",
     "LEVELS",
+    "LOWERED",
+    "REWRITTEN",
     "TOKEN_GATES",
     "Check",
     "Comparison",
@@ -40,7 +43,9 @@ __all__ = [
     "bootstrap_interval",
     "compare",
     "compare_logits",
+    "compare_output",
     "compare_tokens",
+    "gate_for",
     "machine",
     "text_errors",
     "unit_of",

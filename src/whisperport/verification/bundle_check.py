@@ -16,13 +16,14 @@ from whisperport.runtime.engine import FULL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
-from whisperport.verification.compare import GATES, compare
+from whisperport.verification.compare import compare
 from whisperport.verification.error_rate import TextErrors, Unit, text_errors, unit_of
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import Check, Level, Report
 from whisperport.verification.tokens import TOKEN_GATES, compare_logits, compare_tokens
+from whisperport.verification.tolerances import GATES
 
 RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch")
 MAX_CHANGE = {"fp32": 0.001, "fp16": 0.001}  # of WER and CER, absolute; 0.005 for other precisions

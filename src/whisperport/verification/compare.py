@@ -1,7 +1,9 @@
-"""Compare one output with its reference, as arrays: a rule, its numbers, and failure by default."""
+"""Compare one output with its reference, as arrays: a rule, its numbers, and failure by default.
+
+The tolerances are in `tolerances.py`.
+"""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,43 +30,6 @@ class Gate:
             parts.append(f"max|Δ| ≤ {self.max_relative:g} · max|expected|")
         return ", ".join(parts)
 
-
-GATES: Mapping[str, Gate] = {
-    "fp32": Gate(
-        min_cosine=0.99999,
-        min_sqnr_db=60.0,
-        max_relative=1e-3,
-        because="another summation order in float32; AWS's guide puts a full model at 1e-2, an "
-        "operator at 1e-5",
-    ),
-    "fp16": Gate(
-        min_cosine=0.9998,
-        min_sqnr_db=35.0,
-        max_relative=1e-2,
-        because="WhisperKit asks PSNR > 35 dB of encoder and decoder in float16; cosine 0.9998 is "
-        "the same error, by cos = 1/√(1 + 10^(−SQNR/10))",
-    ),
-    "bf16": Gate(
-        min_cosine=0.999,
-        min_sqnr_db=28.0,
-        max_relative=5e-2,
-        because="AWS's NxD Inference allows 0.05 of the tensor's maximum for bfloat16",
-    ),
-    "w8a16": Gate(
-        min_cosine=0.999,
-        min_sqnr_db=27.0,
-        max_relative=5e-2,
-        because="cosine 0.999 is 27 dB, by cos = 1/√(1 + 10^(−SQNR/10))",
-    ),
-    "w8a8": Gate(
-        min_cosine=0.98,
-        min_sqnr_db=14.0,
-        max_relative=math.inf,
-        because="cosine 0.98 is 14 dB, the least that was seen to keep Whisper's words: encoders "
-        "that a vendor published are labelled 15dB, and others measured one point of words lost; "
-        "tokens and words are judged beside it",
-    ),
-}
 
 # A frame weaker than this share of the strongest rounds to nothing in 8 bits: half of 1/127.
 FAINT = 1 / 254
@@ -158,6 +123,59 @@ def compare(
         max_abs=max_relative * scale,
         max_relative=max_relative,
     )
+
+
+def compare_output(
+    name: str, actual: NDArray[Any] | None, expected: NDArray[Any] | None, gate: Gate
+) -> Comparison:
+    """Compare one output of two programs that were given the same inputs, of any dtype.
+
+    It differs from `compare` in what third-party programs return: equal infinities are equal, as in
+    masks of -inf, and the other values are held to the gate; integers and booleans must be
+    identical; outputs of zeros are equal if both are all zeros. A NaN, another shape and another
+    dtype are failures.
+    """
+    if reason := _unlike(actual, expected):
+        return Comparison(output=name, rule=gate.rule, reason=reason)
+    assert actual is not None
+    assert expected is not None
+    if np.array_equal(actual, expected):
+        return Comparison(
+            output=name,
+            rule=gate.rule,
+            reason="",
+            cosine=1.0,
+            sqnr_db=math.inf,
+            max_abs=0.0,
+            max_relative=0.0,
+        )
+    if expected.dtype.kind != "f":
+        wrong = int(np.count_nonzero(actual != expected))
+        reason = (
+            f"{wrong} of {expected.size} values of {expected.dtype} differ; they must be identical"
+        )
+        return Comparison(output=name, rule="identical", reason=reason)
+    infinite = np.isinf(expected)
+    if not np.array_equal(np.where(infinite, expected, 0), np.where(np.isinf(actual), actual, 0)):
+        reason = "the infinite values of the output and of the reference are not the same"
+        return Comparison(output=name, rule=gate.rule, reason=reason)
+    return compare(name, actual[~infinite], expected[~infinite], gate)
+
+
+def _unlike(actual: Any, expected: Any) -> str:
+    """Why two outputs cannot be equal, before their values are looked at."""
+    for side, array in (("output", actual), ("reference", expected)):
+        if not isinstance(array, np.ndarray):
+            return f"the {side} is missing"
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            return (
+                f"the {side} holds {np.count_nonzero(np.isnan(array))} NaN of {array.size} values"
+            )
+    if actual.shape != expected.shape:
+        return f"expected shape {expected.shape}, got {actual.shape}"
+    if actual.dtype != expected.dtype:
+        return f"expected {expected.dtype}, got {actual.dtype}"
+    return ""
 
 
 def _incomparable(actual: Any, expected: Any) -> str:

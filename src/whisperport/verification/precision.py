@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
 from whisperport.targets import RunOptions, get_target
-from whisperport.verification.compare import GATES
+from whisperport.verification.tolerances import GATES
 
 
 def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
