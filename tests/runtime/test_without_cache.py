@@ -71,6 +71,39 @@ def test_prefill_and_steps_give_the_logits_of_the_cached_decoder(
     assert decoder.tokens == TOKENS
 
 
+def test_rows_after_the_tokens_hold_token_0_and_its_positions(
+    engine: Engine, decoder: WithoutCache, features: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of zeros would leave its layer norm nothing to divide by."""
+    runner = decoder._runner
+    given: list[np.ndarray] = []
+    run = type(runner)._run
+    monkeypatch.setattr(
+        type(runner), "_run", lambda self, inputs: given.append(inputs[1]) or run(self, inputs)
+    )
+    decoder.listen(features)
+
+    decoder.prefill(TOKENS[:5])
+
+    rows = given[0].reshape(-1, 12).T  # (S, d)
+    expected = engine._embedding[[*TOKENS[:5], *[0] * 7]]
+    if given[0].shape[3] == 1:
+        expected = expected + engine._positions[:12]
+    np.testing.assert_array_equal(rows, expected)
+
+
+def test_what_the_rows_after_the_tokens_hold_changes_no_logits(
+    decoder: WithoutCache, features: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bundles that were exported with rows of zeros verify as before."""
+    decoder.listen(features)
+    logits = decoder.prefill(TOKENS[:4])[0]
+    monkeypatch.setattr("whisperport.runtime.without_cache.PADDING", 33)
+    decoder.listen(features)
+
+    np.testing.assert_array_equal(decoder.prefill(TOKENS[:4])[0], logits)
+
+
 def test_the_next_sound_forgets_the_last(decoder: WithoutCache, features: np.ndarray) -> None:
     decoder.listen(features)
     alone = decoder.prefill(TOKENS[:3])[0]

@@ -7,6 +7,9 @@ import numpy as np
 from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Floats
 
+# The token in the rows that have none yet: published graphs are calibrated and run with zeros as ids.
+PADDING = 0
+
 
 class WithoutCache:
     """`decode_full` behind the calls of a `Decoder`: `listen`, then `prefill`, then `step`.
@@ -67,11 +70,16 @@ class WithoutCache:
         return list(self._runner.run(inputs).values())
 
     def _image(self, tokens: Sequence[int]) -> Floats:
-        """The tokens' embeddings in the shape of the program's input; 0 in the rows after them."""
-        rows = np.zeros((self.rows, self._embedding.shape[1]), np.float32)
-        rows[: len(tokens)] = self._embedding[list(tokens)]
+        """The embeddings of all rows, (S, d), in the shape of the program's input.
+
+        Rows after the tokens hold token 0, with its position where the host adds positions, as in published
+        graphs. The causal mask hides them from the rows before. They are not zeros: the layer norm of a row
+        of zeros divides by √ε, and the factor of 316 could widen the ranges that calibration measures.
+        """
+        padded = [*tokens, *[PADDING] * (self.rows - len(tokens))]
+        rows = self._embedding[padded].astype(np.float32)
         if self._positions_here:
-            rows[: len(tokens)] += self._positions[: len(tokens)]
+            rows += self._positions[: self.rows]
         return np.ascontiguousarray(rows.T).reshape(self._embeddings.shape)
 
 
