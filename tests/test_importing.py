@@ -76,6 +76,16 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
     assert sorted(os.listdir(tmp_path)) == ["assets", "bundle", "decoder.hef", "encoder.hef"]
 
 
+@pytest.mark.parametrize("mel", [(1, 200, 80), (200, 1, 80)], ids=str)
+@pytest.mark.parametrize("features", [(1, 100, 64), (100, 1, 64)], ids=str)
+def test_the_window_is_read_from_whichever_arrangement_an_encoder_has(
+    tiny_checkpoint, tmp_path, mel, features
+):
+    content = hef_bytes(3, {"net/input_layer1": mel}, {"net/normalization9": features})
+    artifacts = {"encoder": _file(tmp_path, content)}
+    assert get_target("hailo8l").importer.form(artifacts, tiny_checkpoint.dims).window_s == 2.0
+
+
 @pytest.mark.parametrize(
     ("embeddings", "positions"), [((ROWS, 1, 64), "host"), ((1, ROWS, 64), "graph")]
 )

@@ -331,6 +331,52 @@ def test_a_hef_of_other_shapes_is_refused(tmp_path):
     assert "(1, 1000, 80)" in caught.value.why
 
 
+@pytest.mark.parametrize("mel", [(1, 200, 80), (200, 1, 80), (200, 80, 1)], ids=str)
+@pytest.mark.parametrize("features", [(1, 100, 64), (100, 1, 64), (100, 64, 1)], ids=str)
+def test_a_hef_may_have_its_axes_of_length_1_anywhere(tmp_path, mel, features):
+    _check(tmp_path, hef_bytes(3, {"net/input_layer1": mel}, {"net/normalization9": features}))
+
+
+@pytest.mark.parametrize(
+    ("mel", "features"),
+    [((1, 80, 200), (1, 100, 64)), ((1, 200, 80), (64, 1, 100)), ((2, 100, 80), (1, 100, 64))],
+)
+def test_a_hef_with_its_values_in_another_order_is_refused_with_the_shapes(tmp_path, mel, features):
+    content = hef_bytes(3, {"net/input_layer1": mel}, {"net/normalization9": features})
+    with pytest.raises(BundleError, match="does not compute `encoder`") as refused:
+        _check(tmp_path, content)
+    assert str(mel if mel != (1, 200, 80) else features) in refused.value.why
+    assert "(1, 200, 80)" in refused.value.why or "(1, 100, 64)" in refused.value.why
+
+
+@pytest.mark.parametrize(
+    ("layout", "stream", "fits"),
+    [
+        ((8, 1), (8, 1, 64), True),
+        ((1, 8), (1, 8, 64), True),
+        ((8, 1), (1, 8, 64), False),  # that HEF adds the positions again
+        ((1, 8), (8, 1, 64), False),  # that HEF adds none
+    ],
+)
+@pytest.mark.parametrize("features", [(1, 100, 64), (100, 1, 64)], ids=str)
+def test_the_shape_of_the_embeddings_alone_must_be_the_very_one(
+    tmp_path, layout, stream, fits, features
+):
+    decoder = ProgramSpec(
+        "decode_full",
+        (TensorSpec("features", (1, 100, 64)), TensorSpec("embeddings", (1, 64, *layout))),
+        (TensorSpec("logits_0", (1, 8, 70)),),
+    )
+    inputs = {"net/input_layer1": features, "net/input_layer2": stream}
+    path = tmp_path / "decode_full.hef"
+    path.write_bytes(hef_bytes(3, inputs, {"net/conv1": (1, 8, 70)}))
+    if fits:
+        check_hef(path, HAILO8L, decoder)
+        return
+    with pytest.raises(BundleError, match="does not compute `decode_full`"):
+        check_hef(path, HAILO8L, decoder)
+
+
 def test_a_hef_of_no_network_is_refused(tmp_path):
     whole = hef_bytes(3, {}, {})
     _check(tmp_path, whole)  # its streams are described in the older way: HailoRT will check them

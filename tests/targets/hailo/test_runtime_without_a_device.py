@@ -102,6 +102,37 @@ def test_without_a_device_the_encoder_is_fed_and_read_as_recorded(platform, chip
     assert timeout["timeout"] == 10_000
 
 
+@pytest.mark.parametrize("mel", [(1, 8, 3), (8, 1, 3), (8, 3)], ids=str)
+@pytest.mark.parametrize("features", [(1, 4, 5), (4, 1, 5), (4, 5)], ids=str)
+def test_without_a_device_streams_may_have_their_axes_of_length_1_anywhere(platform, mel, features):
+    def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        pairs = given["net/input_layer1"].reshape(4, 6).sum(axis=1, keepdims=True)
+        return {"net/normalization9": np.repeat(pairs, 5, axis=1).reshape(features)}
+
+    hef = FakeHef({"net/input_layer1": mel}, {"net/normalization9": features}, compute)
+    given = np.arange(24, dtype=np.float32).reshape(1, 3, 1, 8)
+    platform()
+    expected = _load_encoder().run({"mel": given})["features"]
+    platform(hefs={HEF: hef})
+
+    made = load_hefs(HAILO8, [ENCODER], {"encoder": HEF}, service=True)["encoder"].run(
+        {"mel": given}
+    )
+
+    np.testing.assert_array_equal(made["features"], expected)
+
+
+def test_without_a_device_streams_in_another_order_of_values_are_refused_with_the_shapes(platform):
+    transposed = {"net/input_layer1": (3, 1, 8)}, {"net/normalization9": (1, 4, 5)}
+    platform(hefs={HEF: FakeHef(*transposed, lambda given: given)})
+
+    with pytest.raises(BundleError, match="other shapes") as refused:
+        _load_encoder()
+
+    assert "(3, 1, 8)" in refused.value.why
+    assert "(1, 8, 3)" in refused.value.why
+
+
 def test_without_a_device_the_scheduler_and_the_shared_group_are_asked_for(platform):
     fake = platform()
     runner = _load_encoder()

@@ -13,7 +13,7 @@ from whisperport.targets.compiler import CalibrationNeed, CompilePlan, Compiler,
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.hef import ARCHITECTURES, Hef, read_hef
-from whisperport.targets.hailo.layout import as_stream, results_of, stream_shape
+from whisperport.targets.hailo.layout import as_stream, hold, results_of, stream_shape
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
 from whisperport.toolchain import Failure, Stage
 
@@ -151,13 +151,15 @@ def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
         ("outputs", results, spec.outputs),
     ):
         # HailoRT 4 describes streams in an older way too, which the reader leaves out.
-        found = sorted(stream.shape for stream in streams)
-        expected = sorted(stream_shape(tensor.shape) for tensor in tensors)
-        if streams and found != expected:
+        found = [stream.shape for stream in streams]
+        expected = [stream_shape(tensor.shape) for tensor in tensors]
+        if streams and not hold(found, tensors):
             raise BundleError(
                 f"{path.name} does not compute `{spec.name}`",
-                why=f"its {kind} are {found}, expected {expected} (height, width, channels)",
-                hint="compile it from this bundle, or use the HEF of this window and checkpoint",
+                why=f"its {kind} are {found}, expected {expected} (height, width, channels), or the same "
+                "values in the same order with axes of length 1 elsewhere",
+                hint="compile it from this bundle with `whisperport compile`, or use the HEF of this "
+                "window and checkpoint",
             )
     return hef
 

@@ -18,6 +18,7 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.compiler import check_chip, check_hef
 from whisperport.targets.hailo.hef import Hef, Network, read_hef
+from whisperport.targets.hailo.layout import without_ones
 from whisperport.targets.importer import Importer, ImportForm
 from whisperport.targets.options import Option
 
@@ -58,7 +59,7 @@ class HailoImporter(Importer):
         decoder = artifacts.get("decode_full")
         return ImportForm(
             window_s=positions * SECONDS_PER_POSITION,
-            lower={} if decoder is None else _decoder_form(self._read(decoder), decoder, dims),
+            options={} if decoder is None else _decoder_form(self._read(decoder), decoder, dims),
         )
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
@@ -90,12 +91,13 @@ def _network(hef: Hef, path: Path) -> Network:
 
 
 def _positions(network: Network, dims: Dims, path: Path) -> int:
-    """T, from an input (1, 2T, n_mels) and an output (1, T, d)."""
+    """T, from an input of 2T frames and n_mels bins, and an output of T positions and d channels."""
     inputs = [stream.shape for stream in network.inputs]
     outputs = [stream.shape for stream in network.outputs]
-    positions = inputs[0][1] // 2
-    expected = [(1, 2 * positions, dims.n_mels)], [(1, positions, dims.n_audio_state)]
-    if (inputs, outputs) != expected or not 0 < positions <= dims.n_audio_ctx:
+    positions = next(iter(without_ones(inputs[0])), 0) // 2
+    expected = [(2 * positions, dims.n_mels)], [(positions, dims.n_audio_state)]
+    found = [*map(without_ones, inputs)], [*map(without_ones, outputs)]
+    if found != expected or not 0 < positions <= dims.n_audio_ctx:
         raise BundleError(
             f"{path.name} is no encoder of this checkpoint",
             why=f"from {inputs} it makes {outputs}; expected (1, 2T, {dims.n_mels}) to "

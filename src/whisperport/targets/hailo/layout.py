@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from whisperport.runner import Array
+from whisperport.spec import TensorSpec
+
+Shape = tuple[int, ...]
 
 
 def as_stream(array: Array) -> Array:
@@ -16,9 +19,37 @@ def as_stream(array: Array) -> Array:
     return np.require(moved, np.float32, ["C", "W"])
 
 
-def stream_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def stream_shape(shape: Shape) -> Shape:
     """What `as_stream` makes of a shape."""
     return (shape[2], shape[3], shape[1]) if len(shape) == 4 else shape
+
+
+def without_ones(shape: Shape) -> Shape:
+    """The axes that order the values: (1, T, C), (T, 1, C) and (T, C) are three names of one array."""
+    return tuple(size for size in shape if size != 1)
+
+
+def holds(stream: Shape, tensor: TensorSpec) -> bool:
+    """Whether a stream of this shape has the values of a program's tensor, in the same order.
+
+    The embeddings of the uncached decoder must have the very shape: (S, 1, d) and (1, S, d) tell the two
+    published generations apart, of which one adds the positions itself.
+    """
+    expected = stream_shape(tensor.shape)
+    if tensor.name == "embeddings":
+        return stream == expected
+    return without_ones(stream) == without_ones(expected)
+
+
+def hold(streams: Sequence[Shape], tensors: Sequence[TensorSpec]) -> bool:
+    """Whether each stream holds one of the tensors, in whichever order a file lists the streams."""
+    left = list(streams)
+    for tensor in sorted(tensors, key=lambda one: one.name != "embeddings"):  # the strictest first
+        found = next((shape for shape in left if holds(shape, tensor)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
 
 
 def results_of(outputs: Sequence[str], wanted: int) -> list[str]:

@@ -22,7 +22,7 @@ from whisperport.process import OwnProcess
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
-from whisperport.targets.hailo.layout import as_stream, results_of, stream_shape
+from whisperport.targets.hailo.layout import Shape, as_stream, holds, results_of, stream_shape
 
 GROUP = "SHARED"  # other users of the chip may join by this name; of other processes by the service
 TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
@@ -74,8 +74,8 @@ class HailoRunner(Runner):
         made = {name: np.empty(shape, np.float32) for name, shape in self._made.items()}
         with _explained(self._what):
             bindings = self._configured.create_bindings()
-            for name, array in zip(self._feeds, inputs, strict=True):
-                bindings.input(name).set_buffer(as_stream(array))
+            for (name, shape), array in zip(self._feeds.items(), inputs, strict=True):
+                bindings.input(name).set_buffer(as_stream(array).reshape(shape))
             for name, buffer in made.items():
                 bindings.output(name).set_buffer(buffer)
             self._configured.run([bindings], TIMEOUT_MS)
@@ -140,26 +140,25 @@ def _number(name: str) -> tuple[int, str]:
 
 
 def _check_shapes(
-    what: str,
-    spec: ProgramSpec,
-    inputs: Mapping[str, tuple[int, ...]],
-    outputs: Sequence[tuple[int, ...]],
+    what: str, spec: ProgramSpec, inputs: Mapping[str, Shape], outputs: Sequence[Shape]
 ) -> None:
-    expected = [stream_shape(tensor.shape) for tensor in (*spec.inputs, *spec.outputs)]
+    tensors = (*spec.inputs, *spec.outputs)
     found = [*inputs.values(), *outputs]
-    if expected != found:
-        raise BundleError(
-            f"the HEF of {what} has other shapes than the program it stands for",
-            why=f"expected {expected}, got {found}",
-            hint="compile the bundle again: whisperport compile BUNDLE --calibration AUDIO_DIR",
-        )
+    if len(found) == len(tensors) and all(map(holds, found, tensors)):
+        return
+    raise BundleError(
+        f"the HEF of {what} has other shapes than the program that it was compiled from",
+        why=f"expected {[stream_shape(tensor.shape) for tensor in tensors]}, got {found}",
+        hint="compile the bundle again: whisperport compile BUNDLE --calibration AUDIO_DIR",
+    )
 
 
 # Statuses of HailoRT, as its exceptions name them: libhailort/include/hailo/hailort.h. The class of
 # exception differs between versions, the status is always in the message or implied by the class.
 _BUSY = (
     "another process uses the chip: end it, or let both share it by HailoRT's service "
-    "(`sudo systemctl start hailort.service`, and `--run-option service=on`)"
+    "(`sudo systemctl start hailort.service`, and `--run-option CHIP.service=on`, where CHIP is the "
+    "target, such as hailo8l)"
 )
 _STATUSES = (
     (("DEVICE_IN_USE", "OUT_OF_PHYSICAL_DEVICES"), "the chip is in use", _BUSY),
