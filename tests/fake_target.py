@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.bundle import ProgramEntry
+from whisperport.placement import Placement
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec, TargetSpec
 from whisperport.targets import RunOptions, Target
@@ -41,10 +42,9 @@ class FakeTarget(Target):
             entries.append(
                 ProgramEntry(
                     spec=program.spec,
-                    target=self.spec.name,
+                    placement=Placement(self.spec.name),
                     method=program.name,
                     files=(file,),
-                    status=self.spec.status,
                     delegation=delegation,
                 )
             )

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.atomic import clear_temporaries
-from whisperport.bundle import Bundle, ProgramEntry, check_writable, writing_bundle
+from whisperport.bundle import Bundle, Manifest, ProgramEntry, check_writable, writing_bundle
+from whisperport.bundle.folder import file_sha256
 from whisperport.bundle.origin import is_trusted, record_own
 from whisperport.calibration import CalibrationOptions, calibration_set
 from whisperport.errors import (
@@ -27,8 +28,8 @@ from whisperport.errors import (
     UsageError,
     WhisperportError,
 )
+from whisperport.evidence import Evidence
 from whisperport.locking import lock_path, locked
-from whisperport.spec import Status
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest, Layout, unchanged
 from whisperport.targets.options import by_target
@@ -42,6 +43,8 @@ from whisperport.toolchain import (
     run_driver,
     variable,
 )
+from whisperport.verification.evidence import today
+from whisperport.verification.machine import machine
 
 Say = Callable[[str], None]
 
@@ -88,6 +91,8 @@ class Artifact:
     path: Path
     suffix: str  # that it has in a bundle
     facts: Mapping[str, Any]  # JSON, for the manifest
+    compiler: str = ""  # that made it; empty: who made it is not known
+    machine: Mapping[str, Any] = field(default_factory=dict)  # JSON: where it was made, if known
     beside: tuple[Path, ...] = ()  # files that go in beside it
 
 
@@ -158,7 +163,7 @@ def _compiled_bundle(
         for entry, plan in zip(group.entries, plans, strict=True)
     }
     say("writing the bundle")
-    made = put_artifacts(opened, artifacts, "compiled here")
+    made = put_artifacts(opened, artifacts)
     if is_trusted(opened):  # its other programs are copied
         record_own(made.manifest)
     programs = tuple(
@@ -196,9 +201,11 @@ def _only_user_of(work: Path) -> Iterator[None]:
 
 
 def put_artifacts(
-    opened: Bundle, artifacts: Mapping[str, Artifact], status: Status, *, out: Path | None = None
+    opened: Bundle, artifacts: Mapping[str, Artifact], *, out: Path | None = None
 ) -> Bundle:
     """The same bundle with an artifact first among the files of each program named, or no change at all.
+
+    Evidence about files that are replaced is dropped.
 
     Args:
         out: where it is written; None: in place of the old one.
@@ -213,21 +220,36 @@ def put_artifacts(
         for entry in manifest.programs:
             artifact = artifacts.get(entry.spec.name)
             if artifact is not None:
-                entry = _with_artifact(entry, artifact, status)
                 for file, source in _sources(entry, artifact).items():
                     shutil.copyfile(source, writer.folder / file)
+                entry = _with_artifact(entry, artifact, writer.folder)
             entries.append(entry)
-        return writer.commit(replace(manifest, programs=tuple(entries)))
+        made = writer.preview(replace(manifest, programs=tuple(entries))).manifest
+        return writer.commit(_without_stale_evidence(made))
 
 
-def _with_artifact(entry: ProgramEntry, artifact: Artifact, status: Status) -> ProgramEntry:
+def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> ProgramEntry:
     first, *beside = _sources(entry, artifact)
+    compiled = Evidence(
+        kind="compiled",
+        files={file: file_sha256(folder / file) for file in (first, *beside)},
+        runtime={artifact.compiler: str(artifact.facts.get("compiler", ""))},
+        machine=artifact.machine,
+        date=today(),
+    )
     return replace(
         entry,
         files=tuple(dict.fromkeys((first, *entry.files, *beside))),
-        status=status,
         delegation={**entry.delegation, **artifact.facts},
+        evidence=(*entry.evidence, *[compiled] * bool(artifact.compiler)),
     )
+
+
+def _without_stale_evidence(manifest: Manifest) -> Manifest:
+    programs = (
+        replace(entry, evidence=manifest.evidence(entry.spec.name)) for entry in manifest.programs
+    )
+    return replace(manifest, programs=tuple(programs))
 
 
 def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
@@ -413,6 +435,8 @@ def _artifact(group: _Group, entry: ProgramEntry, plan: _Planned) -> Artifact:
         path=plan.artifact,
         suffix=group.compiler.suffix,
         facts=facts,
+        compiler=group.compiler.title,
+        machine=machine() if group.interpreter else {},  # else on another machine
         beside=tuple(folder / file for file in plan.keep),
     )
 

@@ -20,7 +20,7 @@ from whisperport.exporting import ExportOptions, export
 from whisperport.runtime.engine import FULL
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.importer import Importer
-from whisperport.targets.options import by_target
+from whisperport.targets.options import by_target, with_target
 from whisperport.window import WindowOptions
 
 if TYPE_CHECKING:  # boards have no torch
@@ -75,8 +75,8 @@ def import_artifact(
     importer.check_checkpoint(artifacts, checkpoint, chosen)
     exporting = ExportOptions(
         window=WindowOptions(seconds=form.window_s),
-        full=FULL in artifacts,
-        lower=form.lower,
+        uncached_decoder=FULL in artifacts,
+        options=with_target(form.options, name),
         run=options.run,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def import_artifact(
             for program, path in artifacts.items()
         }
         say("writing the bundle")
-        return put_artifacts(bundle, imported, "checked against contract", out=out)
+        return put_artifacts(bundle, imported, out=out)
 
 
 def _importer(artifact: Path, name: str) -> tuple[Target, Importer]:

@@ -20,6 +20,7 @@ from whisperport.errors import (
     VerificationError,
     WhisperportError,
 )
+from whisperport.placement import Placement
 from whisperport.preflight import check_fits, estimate_lowering, within_memory_of
 from whisperport.runner import Array
 from whisperport.spec import Limit, ProgramSpec
@@ -314,11 +315,9 @@ def _compile_onnx(
         _check_rank(program.name, read_onnx(folder / name), _max_rank(options, target))
     entry = ProgramEntry(
         spec=program.spec,
-        target=target.spec.name,
+        placement=Placement(target.spec.name),
         method=program.name,
         files=tuple(file.name for file in facts.files),
-        status=target.spec.status,
-        delegation={},
     )
     return entry, {
         "opset": facts.opset,

@@ -1,6 +1,7 @@
 """A bundle of a few kilobytes: 2 layers, width 8, every kind of file a real one has."""
 
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ from whisperport.bundle import (
     ProgramEntry,
     writing_bundle,
 )
+from whisperport.checks import Check
 from whisperport.dims import Dims
+from whisperport.evidence import Evidence
 from whisperport.generation import Generation
+from whisperport.placement import Placement
 from whisperport.spec import ProgramSpec, TensorSpec
 
 DIMS = Dims(
@@ -33,6 +37,16 @@ DIMS = Dims(
     n_vocab=11,
     n_audio_ffn=32,
     n_text_ffn=32,
+)
+
+
+PASSED = Check(
+    level="arrays",
+    program="encoder",
+    what="clip",
+    value={"sqnr_db": float("inf"), "frames": 6},
+    rule="SQNR ≥ 60 dB",
+    passed=True,
 )
 
 
@@ -57,11 +71,20 @@ def manifest() -> Manifest:
             (TensorSpec("mel", (1, 4, 12)),),
             (TensorSpec("features", (1, 6, 8)),),
         ),
-        target="fake",
+        placement=Placement("fake"),
         method="encoder",
         files=("programs/encoder.bin",),
-        status="run here",
         delegation={"delegated": 12, "undelegated": 0},
+        evidence=(
+            Evidence(
+                kind="run",
+                files={"programs/encoder.bin": sha256(b"program").hexdigest()},
+                runtime={"fake": "1.0"},
+                machine={"cores": 2},
+                date="2026-11-22",
+                checks=(PASSED,),
+            ),
+        ),
     )
     return Manifest(
         name="nano",
@@ -84,7 +107,6 @@ def manifest() -> Manifest:
         versions={"whisperport": "0.1.0"},
         machine={"cores": 2},
         verification={"passed": True},
-        verified=True,
     )
 
 

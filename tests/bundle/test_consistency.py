@@ -56,6 +56,18 @@ def drop(name: str, side: str) -> Change:
     return lambda document: program(document, name)["spec"][side].pop()
 
 
+def caches(of: str, names: str, **values: Any) -> Change:
+    """Change every tensor of a program whose name begins so, such as "self_k new_k"."""
+
+    def change(document: Document) -> None:
+        spec = program(document, of)["spec"]
+        for one in (*spec["inputs"], *spec["outputs"]):
+            if one["name"].startswith(tuple(names.split())):
+                one.update(values)
+
+    return change
+
+
 CASES: list[tuple[str, Change, str]] = [
     ("2^31 layers", size("n_text_layer", 2**31), "dims.n_text_layer"),
     ("too many positions", size("n_text_ctx", 10**6), "dims.n_text_ctx"),
@@ -94,6 +106,37 @@ CASES: list[tuple[str, Change, str]] = [
     ("an unknown program", rename("step", "step_2"), r"programs\[4\].spec"),
     ("another program", rename("step", "decode_full"), r"programs\[4\].spec"),
     ("a shorter cross cache", window(sound=1499, heard=1501, padding="silence"), r"programs\[1\]"),
+    (
+        "a layer of another dtype",
+        tensor("step", "inputs", 3, dtype="float16"),
+        r"programs\[4\].spec.inputs\[3\].dtype` is 'float16'; expected 'float32'",
+    ),
+    (
+        "new rows of another dtype",
+        caches("step", "self_k", dtype="float16"),
+        r"programs\[4\].spec.outputs\[1\].dtype` is 'float32'; expected 'float16'",
+    ),
+    (
+        "a step of another dtype",
+        caches("step", "self new", dtype="float16"),
+        r"programs\[4\].spec` has `self_k` as float16 \(heads, width, rows\); `prefill_4` has it as",
+    ),
+    (
+        "audio of another dtype",
+        caches("cross_kv", "cross_v", dtype="float16"),
+        r"programs\[2\].spec` has `cross_v` as float32 .*; `cross_kv` has it as float16",
+    ),
+    (
+        "another layout",
+        caches("align", "cross_k", shape=[2, 1500, 64]),
+        r"programs\[5\].spec` has `cross_k` as float32 \(heads, rows, width\); `cross_kv` has",
+    ),
+    (
+        "a mask of another dtype",
+        tensor("step", "inputs", 1, dtype="float16"),
+        r"programs\[4\].spec` has `mask` as float16; `prefill_4` has it as float32",
+    ),
+    ("caches of int8", caches("step", "self new", dtype="int8"), "'int8'; expected 'float32'"),
     ("a window of 2^40", window(heard=2**40, padding="silence"), r"window.heard"),
 ]
 

@@ -79,7 +79,7 @@ def test_a_newer_format_says_to_upgrade_even_if_all_else_has_changed() -> None:
 def test_each_missing_field_is_named(manifest: Manifest) -> None:
     document = with_a_file(manifest).to_json()
     free = {"source", "rewrites", "versions", "machine", "verification", "delegation"}
-    free |= {"languages", "tasks"}
+    free |= {"languages", "tasks", "runtime", "value"}
     checked = 0
 
     for path in paths_into(document):
@@ -97,7 +97,7 @@ def test_each_missing_field_is_named(manifest: Manifest) -> None:
 @pytest.mark.parametrize("wrong", [None, True, 1.5, "text", [], {}, -1, [[1]], {"a": {}}])
 def test_each_field_of_a_wrong_type_is_named(manifest: Manifest, wrong: Any) -> None:
     document = with_a_file(manifest).to_json()
-    free = {"source", "rewrites", "machine", "verification", "delegation"}
+    free = {"source", "rewrites", "machine", "verification", "delegation", "value"}
     refused = 0
 
     for path in paths_into(document):
@@ -122,7 +122,16 @@ def test_each_field_of_a_wrong_type_is_named(manifest: Manifest, wrong: Any) -> 
         (("name",), ""),
         (("dims", "n_text_head"), 3),
         (("dims", "n_vocab"), 0),
-        (("programs", 0, "status"), "probably fine"),
+        (("programs", 0, "status"), "run here"),
+        (("programs", 0, "placement", "target"), ""),
+        (("programs", 0, "placement", "options"), {"opset": 13}),
+        (("programs", 0, "evidence", 0, "kind"), "probably fine"),
+        (("programs", 0, "evidence", 0, "files"), {}),
+        (("programs", 0, "evidence", 0, "files"), {"programs/encoder.bin": "a" * 63}),
+        (("programs", 0, "evidence", 0, "date"), "yesterday"),
+        (("programs", 0, "evidence", 0, "checks", 0, "value"), {"sqnr_db": "nan"}),
+        (("programs", 0, "evidence", 0, "checks", 0, "reason"), "it failed"),
+        (("programs", 0, "evidence", 0, "checks", 0, "level"), "luck"),
         (("programs", 0, "files"), []),
         (("programs", 0, "files"), ["../../etc/passwd"]),
         (("programs", 0, "spec", "inputs", 0, "dtype"), "object"),

@@ -16,6 +16,7 @@ from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
 from whisperport.inspection.lowered import inspect_lowered
 from whisperport.inspection.profile import ProfileOptions
+from whisperport.placement import Placement
 from whisperport.runtime import load_engine
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
@@ -191,7 +192,7 @@ def written(tmp_path: Path) -> Callable[[onnx.ModelProto], OnnxGraph]:
 
 def entry(files: tuple[str, ...], shape: tuple[int, ...] = (2,)) -> ProgramEntry:
     spec = ProgramSpec("a", (TensorSpec("x", shape),), (TensorSpec("y", shape),))
-    return ProgramEntry(spec=spec, target="onnxruntime", method="a", files=files, status="run here")
+    return ProgramEntry(spec=spec, placement=Placement("onnxruntime"), method="a", files=files)
 
 
 @pytest.mark.parametrize("place", PLACES)

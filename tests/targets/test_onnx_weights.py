@@ -121,6 +121,7 @@ import json, sys
 from pathlib import Path
 import google.protobuf.message, onnxruntime
 from whisperport.bundle import ProgramEntry
+from whisperport.placement import Placement
 from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
 
@@ -131,7 +132,7 @@ def resident(field):
 folder, *programs = sys.argv[1:]
 entries = [
     ProgramEntry(
-        spec=ProgramSpec.from_json(json.loads(spec)), target="", method="", files=tuple(files), status=""
+        spec=ProgramSpec.from_json(json.loads(spec)), placement=Placement(""), method="", files=tuple(files)
     )
     for spec, *files in map(json.loads, programs)
 ]

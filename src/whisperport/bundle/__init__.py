@@ -22,8 +22,8 @@ from whisperport.bundle.manifest import (
     TOKENIZER,
     FileEntry,
     Manifest,
-    ProgramEntry,
 )
+from whisperport.bundle.program_entry import ProgramEntry
 from whisperport.bundle.writing import BundleWriter, check_writable, writing_bundle
 
 __all__ = [

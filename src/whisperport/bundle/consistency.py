@@ -7,20 +7,21 @@ the memory that the sizes ask for is in proportion to the files.
 
 import math
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from whisperport.bundle.manifest import MANIFEST, Manifest, ProgramEntry
+from whisperport.bundle.manifest import MANIFEST, Manifest
+from whisperport.bundle.program_entry import ProgramEntry
 from whisperport.bundle.strict_json import Field
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
-from whisperport.signatures import expected_signature
+from whisperport.signatures import Rows, expected_signature, form_of
 from whisperport.spec import ProgramSpec, TensorSpec
 
 # Inputs and outputs of a program may have MAX_EXPANSION times the bytes of all files, and MIN_BYTES in any
 # case. Those of `step` of whisper-tiny have 0.3 times, of large-v3 in 4 bits 0.8 times.
 MAX_EXPANSION = 16
 MIN_BYTES = 64 * 2**20
-ITEM_BYTES = 4  # float32, the dtype of every input and output
+ITEM_BYTES = {"float32": 4, "float16": 2}
 
 SPECIAL = ("start_of_transcript", "end_of_text", "start_of_previous", "no_speech", "no_timestamps")
 LISTS = ("suppressed", "suppressed_at_start")
@@ -41,6 +42,7 @@ def check_consistent(manifest: Manifest) -> None:
     for i, entry in enumerate(manifest.programs):
         _check_signature(f"programs[{i}]", entry, manifest)
         _check_memory(entry.spec, manifest)
+    _check_form(manifest)
 
 
 def _check_tokens(manifest: Manifest) -> None:
@@ -113,8 +115,8 @@ def _compare(path: str, found: tuple[TensorSpec, ...], expected: tuple[TensorSpe
             if value != right:
                 _refuse(
                     f"{path}[{i}].{part}",
-                    f"is {str(value)[:80]!r}; expected {str(right)!r} for these `dims`, `window` and "
-                    "`generation.alignment_heads`",
+                    f"is {str(value)[:80]!r}; expected {str(right)!r} for these `dims`, `window`, "
+                    "`generation.alignment_heads` and this program's caches of layer 0",
                 )
 
 
@@ -122,13 +124,35 @@ def _check_memory(spec: ProgramSpec, manifest: Manifest) -> None:
     """The sizes agree by now, so that the tensors are those which the runtime allocates."""
     stored = sum(file.bytes for file in manifest.files.values())
     limit = MIN_BYTES + MAX_EXPANSION * stored
-    needed = ITEM_BYTES * sum(math.prod(t.shape) for t in (*spec.inputs, *spec.outputs))
+    tensors = (*spec.inputs, *spec.outputs)
+    needed = sum(ITEM_BYTES[tensor.dtype] * math.prod(tensor.shape) for tensor in tensors)
     if needed > limit:
         _refuse(
             "dims",
             f"asks for {needed} bytes of inputs and outputs of `{spec.name}`; expected at most {limit} "
             f"for files of {stored} bytes",
         )
+
+
+def _check_form(manifest: Manifest) -> None:
+    """One cache serves all decode programs, and `cross_kv` returns what they take: in one form."""
+    first: dict[
+        str, tuple[str, Any]
+    ] = {}  # field of the form -> program that was listed first, and its
+    for i, entry in enumerate(manifest.programs):
+        for name, found in form_of(entry.spec, manifest.dims, manifest.window).items():
+            program, expected = first.setdefault(name, (entry.spec.name, found))
+            if found != expected:
+                _refuse(
+                    f"programs[{i}].spec",
+                    f"has `{name}` as {_named(found)}; `{program}` has it as {_named(expected)}",
+                )
+
+
+def _named(form: Rows | str) -> str:
+    if isinstance(form, str):
+        return form
+    return f"{form.dtype} (heads, {'width, rows' if form.axis == 2 else 'rows, width'})"
 
 
 def _refuse(path: str, why: str) -> NoReturn:

@@ -4,18 +4,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, get_args
+from typing import Any
 
-from whisperport.bundle import strict_json
+from whisperport.bundle import format_1, strict_json
+from whisperport.bundle.paths import safe_path
+from whisperport.bundle.program_entry import ProgramEntry, read_program
 from whisperport.bundle.strict_json import Field
 from whisperport.dims import LARGEST, Dims
 from whisperport.errors import BundleError
+from whisperport.evidence import RAN, Evidence, Status, status_of
 from whisperport.generation import Generation
-from whisperport.spec import ProgramSpec, Status, TensorSpec
 from whisperport.window import PADDINGS, Window
 
 FORMAT = "whisperport bundle"  # tells our manifest.json from the many others of that name
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_MANIFEST_BYTES = 16 * 2**20  # ours are some 30 kB
 
 MANIFEST = "manifest.json"
@@ -25,9 +27,6 @@ POSITIONS = "positions.npy"
 REFERENCE = "reference.npz"
 REQUIRED = (TOKENIZER, EMBEDDING, POSITIONS, REFERENCE)
 
-DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
-DTYPES |= {"bfloat16", "float16", "float32", "float64"}
-
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
@@ -35,18 +34,6 @@ class FileEntry:
 
     sha256: str  # 64 lower-case hexadecimal digits
     bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramEntry:
-    """One lowered program."""
-
-    spec: ProgramSpec
-    target: str  # name of the target it was lowered for
-    method: str  # its name inside a file of several methods; the spec's name otherwise
-    files: tuple[str, ...]  # paths relative to the bundle; the first is the one to load
-    status: Status
-    delegation: Mapping[str, Any] = field(default_factory=dict)  # JSON: counts of (un)delegated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +46,12 @@ class Manifest:
     generation: Generation
     programs: tuple[ProgramEntry, ...]
     window: Window | None = None  # where it is not the one the checkpoint was trained on
-    precision: str = "fp32"
     rewrites: Mapping[str, Any] = field(default_factory=dict)  # program -> what was changed (JSON)
     versions: Mapping[str, str] = field(default_factory=dict)  # package -> version that built it
     machine: Mapping[str, Any] = field(default_factory=dict)  # JSON: where it was built
-    verification: Mapping[str, Any] = field(default_factory=dict)  # JSON: the report
-    verified: bool = False  # stays False if the bundle was written without a passing report
+    verification: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # JSON: the report of the process that exported it
     files: Mapping[str, FileEntry] = field(default_factory=dict)  # path -> entry; set by the writer
     format_version: int = FORMAT_VERSION
 
@@ -76,6 +63,40 @@ class Manifest:
         known = ", ".join(entry.spec.name for entry in self.programs) or "none"
         raise BundleError(f"bundle {self.name!r} has no program {name!r}", why=f"it has: {known}")
 
+    def evidence(self, name: str) -> tuple[Evidence, ...]:
+        """The evidence about a program whose files are still the same; the rest counts for nothing."""
+        return tuple(one for one in self.program(name).evidence if self._is_unchanged(one))
+
+    def status(self, name: str) -> Status:
+        """What was done with the file of a program that its target loads."""
+        return status_of(self._evidence_about_loaded(name))
+
+    def is_verified(self, name: str) -> bool:
+        """Whether the file of a program that its target loads passed when it last ran and was compared."""
+        ran = [one for one in self._evidence_about_loaded(name) if one.kind in RAN]
+        return bool(ran) and ran[-1].passed
+
+    @property
+    def failed(self) -> bool:
+        """Whether the bundle was written although its verification failed, which marks it permanently."""
+        return self.verification.get("passed") is False
+
+    @property
+    def verified(self) -> bool:
+        """Whether every program is verified, and the bundle did not fail when it was written."""
+        names = [entry.spec.name for entry in self.programs]
+        return not self.failed and bool(names) and all(self.is_verified(name) for name in names)
+
+    def _evidence_about_loaded(self, name: str) -> list[Evidence]:
+        loaded = self.program(name).files[0]
+        return [one for one in self.evidence(name) if loaded in one.files]
+
+    def _is_unchanged(self, evidence: Evidence) -> bool:
+        return all(
+            path in self.files and self.files[path].sha256 == sha256
+            for path, sha256 in evidence.files.items()
+        )
+
     def to_json(self) -> dict[str, Any]:
         data = {
             "format": FORMAT,
@@ -84,13 +105,11 @@ class Manifest:
             "source": dict(self.source),
             "dims": self.dims.to_json(),
             "generation": self.generation.to_json(),
-            "programs": [_program_to_json(entry) for entry in self.programs],
-            "precision": self.precision,
+            "programs": [entry.to_json() for entry in self.programs],
             "rewrites": dict(self.rewrites),
             "versions": dict(self.versions),
             "machine": dict(self.machine),
             "verification": dict(self.verification),
-            "verified": self.verified,
             "files": {path: asdict(entry) for path, entry in sorted(self.files.items())},
         }
         if self.window is not None:
@@ -128,23 +147,6 @@ class Manifest:
         return _manifest(Field(data, "", MANIFEST))
 
 
-def safe_path(path: Field) -> str:
-    """A path that stays inside of the bundle on every system.
-
-    Raises:
-        BundleError: it is empty or absolute, or holds "..", ".", an empty part, a backslash, a
-            colon (a drive letter, a second stream), or a control character.
-    """
-    text = path.text()
-    if not text or text.startswith("/"):
-        path.refuse(f"is {text[:80]!r}; expected a path relative to the bundle")
-    if "\\" in text or ":" in text or any(ord(c) < 32 or ord(c) == 127 for c in text):
-        path.refuse(f"is {text[:80]!r}; backslashes, colons and control characters are not allowed")
-    if any(part in ("", ".", "..") for part in text.split("/")):
-        path.refuse(f"is {text[:80]!r}; empty parts, `.` and `..` are not allowed")
-    return text
-
-
 def _checksum(data: Mapping[str, Any]) -> str:
     canonical = json.dumps(data, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
@@ -169,22 +171,22 @@ def _check_version(members: Mapping[str, Field], top: Field) -> None:
 
 def _manifest(top: Field) -> Manifest:
     _check_version(top.mapping(), top)
+    if top.value["format_version"] == 1:
+        top = format_1.upgraded(top)
     names = ["format", *(f.name for f in fields(Manifest))]
     m = top.members([name for name in names if name != "window" or name in top.mapping()])
     manifest = Manifest(
         format_version=m["format_version"].integer(at_least=1),
-        name=_word(m["name"]),
-        source=_free(m["source"]),
+        name=m["name"].word(),
+        source=m["source"].free(),
         dims=_dims(m["dims"]),
         generation=_generation(m["generation"]),
-        programs=tuple(_program(entry) for entry in m["programs"].elements()),
+        programs=tuple(read_program(entry) for entry in m["programs"].elements()),
         window=_window(m["window"]) if "window" in m else None,
-        precision=_word(m["precision"]),
-        rewrites=_free(m["rewrites"]),
+        rewrites=m["rewrites"].free(),
         versions={name: version.text() for name, version in m["versions"].mapping().items()},
-        machine=_free(m["machine"]),
-        verification=_free(m["verification"]),
-        verified=m["verified"].flag(),
+        machine=m["machine"].free(),
+        verification=m["verification"].free(),
         files=_files(m["files"]),
     )
     if manifest.window and manifest.window.positions != manifest.dims.n_audio_ctx:
@@ -201,54 +203,8 @@ def _files(listed: Field) -> dict[str, FileEntry]:
         if safe_path(Field(path, listed.path, listed.document)) == MANIFEST:
             listed.refuse(f"lists {MANIFEST} itself")
         e = entry.members(["sha256", "bytes"])
-        sha256 = e["sha256"].text()
-        if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
-            e["sha256"].refuse("is not 64 lower-case hexadecimal digits")
-        entries[path] = FileEntry(sha256, e["bytes"].integer())
+        entries[path] = FileEntry(e["sha256"].sha256(), e["bytes"].integer())
     return entries
-
-
-def _program_to_json(entry: ProgramEntry) -> dict[str, Any]:
-    return {
-        "spec": entry.spec.to_json(),
-        "target": entry.target,
-        "method": entry.method,
-        "files": list(entry.files),
-        "status": entry.status,
-        "delegation": dict(entry.delegation),
-    }
-
-
-def _program(entry: Field) -> ProgramEntry:
-    m = entry.members([f.name for f in fields(ProgramEntry)])
-    spec = m["spec"].members(["name", "inputs", "outputs"])
-    files = tuple(safe_path(path) for path in m["files"].elements())
-    if not files:
-        m["files"].refuse("is empty; a program has at least one file")
-    text = m["status"].text()
-    status = next((known for known in get_args(Status) if known == text), None)
-    if status is None:
-        m["status"].refuse(f"is {text[:80]!r}; expected one of {get_args(Status)}")
-    return ProgramEntry(
-        spec=ProgramSpec(
-            _word(spec["name"]),
-            tuple(_tensor(tensor) for tensor in spec["inputs"].elements()),
-            tuple(_tensor(tensor) for tensor in spec["outputs"].elements()),
-        ),
-        target=_word(m["target"]),
-        method=_word(m["method"]),
-        files=files,
-        status=status,
-        delegation=_free(m["delegation"]),
-    )
-
-
-def _tensor(tensor: Field) -> TensorSpec:
-    m = tensor.members(["name", "shape", "dtype"])
-    if m["dtype"].text() not in DTYPES:
-        m["dtype"].refuse(f"is {m['dtype'].text()[:80]!r}; expected one of {sorted(DTYPES)}")
-    shape = tuple(n.integer(at_least=1) for n in m["shape"].elements())
-    return TensorSpec(_word(m["name"]), shape, m["dtype"].text())
 
 
 def _dims(dims: Field) -> Dims:
@@ -261,15 +217,12 @@ def _dims(dims: Field) -> Dims:
 
 def _window(window: Field) -> Window:
     m = window.members([f.name for f in fields(Window)])
-    padding = next((known for known in PADDINGS if known == m["padding"].text()), None)
-    if padding is None:
-        m["padding"].refuse(f"is {m['padding'].text()[:80]!r}; expected one of {PADDINGS}")
     try:
         return Window(
             positions=m["positions"].integer(1, LARGEST["n_audio_ctx"]),
             sound=m["sound"].integer(1, LARGEST["n_audio_ctx"]),
             heard=m["heard"].integer(1, LARGEST["n_audio_ctx"]),
-            padding=padding,
+            padding=m["padding"].one_of(PADDINGS),
         )
     except ValueError as error:
         window.refuse(f"is impossible: {error}")
@@ -304,18 +257,6 @@ def _generation(generation: Field) -> Generation:
         alignment_heads=tuple(heads),
         language=m["language"].text() if "language" in m else "",
     )
-
-
-def _word(name: Field) -> str:
-    if not name.text():
-        name.refuse("is empty")
-    return name.text()
-
-
-def _free(mapping: Field) -> dict[str, Any]:
-    """An object whose members are the writer's business."""
-    mapping.mapping()
-    return dict(mapping.value)
 
 
 def _lists(value: Any) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.bundle.listed_files import ListedFiles
-from whisperport.bundle.manifest import ProgramEntry
+from whisperport.bundle.program_entry import ProgramEntry
 from whisperport.errors import BundleError
 from whisperport.protobuf import Field, message_class
 

@@ -2,11 +2,13 @@
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from whisperport.errors import BundleError
+
+T = TypeVar("T", bound=str)
 
 MAX_DEPTH = 64  # a manifest has 6 levels; Python's own parser gives up near 1,000
 MAX_INTEGER = 2**63 - 1  # what every other reader of JSON can hold
@@ -57,6 +59,31 @@ class Field:
         if not isinstance(self.value, str):
             self.refuse(f"is {_kind(self.value)}; expected a string")
         return self.value
+
+    def word(self) -> str:
+        """A string that is not empty."""
+        if not self.text():
+            self.refuse("is empty")
+        return self.text()
+
+    def one_of(self, known: Sequence[T]) -> T:
+        """The string, which must be one of `known`."""
+        text = self.text()
+        found = next((one for one in known if one == text), None)
+        if found is None:
+            self.refuse(f"is {text[:80]!r}; expected one of {', '.join(known)}")
+        return found
+
+    def sha256(self) -> str:
+        text = self.text()
+        if len(text) != 64 or set(text) - set("0123456789abcdef"):
+            self.refuse("is not 64 lower-case hexadecimal digits")
+        return text
+
+    def free(self) -> dict[str, Any]:
+        """An object whose members are the writer's business."""
+        self.mapping()
+        return dict(self.value)
 
     def integer(self, at_least: int = 0, at_most: int = MAX_INTEGER) -> int:
         if isinstance(self.value, bool) or not isinstance(self.value, int):

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from whisperport.atomic import flush_folder, repeat_if_interrupted
 from whisperport.bundle.folder import Bundle, check_complete, file_sha256
-from whisperport.bundle.manifest import MANIFEST, FileEntry, Manifest, safe_path
+from whisperport.bundle.manifest import MANIFEST, FileEntry, Manifest
 from whisperport.bundle.ownership import check_ours
+from whisperport.bundle.paths import safe_path
 from whisperport.bundle.replacing import put_in_place
 from whisperport.bundle.staging import TOKEN_BYTES, Staging, being_written, staging
 from whisperport.bundle.strict_json import Field

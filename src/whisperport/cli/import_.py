@@ -18,7 +18,7 @@ from whisperport.cli.options import (
     stall_after,
     target_option,
     threads,
-    unique_pairs,
+    pairs,
 )
 from whisperport.importing import ImportOptions
 from whisperport.importing import import_artifact as run_import
@@ -89,8 +89,8 @@ def import_verb(
     """
     options = ImportOptions(
         target=target,
-        programs={name: Path(file) for name, file in unique_pairs("--program", programs).items()},
-        options=unique_pairs("--option", target_options),
+        programs={name: Path(file) for name, file in pairs("--program", programs).items()},
+        options=pairs("--option", target_options),
         run=RunOptions(threads=threads),
     )
     with stages() as say:
@@ -100,7 +100,10 @@ def import_verb(
     if as_json:
         print_json(manifest.to_json())
     else:
-        rows = [(e.spec.name, e.target, e.files[0], e.status) for e in manifest.programs]
+        rows = [
+            (e.spec.name, e.target, e.files[0], manifest.status(e.spec.name))
+            for e in manifest.programs
+        ]
         print_table(("program", "target", "file", "status"), rows)
         print_lines("", f"{out}: imported")
     print_note(

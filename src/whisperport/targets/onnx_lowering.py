@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from whisperport.bundle import ProgramEntry
 from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.placement import Placement
 from whisperport.targets.base import Say, Target
 
 if TYPE_CHECKING:  # boards have no torch
@@ -39,10 +40,9 @@ def lower_to_onnx(
         entries.append(
             ProgramEntry(
                 spec=program.spec,
-                target=name,
+                placement=Placement(name),
                 method=program.name,
                 files=tuple(file.relative_to(folder).as_posix() for file in facts.files),
-                status=target.spec.status,
                 delegation={
                     "delegated": facts.nodes,
                     "subgraphs": 1,
@@ -58,9 +58,9 @@ def _check(target: Target, programs: Sequence["Program"]) -> None:
     for program in programs:
         refused = target.check(program)
         if refused:
-            rest = target.spec.rest
+            fallback = target.spec.fallback
             raise LoweringError(
                 f"`{target.spec.name}` does not support the program `{program.name}`",
                 why=f"{refused[0].node}: {refused[0].reason} ({len(refused)} refusals in all)",
-                hint=f"leave it to `{rest}`, which runs beside it" if rest else "",
+                hint=f"leave it to `{fallback}`, the fallback target" if fallback else "",
             )

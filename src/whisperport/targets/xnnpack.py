@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.placement import Placement
 from whisperport.process import SPAWN, OwnProcess
 from whisperport.runner import Array, Runner
 from whisperport.spec import Limit, ProgramSpec, Refusal, TargetSpec
@@ -230,6 +231,7 @@ class Xnnpack(Target):
         ),
         extra="xnnpack",
         run_extra="xnnpack",
+        runtime="executorch",
         sources={
             "operators": CONFIG + "__init__.py, and each lowered by itself",
             "domains": "executorch 1.5.1 backends/xnnpack/partition/config/__init__.py: all are aten's",
@@ -261,10 +263,9 @@ class Xnnpack(Target):
         return [
             ProgramEntry(
                 spec=program.spec,
-                target=self.spec.name,
+                placement=Placement(self.spec.name),
                 method=program.name,
                 files=(FILE,),
-                status=self.spec.status,
                 delegation={
                     "delegated": delegated[program.name],
                     **delegation[program.name].to_json(),

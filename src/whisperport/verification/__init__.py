@@ -4,6 +4,7 @@ Everything here fails by default: a NaN on either side, an output that is empty,
 another shape, and nothing compared at all are failures.
 """
 
+from whisperport.checks import LEVELS, Check, Level
 from whisperport.verification.compare import Comparison, Gate, compare, compare_output
 from whisperport.verification.error_rate import (
     TextErrors,
@@ -13,7 +14,7 @@ from whisperport.verification.error_rate import (
     unit_of,
 )
 from whisperport.verification.machine import machine, versions
-from whisperport.verification.report import LEVELS, Check, Level, Report
+from whisperport.verification.report import Report
 from whisperport.verification.tokens import (
     TOKEN_GATES,
     TokenComparison,

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.options import with_target
 from whisperport.verification.tolerances import GATES
 
 
 def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
-    """Program -> its precision: its chip's own, else the bundle's; a stand-in has the bundle's.
+    """Program -> the precision that it computes in as it is run; emulation is in float32.
 
     Raises:
         BundleError: there are no limits for one of them.
@@ -18,8 +19,13 @@ def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
     found = {}
     for entry in bundle.manifest.programs:
         spec = get_target(entry.target).spec
-        own = "" if _stands_in(spec.stand_in, options) else spec.precision
-        found[entry.spec.name] = own or bundle.manifest.precision
+        emulated = is_emulated(entry.target, options)
+        own = entry.precision
+        if emulated:
+            own = "fp32"
+        elif own == "fp32" and own not in spec.precisions:  # as format version 1 stored it
+            own = spec.precisions[0]
+        found[entry.spec.name] = own
     unknown = [precision for precision in found.values() if precision not in GATES]
     if unknown:
         raise BundleError(
@@ -35,5 +41,7 @@ def coarsest(found: Iterable[str]) -> str:
     return min(found, key=lambda precision: GATES[precision].min_sqnr_db)
 
 
-def _stands_in(stand_in: Mapping[str, str], options: Mapping[str, str]) -> bool:
-    return any(options.get(name) == value for name, value in stand_in.items())
+def is_emulated(target: str, options: Mapping[str, str]) -> bool:
+    """Whether run options, `TARGET.NAME` -> value, emulate a target's programs on the CPU."""
+    emulation = with_target(get_target(target).spec.emulation, target)
+    return bool(emulation) and emulation.items() <= options.items()

@@ -1,0 +1,93 @@
+"""Evidence and its checks as JSON, and back."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from whisperport.bundle.strict_json import Field
+from whisperport.checks import LEVELS, Check
+from whisperport.evidence import KINDS, Evidence
+
+# JSON has no word for these, and a check may well hold them: the SQNR of equal arrays is infinite.
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "kind": evidence.kind,
+        "files": dict(evidence.files),
+        "runtime": dict(evidence.runtime),
+        "machine": dict(evidence.machine),
+        "date": evidence.date,
+        "checks": [check_to_json(check) for check in evidence.checks],
+    }
+
+
+def read_evidence(evidence: Field) -> Evidence:
+    """Raises BundleError, naming the field, for anything `evidence_to_json` would not have written."""
+    m = evidence.members([f.name for f in fields(Evidence)])
+    if not re.fullmatch(r"(\d{4}-\d{2}-\d{2})?", m["date"].text(), re.ASCII):
+        m["date"].refuse(f"is {m['date'].text()[:80]!r}; expected a date such as 2026-11-22")
+    try:
+        return Evidence(
+            kind=m["kind"].one_of(KINDS),
+            files={path: sha256.sha256() for path, sha256 in m["files"].mapping().items()},
+            runtime={name: version.text() for name, version in m["runtime"].mapping().items()},
+            machine=m["machine"].free(),
+            date=m["date"].text(),
+            checks=tuple(read_check(check) for check in m["checks"].elements()),
+        )
+    except ValueError as error:
+        evidence.refuse(f"contradicts itself: {error}")
+
+
+def check_to_json(check: Check) -> dict[str, Any]:
+    """Without NaN or infinity: those three numbers are written as strings."""
+    return {
+        "level": check.level,
+        "program": check.program,
+        "what": check.what,
+        "value": {name: _number(value) for name, value in check.value.items()},
+        "rule": check.rule,
+        "passed": check.passed,
+        "reason": check.reason,
+    }
+
+
+def read_check(check: Field) -> Check:
+    """Raises BundleError, naming the field, for anything `check_to_json` would not have written."""
+    m = check.members([f.name for f in fields(Check)])
+    try:
+        return Check(
+            level=m["level"].one_of(LEVELS),
+            program=m["program"].text(),
+            what=m["what"].text(),
+            value=_numbers(m["value"]),
+            rule=m["rule"].text(),
+            passed=m["passed"].flag(),
+            reason=m["reason"].text(),
+        )
+    except ValueError as error:
+        check.refuse(f"contradicts itself: {error}")
+
+
+def _number(number: float) -> float | str:
+    """A plain number, also from one of numpy's types."""
+    if isinstance(number, int):
+        return number
+    number = float(number)
+    return number if math.isfinite(number) else str(number)
+
+
+def _numbers(values: Field) -> Mapping[str, float]:
+    return {name: _float(value) for name, value in values.mapping().items()}
+
+
+def _float(number: Field) -> float:
+    if isinstance(number.value, str) and number.value in NOT_FINITE:
+        return NOT_FINITE[number.value]
+    number.number()
+    value: float = number.value  # an int stays one: a count is not 3.0
+    return value

@@ -1,0 +1,89 @@
+"""Read a manifest of format version 1: turn its JSON into that of version 2.
+
+Version 1 stored a status for each program, one precision for all of them, and one `verified` for the
+bundle. They become evidence: a report that passed becomes evidence about the files that it was about.
+A file that a vendor's compiler wrote was never run when a bundle of version 1 was written, so that the
+report is no evidence about it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from whisperport.bundle.evidence_json import check_to_json, read_check
+from whisperport.bundle.strict_json import Field
+from whisperport.checks import Check
+
+STATUSES = ("run here", "compiled here", "checked against contract")
+
+
+def upgraded(top: Field) -> Field:
+    """The manifest as version 2 would say it.
+
+    Raises:
+        BundleError: a member that is read here is missing or wrong.
+    """
+    m = top.mapping()
+    for name in ("programs", "precision", "verification", "verified", "machine", "files"):
+        if name not in m:
+            top.refuse(f"has no `{name}`")
+    report = _Report(m["verification"], m["verified"].flag())
+    hashes = {path: entry.mapping() for path, entry in m["files"].mapping().items()}
+    sha256 = {path: entry["sha256"].value for path, entry in hashes.items() if "sha256" in entry}
+    programs = [
+        _program(entry, m["precision"].text(), report, sha256) for entry in m["programs"].elements()
+    ]
+    left = {n: v for n, v in top.value.items() if n not in ("precision", "verified")}
+    left |= {"format_version": 2, "programs": programs, "verification": report.kept}
+    return Field(left, "", top.document)
+
+
+class _Report:
+    """The report of a bundle, and what its evidence says."""
+
+    def __init__(self, report: Field, verified: bool) -> None:
+        found = report.mapping()
+        # One that was not verified stays so permanently.
+        self.kept = report.free() | ({} if verified else {"passed": False})
+        self.checks: list[Check] = []
+        if verified and "checks" in found:
+            self.checks = [read_check(check) for check in found["checks"].elements()]
+        self.runtime = found["versions"].free() if "versions" in found else {}
+        self.machine = found["machine"].free() if "machine" in found else {}
+
+    def evidence(self, kind: str, program: str, files: Mapping[str, Any]) -> list[dict[str, Any]]:
+        checks = [check_to_json(check) for check in self.checks if check.involves(program)]
+        if not checks or not files:
+            return []
+        facts = {"runtime": self.runtime, "machine": self.machine, "date": "", "checks": checks}
+        return [{"kind": kind, "files": files, **facts}]
+
+
+def _program(
+    entry: Field, precision: str, report: _Report, sha256: Mapping[str, Any]
+) -> dict[str, Any]:
+    m = entry.members(["spec", "target", "method", "files", "status", "delegation"])
+    files = [path.text() for path in m["files"].elements()]
+    status = m["status"].one_of(STATUSES)
+    facts = m["delegation"].free()
+    hashes = {path: sha256[path] for path in files if path in sha256}
+    artifact = {p: h for p, h in hashes.items() if p == files[0]} if files else {}
+    name = str(m["spec"].free().get("name", ""))
+    evidence = []
+    if status == "run here":
+        evidence += report.evidence("run", name, hashes)
+    else:
+        foreign = status == "compiled here" or "imported" in facts
+        emulated = {p: h for p, h in hashes.items() if not (foreign and p in artifact)}
+        evidence += report.evidence("emulated", name, emulated)
+    if status == "compiled here" and artifact:
+        compiler = {"compiler": facts["compiler"]} if "compiler" in facts else {}
+        done = {"runtime": compiler, "machine": {}, "date": "", "checks": []}
+        evidence.append({"kind": "compiled", "files": artifact, **done})
+    return {
+        "spec": m["spec"].value,
+        "placement": {"target": m["target"].value, "precision": precision, "options": {}},
+        "method": m["method"].value,
+        "files": files,
+        "delegation": facts,
+        "evidence": evidence,
+    }

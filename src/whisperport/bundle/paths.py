@@ -1,0 +1,20 @@
+"""Paths in a manifest: relative to the bundle, and inside of it on every system."""
+
+from whisperport.bundle.strict_json import Field
+
+
+def safe_path(path: Field) -> str:
+    """A path that stays inside of the bundle on every system.
+
+    Raises:
+        BundleError: it is empty or absolute, or holds "..", ".", an empty part, a backslash, a
+            colon (a drive letter, a second stream), or a control character.
+    """
+    text = path.text()
+    if not text or text.startswith("/"):
+        path.refuse(f"is {text[:80]!r}; expected a path relative to the bundle")
+    if "\\" in text or ":" in text or any(ord(c) < 32 or ord(c) == 127 for c in text):
+        path.refuse(f"is {text[:80]!r}; backslashes, colons and control characters are not allowed")
+    if any(part in ("", ".", "..") for part in text.split("/")):
+        path.refuse(f"is {text[:80]!r}; empty parts, `.` and `..` are not allowed")
+    return text

@@ -1,0 +1,88 @@
+"""One program of a bundle, as the manifest describes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
+from whisperport.bundle.paths import safe_path
+from whisperport.bundle.strict_json import Field
+from whisperport.evidence import Evidence
+from whisperport.placement import Placement
+from whisperport.spec import ProgramSpec, TensorSpec
+
+DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+DTYPES |= {"bfloat16", "float16", "float32", "float64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEntry:
+    """One lowered program."""
+
+    spec: ProgramSpec
+    placement: Placement
+    method: str  # its name inside a file of several methods; the spec's name otherwise
+    files: tuple[str, ...]  # paths relative to the bundle; the first is the one to load
+    delegation: Mapping[str, Any] = field(default_factory=dict)  # JSON: counts of (un)delegated
+    evidence: tuple[Evidence, ...] = ()  # oldest first; `Manifest.evidence` has what still counts
+
+    @property
+    def target(self) -> str:
+        """Name of the target it was lowered for."""
+        return self.placement.target
+
+    @property
+    def precision(self) -> str:
+        """That its target computes it in."""
+        return self.placement.precision
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "spec": self.spec.to_json(),
+            "placement": {
+                "target": self.placement.target,
+                "precision": self.placement.precision,
+                "options": dict(self.placement.options),
+            },
+            "method": self.method,
+            "files": list(self.files),
+            "delegation": dict(self.delegation),
+            "evidence": [evidence_to_json(one) for one in self.evidence],
+        }
+
+
+def read_program(entry: Field) -> ProgramEntry:
+    """Raises BundleError, naming the field, for anything `ProgramEntry.to_json` would not have written."""
+    m = entry.members([f.name for f in fields(ProgramEntry)])
+    files = tuple(safe_path(path) for path in m["files"].elements())
+    if not files:
+        m["files"].refuse("is empty; a program has at least one file")
+    return ProgramEntry(
+        spec=_spec(m["spec"]),
+        placement=_placement(m["placement"]),
+        method=m["method"].word(),
+        files=files,
+        delegation=m["delegation"].free(),
+        evidence=tuple(read_evidence(one) for one in m["evidence"].elements()),
+    )
+
+
+def _placement(placement: Field) -> Placement:
+    m = placement.members([f.name for f in fields(Placement)])
+    options = {name: value.text() for name, value in m["options"].mapping().items()}
+    return Placement(m["target"].word(), m["precision"].word(), options)
+
+
+def _spec(spec: Field) -> ProgramSpec:
+    m = spec.members(["name", "inputs", "outputs"])
+    return ProgramSpec(
+        m["name"].word(),
+        tuple(_tensor(tensor) for tensor in m["inputs"].elements()),
+        tuple(_tensor(tensor) for tensor in m["outputs"].elements()),
+    )
+
+
+def _tensor(tensor: Field) -> TensorSpec:
+    m = tensor.members(["name", "shape", "dtype"])
+    shape = tuple(n.integer(at_least=1) for n in m["shape"].elements())
+    return TensorSpec(m["name"].word(), shape, m["dtype"].one_of(sorted(DTYPES)))
