@@ -18,17 +18,21 @@ class Gate:
     `because` says where the numbers come from.
     """
 
-    min_cosine: float  # of the whole output
-    min_sqnr_db: float  # 10·log10(Σ expected² / Σ (actual − expected)²)
+    min_cosine: float  # of the whole output; -1: reported, not judged
+    min_sqnr_db: float  # 10·log10(Σ expected² / Σ (actual − expected)²); −infinity: reported
     max_relative: float  # max|actual − expected| / max|expected|; infinity: reported, not judged
     because: str
 
     @property
     def rule(self) -> str:
-        parts = [f"cosine ≥ {self.min_cosine:g}", f"SQNR ≥ {self.min_sqnr_db:g} dB"]
+        parts = []
+        if self.min_cosine > -1:
+            parts.append(f"cosine ≥ {self.min_cosine:g}")
+        if math.isfinite(self.min_sqnr_db):
+            parts.append(f"SQNR ≥ {self.min_sqnr_db:g} dB")
         if math.isfinite(self.max_relative):
             parts.append(f"max|Δ| ≤ {self.max_relative:g} · max|expected|")
-        return ", ".join(parts)
+        return ", ".join(parts) or "every value finite, and no dead frame; the words decide"
 
 
 # A frame weaker than this share of the strongest rounds to nothing in 8 bits: half of 1/127.
@@ -132,8 +136,8 @@ def compare_output(
 
     It differs from `compare` in what third-party programs return: equal infinities are equal, as in
     masks of -inf, and the other values are held to the gate; integers and booleans must be
-    identical; outputs of zeros are equal if both are all zeros. A NaN, another shape and another
-    dtype are failures.
+    identical; outputs of zeros are equal if both are all zeros. A NaN, another shape or dtype, and
+    an output without elements are failures.
     """
     if reason := _unlike(actual, expected):
         return Comparison(output=name, rule=gate.rule, reason=reason)
@@ -171,6 +175,8 @@ def _unlike(actual: Any, expected: Any) -> str:
             return (
                 f"the {side} holds {np.count_nonzero(np.isnan(array))} NaN of {array.size} values"
             )
+        if array.size == 0:
+            return f"the {side} is empty, of shape {array.shape}"
     if actual.shape != expected.shape:
         return f"expected shape {expected.shape}, got {actual.shape}"
     if actual.dtype != expected.dtype:
