@@ -1,21 +1,24 @@
 """The signatures that a manifest is checked against are those of the programs that are exported."""
 
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from whisperport.model.short_window import SoundPadding
 from whisperport.model.whisper import Whisper
-from whisperport.programs.for_images import decode_full
 from whisperport.programs.program import Program
-from whisperport.programs.whisper import whisper_programs
-from whisperport.signatures import expected_signature
-from whisperport.spec import FullForm, ProgramSpec, TensorSpec
+from whisperport.programs.variants import whisper_programs
+from whisperport.programs.whisper import Parts, prefill, uncached_decoder
+from whisperport.signatures import MASKED, CacheForm, Rows, expected_signature, form_of, roles
+from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
 
 from .micro import DIMS
 
+NAMES = ("encoder", "cross_kv", "prefill_4", "step", "align")
 SHORT = Window(positions=DIMS.n_audio_ctx, sound=8, heard=14, padding="features")
 
 
@@ -29,11 +32,11 @@ def check(programs: Iterable[Program], window: Window | None, heads: int = 1) ->
 
 
 def test_all_programs_of_a_whole_window_have_the_expected_signatures(micro: Any) -> None:
-    programs = whisper_programs(micro, [(0, 1), (1, 0), (1, 1)], prefill_rows=(4,))
+    programs = whisper_programs(Parts(micro, [(0, 1), (1, 0), (1, 1)]), NAMES)
 
     names = check(programs, window=None, heads=3)
 
-    assert names == ["encoder", "cross_kv", "prefill_4", "step", "align"]
+    assert names == list(NAMES)
 
 
 def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any) -> None:
@@ -41,16 +44,22 @@ def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any)
     model.load_state_dict(micro.state_dict(), strict=False)
     assert isinstance(model.padding, SoundPadding)
 
-    names = check(whisper_programs(model, [(0, 0)], prefill_rows=(2,), image=True), SHORT)
+    parts = Parts(model, [(0, 0)])
+    given = ("encoder", "cross_kv", "step", "align")
+    programs = [*whisper_programs(parts, given, {"encoder": "nchw"}), prefill(parts, 2)]
 
-    assert names == ["encoder", "cross_kv", "prefill_2", "step", "align"]
+    names = check(programs, SHORT)
+
+    assert names == ["encoder", "cross_kv", "step", "align", "prefill_2"]
 
 
 @pytest.mark.parametrize(
-    "form", [FullForm(8, "host", 4), FullForm(9, "graph", 1), FullForm(8, "graph", 3)]
+    "form", [UncachedForm(8, "host", 4), UncachedForm(9, "graph", 1), UncachedForm(8, "graph", 3)]
 )
-def test_the_decoder_without_a_cache_has_the_expected_signature(micro: Any, form: FullForm) -> None:
-    assert check([decode_full(micro, form)], window=None) == ["decode_full"]
+def test_the_decoder_without_a_cache_has_the_expected_signature(
+    micro: Any, form: UncachedForm
+) -> None:
+    assert check([uncached_decoder(Parts(micro, [], form))], window=None) == ["decode_full"]
 
 
 @pytest.mark.parametrize(
@@ -71,3 +80,81 @@ def test_the_decoder_without_a_cache_has_the_expected_signature(micro: Any, form
 def test_what_is_no_program_of_ours_has_no_signature(found: ProgramSpec) -> None:
     with pytest.raises(ValueError, match=r"expected|not the name"):
         expected_signature(found, DIMS, None, 1)
+
+
+# The form of caches ------------------------------------------------------------------------------
+
+HEADS, WIDTH = DIMS.n_text_head, DIMS.text_head_width
+HALF_TURNED = CacheForm(
+    self_k=Rows(1, "float16"),
+    self_v=Rows(2, "float16"),
+    cross_k=Rows(1, "float16"),
+    cross_v=Rows(1, "float32"),
+    mask="float16",
+)
+
+
+def in_form(spec: ProgramSpec, form: CacheForm) -> ProgramSpec:
+    """The same signature with caches, new rows and mask in another form."""
+
+    def changed(tensor: TensorSpec) -> TensorSpec:
+        family = tensor.name.rsplit("_", 1)[0].replace("new", "self")
+        if tensor.name == "mask":
+            return replace(tensor, dtype=form.mask)
+        if family not in {field.name for field in fields(form)}:
+            return tensor
+        rows = getattr(form, family)
+        length = max(set(tensor.shape) - {HEADS, WIDTH}, default=WIDTH)
+        return TensorSpec(tensor.name, rows.shape(HEADS, WIDTH, length), rows.dtype)
+
+    return replace(
+        spec, inputs=tuple(map(changed, spec.inputs)), outputs=tuple(map(changed, spec.outputs))
+    )
+
+
+@pytest.mark.parametrize("form", [CacheForm(), HALF_TURNED], ids=["usual", "another"])
+def test_a_signature_has_its_caches_in_the_form_that_the_program_states(
+    micro: Any, form: CacheForm
+) -> None:
+    for program in whisper_programs(Parts(micro, [(0, 1)]), NAMES):
+        spec = in_form(program.spec, form)
+
+        assert spec == expected_signature(spec, DIMS, None, 1)
+        for name, value in form_of(spec, DIMS, None).items():
+            assert value == getattr(form, name)
+
+
+def test_a_cache_with_as_many_rows_as_a_head_is_wide_has_the_usual_layout() -> None:
+    square = replace(DIMS, n_audio_ctx=WIDTH)
+    step = ProgramSpec("step", (TensorSpec("cross_k_0", (HEADS, WIDTH, WIDTH)),), ())
+
+    assert form_of(step, square, None) == {"cross_k": CacheForm().cross_k}
+
+
+def test_a_dtype_that_no_cache_has_is_not_expected() -> None:
+    step = ProgramSpec("step", (TensorSpec("self_k_0", (HEADS, WIDTH, 24), "int8"),), ())
+
+    assert form_of(step, DIMS, None) == {"self_k": Rows(2, "float32")}
+
+
+@pytest.mark.parametrize("dtype", sorted(MASKED))
+def test_a_masked_score_weighs_nothing_and_stays_finite(dtype: str) -> None:
+    masked = np.array(MASKED[dtype], dtype)
+
+    assert np.isfinite(masked)
+    assert np.exp(masked) == 0
+
+
+def test_every_input_of_every_program_has_a_role(micro: Any) -> None:
+    programs = {p.name: p for p in whisper_programs(Parts(micro, [(0, 1)]), NAMES)}
+    per_window = {f"cross_{kind}_{layer}": "constant" for kind in "kv" for layer in (0, 1)}
+    per_token = {f"self_{kind}_{layer}": "state" for kind in "kv" for layer in (0, 1)}
+    decoding = {"x": "input", "mask": "input"} | per_window | per_token
+
+    assert roles(programs["encoder"].spec) == {"mel": "input"}
+    assert roles(programs["cross_kv"].spec) == {"features": "input"}
+    assert roles(programs["step"].spec) == decoding
+    assert roles(programs["align"].spec) == decoding
+    assert roles(programs["prefill_4"].spec) == decoding | {"pick": "input"}
+    full = uncached_decoder(Parts(micro, [], UncachedForm(8))).spec
+    assert roles(full) == {"features": "constant", full.inputs[1].name: "input"}

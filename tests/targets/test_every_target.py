@@ -26,10 +26,11 @@ from whisperport.model.whisper import build_model
 from whisperport.programs.program import Program, trace
 from whisperport.rewrites import REWRITES
 from whisperport.runner import Runner
-from whisperport.runtime import MASKED, DecodeOptions, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, decode_window, load_engine
+from whisperport.signatures import MASKED
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.options import describe, parse_options
+from whisperport.targets.options import describe, parse_options, with_target
 from whisperport.verification import GATES, compare
 
 from ..dummy_vendor.listed import WITH_DUMMY
@@ -65,8 +66,8 @@ def runners(here: Target, bundle: Bundle) -> dict[str, Runner]:
 
 
 def run_options(target: Target) -> RunOptions:
-    """With what stands in for a target that is not here."""
-    return RunOptions(threads=1, options=target.spec.stand_in)
+    """With emulation, where the target has one."""
+    return RunOptions(threads=1, options=with_target(target.spec.emulation, target.spec.name))
 
 
 def linear(width: int = 8) -> Program:
@@ -83,8 +84,8 @@ def random_inputs(spec: ProgramSpec, seed: int = 0) -> dict[str, np.ndarray]:
 
     def of(tensor: TensorSpec) -> np.ndarray:
         if tensor.name == "mask":
-            hidden = np.where(random.random(tensor.shape) < 0.5, MASKED, 0)
-            return hidden.astype(np.float32)
+            hidden = np.where(random.random(tensor.shape) < 0.5, MASKED[tensor.dtype], 0)
+            return hidden.astype(tensor.dtype)
         return random.standard_normal(tensor.shape).astype(tensor.dtype)
 
     return {tensor.name: of(tensor) for tensor in spec.inputs}
@@ -111,7 +112,7 @@ def test_every_limit_has_a_source(target: Target) -> None:
     limits = {"dtypes", "max_rank", "formats", "domains", "static"}
     limits |= {"operators"} if target.spec.operators is not None else set()
     limits |= {"windows_s"} if target.spec.windows_s else set()
-    limits |= {"precision"} if target.spec.precision else set()
+    limits |= {"precisions"} if target.spec.precisions != ("fp32",) else set()
 
     assert {name for name, source in target.spec.sources.items() if source} == limits
     assert all(limit.source for limit in target.spec.limits)
@@ -216,7 +217,7 @@ def test_lowering_writes_what_it_lists_inside_the_folder_and_nothing_on_stdout(
     assert set(entry.files) == written
     assert entry.spec == program.spec
     assert entry.target == target.spec.name
-    assert entry.status == target.spec.status
+    assert entry.evidence == ()  # lowering runs nothing
     assert {"delegated", "undelegated", "subgraphs"} <= set(entry.delegation)
 
 

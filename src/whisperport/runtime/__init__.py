@@ -1,6 +1,6 @@
 """Run a bundle: an engine with its programs, a decoder with the state of a call, the decoding loop."""
 
-from whisperport.runtime.cache import MASKED, Cache, Floats
+from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.decode import (
     Decoded,
     decode_window,
@@ -21,7 +21,6 @@ from whisperport.runtime.search import Draw
 from whisperport.runtime.segments import Cut, Piece, cut_segments
 
 __all__ = [
-    "MASKED",
     "TEMPERATURES",
     "Around",
     "Cache",

@@ -169,10 +169,7 @@ def _run(
     """Lead all paths of a search from the prompt to their ends, or to the limit."""
     engine = decoder.engine
     paths = [Path() for _ in range(search.width)]
-    caches = [decoder.cache]
-    for _ in paths[1:]:
-        caches.append(Cache(engine.dims))
-        caches[-1].copy_of(decoder.cache)
+    caches = [decoder.cache, *(decoder.cache.copy() for _ in paths[1:])]
     rows = [logits if i == 0 else logits.copy() for i in range(search.width)]
     while True:
         for path, row in zip(paths, rows, strict=True):

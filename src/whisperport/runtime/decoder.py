@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whisperport.runner import Array, Runner
+from whisperport.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.finite import check_embedded, check_outputs
 
@@ -19,7 +19,7 @@ class Decoder:
     Use: `listen` to a window's features, then `prefill` the prompt, then `step` token by token. The next
     `listen` forgets everything. A decoder belongs to one call and is used by one thread at a time; any
     number of decoders share one engine. Its memory is 8·L·d·(N + T) bytes: keys and values in float32 of
-    N tokens and of T positions of audio, in L layers of width d.
+    N tokens and of T positions of audio, in L layers of width d; in float16 half of that.
 
     Attributes:
         engine: its programs and tables, which it does not change.
@@ -28,8 +28,8 @@ class Decoder:
 
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
-        self.cache = Cache(engine.dims)
-        self._audio: dict[str, Floats] = {}  # the cross-attention's keys and values of the window
+        self.cache = Cache(engine.dims, engine.cache_form)
+        self._audio: dict[str, Array] = {}  # the cross-attention's keys and values of the window
 
     def listen(self, features: Floats) -> None:
         """Decode features (T, d) from now on, and forget every token.
@@ -38,6 +38,7 @@ class Decoder:
             NumericalError: `cross_kv` returned a NaN or an infinity.
         """
         self._audio = {}  # not in memory twice: half a gigabyte of large-v3
+        self.cache.bindings.clear()
         self._audio = self.engine.cross_kv.run({"features": np.ascontiguousarray(features[None])})
         check_outputs("cross_kv", self._audio)
         self.cache.clear()
@@ -90,7 +91,7 @@ class Decoder:
             NumericalError: the program returned a NaN or an infinity.
         """
         cache = cache or self.cache
-        inputs = {"x": self._rows([token], cache), "mask": cache.mask(1)}
+        inputs: dict[str, Array] = {"x": self._rows([token], cache), "mask": cache.mask(1)}
         outputs = self._run(self.engine.step, inputs, cache, ("logits",))
         cache.store(outputs, 1)
         logits: Floats = outputs["logits"][0]
@@ -116,7 +117,8 @@ class Decoder:
         scores, rows = [], []
         for start in range(0, len(tokens), size):
             piece = tokens[start : start + size]
-            inputs = {"x": self._padded(piece, size, self.cache), "mask": self.cache.mask(size)}
+            x = self._padded(piece, size, self.cache)
+            inputs: dict[str, Array] = {"x": x, "mask": self.cache.mask(size)}
             outputs = self._run(runner, inputs, self.cache, ("scores", "rows"))
             self.cache.store(outputs, len(piece))
             scores.append(outputs["scores"][:, : len(piece)])
@@ -129,18 +131,26 @@ class Decoder:
         x = self._padded(tokens, rows, cache)
         pick = np.zeros((1, 2, rows), np.float32)
         pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
-        inputs = {"x": x, "mask": cache.mask(rows), "pick": pick}
+        inputs: dict[str, Array] = {"x": x, "mask": cache.mask(rows), "pick": pick}
         outputs = self._run(runner, inputs, cache, ("logits",))
         cache.store(outputs, len(tokens))
         return outputs["logits"][0], outputs["logits"][1]
 
     def _run(
-        self, runner: Runner, inputs: dict[str, Floats], cache: Cache, checked: tuple[str, ...]
+        self, runner: Runner, inputs: dict[str, Array], cache: Cache, checked: tuple[str, ...]
     ) -> dict[str, Array]:
         """Run over the cache and the audio; the outputs named in `checked` must be finite."""
-        outputs = runner.run({**inputs, **cache.arrays, **self._audio})
+        binding = cache.bindings.get(runner) or self._bound(runner, cache)
+        outputs = binding.run(inputs)
         check_outputs(runner.spec.name, {name: outputs[name] for name in checked})
         return outputs
+
+    def _bound(self, runner: Runner, cache: Cache) -> Binding:
+        """Bind a program to the window's audio and to a cache: done once per window, at its first run."""
+        binding = cache.bindings[runner] = runner.binding()
+        for name, array in {**self._audio, **cache.arrays}.items():
+            binding.bind(name, array)
+        return binding
 
     def _padded(self, tokens: Sequence[int], rows: int, cache: Cache) -> Floats:
         """As `_rows`, followed by zeros: (1, rows, d)."""

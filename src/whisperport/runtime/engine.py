@@ -6,7 +6,7 @@ import numpy as np
 
 from whisperport.bundle import Bundle
 from whisperport.dims import Dims
-from whisperport.errors import BundleError, UsageError
+from whisperport.errors import BundleError
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Floats
@@ -14,7 +14,9 @@ from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.without_cache import WithoutCache
+from whisperport.signatures import CacheForm, form_of
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.options import by_target
 from whisperport.window import Window
 
 PREFILL = "prefill_"
@@ -57,6 +59,7 @@ class Engine:
         self.cross_kv = _required(runners, "cross_kv")
         self.step = _required(runners, "step")
         self.align = _required(runners, "align")
+        self.cache_form = CacheForm(**form_of(self.step.spec, dims, window))
         self._prefills = _prefills(runners)
         self._full = runners.get(FULL)
         self._embedding = embedding
@@ -143,14 +146,8 @@ def load_runners(bundle: Bundle, options: RunOptions) -> dict[str, Runner]:
 
 
 def _check_options(options: RunOptions, targets: Sequence[str]) -> None:
-    """Every option is one that some target of the bundle knows."""
-    known = sorted(set().union(*(get_target(name).spec.run_options for name in targets)))
-    unknown = [name for name in options.options if name not in known]
-    if unknown:
-        raise UsageError(
-            f"no target of this bundle has a run option `{unknown[0]}`",
-            hint=f"{', '.join(targets)}: {', '.join(known) or 'no options'}",
-        )
+    """Raises UsageError for an option that no target of the bundle has, or a value out of range."""
+    by_target(options.options, {name: get_target(name).run_options for name in targets})
 
 
 def _required(runners: Mapping[str, Runner], name: str) -> Runner:

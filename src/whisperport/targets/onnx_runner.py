@@ -9,7 +9,7 @@ from typing import Any
 
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.runner import Array, Runner
+from whisperport.runner import Array, Binding, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.onnx_weights import OnnxWeights
 
@@ -52,12 +52,38 @@ class OnnxRunner(Runner):
         self._session = _session(graph, threads, provider, weights)
         _check_signature(self._session, spec, graph.name)
         self._weights = weights  # which the session uses in place
+        self._in_place = provider == CPU
         self._names = [tensor.name for tensor in spec.inputs]
         self._wanted = [tensor.name for tensor in spec.outputs]
+
+    def binding(self) -> Binding:
+        """Other providers copy an array when it is bound, and would not see how a cache changes later."""
+        return _OnnxBinding(self, self._session) if self._in_place else Binding(self)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         feed = dict(zip(self._names, inputs, strict=True))
         outputs: Sequence[Array] = self._session.run(self._wanted, feed)
+        return outputs
+
+
+class _OnnxBinding(Binding):
+    """ONNX Runtime wraps the memory of an array that is bound, once and not for every run."""
+
+    def __init__(self, runner: Runner, session: Any) -> None:
+        super().__init__(runner)
+        self._session, self._values = session, session.io_binding()
+        for tensor in runner.spec.outputs:
+            self._values.bind_output(tensor.name)
+
+    def _bind(self, name: str, array: Array) -> None:
+        self._values.bind_cpu_input(name, array)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        for index, name in self._open.items():
+            self._values.bind_cpu_input(name, inputs[index])
+        self._session.run_with_iobinding(self._values)
+        # The next run writes to the same memory.
+        outputs: Sequence[Array] = self._values.copy_outputs_to_cpu()
         return outputs
 
 
