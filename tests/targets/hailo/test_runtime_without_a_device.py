@@ -24,6 +24,7 @@ from whisperport.targets.hailo import runtime
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.runtime import load_hefs
 
+from ...docs.pages import ROOT
 from .fake_platform import FakeHef, FakePlatform, failed
 
 HEF = Path("encoder.hef")
@@ -153,9 +154,9 @@ def test_without_a_device_the_service_is_asked_to_share_the_chip_where_that_was_
     del runners, alone
 
 
-def test_the_service_is_on_or_not_asked_for(tmp_path):
-    with pytest.raises(UsageError, match="`service` cannot be `yes`"):
-        get_target("hailo8").load(tmp_path, [], RunOptions(options={"service": "yes"}))
+def test_the_service_is_on_or_off(tmp_path):
+    with pytest.raises(UsageError, match=r"`hailo8\.service` cannot be `perhaps`"):
+        get_target("hailo8").load(tmp_path, [], RunOptions(options={"hailo8.service": "perhaps"}))
 
 
 def test_without_a_device_results_stay_when_the_runner_runs_again(platform):
@@ -242,6 +243,35 @@ def test_a_missing_runtime_says_which_one_the_chip_needs(monkeypatch, chip):
     assert f"HailoRT {'5' if chip is HAILO10H else '4'}.x" in caught.value.hint
     package = "hailo-h10-all" if chip is HAILO10H else "hailo-all"
     assert f"`sudo apt install {package}`" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("python", "has", "has_not"),
+    [((3, 11), "numpy<2", "no release"), ((3, 13), "no release for Python 3.13", "numpy<2")],
+)
+def test_numpy_1_is_asked_for_only_where_it_can_be_installed(
+    monkeypatch, tmp_path, python, has, has_not
+):
+    (tmp_path / "hailo_platform.py").write_text(
+        'raise ImportError("numpy.core.multiarray failed to import")'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(runtime.sys, "version_info", (*python, 2, "final", 0))
+
+    with pytest.raises(MissingPackageError) as caught:
+        _load_encoder()
+
+    assert has in caught.value.hint
+    assert has_not not in caught.value.hint
+
+
+def test_no_page_asks_for_numpy_1_on_every_python():
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    texts |= {path: path.read_text(encoding="utf-8") for path in ROOT.glob("*.*") if path.is_file()}
+    asked = [line for text in texts.values() for line in text.splitlines() if "numpy<2" in line]
+
+    assert asked
+    assert all("python_version < '3.13'" in line for line in asked), asked
 
 
 def test_without_a_device_the_absent_chip_is_named_before_anything_is_opened(platform):

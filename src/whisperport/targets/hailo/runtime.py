@@ -9,6 +9,7 @@ here: calls, buffers and errors are held against signatures recorded from there.
 
 import os
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,11 @@ from whisperport.targets.hailo.layout import Shape, as_stream, holds, results_of
 
 GROUP = "SHARED"  # other users of the chip may join by this name; of other processes by the service
 TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
+
+# HailoRT asks for numpy 1 on older Pythons and for any numpy from 3.13 on, as Raspberry Pi OS Trixie has it:
+# hailo-ai/hailort@1adb330 (5.1.1), platform/setup.py. The last numpy 1 has wheels up to Python 3.12.
+NO_NUMPY_1 = (3, 13)
+NUMPY_1 = "pip install \"numpy<2; python_version < '3.13'\""
 
 _open: "weakref.WeakValueDictionary[tuple[int, bool], _Device]" = weakref.WeakValueDictionary()
 
@@ -123,14 +129,29 @@ def _platform(chip: Chip) -> Any:
     try:
         import hailo_platform
     except ImportError as error:  # it is raised too where its native part is of another version
-        major, package = ("5", "hailo-h10-all") if chip.compiler[0] == 5 else ("4", "hailo-all")
         raise MissingPackageError(
-            f"cannot use `{chip.name}`: HailoRT's Python package is not installed here",
+            f"cannot use `{chip.name}`: HailoRT's Python package is missing or cannot be loaded here",
             why=str(error),
-            hint=f"HailoRT {major}.x serves this chip: `sudo apt install {package}` on Raspberry Pi OS, or "
-            "the wheel from Hailo's developer zone",
+            hint=_how_to_install(chip, str(error), sys.version_info[:2]),
         ) from error
     return hailo_platform
+
+
+def _how_to_install(chip: Chip, fault: str, python: tuple[int, int]) -> str:
+    """What to do about a package that could not be imported."""
+    major, package = ("5", "hailo-h10-all") if chip.compiler[0] == 5 else ("4", "hailo-all")
+    if "numpy" not in fault.lower():
+        return (
+            f"HailoRT {major}.x serves this chip: `sudo apt install {package}` on Raspberry Pi OS, or the "
+            "wheel from Hailo's developer zone"
+        )
+    if python < NO_NUMPY_1:
+        return f"this HailoRT needs numpy 1: `{NUMPY_1}`"
+    return (
+        f"this HailoRT was built for numpy 1, which has no release for Python {python[0]}.{python[1]}: "
+        "install the HailoRT package that was built for this Python, which works with numpy 2; or use a "
+        "system with Python 3.11 or 3.12"
+    )
 
 
 def _number(name: str) -> tuple[int, str]:
