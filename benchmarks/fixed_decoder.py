@@ -27,7 +27,8 @@ from whisperport.inspection.read_exported import read_exported
 from whisperport.model.whisper import Whisper
 from whisperport.programs.onnx import SharedWeights, write_onnx
 from whisperport.programs.program import Program, trace
-from whisperport.programs.whisper import whisper_programs
+from whisperport.programs.variants import whisper_programs
+from whisperport.programs.whisper import Parts
 
 TOKENS = 30  # of the transcript
 POSITIONS = 32  # of the fixed decoder
@@ -64,7 +65,10 @@ def _programs() -> tuple[Program, Program, Program]:
     theirs = TextDecoder(TINY.n_vocab, TINY.n_text_ctx, 384, 6, 4)
     torch.nn.init.normal_(theirs.positional_embedding, std=0.02)  # made empty
     inputs = (torch.ones(1, POSITIONS, dtype=torch.int64), torch.zeros(1, 1500, 384))
-    ours = {p.name: p for p in whisper_programs(Whisper(TINY).eval(), [(0, 0)], (4,))}
+    ours = {
+        p.name: p
+        for p in whisper_programs(Parts(Whisper(TINY).eval(), [(0, 0)]), ("cross_kv", "step"))
+    }
     return trace("fixed", theirs, inputs, ["logits"]), ours["cross_kv"], ours["step"]
 
 

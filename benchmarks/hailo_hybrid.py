@@ -35,11 +35,12 @@ from whisperport.bundle import Bundle
 from whisperport.exporting import ExportOptions, export
 from whisperport.model.short_window import SoundPadding
 from whisperport.model.whisper import Whisper
-from whisperport.programs.for_images import decode_full
-from whisperport.programs.whisper import whisper_programs
+from whisperport.programs.variants import program_names, whisper_programs
+from whisperport.programs.whisper import Parts
 from whisperport.runtime import Decoder, Engine
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.options import with_target
 from whisperport.text.vocabulary import openai_generation
 from whisperport.transcription import Transcriber
 from whisperport.verification import machine, versions
@@ -106,14 +107,23 @@ def tiny_engine(seconds: float, threads: int) -> Engine:
     if window:
         model.padding = SoundPadding(window, torch.randn(1, window.padded, TINY.n_audio_state))
     cpu, chip = get_target("onnxruntime"), get_target(HYBRID)
-    form = chip.full_form(dims)
+    form = chip.uncached_form(dims)
     assert form is not None
-    encoder, *rest = whisper_programs(model, [(0, 0)], image=True)
+    parts = Parts(model, [(0, 0)], form)
+    names = (*program_names(), "decode_full")
+    programs = {p.name: p for p in whisper_programs(parts, names, chip.spec.variants)}
+    on_chip = [programs.pop(name) for name in ("encoder", "decode_full")]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        entries = chip.lower([encoder, decode_full(model, form)], path, quiet)
-        runners = chip.load(path, entries, RunOptions(threads=threads, options=chip.spec.stand_in))
-        runners |= cpu.load(path, cpu.lower(rest, path, quiet), RunOptions(threads=threads))
+        entries = chip.lower(on_chip, path, quiet)
+        runners = chip.load(
+            path,
+            entries,
+            RunOptions(threads=threads, options=with_target(chip.spec.emulation, chip.spec.name)),
+        )
+        runners |= cpu.load(
+            path, cpu.lower(list(programs.values()), path, quiet), RunOptions(threads=threads)
+        )
     return Engine(
         model.dims,
         openai_generation(TINY.n_vocab),
@@ -144,7 +154,9 @@ def measured_words(options: argparse.Namespace) -> dict[str, Any]:
         sets |= short_windows.evaluation_sets(options.eval, options.single, options.long)
     rows = {}
     for target in ("onnxruntime", HYBRID):
-        run = RunOptions(threads=options.threads, options=get_target(target).spec.stand_in)
+        run = RunOptions(
+            threads=options.threads, options=with_target(get_target(target).spec.emulation, target)
+        )
         transcriber = Transcriber(bundle(target, options), run)
         row = short_windows.measured(transcriber, WindowOptions(), "greedy", sets)
         rows[target] = row

@@ -22,7 +22,8 @@ import torch
 from programs import TINY
 from whisperport.bench.timed import Clock
 from whisperport.model.whisper import Whisper
-from whisperport.programs.whisper import whisper_programs
+from whisperport.programs.variants import whisper_programs
+from whisperport.programs.whisper import Parts
 from whisperport.runtime import DecodeOptions, Engine, decode_window
 from whisperport.targets import RunOptions, get_target
 from whisperport.text.vocabulary import openai_generation
@@ -63,7 +64,7 @@ def tiny_engine(threads: int, clock: Clock) -> Engine:
     torch.nn.init.normal_(model.decoder.positional_embedding, std=0.02)
     target = get_target("onnxruntime")
     with tempfile.TemporaryDirectory() as folder:
-        entries = target.lower(list(whisper_programs(model, [(0, 0)])), Path(folder), print)
+        entries = target.lower(list(whisper_programs(Parts(model, [(0, 0)]))), Path(folder), print)
         runners = target.load(Path(folder), entries, RunOptions(threads=threads))
     return Engine(
         TINY,

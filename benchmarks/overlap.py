@@ -30,7 +30,8 @@ from whisperport.audio import AudioStream, RecordingMel, VadOptions
 from whisperport.bench.timed import Clock
 from whisperport.bundle import Bundle
 from whisperport.model.whisper import Whisper
-from whisperport.programs.whisper import whisper_programs
+from whisperport.programs.variants import whisper_programs
+from whisperport.programs.whisper import Parts
 from whisperport.runner import Array, Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
 from whisperport.targets import RunOptions, get_target
@@ -95,7 +96,7 @@ class Pair:
         model = Whisper(TINY).eval().requires_grad_(False)
         for table in (model.encoder.positional_embedding, model.decoder.positional_embedding):
             torch.nn.init.normal_(table, std=0.02)
-        programs = list(whisper_programs(model, [(0, 0)]))
+        programs = list(whisper_programs(Parts(model, [(0, 0)])))
         shares = {
             "encoder": (encoder, [p for p in programs if p.name == "encoder"]),
             "decoder": ("onnxruntime", [p for p in programs if p.name != "encoder"]),

@@ -24,7 +24,8 @@ from whisperport.dims import Dims
 from whisperport.model.decoder import Decode
 from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program
-from whisperport.programs.whisper import whisper_programs
+from whisperport.programs.variants import whisper_programs
+from whisperport.programs.whisper import Parts
 from whisperport.rewrites import run_rewrites
 from whisperport.runner import Runner
 from whisperport.targets import TARGETS, RunOptions, Target
@@ -68,7 +69,7 @@ def main() -> None:
         ("encoder", "torch eager"): eager_encoder(model),
         ("step", "torch eager"): eager_step(model),
     }
-    programs = [p for p in whisper_programs(model, [(0, 0)]) if p.name in TIMED]
+    programs = [p for p in whisper_programs(Parts(model, [(0, 0)])) if p.name in TIMED]
     with tempfile.TemporaryDirectory() as folder:
         for target in (t for t in TARGETS if t.spec.status == "run here"):
             contenders |= lowered(

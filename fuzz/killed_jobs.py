@@ -73,14 +73,15 @@ def _checkpoint() -> Any:
 
 
 def _trace_once() -> None:
-    from whisperport.programs import whisper as programs
+    from whisperport.programs import variants as programs
 
     real, traced = programs.whisper_programs, {}
 
-    def whisper_programs(model: Any, heads: Any, *, image: bool = False) -> Any:
-        if image not in traced:
-            traced[image] = tuple(real(model, heads, image=image))
-        return iter(traced[image])
+    def whisper_programs(parts: Any, names: Any, variants: Any) -> Any:
+        asked = (names, *sorted(variants.items()))
+        if asked not in traced:
+            traced[asked] = tuple(real(parts, names, variants))
+        return iter(traced[asked])
 
     programs.whisper_programs = whisper_programs  # type: ignore[assignment]
 

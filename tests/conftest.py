@@ -316,14 +316,14 @@ def fake_targets(
     """`fake` and `other`: targets that compile nothing, found by name, for the micro checkpoint."""
     from whisperport import exporting, targets
     from whisperport.exporting import with_alignment_heads
-    from whisperport.programs import whisper as programs
+    from whisperport.programs.variants import PREFILLS
     from whisperport.runtime import engine
     from whisperport.verification import precision
 
     from .fake_target import fake
 
     heads = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims).alignment_heads
-    runners = eager_runners(micro, programs.PREFILL_ROWS, heads)
+    runners = eager_runners(micro, PREFILLS, heads)
     known = {name: fake(name, runners) for name in ("fake", "other")}
 
     def get_target(name: str) -> Any:
@@ -339,15 +339,16 @@ def fake_targets(
 def micro_programs(micro_checkpoint: Any, micro: Any) -> tuple[Any, ...]:
     """The micro checkpoint's programs, traced once."""
     from whisperport.exporting import with_alignment_heads
-    from whisperport.programs.whisper import whisper_programs
+    from whisperport.programs.variants import whisper_programs
+    from whisperport.programs.whisper import Parts
 
     generation = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims)
-    return tuple(whisper_programs(micro, generation.alignment_heads))
+    return tuple(whisper_programs(Parts(micro, generation.alignment_heads)))
 
 
 @pytest.fixture
 def quick_tracing(micro_programs: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports of the micro checkpoint do not trace it again."""
-    from whisperport.programs import whisper as programs
+    from whisperport.programs import variants
 
-    monkeypatch.setattr(programs, "whisper_programs", lambda *_, **__: iter(micro_programs))
+    monkeypatch.setattr(variants, "whisper_programs", lambda *_, **__: iter(micro_programs))

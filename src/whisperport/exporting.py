@@ -25,13 +25,17 @@ from whisperport.bundle.origin import record_own
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, MissingPackageError, UsageError, VerificationError
 from whisperport.generation import Generation
+from whisperport.placing import Placed, PlacementRequest, place
 from whisperport.preflight import check_fits, estimate_export
-from whisperport.spec import FullForm, TargetSpec
-from whisperport.targets import RunOptions, Target, get_target
+from whisperport.runtime.engine import FULL
+from whisperport.spec import TargetSpec, UncachedForm
+from whisperport.targets import RunOptions, Target
+from whisperport.targets.options import with_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.alignment_heads import find_alignment_heads
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip, shipped_clips
+from whisperport.verification.evidence import with_evidence
 from whisperport.window import WindowOptions
 
 if TYPE_CHECKING:  # boards have no torch
@@ -58,9 +62,11 @@ class ExportOptions:
     """How a bundle is made."""
 
     window: WindowOptions = field(default_factory=WindowOptions)  # shorter than the checkpoint's
-    place: Mapping[str, str] = field(default_factory=dict)  # program -> target, where another
-    full: bool = False  # with `decode_full`, where the target has a use for it
-    lower: Mapping[str, str] = field(default_factory=dict)  # the targets' own options
+    placement: Mapping[str, str] = field(default_factory=dict)  # program -> target, where another
+    precision: str = ""  # of the programs on the target named; empty: its default
+    precisions: Mapping[str, str] = field(default_factory=dict)  # program -> precision
+    options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
+    uncached_decoder: bool = False  # export `decode_full` too, where the target can run it
     clips: Sequence[Clip] | None = None  # recordings to verify with; None: those of the package
     allow_unverified: bool = False  # write the bundle although it failed, marked so for ever
     preflight: bool = True  # refuse at once what memory or disk have no room for
@@ -79,7 +85,7 @@ def export(
 
     Args:
         checkpoint: a loaded one, or what `load_checkpoint` takes.
-        target: a name from `TARGETS`; `options.place` puts single programs elsewhere.
+        target: a name from `TARGETS`; `options.placement` names another for single programs.
         out: the bundle's folder. A bundle already there stays whole until the new one is complete.
         say: told what is being done, in a few words.
 
@@ -92,15 +98,14 @@ def export(
         VerificationError: the bundle disagrees with its reference; nothing was written.
     """
     options, out = options or ExportOptions(), Path(out)
-    targets = _targets(target, options)
-    check_writable(out)
     _check_torch()
-    places = _places(target, options)
+    placed = _placed(target, options)
+    check_writable(out)
     checkpoint = _load(checkpoint, say)
     if options.preflight:
-        _preflight(checkpoint.dims, [targets[name] for name in set(places.values())], out, say)
-    full = _full_form(targets[places["decode_full"]], checkpoint.dims) if options.full else None
-    encoder = targets[places["encoder"]].spec
+        _preflight(checkpoint.dims, list(placed.targets.values()), out, say)
+    uncached = _uncached_form(placed, checkpoint.dims) if options.uncached_decoder else None
+    encoder = placed.target_of("encoder").spec
     window = _known_window(options.window, encoder, checkpoint.dims).of(checkpoint.dims)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)
@@ -119,36 +124,37 @@ def export(
     )
     clips = _clips(options, generation)
     say(f"running the model in torch on {len(clips)} clips")
-    reference = run_eager(model, generation, clips, full=full)
+    reference = run_eager(model, generation, clips, uncached=uncached)
 
     with writing_bundle(out) as writer:
-        programs = _programs(model, generation, encoder, full)
-        placed = _place(programs, places, targets, say)
-        entries, rewrites = _lower(placed, writer.folder, say)
+        programs = _programs(model, generation, placed, uncached)
+        entries, rewrites = _lower(_grouped(programs, placed, say), writer.folder, say)
         say("writing the embedding, the tokenizer and the reference")
         (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
         np.save(writer.folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
         np.save(writer.folder / POSITIONS, _table(checkpoint, "decoder.positional_embedding"))
         np.savez_compressed(writer.folder / REFERENCE, allow_pickle=False, **reference.to_arrays())
         manifest = Manifest(
-            name=f"{checkpoint.source.name} on {', '.join(dict.fromkeys(t.spec.name for t, _ in placed))}",
+            name=f"{checkpoint.source.name} on {', '.join(placed.targets)}",
             source=checkpoint.source.to_json(),
             dims=model.dims,
             window=window,
             generation=generation,
-            programs=tuple(entries),
+            programs=tuple(
+                replace(entry, placement=placed.placements[entry.spec.name]) for entry in entries
+            ),
             rewrites=rewrites,
             versions=versions(BUILD_PACKAGES),
             machine=machine(),
         )
-        run = _with_stand_ins(options.run, [target.spec for target, _ in placed])
-        report = verify(writer.preview(manifest), run=run, say=say)
+        run = _emulated(options.run, placed)
+        preview = writer.preview(manifest)
+        report = verify(preview, run=run, say=say)
         if not report and not options.allow_unverified:
             raise _not_verified(out, report)
         say("putting the bundle in its place")
-        bundle = writer.commit(
-            replace(manifest, verification=report.to_json(), verified=bool(report))
-        )
+        manifest = with_evidence(preview.manifest, report, run.options)
+        bundle = writer.commit(replace(manifest, verification=report.to_json()))
     record_own(bundle.manifest)
     return bundle
 
@@ -165,39 +171,17 @@ def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:
     return replace(generation, alignment_heads=tuple(heads))
 
 
-def _targets(target: str, options: ExportOptions) -> dict[str, Target]:
-    """Before any work: every target named, with its options, and those they leave programs to."""
-    found = [get_target(name) for name in (target, *options.place.values())]
-    rest = [get_target(one.spec.rest) for one in found if one.spec.rest]
-    known = sorted(set().union(*(one.spec.lower_options for one in found)))
-    unknown = [name for name in options.lower if name not in known]
-    if unknown:
-        raise UsageError(
-            f"no target of this bundle has an option `{unknown[0]}`",
-            hint=f"known: {', '.join(known) or 'none'}",
-        )
-    named = {one.spec.name: _configured(one, options.lower) for one in found}
-    return {one.spec.name: one for one in rest} | named
+def _placed(target: str, options: ExportOptions) -> Placed:
+    from whisperport.programs.variants import program_names
 
-
-def _configured(target: Target, options: Mapping[str, str]) -> Target:
-    return target.configured({n: v for n, v in options.items() if n in target.spec.lower_options})
-
-
-def _places(target: str, options: ExportOptions) -> dict[str, str]:
-    """Program -> name of its target."""
-    from whisperport.programs.whisper import program_names
-
-    spec = get_target(target).spec
-    names = (*program_names(), *(["decode_full"] if options.full else []))
-    unknown = [name for name in options.place if name not in names]
-    if unknown:
-        raise UsageError(
-            f"there is no program `{unknown[0]}` to place",
-            hint=f"programs are {', '.join(names)}",
-        )
-    rest = [name for name in program_names() if spec.programs and name not in spec.programs]
-    return dict.fromkeys(names, target) | dict.fromkeys(rest, spec.rest) | dict(options.place)
+    request = PlacementRequest(
+        target=target,
+        programs=options.placement,
+        precision=options.precision,
+        precisions=options.precisions,
+        options=options.options,
+    )
+    return place(request, (*program_names(), *[FULL] * options.uncached_decoder))
 
 
 def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:
@@ -236,10 +220,12 @@ def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowO
     return asked
 
 
-def _with_stand_ins(run: RunOptions, specs: Sequence[TargetSpec]) -> RunOptions:
-    """Run options for verifying: emulation where a target is not on this machine, and no trial run."""
-    stand_ins = {name: value for spec in specs for name, value in spec.stand_in.items()}
-    return replace(run, options={**stand_ins, **run.options}, trust=True)
+def _emulated(run: RunOptions, placed: Placed) -> RunOptions:
+    """Run options for verifying: with emulation of every target that can be emulated, and no trial run."""
+    emulation: dict[str, str] = {}
+    for name, target in placed.targets.items():
+        emulation |= with_target(target.spec.emulation, name)
+    return replace(run, options={**emulation, **run.options}, trust=True)
 
 
 def _check_torch() -> None:
@@ -263,39 +249,38 @@ def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", say: Say) -> "Check
 
 
 def _programs(
-    model: Any, generation: Generation, encoder: TargetSpec, full: FullForm | None
+    model: Any, generation: Generation, placed: Placed, uncached: UncachedForm | None
 ) -> Iterator["Program"]:
-    from whisperport.programs.for_images import decode_full
-    from whisperport.programs.whisper import whisper_programs
+    """Every program, in the variant that its target chooses."""
+    from whisperport.programs.variants import whisper_programs
+    from whisperport.programs.whisper import Parts
 
-    image = encoder.encoder_input == "image"
-    yield from whisper_programs(model, generation.alignment_heads, image=image)
-    if full:
-        yield decode_full(model, full)
+    chosen = {name: placed.target_of(name).spec.variants for name in placed.placements}
+    variants = {name: of[name] for name, of in chosen.items() if name in of}
+    parts = Parts(model, generation.alignment_heads, uncached)
+    yield from whisper_programs(parts, tuple(placed.placements), variants)
 
 
-def _full_form(target: Target, dims: Dims) -> FullForm:
-    form = target.full_form(dims)
+def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:
+    target = placed.target_of(FULL)
+    form = target.uncached_form(dims)
     if form is None:
         raise UsageError(
-            f"`{target.spec.name}` has no use for a decoder without a cache",
-            hint="leave out `--full`",
+            f"`{target.spec.name}` does not run a decoder without KV cache",
+            hint="leave out `--uncached-decoder`",
         )
     return form
 
 
-def _place(
-    programs: Iterable["Program"],
-    places: Mapping[str, str],
-    targets: Mapping[str, Target],
-    say: Say,
+def _grouped(
+    programs: Iterable["Program"], placed: Placed, say: Say
 ) -> list[tuple[Target, list["Program"]]]:
-    """Group the programs by the target that each one goes to."""
+    """The programs of each target."""
     groups: dict[str, list[Program]] = {}
     for program in programs:
         say(f"traced {program.name}")
-        groups.setdefault(places[program.name], []).append(program)
-    return [(targets[name], group) for name, group in groups.items()]
+        groups.setdefault(placed.placements[program.name].target, []).append(program)
+    return [(placed.targets[name], group) for name, group in groups.items()]
 
 
 def _lower(

@@ -56,17 +56,26 @@ class Refusal:
     rule: str = ""  # a stable code, such as "WP201"
 
 
+FindingKind = Literal["rejected", "not seen", "warning"]
+"""What is known of what breaks a limit.
+
+`rejected`: the vendor's documentation or tool says that it does not compile. `not seen`: it occurs in no
+program that is known to compile, and nothing else is known of it. `warning`: it compiles, and something
+about it is worth knowing.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One thing that a target does not take; the rule says what `value` means and how it is checked."""
+    """One thing that a target does not support; the rule says what `value` means and how it is checked."""
 
     rule: str  # a code, such as "WP301"; `whisperport explain WP301`
     source: str  # where it was read or measured
     value: Any = None  # in the rule's own terms: a rank, a set of dtypes, …
     operators: frozenset[str] = frozenset()  # whom it concerns; empty: every node
     formats: frozenset[str] = frozenset()  # of programs: "torch", "onnx", "tflite"; empty: all
-    rewrite: str = ""  # the rewrite that mends it; empty: none does
-    warning: bool = False  # the target takes it, and computes something else
+    rewrite: str = ""  # the suggested rewrite, which makes a supported form of it; empty: none does
+    kind: FindingKind = "rejected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,8 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
-class FullForm:
-    """How `decode_full`, the decoder without a cache, takes its tokens and gives its logits.
+class UncachedForm:
+    """Form of `decode_full`, the decoder without KV cache: its inputs and its outputs.
 
     Raises:
         ValueError: fewer than 8 rows, of which the prompt alone takes 4, or no piece.
@@ -109,32 +118,43 @@ class TargetSpec:
     name: str
     summary: str  # one line, shown by `whisperport targets`
     status: Status  # what was done with it on the project's own machines
-    operators: frozenset[str] | None = None  # what its compiler takes; None: its compiler decides
+    operators: frozenset[str] | None = None  # that its compiler supports; None: its compiler decides
+    operators_observed: bool = False  # True: the vendor publishes no list, and `operators` are those of
+    # programs that are known to compile
     max_rank: int = 8  # highest tensor rank its compiler accepts
     dtypes: frozenset[str] = frozenset({"float32"})  # of inputs and outputs
     formats: frozenset[str] = frozenset({"torch"})  # of programs it compiles, if by way of another
     static: bool = True  # every axis must be a number
     domains: frozenset[str] = frozenset()  # of custom operators that it takes: "com.microsoft"
     limits: tuple[Limit, ...] = ()  # what else it does not take
-    mends: Mapping[str, str] = field(
+    suggested_rewrites: Mapping[str, str] = field(
         default_factory=dict
     )  # operator -> rewrite that does without it
-    run_options: frozenset[str] = frozenset()  # names that `RunOptions.options` may hold
     rewrites: tuple[str, ...] = ()  # names, applied in this order
+    host_rewrites: tuple[str, ...] = ()  # names of what moves steps to the host; by `fix` and `lower` only
+    rejects_programs: bool = False  # True: one unsupported node, and its compiler rejects the program;
+    # False: such nodes run on the CPU
+    lowered_suffix: str = ""  # of the file that `whisperport lower` writes
+    lowered_max_rank: int = 0  # highest rank in that file; 0: `max_rank`
     programs: frozenset[str] = frozenset()  # of ours that `export` puts on it; empty: all
-    rest: str = ""  # the target of the others
-    precision: str = ""  # at which it computes, if not at the bundle's: "w8a8"
-    encoder_input: Literal["sequence", "image"] = "sequence"  # image: (1, n_mels, 1, 2T)
+    fallback: str = ""  # the target of the other programs
+    precisions: tuple[str, ...] = ("fp32",)  # that its programs can have; the first is the default
+    variants: Mapping[str, str] = field(
+        default_factory=dict
+    )  # program -> its variant in `programs/variants.py`; of other programs, the default there
     windows_s: Mapping[int, float] = field(
         default_factory=dict
     )  # encoder width -> longest window known to compile, in seconds; empty: any
-    lower_options: frozenset[str] = frozenset()  # names that `Target.configured` knows
-    stand_in: Mapping[str, str] = field(
+    emulation: Mapping[str, str] = field(
         default_factory=dict
-    )  # run options by which `export` verifies, where the target itself is not here to run
+    )  # run options, without the target's name, that run its lowered programs on the CPU in float32;
+    # `export` verifies with them, since the device need not be there
     trial_options: Mapping[str, str] = field(
         default_factory=dict
-    )  # run options that replace the user's in a trial run, so that it needs no device
+    )  # run options, without the target's name, that replace the user's in a trial run, which uses no
+    # device
+    runtime: str = ""  # package or tool that runs its programs; evidence states its version
+    emulation_runtime: str = ""  # package that emulates its programs, where `emulation` is given
     extra: str = ""  # pip extra that lowers to it; empty: the core install
     run_extra: str = ""  # pip extra that runs it; empty: the core install
     packages: Mapping[str, tuple[Package, ...]] = field(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from whisperport.errors import ProgramError
 from whisperport.programs.pt2 import read_pt2, weight_bytes
-from whisperport.programs.trial import drawn_inputs, eager_outputs
+from whisperport.programs.trial import random_inputs, eager_outputs
 from whisperport.spec import TensorSpec
 
 
@@ -77,7 +77,7 @@ def test_a_program_is_read_as_it_was_saved(small: Path) -> None:
     )
     assert [t.shape for t in program.spec.outputs] == [(1, 5, 7)]
     assert weight_bytes(program) == 4 * (7 * 4 + 4)
-    tokens, scale = drawn_inputs(program, seed=0)
+    tokens, scale = random_inputs(program, seed=0)
     assert 0 <= tokens.min() < tokens.max() < 7  # in range of the table it reads
     torch.manual_seed(0)
     with torch.no_grad():
@@ -85,10 +85,10 @@ def test_a_program_is_read_as_it_was_saved(small: Path) -> None:
     torch.testing.assert_close(eager_outputs(program, [tokens, scale])[0], expected)
 
 
-def test_drawn_inputs_repeat_by_seed(small: Path) -> None:
+def test_random_inputs_repeat_by_seed(small: Path) -> None:
     program = read_pt2(small)
 
-    first, again, other = (drawn_inputs(program, seed)[1] for seed in (0, 0, 1))
+    first, again, other = (random_inputs(program, seed)[1] for seed in (0, 0, 1))
 
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -235,7 +235,7 @@ def test_guards_are_not_run(small: Path, tmp_path: Path) -> None:
 
     program = read_pt2(forged(tmp_path / "p.pt2", small, in_graph(plant)))
 
-    eager_outputs(program, drawn_inputs(program, seed=0))
+    eager_outputs(program, random_inputs(program, seed=0))
     program.exported.module()
     assert not mark.exists()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whisperport.programs.program import Program, as_program
-from whisperport.programs.trial import drawn_inputs, eager_outputs
+from whisperport.programs.trial import random_inputs, eager_outputs
 
 from .strangers import strangers
 
@@ -22,12 +22,12 @@ def programs(
 ) -> dict[str, Program]:
     """Graphs of a whole program's size: our four, and those of `strangers`, two of them decomposed."""
     from whisperport.model.whisper import build_model
-    from whisperport.programs.whisper import whisper_programs
+    from whisperport.programs.variants import whisper_programs
+    from whisperport.programs.whisper import Parts
 
-    ours = {
-        p.name: p
-        for p in whisper_programs(build_model(tiny_checkpoint), [(0, 0)], prefill_rows=(4,))
-    }
+    names = ("encoder", "cross_kv", "prefill_4", "step", "align")
+    parts = Parts(build_model(tiny_checkpoint), [(0, 0)])
+    ours = {p.name: p for p in whisper_programs(parts, names)}
     theirs = strangers(random_hf_whisper, random_openai_whisper)
     return {
         **ours,
@@ -48,7 +48,7 @@ def run() -> Callable[..., list[Tensor]]:
     """`run(program, seed=0)`: the outputs on random inputs, masks and all."""
 
     def run(program: Program, *, seed: int = 0) -> list[Tensor]:
-        return eager_outputs(program, drawn_inputs(program, seed))
+        return eager_outputs(program, random_inputs(program, seed))
 
     return run
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.model.full_decoder import FullDecoder
+from whisperport.model.uncached_decoder import UncachedDecoder
 from whisperport.model.whisper import Whisper
 from whisperport.runner import Runner
 from whisperport.runtime import Engine
 from whisperport.runtime.engine import FULL
 from whisperport.runtime.without_cache import WithoutCache
-from whisperport.spec import FullForm, ProgramSpec, TensorSpec
+from whisperport.spec import UncachedForm, ProgramSpec, TensorSpec
 
 from ..micro import GENERATION
 
@@ -23,12 +23,12 @@ ATOL = 1e-5  # float32 sums in another order
 class Eager(Runner):
     """`decode_full` in torch."""
 
-    def __init__(self, model: Whisper, form: FullForm) -> None:
+    def __init__(self, model: Whisper, form: UncachedForm) -> None:
         d, t = model.dims.n_text_state, model.dims.n_audio_ctx
         inputs = TensorSpec("features", (1, t, d)), TensorSpec("embeddings", (1, d, *form.layout))
         pieces = [TensorSpec(f"logits_{i}", (1, form.rows, 70 // form.pieces)) for i in range(2)]
         super().__init__(ProgramSpec(FULL, inputs, tuple(pieces)))
-        self.module = FullDecoder(model.decoder, form).eval()
+        self.module = UncachedDecoder(model.decoder, form).eval()
 
     def _run(self, inputs: Any) -> Any:
         with torch.no_grad():
@@ -38,7 +38,7 @@ class Eager(Runner):
 @pytest.fixture(params=["host", "graph"])
 def engine(micro: Whisper, eager_runners: Any, request: pytest.FixtureRequest) -> Engine:
     """Of all programs, `decode_full` of 12 rows among them."""
-    runners = eager_runners(micro) | {FULL: Eager(micro, FullForm(12, request.param, pieces=2))}
+    runners = eager_runners(micro) | {FULL: Eager(micro, UncachedForm(12, request.param, pieces=2))}
     tables = micro.decoder.token_embedding.weight, micro.decoder.positional_embedding
     return Engine(micro.dims, GENERATION, runners, *(table.numpy() for table in tables))
 

@@ -13,12 +13,14 @@ from whisperport.programs.program import Program
 def rewritten(tiny_checkpoint: Any) -> Callable[[Sequence[str]], list[Program]]:
     """`rewritten(names)`: the tiny model's programs after these rewrites."""
     from whisperport.model.whisper import build_model
-    from whisperport.programs.whisper import whisper_programs
+    from whisperport.programs.variants import whisper_programs
+    from whisperport.programs.whisper import Parts
     from whisperport.rewrites import run_rewrites
 
     @cache
     def traced() -> tuple[Program, ...]:
-        return tuple(whisper_programs(build_model(tiny_checkpoint), [(0, 0)], prefill_rows=(4,)))
+        names = ("encoder", "cross_kv", "prefill_4", "step", "align")
+        return tuple(whisper_programs(Parts(build_model(tiny_checkpoint), [(0, 0)]), names))
 
     @cache
     def after(names: tuple[str, ...]) -> list[Program]:

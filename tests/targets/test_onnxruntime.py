@@ -13,10 +13,12 @@ from whisperport.errors import LoweringError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.model.whisper import build_model
 from whisperport.programs.program import Program
-from whisperport.programs.trial import drawn_inputs, eager_outputs
-from whisperport.programs.whisper import whisper_programs
+from whisperport.programs.trial import random_inputs, eager_outputs
+from whisperport.programs.whisper import Parts
+from whisperport.programs.whisper import step as step_program
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnxruntime import OPSETS
+from whisperport.targets.onnxruntime import OPSETS, LowerOptions
+from whisperport.targets.options import parse_options
 
 from ..conftest import noise_clips
 from ..extent import core_or_all
@@ -26,8 +28,7 @@ ORT = get_target("onnxruntime")
 
 @pytest.fixture(scope="module")
 def step(micro_checkpoint: Any) -> Program:
-    programs = whisper_programs(build_model(micro_checkpoint), [(0, 0)])
-    return next(program for program in programs if program.name == "step")
+    return step_program(Parts(build_model(micro_checkpoint), [(0, 0)]))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,9 @@ def test_graphs_are_valid_and_of_the_opset_that_is_stated(bundle: Bundle) -> Non
 def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
     micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
 ) -> None:
-    how = ExportOptions(lower={"opset": "13"}, clips=noise_clips(), run=RunOptions(threads=1))
+    how = ExportOptions(
+        options={"onnxruntime.opset": "13"}, clips=noise_clips(), run=RunOptions(threads=1)
+    )
 
     older = export(micro_checkpoint, "onnxruntime", tmp_path / "13", how)
 
@@ -85,9 +88,9 @@ def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
 
 @pytest.mark.parametrize("opset", core_or_all(OPSETS[::3], OPSETS))
 def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_path: Path) -> None:
-    target = ORT.configured({"opset": str(opset)})
+    target = ORT.configured(LowerOptions(opset=opset))
     (entry,) = target.lower([step], tmp_path, lambda _: None)
-    inputs = drawn_inputs(step, 0)
+    inputs = random_inputs(step, 0)
 
     runner = target.load(tmp_path, [entry], RunOptions(threads=1))["step"]
     found = runner.run({t.name: x.numpy() for t, x in zip(step.spec.inputs, inputs, strict=True)})
@@ -100,10 +103,10 @@ def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_pat
 
 @pytest.mark.parametrize("opset", ["12", "21", "", "13.0", "newest"])
 def test_an_opset_that_is_not_written_is_refused_by_name(opset: str) -> None:
-    with pytest.raises(UsageError, match=f"ONNX opset '{opset}' is not written") as refused:
-        ORT.configured({"opset": opset})
+    with pytest.raises(UsageError, match=f"`onnxruntime.opset` cannot be `{opset}`") as refused:
+        parse_options(ORT.lower_options, {"opset": opset}, "onnxruntime")
 
-    assert refused.value.hint == "opsets 13 to 20 are"
+    assert refused.value.hint == "expected 13 to 20"
 
 
 def test_the_opsets_are_those_that_are_written() -> None:
@@ -121,7 +124,7 @@ def test_as_many_threads_as_asked_for(bundle: Bundle, threads: int) -> None:
 
 
 def test_a_provider_that_is_not_installed_lists_those_that_are(bundle: Bundle) -> None:
-    options = RunOptions(options={"provider": "NeuronExecutionProvider"})
+    options = RunOptions(options={"onnxruntime.provider": "NeuronExecutionProvider"})
 
     with pytest.raises(LoweringError, match="NeuronExecutionProvider") as refused:
         ORT.load(bundle.folder, bundle.manifest.programs, options)

@@ -1,4 +1,4 @@
-"""Try a program out: inputs to run it on, and what torch makes of them."""
+"""Run a program in torch: whether that can be compared with it elsewhere, on which inputs, and its outputs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,17 +10,47 @@ from torch.utils import _pytree as pytree
 
 from whisperport.errors import ProgramError
 from whisperport.limited import first_line
-from whisperport.programs.program import Program
+from whisperport.programs.program import Program, written_buffer, written_input
 
 
-def drawn_inputs(program: Program, seed: int) -> list[Tensor]:
+def check_comparable(program: Program, *, as_arrays: bool) -> None:
+    """Raise what keeps one run of a program from being compared with a run of another form of it.
+
+    Args:
+        as_arrays: the other form runs on numpy arrays.
+
+    Raises:
+        ProgramError: it keeps state in a buffer, writes to an input, or, for arrays, passes bfloat16.
+    """
+    for tensor in (*program.spec.inputs, *program.spec.outputs):
+        if as_arrays and tensor.dtype == "bfloat16":
+            raise ProgramError(
+                f"`{program.name}` has bfloat16 at its border, at `{tensor.name}`",
+                why="numpy has no such numbers, so that the two cannot be run and compared",
+                hint="convert inputs and outputs to float32 in the module, or the module by `.float()`",
+            )
+    if buffer := written_buffer(program):
+        raise ProgramError(
+            f"`{program.name}` keeps state in a buffer, `{buffer}`",
+            why="compilers drop such state silently, and one run does not show it",
+            hint="pass the state as an input, and return it as an output",
+        )
+    if given := written_input(program):
+        raise ProgramError(
+            f"`{program.name}` writes to its input `{given}`",
+            why="its caller's array would have to change, and compilers do not do that",
+            hint="copy the input first, and return what was written as an output",
+        )
+
+
+def random_inputs(program: Program, seed: int) -> list[Tensor]:
     """Random inputs in the order of the signature: normal floats, and indices that are in range."""
     generator = torch.Generator().manual_seed(seed)
     nodes = {node.name: node for node in program.exported.graph.nodes}
     names = program.exported.graph_signature.user_inputs
     examples = pytree.tree_leaves(program.exported.example_inputs)
     return [
-        _drawn(nodes[str(name)], example, generator)
+        _random(nodes[str(name)], example, generator)
         for name, example in zip(names, examples, strict=True)
     ]
 
@@ -44,7 +74,7 @@ def eager_outputs(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     return [output.detach() for output in pytree.tree_leaves(outputs)]
 
 
-def _drawn(node: Node, example: Tensor, generator: torch.Generator) -> Tensor:
+def _random(node: Node, example: Tensor, generator: torch.Generator) -> Tensor:
     if example.dtype == torch.bool:
         return torch.rand(example.shape, generator=generator) < 0.5
     if example.dtype.is_floating_point:

@@ -1,81 +1,105 @@
-"""The programs of a Whisper model: `encoder`, `cross_kv`, `prefill_P` for a few P, `step`, `align`."""
+"""What traces each program of a Whisper model; `variants.py` has the table of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from whisperport.dims import Dims
 from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
+from whisperport.model.nchw_encoder import NchwEncoder
 from whisperport.model.short_window import PaddedCrossKV
+from whisperport.model.uncached_decoder import UncachedDecoder
 from whisperport.model.whisper import Whisper
-from whisperport.programs.for_images import image_encoder
 from whisperport.programs.program import Program, trace
 from whisperport.signatures import PICKED_ROWS
+from whisperport.spec import UncachedForm
 
-PREFILL_ROWS = (4, 64)  # the start tokens (at most 4), and a text prompt in pieces of 64
-ALIGN_ROWS = 64  # a window's text, in pieces
-
-
-def program_names(prefill_rows: tuple[int, ...] = PREFILL_ROWS) -> tuple[str, ...]:
-    """The names of all programs, in the order in which they are made."""
-    prefills = (f"prefill_{rows}" for rows in prefill_rows)
-    return ("encoder", "cross_kv", *prefills, "step", "align")
+ALIGN_ROWS = 64  # tokens of a window's text that `align` takes per run
 
 
-def whisper_programs(
-    model: Whisper,
-    alignment_heads: Sequence[tuple[int, int]],
-    prefill_rows: tuple[int, ...] = PREFILL_ROWS,
-    *,
-    image: bool = False,
-) -> Iterator[Program]:
-    """Trace each program of `model` in turn; they share its weights.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What programs are traced from."""
 
-    Args:
-        alignment_heads: (decoder layer, head) pairs that follow the sound; at least one.
-        image: the encoder takes its spectrogram as an image, (1, n_mels, 1, 2T).
-    """
-    dims, decoder, padding = model.dims, model.decoder, model.padding
-    heard = model.window.heard if model.window else dims.n_audio_ctx
-    yield image_encoder(model) if image else _encoder(model)
+    model: Whisper
+    alignment_heads: Sequence[tuple[int, int]]  # (decoder layer, head); at least one
+    uncached: UncachedForm | None = None  # only the decoder without KV cache needs it
 
+
+def encoder(parts: Parts) -> Program:
+    """mel (1, n_mels, 2T) to features (1, T, d)."""
+    mel = torch.zeros(1, parts.model.dims.n_mels, parts.model.dims.n_frames)
+    return trace("encoder", parts.model.encoder, (mel,), ["features"])
+
+
+def nchw_encoder(parts: Parts) -> Program:
+    """mel (1, n_mels, 1, 2T), channels-first 4-D, to features (1, T, d)."""
+    mel = torch.zeros(1, parts.model.dims.n_mels, 1, parts.model.dims.n_frames)
+    return trace("encoder", NchwEncoder(parts.model.encoder), (mel,), ["features"])
+
+
+def cross_kv(parts: Parts) -> Program:
+    """features (1, T, d) to the cross-attention keys and values of every decoder layer."""
+    dims, decoder, padding = parts.model.dims, parts.model.decoder, parts.model.padding
     features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
-    cross_kv = CrossKV(decoder) if padding is None else PaddedCrossKV(decoder, padding)
-    yield trace("cross_kv", cross_kv, (features,), _layers(dims, "cross_k", "cross_v"))
-
-    decoded = ["logits", *_layers(dims, "new_k", "new_v")]
-    for rows in prefill_rows:
-        pick = torch.zeros(1, PICKED_ROWS, rows)
-        inputs = (*_rows(dims, rows), pick, *_caches(dims, heard))
-        yield trace(f"prefill_{rows}", Prefill(decoder), inputs, decoded)
-    yield trace("step", Decode(decoder), (*_rows(dims, 1), *_caches(dims, heard)), decoded)
-
-    heads = sorted(alignment_heads)  # by layer: the order of the program's scores
-    inputs = (*_rows(dims, ALIGN_ROWS), *_caches(dims, heard))
-    yield trace("align", Align(decoder, heads), inputs, ["rows", "scores", *decoded[1:]])
+    module = CrossKV(decoder) if padding is None else PaddedCrossKV(decoder, padding)
+    return trace("cross_kv", module, (features,), _layers(dims, "cross_k", "cross_v"))
 
 
-def _encoder(model: Whisper) -> Program:
-    mel = torch.zeros(1, model.dims.n_mels, model.dims.n_frames)
-    return trace("encoder", model.encoder, (mel,), ["features"])
+def prefill(parts: Parts, tokens: int) -> Program:
+    """`prefill_P`, which takes P = `tokens` tokens per run."""
+    dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
+    inputs = (*_tokens(dims, tokens), pick, *_caches(parts.model))
+    names = ["logits", *_layers(dims, "new_k", "new_v")]
+    return trace(f"prefill_{tokens}", Prefill(parts.model.decoder), inputs, names)
+
+
+def step(parts: Parts) -> Program:
+    """One token to its logits (1, V)."""
+    dims = parts.model.dims
+    inputs = (*_tokens(dims, 1), *_caches(parts.model))
+    names = ["logits", *_layers(dims, "new_k", "new_v")]
+    return trace("step", Decode(parts.model.decoder), inputs, names)
+
+
+def align(parts: Parts) -> Program:
+    """A piece of a window's text to the cross-attention scores of the alignment heads."""
+    dims, heads = parts.model.dims, sorted(parts.alignment_heads)  # by layer: the order of scores
+    inputs = (*_tokens(dims, ALIGN_ROWS), *_caches(parts.model))
+    names = ["rows", "scores", *_layers(dims, "new_k", "new_v")]
+    return trace("align", Align(parts.model.decoder, heads), inputs, names)
+
+
+def uncached_decoder(parts: Parts) -> Program:
+    """`decode_full`, the decoder without KV cache: features and embeddings to logits in pieces."""
+    dims, form = parts.model.dims, parts.uncached
+    if form is None:
+        raise ValueError("the decoder without KV cache needs `Parts.uncached`")
+    features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
+    embeddings = torch.zeros(1, dims.n_text_state, *form.layout)
+    names = [f"logits_{piece}" for piece in range(form.pieces)]
+    module = UncachedDecoder(parts.model.decoder, form)
+    return trace("decode_full", module, (features, embeddings), names)
 
 
 def _layers(dims: Dims, *names: str) -> list[str]:
     return [f"{name}_{layer}" for name in names for layer in range(dims.n_text_layer)]
 
 
-def _rows(dims: Dims, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.zeros(1, rows, dims.n_text_state)
-    return x, torch.zeros(1, rows, dims.n_text_ctx + rows)
+def _tokens(dims: Dims, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.zeros(1, count, dims.n_text_state)
+    return x, torch.zeros(1, count, dims.n_text_ctx + count)
 
 
-def _caches(dims: Dims, heard: int) -> tuple[list[torch.Tensor], ...]:
-    heads, width = dims.n_text_head, dims.text_head_width
-    cached = dims.n_text_ctx
+def _caches(model: Whisper) -> tuple[list[torch.Tensor], ...]:
+    dims = model.dims
+    heads, width, cached = dims.n_text_head, dims.text_head_width, dims.n_text_ctx
+    cross = model.window.heard if model.window else dims.n_audio_ctx
     shapes = (
         (heads, width, cached),
         (heads, cached, width),
-        (heads, width, heard),
-        (heads, heard, width),
+        (heads, width, cross),
+        (heads, cross, width),
     )
     return tuple([torch.zeros(shape) for _ in range(dims.n_text_layer)] for shape in shapes)

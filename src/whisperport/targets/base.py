@@ -4,15 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from whisperport.bundle import ProgramEntry
 from whisperport.dims import Dims
+from whisperport.errors import UsageError
 from whisperport.ranges import MAX_THREADS, check_range
 from whisperport.runner import Runner
-from whisperport.spec import FullForm, Refusal, TargetSpec
+from whisperport.spec import UncachedForm, Refusal, TargetSpec
 from whisperport.targets.compiler import Compiler
 from whisperport.targets.importer import Importer
+from whisperport.targets.options import NoOptions, own_options, parse_options
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -30,17 +32,28 @@ class RunOptions:
     """
 
     threads: int | None = None  # None: one per physical core, as the runtime chooses
-    options: Mapping[str, str] = field(default_factory=dict)  # the target's own
+    options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
     trust: bool = False  # load programs of unknown origin without a trial run under limits
 
     def __post_init__(self) -> None:
         check_range("threads", self.threads, 1, MAX_THREADS)
+
+    def of(self, target: "Target") -> Any:
+        """The options of one target, as an instance of its `run_options`.
+
+        Raises:
+            UsageError: a name that it does not have, or a value out of range.
+        """
+        name = target.spec.name
+        return parse_options(target.run_options, own_options(self.options, name), name)
 
 
 class Target(ABC):
     """One accelerator or runtime. Adding one: a folder here and a line in the list, an extra, a page."""
 
     spec: TargetSpec
+    lower_options: ClassVar[type[Any]] = NoOptions  # for `configured`; see `options.py`
+    run_options: ClassVar[type[Any]] = NoOptions  # for `load`
     compiler: Compiler | None = None  # the vendor's own, for what `lower` wrote
     importer: Importer | None = None  # of files that the vendor's compiler made elsewhere
 
@@ -57,6 +70,32 @@ class Target(ABC):
             LoweringError: the compiler refused.
         """
 
+    def lower_file(
+        self, program: "Program", path: Path, say: Say, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Compile one program, already rewritten, into files that no other program shares.
+
+        Args:
+            path: where its file may be written; it may be another one in the same folder.
+            simplify: simplify the ONNX graph.
+
+        Returns:
+            Its entry, with files relative to the folder of `path`, the program's own first; and facts to
+            show.
+
+        Raises:
+            UsageError: it writes no ONNX, and is to simplify it.
+            MissingPackageError: the compiler is not installed.
+            LoweringError: the compiler rejected the program.
+        """
+        if simplify:
+            raise UsageError(
+                f"`{self.spec.name}` writes no ONNX that could be simplified",
+                hint="leave `--simplify` out",
+            )
+        (entry,) = self.lower([program], path.parent, say)
+        return entry, dict(entry.delegation)
+
     @abstractmethod
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -68,16 +107,12 @@ class Target(ABC):
             BundleError: the runtime cannot read a file.
         """
 
-    def configured(self, options: Mapping[str, str]) -> "Target":
-        """This target with options for lowering, each named in `spec.lower_options`.
-
-        Raises:
-            UsageError: a value that it cannot take.
-        """
+    def configured(self, options: Any) -> Self:
+        """This target with options for lowering, an instance of its `lower_options`."""
         return self
 
-    def full_form(self, dims: Dims) -> FullForm | None:
-        """How it wants `decode_full` of a checkpoint of these sizes; None: it has no use for it."""
+    def uncached_form(self, dims: Dims) -> UncachedForm | None:
+        """The form of `decode_full` for a checkpoint of these sizes; None: this target does not run it."""
         return None
 
     def too_large(self, dims: Dims) -> str:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from whisperport.audio import SAMPLE_RATE, log_mel
 from whisperport.generation import Generation
 from whisperport.runtime import start_tokens
-from whisperport.spec import FullForm
+from whisperport.spec import UncachedForm
 from whisperport.text import language_code
 from whisperport.verification.clips import Clip
 from whisperport.verification.reference import Reference, ReferenceClip
@@ -29,14 +29,14 @@ def run_eager(
     clips: Sequence[Clip],
     *,
     max_tokens: int = 32,
-    full: FullForm | None = None,
+    uncached: UncachedForm | None = None,
 ) -> Reference:
     """Greedy decoding of every clip, recomputing all rows for every token.
 
     Samples are rounded to 16 bits first, so that a board which reads them back hears the same.
 
     Args:
-        full: of the `decode_full` that goes with it.
+        uncached: the form of the decoder without KV cache, if it is exported.
 
     Raises:
         UsageError: the checkpoint does not know a clip's language.
@@ -44,7 +44,7 @@ def run_eager(
     prompts = [_prompt(generation, clip) for clip in clips]
     max_tokens = min(max_tokens, model.dims.n_text_ctx - max(map(len, prompts), default=0))
     made = [
-        _run_clip(model, generation, clip, prompt, max_tokens, keep=index < KEPT, full=full)
+        _run_clip(model, generation, clip, prompt, max_tokens, keep=index < KEPT, uncached=uncached)
         for index, (clip, prompt) in enumerate(zip(clips, prompts, strict=True))
     ]
     return Reference(tuple(made), max_tokens)
@@ -63,7 +63,7 @@ def _run_clip(
     max_tokens: int,
     *,
     keep: bool,
-    full: FullForm | None,
+    uncached: UncachedForm | None,
 ) -> ReferenceClip:
     import torch
 
@@ -94,16 +94,22 @@ def _run_clip(
         tokens=tuple(tokens),
         features=features[0].numpy() if keep else np.empty((0, dims.n_audio_state), np.float32),
         logits=np.stack(rows[:KEPT_LOGITS]) if keep else none,
-        full_logits=_unpadded(model, features, prompt, tokens, full) if keep and full else none,
+        full_logits=_unpadded(model, features, prompt, tokens, uncached)
+        if keep and uncached
+        else none,
     )
 
 
 def _unpadded(
-    model: "Whisper", features: "Tensor", prompt: list[int], tokens: list[int], full: FullForm
+    model: "Whisper",
+    features: "Tensor",
+    prompt: list[int],
+    tokens: list[int],
+    uncached: UncachedForm,
 ) -> NDArray[np.float32]:
     """Logits (K, V) as `ReferenceClip.logits`, of features (1, T, d) that nothing is put after."""
     import torch
 
-    fed = (prompt + tokens)[: min(full.rows, len(prompt) + KEPT_LOGITS - 1)]
+    fed = (prompt + tokens)[: min(uncached.rows, len(prompt) + KEPT_LOGITS - 1)]
     logits = model.logits(torch.tensor(fed), model.sound(features, padded=False))
     return logits[len(prompt) - 1 :].numpy()

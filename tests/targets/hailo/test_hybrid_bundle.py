@@ -17,6 +17,8 @@ from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, without_cache
 from whisperport.runtime.engine import FULL
 from whisperport.targets import RunOptions, Target, get_target
+from whisperport.targets.hailo.options import LowerOptions
+from whisperport.targets.options import with_target
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
 from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
@@ -24,7 +26,7 @@ from whisperport.verification.clips import clips_of, shipped_recordings
 from whisperport.verification.reference import Reference
 from whisperport.window import WindowOptions
 
-STAND_IN = RunOptions(threads=1, options={"stand-in": "onnx"})
+EMULATED = RunOptions(threads=1, options={"hailo8.emulation": "onnx"})
 SMALL = Dims(
     n_mels=80,
     n_audio_ctx=1500,
@@ -43,8 +45,8 @@ SMALL = Dims(
 
 @pytest.fixture(scope="module")
 def hybrid(exported: Callable[..., Bundle]) -> Bundle:
-    """The embedded model, as `whisperport export default --target hailo8 --full` has it."""
-    return exported("hailo8", "default", full=True)
+    """The embedded model, as `whisperport export default --target hailo8 --uncached-decoder` has it."""
+    return exported("hailo8", "default", uncached_decoder=True)
 
 
 def test_the_encoder_goes_to_the_chip_and_the_cached_decoder_to_the_cpu(hybrid: Bundle) -> None:
@@ -53,8 +55,8 @@ def test_the_encoder_goes_to_the_chip_and_the_cached_decoder_to_the_cpu(hybrid: 
 
     assert there == {"encoder", FULL}
     assert {e.target for e in manifest.programs if e.spec.name not in there} == {"onnxruntime"}
-    assert {manifest.program(name).status for name in there} == {"checked against contract"}
-    assert manifest.program("step").status == "run here"
+    assert {manifest.status(name) for name in there} == {"checked against vendor documentation"}
+    assert manifest.status("step") == "run here"
     assert manifest.program("encoder").spec.inputs[0].shape == (1, 80, 1, 1000)
 
 
@@ -71,12 +73,12 @@ def test_it_is_verified_and_says_that_onnx_stood_in(hybrid: Bundle) -> None:
     report = Report.from_json(hybrid.manifest.verification)
 
     assert hybrid.manifest.verified
-    assert report.subject.endswith(", stand-in=onnx")
+    assert report.subject.endswith(", hailo8.emulation=onnx")
     assert {"encoder", "step", FULL} <= {check.program for check in report.checks}
 
 
-def test_it_verifies_again_with_the_stand_in(hybrid: Bundle) -> None:
-    assert verify(hybrid.folder, run=STAND_IN)
+def test_it_verifies_again_emulated(hybrid: Bundle) -> None:
+    assert verify(hybrid.folder, run=EMULATED)
 
 
 def test_a_wrong_decoder_without_a_cache_is_found(
@@ -87,7 +89,7 @@ def test_a_wrong_decoder_without_a_cache_is_found(
 
     monkeypatch.setattr(without_cache, "_row", swapped)
 
-    report = verify(hybrid.folder, run=STAND_IN)
+    report = verify(hybrid.folder, run=EMULATED)
 
     assert not report
     assert {check.program for check in report.checks if not check.passed} == {FULL}
@@ -106,22 +108,22 @@ def test_without_a_hef_and_without_the_option_it_says_how_to_compile(hybrid: Bun
         load_engine(hybrid, RunOptions(threads=1))
 
     assert "whisperport compile" in refused.value.hint
-    assert "stand-in=onnx" in refused.value.hint
+    assert "hailo8.emulation=onnx" in refused.value.hint
 
 
 def test_nothing_but_onnx_stands_in(hybrid: Bundle) -> None:
-    with pytest.raises(UsageError, match="`stand-in` cannot be `hef`"):
-        load_engine(hybrid, RunOptions(options={"stand-in": "hef"}))
+    with pytest.raises(UsageError, match="`hailo8.emulation` cannot be `hef`"):
+        load_engine(hybrid, RunOptions(options={"hailo8.emulation": "hef"}))
 
 
 def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: Bundle) -> None:
     """Within one point of word errors, on all shipped recordings."""
     options = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
-    chip = Transcriber(hybrid, STAND_IN)
+    chip = Transcriber(hybrid, EMULATED)
     whole = Transcriber(default_bundle(), RunOptions(threads=1))
     ours, theirs = TextErrors(), TextErrors()
     for clip in clips_of(shipped_recordings()):
-        heard = chip.transcribe(clip.samples, replace(options, run=STAND_IN))
+        heard = chip.transcribe(clip.samples, replace(options, run=EMULATED))
         ours += text_errors(heard.text, clip.text)
         theirs += text_errors(whole.transcribe(clip.samples, options).text, clip.text)
 
@@ -146,21 +148,21 @@ def write(micro_checkpoint: Any, tmp_path: Path) -> Callable[..., Bundle]:
 @pytest.mark.parametrize(
     ("lower", "words"),
     [
-        ({"opset": "18"}, "`opset` cannot be `18`"),
-        ({"opset": ""}, "`opset` cannot be ``"),
-        ({"rows": "7"}, "`rows` cannot be `7`"),
-        ({"rows": "-9"}, "`rows` cannot be `-9`"),
-        ({"rows": "٣٢"}, "`rows` cannot be `٣٢`"),
-        ({"rows": "9" * 5000}, "`rows` cannot be"),
-        ({"positions": "npu"}, "`positions` cannot be `npu`"),
-        ({"precision": "int4"}, "has an option `precision`"),
+        ({"opset": "18"}, "`hailo8.opset` cannot be `18`"),
+        ({"opset": ""}, "`hailo8.opset` cannot be ``"),
+        ({"rows": "7"}, "`hailo8.rows` cannot be `7`"),
+        ({"rows": "-9"}, "`hailo8.rows` cannot be `-9`"),
+        ({"rows": "٣٢"}, "`hailo8.rows` cannot be `٣٢`"),
+        ({"rows": "9" * 5000}, "`hailo8.rows` cannot be"),
+        ({"positions": "npu"}, "`hailo8.positions` cannot be `npu`"),
+        ({"precision": "int4"}, "has no option `precision`"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_work(
     write: Any, tmp_path: Path, lower: dict[str, str], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        write(lower=lower, full=True)
+        write(options=with_target(lower, "hailo8"), uncached_decoder=True)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -228,8 +230,8 @@ def test_a_window_that_is_no_multiple_of_20_ms_is_refused(
 
 
 def test_a_decoder_without_a_cache_is_for_those_who_cannot_cache(write: Any) -> None:
-    with pytest.raises(UsageError, match="`onnxruntime` has no use for a decoder without a cache"):
-        write("onnxruntime", full=True)
+    with pytest.raises(UsageError, match="`onnxruntime` does not run a decoder without KV cache"):
+        write("onnxruntime", uncached_decoder=True)
 
 
 def test_a_program_beyond_the_limits_is_not_lowered(
@@ -248,5 +250,5 @@ def test_a_program_beyond_the_limits_is_not_lowered(
 
 
 def test_more_rows_than_the_decoder_has_positions_are_refused(micro_checkpoint: Any) -> None:
-    with pytest.raises(UsageError, match="`rows` cannot be `25`"):
-        get_target("hailo8").configured({"rows": "25"}).full_form(micro_checkpoint.dims)
+    with pytest.raises(UsageError, match="`hailo8.rows` cannot be `25`"):
+        get_target("hailo8").configured(LowerOptions(rows=25)).uncached_form(micro_checkpoint.dims)

@@ -19,7 +19,7 @@ TINY, BASE = 384, 512  # widths of encoders
 # 3.31 and later 3.x for Hailo-8 and 8L, 5.x for Hailo-10H: the README of TOOLKIT.
 COMPILER_3, COMPILER_5 = (3, 31), (5, 0)
 
-# By aten's names. Seen to be parsed: MatMul, Softmax, LayerNormalization or what it is made of, GELU by
+# By aten's names. The compiler's own list is not public; seen to be parsed: MatMul, Softmax, LayerNormalization or what it is made of, GELU by
 # Erf, Conv2d, Add, Mul, Transpose, Reshape. torch's other products become MatMul in ONNX.
 OPERATORS = frozenset(
     {
@@ -30,12 +30,22 @@ OPERATORS = frozenset(
 OPSETS = frozenset({13, 17})
 WIDEST_PRODUCT = 12_967  # columns: the largest quarter of 51865
 
+REJECTED = frozenset({"embedding", "gather", "index", "scaled_dot_product_attention"})
+
 LIMITS = (
     Limit(
-        rule="WP401",
+        rule="WP101",
+        operators=REJECTED,
+        value=frozenset(),
+        source=f"{TOOLKIT} conversion/ and hailo-compatibility-changes.patch: lookups are cut off, and "
+        "attention is written as products and a softmax",
+    ),
+    Limit(
+        rule="WP404",
+        kind="not seen",
         formats=frozenset({"onnx"}),
         value=OPSETS,
-        source=f"{TOOLKIT} export/ (13) and {NOTEBOOK} (17): no other was seen to be parsed",
+        source=f"{TOOLKIT} export/ (13) and {NOTEBOOK} (17)",
     ),
     Limit(
         rule="WP205",
@@ -49,7 +59,7 @@ LIMITS = (
         value=WIDEST_PRODUCT,
         source=f"{TOOLKIT} hailo-compatibility-changes.patch: one product is too big for Hailo-8",
         rewrite="split-vocab-projection",
-        warning=True,
+        kind="warning",
     ),
 )
 SOURCES = {
@@ -59,7 +69,7 @@ SOURCES = {
     "formats": f"{TOOLKIT} conversion/: translate_onnx_model; torch programs are written as ONNX first",
     "domains": f"{TOOLKIT} and {NOTEBOOK} use ONNX's own operators only",
     "static": f"{TOOLKIT} export/export_whisper_model.py: fixed shapes",
-    "precision": f"{TOOLKIT} conversion/optimization/: the compiler's 8 bits, and a16_w16 for some layers",
+    "precisions": f"{TOOLKIT} conversion/optimization/: the compiler's 8 bits, and a16_w16 for some layers",
     "windows_s": f"{TOOLKIT} README, and the names of the files that {EXAMPLES} fetches",
 }
 
@@ -86,11 +96,15 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         summary=summary,
         status="checked against contract",
         operators=OPERATORS,
+        operators_observed=True,
         max_rank=4,
         formats=frozenset({"torch", "onnx"}),
         limits=LIMITS,
-        mends={"scaled_dot_product_attention": "attention-by-softmax", "dropout": "drop-no-ops"},
-        run_options=frozenset({"stand-in", "service"}),
+        suggested_rewrites={
+            "embedding": "lookup-on-host",
+            "scaled_dot_product_attention": "attention-by-softmax",
+            "dropout": "drop-no-ops",
+        },
         # `split-vocab-projection` as TOOLKIT's patch of TextDecoder: 12966, 12966, 12966 and 12967 columns.
         # `conv1d-by-conv2d` as its patch of AudioEncoder.
         rewrites=(
@@ -101,15 +115,19 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
             "conv1d-by-conv2d",
             "split-vocab-projection",
         ),
-        programs=frozenset({"encoder"}),
-        rest="onnxruntime",
-        precision="w8a8",  # adds in 16 bits
+        host_rewrites=("lookup-on-host", "join-on-host"),
+        rejects_programs=True,
+        lowered_suffix=".onnx",
+        programs=frozenset({"encoder", "decode_full"}),
+        fallback="onnxruntime",
+        precisions=("w8a8",),  # adds in 16 bits
         # Source: TOOLKIT export/export_whisper_model.py and the patch beside it, which also gives
         # attention its batch axis, as NOTEBOOK does; no rank-3 product is known to compile.
-        encoder_input="image",
+        variants={"encoder": "nchw"},
         windows_s=windows_s,
-        lower_options=frozenset({"opset", "positions", "rows"}),
-        stand_in={"stand-in": "onnx"},
+        emulation={"emulation": "onnx"},
+        runtime="hailort",
+        emulation_runtime="onnxruntime",
         extra="export",
         run_extra="hailo",
         packages={

@@ -1,76 +1,61 @@
-"""Hailo's chips as targets: ONNX and a model script for their compiler, a stand-in until it has run."""
+"""Hailo's chips as targets: ONNX and a model script for their compiler, and emulation until it has run."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, UsageError
 from whisperport.runner import Runner
-from whisperport.spec import FullForm, ProgramSpec, Refusal
+from whisperport.spec import UncachedForm, ProgramSpec, Refusal
 from whisperport.targets.base import RunOptions, Say, Target
-from whisperport.targets.hailo.chips import OPSETS, Chip
+from whisperport.targets.hailo import options as hailo_options
+from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.compiler import HailoCompiler
 from whisperport.targets.hailo.importer import HailoImporter
 from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
-from whisperport.targets.onnx_lowering import lower_to_onnx
+from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
 from whisperport.targets.onnx_runner import OnnxRunner
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
-OPSET = 17  # the newest that was seen to be parsed; layer norms stay whole
 ROWS = 32  # of `decode_full`, where none is published for a checkpoint's width
-POSITIONS = ("host", "graph")
 SUFFIX = ".hef"
 
 
 @final
 class Hailo(Target):
-    """One chip.
+    """One chip."""
 
-    Options for lowering: `opset`, 13 or 17; of `decode_full`: `rows`, and `positions`, which is `host` or
-    `graph`. Options for running: `stand-in`, where `onnx` runs what was given to the compiler on the CPU;
-    `service`, where `on` shares the chip with other processes by HailoRT's service.
-    """
+    lower_options: ClassVar[type[Any]] = hailo_options.LowerOptions
+    run_options: ClassVar[type[Any]] = hailo_options.RunOptions
 
-    def __init__(
-        self,
-        chip: Chip,
-        opset: int = OPSET,
-        rows: int | None = None,
-        positions: Literal["host", "graph"] = "host",
-    ) -> None:
+    def __init__(self, chip: Chip, options: hailo_options.LowerOptions | None = None) -> None:
         self.chip, self.spec = chip, chip.spec
         self.compiler = HailoCompiler(chip)
         self.importer = HailoImporter(chip)
-        self.opset, self.rows, self.positions = opset, rows, positions
+        self.options = options or hailo_options.LowerOptions()
 
-    def configured(self, options: Mapping[str, str]) -> Self:
-        opset, rows = options.get("opset", str(OPSET)), options.get("rows", "")
-        positions = options.get("positions", POSITIONS[0])
-        if opset not in map(str, OPSETS):
-            raise _wrong("opset", opset, " or ".join(map(str, sorted(OPSETS))))
-        if positions not in POSITIONS:
-            raise _wrong("positions", positions, " or ".join(POSITIONS))
-        if rows and not (re.fullmatch("[0-9]{1,4}", rows) and int(rows) >= 8):
-            raise _wrong("rows", rows[:20], "a number from 8 on")
-        form = cast(Literal["host", "graph"], positions)
-        return type(self)(self.chip, int(opset), int(rows) if rows else None, form)
+    def configured(self, options: Any) -> Self:
+        return type(self)(self.chip, options)
 
-    def full_form(self, dims: Dims) -> FullForm:
+    def uncached_form(self, dims: Dims) -> UncachedForm:
         """The published one, of hailocs/hailo-whisper@ebe7a85: its parser begins after the lookup of
         tokens, at a reshape, and ends before the pieces of the logits are joined; its causal mask is -inf.
         """
-        rows = self.rows or min(self.chip.rows.get(dims.n_text_state, ROWS), dims.n_text_ctx)
+        published = min(self.chip.rows.get(dims.n_text_state, ROWS), dims.n_text_ctx)
+        rows = self.options.rows or published
         if rows > dims.n_text_ctx:
-            raise _wrong("rows", str(rows), f"at most {dims.n_text_ctx}, the decoder's positions")
-        return FullForm(rows, self.positions)
+            raise UsageError(
+                f"the option `{self.spec.name}.rows` cannot be `{rows}`",
+                hint=f"expected at most {dims.n_text_ctx}, the decoder's positions",
+            )
+        return UncachedForm(rows, self.options.positions)
 
     def too_large(self, dims: Dims) -> str:
         return too_large(dims)
@@ -84,8 +69,26 @@ class Hailo(Target):
         """Write each program as one ONNX file with its weights, and the script that compiles it."""
         return [
             self._with_script(entry, folder)
-            for entry in lower_to_onnx(self, programs, folder, self.opset, say)
+            for program in programs
+            for entry in lower_to_onnx(self, [program], folder, self._opset(program.spec), say)
         ]
+
+    def lower_file(
+        self, program: "Program", path: Path, say: Say, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one ONNX file with its weights inside, and beside it the script that compiles it."""
+        entry, facts = lower_file_to_onnx(
+            self, program, path, self._opset(program.spec), say, simplify=simplify
+        )
+        script = path.with_suffix(".alls")
+        script.write_text(_script(self.chip, program.spec), encoding="utf-8")
+        return replace(entry, files=(*entry.files, script.name)), facts
+
+    def _opset(self, spec: ProgramSpec) -> int:
+        default = (
+            hailo_options.DECODER_OPSET if _is_decoder(spec) else hailo_options.ENCODER_OPSET
+        )
+        return self.options.opset or default
 
     def _with_script(self, entry: ProgramEntry, folder: Path) -> ProgramEntry:
         script = f"{self.spec.name}/{entry.spec.name}.alls"
@@ -95,13 +98,8 @@ class Hailo(Target):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        stand_in = options.options.get("stand-in")
-        if stand_in not in (None, *self.spec.stand_in.values()):
-            raise _wrong("stand-in", stand_in, " or ".join(self.spec.stand_in.values()))
-        service = options.options.get("service")
-        if service not in (None, "on"):
-            raise _wrong("service", service, "on")
-        if stand_in:
+        chosen = cast(hailo_options.RunOptions, options.of(self))
+        if chosen.emulation:
             return {
                 entry.spec.name: OnnxRunner(
                     entry.spec,
@@ -114,14 +112,20 @@ class Hailo(Target):
 
         hefs = {e.spec.name: regular_file(folder, _file(self.chip, e, SUFFIX)) for e in entries}
         specs = [entry.spec for entry in entries]
-        return load_hefs(self.chip, specs, hefs, service=service == "on")
+        return load_hefs(self.chip, specs, hefs, service=chosen.service)
+
+
+def _is_decoder(spec: ProgramSpec) -> bool:
+    """An encoder has one input; a decoder has the features and the embeddings."""
+    return len(spec.inputs) > 1
 
 
 def _script(chip: Chip, spec: ProgramSpec) -> str:
-    """The model script with the defaults; the width is that of the features."""
-    if spec.name == "decode_full":
-        return model_script(chip.name, spec.inputs[0].shape[-1], program=spec.name)
-    return model_script(chip.name, spec.outputs[0].shape[-1])
+    """The model script with the defaults; the width is that of the features, (1, T, d)."""
+    if not _is_decoder(spec):
+        return model_script(chip.name, spec.outputs[0].shape[-1])
+    features = next((tensor for tensor in spec.inputs if len(tensor.shape) == 3), spec.inputs[0])
+    return model_script(chip.name, features.shape[-1], program="decode_full")
 
 
 def _file(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
@@ -134,13 +138,9 @@ def _file(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
             f"`{entry.spec.name}` is not compiled for `{chip.name}` yet",
             why=f"the bundle holds {', '.join(entry.files)}, which Hailo's compiler takes",
             hint="whisperport compile BUNDLE --calibration AUDIO_DIR; until then "
-            "`--run-option stand-in=onnx` runs that file on the CPU",
+            f"`--run-option {chip.name}.emulation=onnx` runs that file on the CPU",
         )
     raise BundleError(
-        f"nothing can stand in for `{entry.spec.name}` on `{chip.name}`",
+        f"cannot emulate `{entry.spec.name}` of `{chip.name}` on the CPU",
         why=f"the bundle holds {', '.join(entry.files)}, and no {suffix} file",
     )
-
-
-def _wrong(name: str, value: str | None, expected: str) -> UsageError:
-    return UsageError(f"the option `{name}` cannot be `{value}`", hint=f"expected {expected}")

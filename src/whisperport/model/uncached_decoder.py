@@ -1,4 +1,4 @@
-"""The decoder without a cache, for targets that can hold none: every row again for every token."""
+"""The decoder without KV cache, for targets that keep no state: it computes every token again."""
 
 from typing import cast
 
@@ -6,26 +6,26 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.model.decoder import Decoder, DecoderBlock
-from whisperport.model.image_attention import attend
-from whisperport.spec import FullForm
+from whisperport.model.nchw_attention import attend
+from whisperport.spec import UncachedForm
 
-# As in the published graphs that are known to compile; the targets that ask for this program name them.
-# A finite one would be a part of the range that a quantizer divides: of -30000, 16 bits leave the scores
+# As in the published graphs that are known to compile; the targets that export this program name them.
+# A finite value would extend the range that a quantizer divides: with -30000, 16 bits leave the scores
 # steps of 0.46.
 MASKED = -torch.inf
 
 
-class FullDecoder(nn.Module):
+class UncachedDecoder(nn.Module):
     """The `decode_full` program, over the weights of `decoder`.
 
-    It begins after the lookup of tokens, which the host does, and ends before the pieces of the vocabulary
-    are joined: published graphs are cut at the same places. The targets that ask for it name their source.
+    The host looks up the tokens' embeddings and joins the pieces of the logits: published graphs are cut at
+    the same places. The targets that export this program name their source.
     """
 
     causal: Tensor
     positions: Tensor
 
-    def __init__(self, decoder: Decoder, form: FullForm) -> None:
+    def __init__(self, decoder: Decoder, form: UncachedForm) -> None:
         super().__init__()
         self.blocks, self.ln, self.form = decoder.blocks, decoder.ln, form
         causal = torch.full((form.rows, form.rows), MASKED).triu(1)
@@ -36,9 +36,9 @@ class FullDecoder(nn.Module):
         self.heads = nn.ModuleList(_pieces(decoder.token_embedding.weight, form.pieces))
 
     def forward(self, features: Tensor, embeddings: Tensor) -> tuple[Tensor, ...]:
-        """S rows; those after the last token are seen by none before them, and ignored by the caller.
+        """S tokens; earlier tokens do not attend to those after the last one, which the caller ignores.
 
-        features    (1, T, d)     what the encoder gave
+        features    (1, T, d)     the output of the encoder
         embeddings  (1, d, S, 1)  of the tokens, with positions added, or
                     (1, d, 1, S)  without them, where the graph adds them
         returns     logits of each piece of the vocabulary, (1, S, V / pieces)
@@ -56,7 +56,7 @@ class FullDecoder(nn.Module):
 
 
 def _pieces(table: Tensor, count: int) -> list[nn.Linear]:
-    """Products with consecutive parts of the vocabulary, which differ by one column at most.
+    """Linear layers over consecutive parts of the vocabulary, whose sizes differ by 1 at most.
 
     51865 in four is 12966, 12966, 12966 and 12967, as in published graphs.
     """

@@ -1,4 +1,4 @@
-"""The encoder on an image and the decoder without a cache, in torch, against the model they are of."""
+"""The variants of encoder and decoder in torch, against the model that they are variants of."""
 
 from typing import Any
 
@@ -8,17 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.model.full_decoder import FullDecoder
-from whisperport.model.image_encoder import ImageEncoder
+from whisperport.model.nchw_encoder import NchwEncoder
+from whisperport.model.uncached_decoder import UncachedDecoder
 from whisperport.model.whisper import Whisper, build_model
-from whisperport.spec import FullForm
+from whisperport.spec import UncachedForm
 from whisperport.window import Window
 
 # Float32 sums in another order. Measured: 2e-6 at most.
 ATOL = 1e-5
 
 
-def image_of(model: Whisper, tokens: torch.Tensor, form: FullForm, after: float) -> torch.Tensor:
+def embedded(
+    model: Whisper, tokens: torch.Tensor, form: UncachedForm, after: float
+) -> torch.Tensor:
     """Embeddings (1, d, S, 1) or (1, d, 1, S) of tokens, as written in the spec; `after` in other rows."""
     rows = torch.full((form.rows, model.dims.n_text_state), after)
     rows[: len(tokens)] = model.decoder.token_embedding.weight[tokens]
@@ -28,25 +30,25 @@ def image_of(model: Whisper, tokens: torch.Tensor, form: FullForm, after: float)
     return rows[None, None].permute(0, 3, 1, 2)
 
 
-def test_the_encoder_of_an_image_gives_the_features_of_the_encoder(micro: Whisper) -> None:
+def test_the_nchw_encoder_gives_the_features_of_the_encoder(micro: Whisper) -> None:
     mel = torch.randn(1, 8, 20, generator=torch.Generator().manual_seed(1))
 
-    features = ImageEncoder(micro.encoder).eval()(mel[:, :, None])
+    features = NchwEncoder(micro.encoder).eval()(mel[:, :, None])
 
     torch.testing.assert_close(features, micro.encode(mel), atol=ATOL, rtol=0)
 
 
-def test_the_encoder_of_an_image_shares_the_weights_of_the_encoder(micro: Whisper) -> None:
+def test_the_nchw_encoder_shares_the_weights_of_the_encoder(micro: Whisper) -> None:
     theirs = {p.untyped_storage().data_ptr() for p in micro.encoder.parameters()}
 
     assert {
-        p.untyped_storage().data_ptr() for p in ImageEncoder(micro.encoder).parameters()
+        p.untyped_storage().data_ptr() for p in NchwEncoder(micro.encoder).parameters()
     } == theirs
 
 
 def test_the_mask_takes_nothing_of_the_range_that_a_quantizer_divides(micro: Whisper) -> None:
     """Hailo's own graph has 0 and -inf; a large finite number would be the range."""
-    mask = FullDecoder(micro.decoder, FullForm(9)).causal
+    mask = UncachedDecoder(micro.decoder, UncachedForm(9)).causal
 
     assert torch.isneginf(mask).equal(torch.ones(9, 9, dtype=torch.bool).triu(1))
     assert set(mask[~torch.isneginf(mask)].tolist()) == {0.0}
@@ -67,11 +69,11 @@ def test_the_decoder_without_a_cache_gives_the_models_logits_whatever_is_in_late
     random = torch.Generator().manual_seed(seed)
     tokens = torch.randint(micro.dims.n_vocab, (count,), generator=random)
     features = torch.randn(1, 10, 16, generator=random)
-    form = FullForm(rows, positions, pieces)
+    form = UncachedForm(rows, positions, pieces)
 
     with torch.no_grad():
-        made = FullDecoder(micro.decoder, form).eval()(
-            features, image_of(micro, tokens, form, after)
+        made = UncachedDecoder(micro.decoder, form).eval()(
+            features, embedded(micro, tokens, form, after)
         )
 
     expected = micro.logits(tokens, micro.sound(features))
@@ -79,12 +81,16 @@ def test_the_decoder_without_a_cache_gives_the_models_logits_whatever_is_in_late
     torch.testing.assert_close(torch.cat(made, -1)[0, :count], expected, atol=ATOL, rtol=0)
 
 
-def test_it_hears_a_short_window_without_its_padding(micro_checkpoint: Any) -> None:
+def test_the_decoder_without_a_cache_attends_to_no_padding(
+    micro_checkpoint: Any,
+) -> None:
     model = build_model(micro_checkpoint, Window(positions=5, sound=5, heard=9, padding="features"))
-    features, tokens, form = torch.randn(1, 5, 16), torch.tensor([50, 3]), FullForm(8)
+    features, tokens, form = torch.randn(1, 5, 16), torch.tensor([50, 3]), UncachedForm(8)
 
     with torch.no_grad():
-        made = FullDecoder(model.decoder, form).eval()(features, image_of(model, tokens, form, 0.0))
+        made = UncachedDecoder(model.decoder, form).eval()(
+            features, embedded(model, tokens, form, 0.0)
+        )
 
     bare = model.logits(tokens, model.sound(features, padded=False))
     padded = model.logits(tokens, model.sound(features))
@@ -102,7 +108,7 @@ def test_it_hears_a_short_window_without_its_padding(micro_checkpoint: Any) -> N
     ],
 )
 def test_pieces_of_the_vocabulary_differ_by_one_column(n_vocab: int, columns: list[int]) -> None:
-    from whisperport.model.full_decoder import _pieces
+    from whisperport.model.uncached_decoder import _pieces
 
     table = torch.arange(n_vocab, dtype=torch.float32)[:, None]
 
@@ -115,4 +121,4 @@ def test_pieces_of_the_vocabulary_differ_by_one_column(n_vocab: int, columns: li
 @pytest.mark.parametrize(("rows", "pieces"), [(7, 4), (32, 0), (-1, 4)])
 def test_impossible_forms_are_refused(rows: int, pieces: int) -> None:
     with pytest.raises(ValueError, match="expected 8 and 1 or more"):
-        FullForm(rows, pieces=pieces)
+        UncachedForm(rows, pieces=pieces)

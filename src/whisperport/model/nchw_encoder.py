@@ -1,4 +1,4 @@
-"""The encoder for targets made for images: a spectrogram of one row, and convolutions of rank 4."""
+"""The `nchw` variant of the encoder: channels-first 4-D input, and convolutions of rank 4."""
 
 from typing import cast
 
@@ -6,19 +6,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whisperport.model.encoder import Encoder, EncoderBlock
-from whisperport.model.image_attention import attend
+from whisperport.model.nchw_attention import attend
 
 
-class ImageEncoder(nn.Module):
-    """`Encoder` over the same weights, in shapes that compilers for images are known to support.
+class NchwEncoder(nn.Module):
+    """`Encoder` over the same weights, in shapes that compilers of vision models are known to support.
 
-    The targets whose spec asks for it (`encoder_input`) name their source.
+    The targets that choose this variant name their source.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
-        self.conv1 = _of_one_row(encoder.conv1)
-        self.conv2 = _of_one_row(encoder.conv2)
+        self.conv1 = _conv2d(encoder.conv1)
+        self.conv2 = _conv2d(encoder.conv2)
         self.positional_embedding = encoder.positional_embedding
         self.blocks = encoder.blocks
         self.ln_post = encoder.ln_post
@@ -35,8 +35,8 @@ class ImageEncoder(nn.Module):
         return cast(Tensor, self.ln_post(x))
 
 
-def _of_one_row(conv: nn.Conv1d) -> nn.Conv2d:
-    """The convolution over (1, channels, 1, frames), with the same weight in another shape."""
+def _conv2d(conv: nn.Conv1d) -> nn.Conv2d:
+    """The same convolution over (1, channels, 1, frames), with the same weight in another shape."""
     made = nn.Conv2d(
         conv.in_channels,
         conv.out_channels,
