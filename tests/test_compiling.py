@@ -39,7 +39,7 @@ from .targets.hailo.hef_file import encoder_hef, hef_bytes
 
 ROWS = 8
 PIECES = (12966, 12966, 12966, 12967)
-STAND_IN = RunOptions(threads=1, options={"stand-in": "onnx"})
+EMULATED = RunOptions(threads=1, options={"hailo8l.emulation": "onnx"})
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
 @pytest.fixture
 def full_bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
     """With `decode_full` of 8 rows."""
-    bundle = exported("hailo8l", full=True, lower={"rows": str(ROWS)})
+    bundle = exported("hailo8l", uncached_decoder=True, options={"hailo8l.rows": str(ROWS)})
     return Path(shutil.copytree(bundle.folder, tmp_path / "bundle"))
 
 
@@ -100,7 +100,7 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
 
     reopened = Bundle.open(bundle)  # every byte is checked
     entry = reopened.manifest.program("encoder")
-    assert entry.status == "compiled here"
+    assert reopened.manifest.status("encoder") == "compiled here"
     assert entry.files[0] == "hailo8l/encoder.hef"
     assert "hailo8l/encoder.onnx" in entry.files
     assert entry.delegation["compiled_for"] == "Hailo-8L"
@@ -109,7 +109,7 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
     script = (bundle / "hailo8l" / "encoder.alls").read_text()
     assert "calibset_size=9)" in script  # what was given to the compiler
     assert [p.compiler for p in compiled.programs] == ["3.31.0"]
-    assert reopened.manifest.program("step").status == "run here"
+    assert reopened.manifest.status("step") == "run here"
 
 
 @pytest.mark.parametrize("name", ["", "somebody's"])
@@ -164,20 +164,20 @@ def test_a_decoder_is_compiled_from_what_the_engine_feeds_it(full_bundle, record
     assert rows.shape == (9, ROWS, 1, 64)
     expected = opened.embedding()[prompt] + opened.positions()[: len(prompt)]
     assert np.allclose(rows[:, : len(prompt), 0], expected, atol=1e-6)
-    engine = load_engine(opened, STAND_IN)
+    engine = load_engine(opened, EMULATED)
     assert np.allclose(features[0, 0], engine.encode(mels[0, 0].T), atol=1e-5)
 
 
-def test_without_a_device_the_compiled_bundle_is_fed_as_the_stand_in_is(
+def test_without_a_device_the_compiled_bundle_is_fed_as_the_emulated_one(
     bundle, recordings, sdk, monkeypatch
 ):
     compile_bundle(bundle, _options(recordings))
     opened = Bundle.open(bundle)
-    stand_in = load_engine(opened, STAND_IN)
+    emulated = load_engine(opened, EMULATED)
 
     def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         (mel,) = given.values()
-        return {"net/normalization9": stand_in.encode(mel[0].T)[None]}
+        return {"net/normalization9": emulated.encode(mel[0].T)[None]}
 
     encoder = FakeHef(
         {"net/input_layer1": (1, 200, 80)}, {"net/normalization9": (1, 100, 64)}, compute
@@ -188,7 +188,7 @@ def test_without_a_device_the_compiled_bundle_is_fed_as_the_stand_in_is(
 
     features = load_engine(opened, RunOptions(threads=1)).encode(mel)
 
-    assert (features == stand_in.encode(mel)).all()
+    assert (features == emulated.encode(mel)).all()
 
 
 @pytest.mark.parametrize(("sqnr_db", "passes"), [(40, True), (12, False)])
@@ -196,11 +196,11 @@ def test_without_a_device_a_compiled_bundle_is_held_to_what_8_bits_can_keep(
     bundle, recordings, sdk, monkeypatch, sqnr_db, passes
 ):
     compile_bundle(bundle, _options(recordings))
-    stand_in = load_engine(Bundle.open(bundle), STAND_IN)
+    emulated = load_engine(Bundle.open(bundle), EMULATED)
 
     def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         (mel,) = given.values()
-        exact = stand_in.encode(mel[0].T)
+        exact = emulated.encode(mel[0].T)
         noise = np.random.default_rng(7).standard_normal(exact.shape)
         noise *= np.linalg.norm(exact) / np.linalg.norm(noise) / 10 ** (sqnr_db / 20)
         return {"net/normalization9": (exact + noise)[None]}
@@ -217,7 +217,7 @@ def test_without_a_device_a_compiled_bundle_is_held_to_what_8_bits_can_keep(
     assert arrays["encoder"].passed == passes
     assert all(check.passed for name, check in arrays.items() if name != "encoder")
     assert bool(report) == passes
-    assert verify(bundle, run=STAND_IN)  # the ONNX file is float32 still
+    assert verify(bundle, run=EMULATED)  # the ONNX file is float32 still
 
 
 @pytest.mark.parametrize(

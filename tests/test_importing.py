@@ -64,15 +64,19 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
     opened = Bundle.open(tmp_path / "bundle")
     entry, full = (opened.manifest.program(name) for name in ("encoder", "decode_full"))
     assert entry.target == "hailo8l"
-    assert entry.status == full.status == "checked against contract"
+    for name in ("encoder", "decode_full"):
+        assert opened.manifest.status(name) == "checked against vendor documentation"
+        assert not opened.manifest.is_verified(name)  # the files were not run
     assert entry.files[0] == "hailo8l/encoder.hef"
     assert entry.delegation["imported"] == "encoder.hef"
     assert opened.manifest.dims.n_audio_ctx == 100  # what the HEF takes
     assert full.spec.inputs[1].shape == (1, 64, 1, ROWS)  # the HEF adds positions
-    assert opened.manifest.verified
-    assert "stand-in=onnx" in opened.manifest.verification["subject"]
+    assert opened.manifest.is_verified("step")
+    assert not opened.manifest.verified
+    assert not opened.manifest.failed
+    assert ".emulation=onnx" in opened.manifest.verification["subject"]
     assert not is_trusted(opened)
-    load_engine(opened, RunOptions(threads=1, options={"stand-in": "onnx"}))
+    load_engine(opened, RunOptions(threads=1, options={"hailo8l.emulation": "onnx"}))
     assert sorted(os.listdir(tmp_path)) == ["assets", "bundle", "decoder.hef", "encoder.hef"]
 
 

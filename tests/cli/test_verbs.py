@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from whisperport.errors import WhisperportError
+from whisperport.placement import Placement
 
 
 def last_line_names_a_command(ran):
@@ -150,8 +151,14 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
     from whisperport import Bundle
 
     manifest = Bundle.open(bundle).manifest
-    absent = {"target": "hailo8", "status": "checked against contract"}
-    programs = tuple(replace(entry, **absent) for entry in manifest.programs)
+    programs = tuple(
+        replace(
+            entry,
+            placement=Placement("hailo8", "w8a8"),
+            evidence=tuple(replace(one, kind="emulated") for one in entry.evidence),
+        )
+        for entry in manifest.programs
+    )
     made = SimpleNamespace(manifest=replace(manifest, programs=programs))
     monkeypatch.setattr(whisperport.cli.export, "run_export", lambda *_, **__: made)
 
@@ -159,7 +166,7 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
     ran = run("export", "default", "--target", "hailo8", "--out", tmp_path / "out")
 
     # then
-    assert ran.out.splitlines()[-1].endswith("out: verified, with a stand-in for hailo8")
+    assert ran.out.splitlines()[-1].endswith("out: verified; emulated on the CPU: hailo8")
     assert ran.lines[-1] == (
         f"next: whisperport compile {tmp_path / 'out'} --calibration AUDIO_DIR"
     )

@@ -13,13 +13,14 @@ from whisperport.cli.console import (
     print_table,
     stages,
 )
+from whisperport.cli.evidence_words import how_to_record
 from whisperport.cli.options import (
     as_json,
     options_help,
     target_option,
     threads,
     trust,
-    unique_pairs,
+    pairs,
 )
 from whisperport.compiling import CompiledProgram, CompileOptions, compile_bundle
 from whisperport.targets import TARGETS
@@ -93,8 +94,8 @@ def compile_verb(
         calibration=calibration,
         work=work,
         force=force,
-        options=unique_pairs("--option", target_options),
-        toolchains=unique_pairs("--toolchain", toolchains),
+        options=pairs("--option", target_options),
+        toolchains=pairs("--toolchain", toolchains),
         threads=threads,
         trust=trust,
     )
@@ -118,9 +119,7 @@ def compile_verb(
     for program in compiled.programs:
         for layer, decibels in program.snr_db.items():
             print_note(f"{program.name}: the compiler measured {decibels:g} dB SNR at {layer}")
-    print_note(
-        "the compiled programs were not run here: copy the bundle to the board, and verify there"
-    )
+    print_note(how_to_record(bundle, compiled.bundle.manifest))
     print_next("transcribe", "talk.mp3", "--bundle", bundle)
 
 

@@ -12,6 +12,7 @@ from whisperport.cli.console import (
     print_table,
     stages,
 )
+from whisperport.cli.evidence_words import how_to_record, manifest_json
 from whisperport.cli.options import (
     as_json,
     options_help,
@@ -98,7 +99,7 @@ def import_verb(
         bundle = run_watched(*job, out=out, say=say, stall_s=60 * stall_after)
     manifest = bundle.manifest
     if as_json:
-        print_json(manifest.to_json())
+        print_json(manifest_json(manifest))
     else:
         rows = [
             (e.spec.name, e.target, e.files[0], manifest.status(e.spec.name))
@@ -106,7 +107,5 @@ def import_verb(
         ]
         print_table(("program", "target", "file", "status"), rows)
         print_lines("", f"{out}: imported")
-    print_note(
-        "the imported file was not run here: copy the bundle to the board, and transcribe there"
-    )
+    print_note(how_to_record(out, manifest))
     print_next("transcribe", "talk.mp3", "--bundle", out)

@@ -15,17 +15,18 @@ from whisperport.verification.report import Report
 def with_evidence(manifest: Manifest, report: Report, options: Mapping[str, str]) -> Manifest:
     """The manifest, with what the report says about each program added to its evidence.
 
+    Evidence of the same kind, from the same machine with the same runtime, is replaced.
+
     Args:
         manifest: of the bundle that was verified, with the hashes of its files.
         options: the run options that it was verified with, "TARGET.NAME" -> value.
     """
-    return replace(
-        manifest,
-        programs=tuple(
-            replace(entry, evidence=(*entry.evidence, _evidence(manifest, entry, report, options)))
-            for entry in manifest.programs
-        ),
-    )
+    programs = []
+    for entry in manifest.programs:
+        new = _evidence(manifest, entry, report, options)
+        kept = (one for one in entry.evidence if _how(one) != _how(new))
+        programs.append(replace(entry, evidence=(*kept, new)))
+    return replace(manifest, programs=tuple(programs))
 
 
 def today() -> str:
@@ -47,6 +48,10 @@ def _evidence(
         date=today(),
         checks=tuple(check for check in report.checks if check.involves(entry.spec.name)),
     )
+
+
+def _how(evidence: Evidence) -> tuple[object, ...]:
+    return evidence.kind, evidence.runtime, evidence.machine
 
 
 def _lowered(entry: ProgramEntry, target: Target) -> tuple[str, ...]:
