@@ -18,7 +18,8 @@ from whisperport.inspection.rules import RULES
 from whisperport.inspection.rules.page import rule_index, rule_page, shown_value
 from whisperport.rewrites import REWRITES
 from whisperport.spec import TargetSpec
-from whisperport.targets import TARGETS
+from whisperport.targets import TARGETS, Target
+from whisperport.targets.options import NoOptions, describe
 
 REFERENCE = Path(__file__).parent / "reference"
 ADD_A_TARGET = Path(__file__).parent / "how-to" / "add-a-target.md"
@@ -66,7 +67,7 @@ def pages() -> dict[Path, str]:
         made[REFERENCE / "rules" / f"{code}.md"] = rule_page(rule, [t.spec for t in TARGETS])
     for target in TARGETS:
         page = REFERENCE / "targets" / f"{target.spec.name}.md"
-        made[page] = target_page(page.read_text(encoding="utf-8"), target.spec)
+        made[page] = target_page(page.read_text(encoding="utf-8"), target)
     made[ADD_A_TARGET] = page_with_files(ADD_A_TARGET.read_text(encoding="utf-8"), EXAMPLE)
     return made
 
@@ -104,9 +105,11 @@ def rewrites_page() -> str:
     return "\n".join(parts)
 
 
-def target_page(text: str, spec: TargetSpec) -> str:
-    """A target's page, with the marked parts filled from its spec."""
-    for name, part in (("limits", _limits(spec)), ("rewrites", _rewrites(spec))):
+def target_page(text: str, target: Target) -> str:
+    """A target's page, with the marked parts filled from its spec and options."""
+    spec = target.spec
+    parts = {"limits": _limits(spec), "rewrites": _rewrites(spec), "options": _options(target)}
+    for name, part in parts.items():
         pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
         text, count = re.subn(pattern, rf"\g<1>{part}\g<2>", text, flags=re.DOTALL)
         if count != 1:
@@ -146,6 +149,23 @@ def _limits(spec: TargetSpec) -> str:
         for limit in spec.limits
     ]
     return f"| Limit | Value | Where it was read or measured |\n|---|---|---|\n{''.join(rows)}"
+
+
+def _options(target: Target) -> str:
+    """Every option of the target, by the verbs that have it."""
+    classes = {
+        "`export --option`": target.lower_options,
+        "`compile --option`": target.compiler.options if target.compiler else NoOptions,
+        "`import --option`": target.importer.options if target.importer else NoOptions,
+        "`transcribe`, `verify` and `bench` `--run-option`": target.run_options,
+    }
+    rows = [
+        f"| {verbs} | `{target.spec.name}.{one.name}` | {one.values} | {one.default or '-'} | {one.help} |\n"
+        for verbs, options in classes.items()
+        for one in describe(options)
+    ]
+    head = "| Given to | Option | Values | Default | Description |\n|---|---|---|---|---|\n"
+    return head + "".join(rows) if rows else "None.\n"
 
 
 def _rewrites(spec: TargetSpec) -> str:

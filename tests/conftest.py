@@ -314,11 +314,9 @@ def fake_targets(
     micro: Any, micro_checkpoint: Any, eager_runners: Make, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     """`fake` and `other`: targets that compile nothing, found by name, for the micro checkpoint."""
-    from whisperport import exporting, targets
+    from whisperport import targets
     from whisperport.exporting import with_alignment_heads
     from whisperport.programs.variants import PREFILLS
-    from whisperport.runtime import engine
-    from whisperport.verification import precision
 
     from .fake_target import fake
 
@@ -326,12 +324,7 @@ def fake_targets(
     runners = eager_runners(micro, PREFILLS, heads)
     known = {name: fake(name, runners) for name in ("fake", "other")}
 
-    def get_target(name: str) -> Any:
-        return known[name] if name in known else targets.get_target(name)
-
-    monkeypatch.setattr(exporting, "get_target", get_target)
-    monkeypatch.setattr(engine, "get_target", get_target)
-    monkeypatch.setattr(precision, "get_target", get_target)
+    monkeypatch.setattr(targets, "TARGETS", (*targets.TARGETS, *known.values()))
     return known
 
 

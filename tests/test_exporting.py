@@ -43,7 +43,9 @@ def contents(folder: Path) -> dict[str, str]:
 # With the real compilers -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [target.spec.name for target in TARGETS if not target.spec.rest])
+@pytest.mark.parametrize(
+    "target", [target.spec.name for target in TARGETS if not target.spec.fallback]
+)
 def test_a_bundle_is_whole_and_verified(
     target: str, exported: Callable[[str], Bundle], tiny_checkpoint: Any
 ) -> None:
@@ -66,7 +68,7 @@ def test_a_bundle_is_whole_and_verified(
 def test_the_encoder_on_one_target_and_the_rest_on_another(
     micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
 ) -> None:
-    options = replace(OPTIONS, place={"encoder": "xnnpack"})
+    options = replace(OPTIONS, placement={"encoder": "xnnpack"})
 
     bundle = export(micro_checkpoint, "onnxruntime", tmp_path / "hybrid", options)
 
@@ -236,7 +238,7 @@ def test_unknown_names_are_refused_before_any_work(
             micro_checkpoint,
             target,
             tmp_path / "out",
-            replace(OPTIONS, place=place),
+            replace(OPTIONS, placement=place),
             say=told.append,
         )
 
@@ -309,9 +311,3 @@ def test_the_checkpoint_is_not_written_to(write: Any, micro_checkpoint: Any) -> 
     write()
 
     assert all(weight.equal(before[name]) for name, weight in micro_checkpoint.weights.items())
-
-
-def test_options_go_to_the_targets_named_and_not_to_those_they_leave_programs_to() -> None:
-    found = exporting._targets("hailo8", ExportOptions(lower={"opset": "13"}))
-
-    assert [found[name].opset for name in ("hailo8", "onnxruntime")] == [13, 20]

@@ -39,7 +39,7 @@ def test_the_second_worker_gets_what_the_first_has_exported(
 def test_other_options_are_another_bundle(workers: list[SharedExports]) -> None:
     bundle = workers[0]("fake", "micro")
 
-    placed = workers[0]("fake", "micro", place={"encoder": "other"})
+    placed = workers[0]("fake", "micro", placement={"encoder": "other"})
 
     assert placed.folder != bundle.folder
     assert placed.manifest.program("encoder").target == "other"

@@ -54,7 +54,7 @@ VERBS = [
     ["lower", "x.pt2", "--target", HOSTILE, "--out", "x.pte"],
     ["export", HOSTILE, "--target", "onnxruntime", "--out", "out"],
     ["export", "default", "--target", HOSTILE, "--out", "out"],
-    ["export", "default", "--target", "onnxruntime", "--place", HOSTILE, "--out", "out"],
+    ["export", "default", "--target", "onnxruntime", "--placement", HOSTILE, "--out", "out"],
     ["import", HOSTILE, "--checkpoint", "default", "--out", "out"],
     ["compile", HOSTILE],
     ["explain", HOSTILE],

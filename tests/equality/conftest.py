@@ -54,7 +54,7 @@ def hf_model() -> transformers.WhisperForConditionalGeneration:
 
 
 @pytest.fixture(
-    scope="session", params=[target.spec.name for target in TARGETS if not target.spec.rest]
+    scope="session", params=[target.spec.name for target in TARGETS if not target.spec.fallback]
 )
 def transcriber(request: pytest.FixtureRequest, exported: Callable[..., Bundle]) -> Transcriber:
     """The embedded model, exported and verified for each target in turn."""

@@ -203,7 +203,7 @@ def test_other_options_and_versions_are_another_trial(
 ) -> None:
     bundle = foreign_bundle(tmp_path / "bundle")
 
-    for options in ({}, {}, {"provider": "CPUExecutionProvider"}):
+    for options in ({}, {}, {"onnxruntime.provider": "CPUExecutionProvider"}):
         load_engine(bundle, RunOptions(options=options))
     monkeypatch.setattr(trial, "version", lambda package: f"another {package}")
     load_engine(bundle)

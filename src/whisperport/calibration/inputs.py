@@ -24,6 +24,7 @@ from whisperport.runtime.engine import FULL, PREFILL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.options import with_target
 
 CALLS = 4  # kept of a window at most: the calls of one window resemble each other
 
@@ -163,5 +164,5 @@ def _emulated(bundle: Bundle, run: RunOptions) -> RunOptions:
     """With emulation for every target that can be emulated."""
     emulation: dict[str, str] = {}
     for entry in bundle.manifest.programs:
-        emulation |= get_target(entry.target).spec.stand_in
+        emulation |= with_target(get_target(entry.target).spec.emulation, entry.target)
     return replace(run, options={**emulation, **run.options})

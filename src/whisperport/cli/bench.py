@@ -21,7 +21,14 @@ from whisperport.cli.console import (
     shown_path,
     stages,
 )
-from whisperport.cli.options import as_json, run_option, run_options_of, threads, trust
+from whisperport.cli.options import (
+    as_json,
+    run_option,
+    run_options_help,
+    run_options_of,
+    threads,
+    trust,
+)
 from whisperport.errors import AudioError, UsageError
 from whisperport.ranges import MAX_REPEAT
 from whisperport.transcription import default_bundle
@@ -31,7 +38,10 @@ MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
 UNKNOWN = "not measured"
 
 
-@click.command(short_help="Split the time of transcribing into its parts, beside the accuracy.")
+@click.command(
+    short_help="Split the time of transcribing into its parts, beside the accuracy.",
+    epilog=run_options_help(),
+)
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]... [AUDIO]")
 @click.option(
     "--repeat",

@@ -6,19 +6,27 @@ import click
 
 from whisperport.bundle import Manifest
 from whisperport.cli.console import Word, print_json, print_lines, print_next, print_table, stages
-from whisperport.cli.options import as_json, no_preflight, pairs, stall_after, threads
+from whisperport.cli.evidence_words import emulated_targets, manifest_json, verified_words
+from whisperport.cli.options import (
+    as_json,
+    no_preflight,
+    options_help,
+    stall_after,
+    target_option,
+    threads,
+    pairs,
+)
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
-from whisperport.spec import Status
-from whisperport.targets import RunOptions
-from whisperport.targets.onnxruntime import OPSETS
+from whisperport.targets import TARGETS, RunOptions
 from whisperport.watchdog import run_watched
 from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 
-CHECKED: Status = "checked against contract"  # with no compiler at hand
 
-
-@click.command(short_help="Lower a checkpoint to a target, verify it, and write a bundle.")
+@click.command(
+    short_help="Lower a checkpoint to a target, verify it, and write a bundle.",
+    epilog=options_help({one.spec.name: one.lower_options for one in TARGETS}),
+)
 @click.argument("checkpoint")
 @click.option("--target", "-t", required=True, metavar="NAME", help="See `whisperport targets`")
 @click.option(
@@ -55,30 +63,29 @@ CHECKED: Status = "checked against contract"  # with no compiler at hand
     help="Sound put into a window; the rest stays quiet  [default: all of it]",
 )
 @click.option(
-    "--place",
+    "--placement",
     multiple=True,
-    metavar="PROGRAM=NAME",
-    help="Put one program on another target; may be repeated",
+    metavar="PROGRAM=TARGET",
+    help="Run one program on another target; may be repeated",
 )
 @click.option(
-    "--full", is_flag=True, help="Also the decoder without a cache, for targets that measure it"
-)
-@click.option(
-    "--opset",
-    type=click.IntRange(OPSETS[0], OPSETS[-1]),
-    help="ONNX opset to write, where the target is ONNX  [default: the target's newest]",
-)
-@click.option(
-    "--option",
-    "target_options",
+    "--precision",
+    "precisions",
     multiple=True,
-    metavar="NAME=VALUE",
-    help="An option of the target, such as rows=64; may be repeated",
+    metavar="[PROGRAM=]NAME",
+    help="Precision of all programs on the target, or of one program; may be repeated  "
+    "[default: the target's]",
 )
+@click.option(
+    "--uncached-decoder",
+    is_flag=True,
+    help="Export the decoder without KV cache too, for targets that can run it",
+)
+@target_option
 @click.option(
     "--allow-unverified",
     is_flag=True,
-    help="Write the bundle although verification failed, marked so for ever",
+    help="Write the bundle although its verification failed; it stays marked as unverified",
 )
 @no_preflight
 @stall_after
@@ -92,9 +99,9 @@ def export(
     padding: Padding,
     pad_to: float | None,
     sound: float | None,
-    place: tuple[str, ...],
-    full: bool,
-    opset: int | None,
+    placement: tuple[str, ...],
+    precisions: tuple[str, ...],
+    uncached_decoder: bool,
     target_options: tuple[str, ...],
     allow_unverified: bool,
     no_preflight: bool,
@@ -113,9 +120,11 @@ def export(
     """
     options = ExportOptions(
         window=WindowOptions(seconds=window, padding=padding, heard_s=pad_to, sound_s=sound),
-        place=pairs(place),
-        full=full,
-        lower=pairs(target_options) | ({"opset": str(opset)} if opset else {}),
+        placement=pairs("--placement", placement),
+        precision=_of_all(precisions),
+        precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
+        options=pairs("--option", target_options),
+        uncached_decoder=uncached_decoder,
         allow_unverified=allow_unverified,
         preflight=not no_preflight,
         run=RunOptions(threads=threads),
@@ -125,7 +134,7 @@ def export(
         bundle = run_watched(*job, out=out, say=say, stall_s=60 * stall_after)
     manifest = bundle.manifest
     if as_json:
-        print_json(manifest.to_json())
+        print_json(manifest_json(manifest))
     else:
         print_table(
             ("program", "target", "delegated", "left", "status"),
@@ -135,19 +144,28 @@ def export(
                     entry.target,
                     str(entry.delegation.get("delegated", "")),
                     ", ".join(entry.delegation.get("undelegated", ())) or "0",
-                    entry.status,
+                    manifest.status(entry.spec.name),
                 )
                 for entry in manifest.programs
             ],
         )
-        absent = dict.fromkeys(e.target for e in manifest.programs if e.status == CHECKED)
-        stood_in = f", with a stand-in for {', '.join(absent)}" if absent else ""
-        status = "verified" if manifest.verified else "NOT VERIFIED"
-        print_lines("", f"{out}: {status}{stood_in}")
+        print_lines("", f"{out}: {verified_words(manifest)}")
     print_next(*_next_command(out, manifest))
 
 
+def _of_all(precisions: tuple[str, ...]) -> str:
+    """The precision that is given without a program.
+
+    Raises:
+        click.BadParameter: there are several.
+    """
+    found = [one for one in precisions if "=" not in one]
+    if len(found) > 1:
+        raise click.BadParameter("`--precision` is given twice without a program")
+    return found[0] if found else ""
+
+
 def _next_command(out: Path, manifest: Manifest) -> tuple[Word, ...]:
-    if any(entry.status == CHECKED for entry in manifest.programs):
+    if emulated_targets(manifest):
         return "compile", out, "--calibration", "AUDIO_DIR"
     return "transcribe", "talk.mp3", "--bundle", out

@@ -18,7 +18,7 @@ from whisperport.cli.console import (
     shortened,
     stages,
 )
-from whisperport.cli.options import as_json, pairs, run_option, threads
+from whisperport.cli.options import as_json, pairs, threads
 from whisperport.inspecting import InspectOptions, inspect_program
 from whisperport.ranges import MAX_REPEAT
 
@@ -64,7 +64,13 @@ NODE_WIDTH = 40  # beside the other columns it fits 100
     help="Arrays by the names of the inputs  [default: random; integers 0 to 99]",
 )
 @threads
-@run_option
+@click.option(
+    "--runtime-option",
+    "runtime_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an option of the file's runtime, such as provider=CUDAExecutionProvider; may be repeated",
+)
 @click.option(
     "--trust",
     is_flag=True,
@@ -78,7 +84,7 @@ def inspect(
     repeat: int,
     inputs: Path | None,
     threads: int | None,
-    run_options: tuple[str, ...],
+    runtime_options: tuple[str, ...],
     trust: bool,
     as_json: bool,
 ) -> None:
@@ -93,7 +99,7 @@ def inspect(
     options = InspectOptions(
         repeat=repeat,
         threads=threads,
-        options=pairs(run_options),
+        options=pairs("--runtime-option", runtime_options),
         inputs=inputs,
         programs=programs,
         trust=trust,

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from whisperport.ranges import MAX_THREADS
-from whisperport.targets import RunOptions
+from whisperport.targets import TARGETS, RunOptions
 from whisperport.targets.options import describe
 from whisperport.watchdog import MAX_STALL_S, STALL_S
 
@@ -27,25 +27,18 @@ stall_after = click.option(
     metavar="MINUTES",
     help="Stop if one stage takes longer than this",
 )
-run_option = click.option(
-    "--run-option",
-    "run_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="An option of the target, such as provider=CUDAExecutionProvider; may be repeated",
-)
 target_option = click.option(
     "--option",
     "target_options",
     multiple=True,
     metavar="TARGET.NAME=VALUE",
-    help="An option of one target, see below; may be repeated",
+    help="Set an option of one target; see below; may be repeated",
 )
 
 
-def options_help(targets: Mapping[str, type[Any]]) -> str:
+def options_help(targets: Mapping[str, type[Any]], option: str = "--option") -> str:
     """The options of targets, by options class, as the end of a verb's help."""
-    lines = ["\b", "Options of targets, given as --option TARGET.NAME=VALUE:"]
+    lines = ["\b", f"Options of targets, given as {option} TARGET.NAME=VALUE:"]
     for options in dict.fromkeys(targets.values()):
         described = describe(options)
         if described:
@@ -55,6 +48,20 @@ def options_help(targets: Mapping[str, type[Any]]) -> str:
             default = f"; default {one.default}" if one.default else ""
             lines += [f"    {one.name}  {one.values}{default}", f"        {one.help}"]
     return "\n".join(lines) if len(lines) > 2 else ""
+
+
+run_option = click.option(
+    "--run-option",
+    "run_options",
+    multiple=True,
+    metavar="TARGET.NAME=VALUE",
+    help="Set an option of one target's runtime; see below; may be repeated",
+)
+
+
+def run_options_help() -> str:
+    """The run options of every target, as the end of a verb's help."""
+    return options_help({one.spec.name: one.run_options for one in TARGETS}, "--run-option")
 
 
 trust = click.option(
@@ -71,37 +78,27 @@ trust_program = click.option(
 )
 
 
-def pairs(values: tuple[str, ...]) -> dict[str, str]:
+def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
     """`NAME=VALUE` strings as a mapping.
-
-    Raises:
-        click.BadParameter: one has no `=`.
-    """
-    split = [value.partition("=") for value in values]
-    for name, equals, _ in split:
-        if not equals or not name:
-            raise click.BadParameter(f"expected NAME=VALUE, got {name!r}")
-    return {name: value for name, _, value in split}
-
-
-def unique_pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
-    """As `pairs`, each name once.
 
     Raises:
         click.BadParameter: one has no `=`, or a name comes twice.
     """
-    found = pairs(values)
-    if len(found) < len(values):
-        names = [value.partition("=")[0] for value in values]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise click.BadParameter(f"`{option} {twice}` is given twice")
+    found: dict[str, str] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"`{option}` expects NAME=VALUE, got {text!r}")
+        if name in found:
+            raise click.BadParameter(f"`{option} {name}` is given twice")
+        found[name] = value
     return found
 
 
 def run_options_of(
     threads: int | None, values: tuple[str, ...], *, trust: bool = False
 ) -> RunOptions:
-    return RunOptions(threads=threads, options=pairs(values), trust=trust)
+    return RunOptions(threads=threads, options=pairs("--run-option", values), trust=trust)
 
 
 def run_option_words(values: tuple[str, ...], *, trust: bool = False) -> list[str]:

@@ -26,6 +26,7 @@ from whisperport.cli.options import (
     as_json,
     run_option,
     run_option_words,
+    run_options_help,
     run_options_of,
     threads,
     trust,
@@ -39,7 +40,7 @@ from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription import transcribe as run_transcribe
 
 
-@click.command(short_help="Transcribe a recording, or live: any file that FFmpeg reads.")
+@click.command(short_help="Transcribe an audio file, or live audio.", epilog=run_options_help())
 @click.argument("recording", required=False)
 @click.option(
     "--bundle",

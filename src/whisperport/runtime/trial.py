@@ -30,6 +30,7 @@ from whisperport.errors import (
 from whisperport.limited import Limits, Say, StoppedError, first_line, run_limited, threads_within
 from whisperport.runner import Runner
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.options import with_target
 
 BASE_BYTES = 2**30  # Python with torch and ExecuTorch takes 0.45 GB, with ONNX Runtime 0.15 GB
 MEMORY_FACTOR = 4  # per byte of the bundle; the shipped one takes 2 on onnxruntime
@@ -132,15 +133,15 @@ def _without_devices(bundle: Bundle, options: Mapping[str, str]) -> Bundle:
     """The bundle without programs of a device, which only one process may hold at a time."""
     kept = []
     for entry in bundle.manifest.programs:
-        emulated = get_target(entry.target).spec.stand_in
-        if not emulated or emulated.items() <= options.items():
+        emulation = with_target(get_target(entry.target).spec.emulation, entry.target)
+        if not emulation or emulation.items() <= options.items():
             kept.append(entry)
     return replace(bundle, manifest=replace(bundle.manifest, programs=tuple(kept)))
 
 
 def _options_of(targets: list[str], options: dict[str, str]) -> dict[str, str]:
     """The user's options, with those by which a target runs without a device."""
-    replaced = [get_target(name).spec.trial_options for name in targets]
+    replaced = [with_target(get_target(name).spec.trial_options, name) for name in targets]
     return options | {name: value for each in replaced for name, value in each.items()}
 
 

@@ -19,7 +19,7 @@ class ImportForm:
     """How a checkpoint is exported so that published artifacts fit in."""
 
     window_s: float | None = None  # None: the target's own
-    lower: Mapping[str, str] = field(default_factory=dict)  # options for lowering
+    options: Mapping[str, str] = field(default_factory=dict)  # for lowering: name -> value
 
 
 class Importer(ABC):

@@ -1,8 +1,9 @@
 """Lower programs to one ONNX file each: what the targets whose compilers read ONNX share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whisperport.bundle import ProgramEntry
 from whisperport.errors import LoweringError, MissingPackageError
@@ -22,6 +23,36 @@ def lower_to_onnx(
         MissingPackageError: the ONNX exporter is not installed.
         LoweringError: the target rejects a program, or it cannot be written in this opset.
     """
+    _check(target, programs)
+    (folder / target.spec.name).mkdir(exist_ok=True)
+    entries = []
+    for program in programs:
+        path = folder / target.spec.name / f"{program.name}.onnx"
+        entry, _ = lower_file_to_onnx(target, program, path, opset, say)
+        files = tuple(f"{target.spec.name}/{file}" for file in entry.files)
+        entries.append(replace(entry, files=files))
+    return entries
+
+
+def lower_file_to_onnx(
+    target: Target,
+    program: "Program",
+    path: Path,
+    opset: int,
+    say: Say,
+    *,
+    simplify: bool = False,
+) -> tuple[ProgramEntry, dict[str, Any]]:
+    """Write one program, with its weights, to `path`.
+
+    Returns:
+        Its entry, with files relative to the folder of `path`; and the opset, the number of nodes, the
+        highest rank and the bytes of weights of what was written.
+
+    Raises:
+        MissingPackageError: the ONNX exporter is not installed, or onnxslim is asked for and is not.
+        LoweringError: it cannot be written in this opset.
+    """
     name = target.spec.name
     try:
         from whisperport.programs.onnx_file import write_onnx_file
@@ -31,27 +62,26 @@ def lower_to_onnx(
             why=str(error),
             hint='pip install "whisperport[export]"',
         ) from error
-    _check(target, programs)
-    (folder / name).mkdir()
-    entries = []
-    for program in programs:
-        say(f"{program.name} to ONNX opset {opset} for {name}")
-        facts = write_onnx_file(program, folder / name / f"{program.name}.onnx", opset=opset)
-        entries.append(
-            ProgramEntry(
-                spec=program.spec,
-                placement=Placement(name),
-                method=program.name,
-                files=tuple(file.relative_to(folder).as_posix() for file in facts.files),
-                delegation={
-                    "delegated": facts.nodes,
-                    "subgraphs": 1,
-                    "undelegated": [],
-                    "opset": facts.opset,
-                },
-            )
-        )
-    return entries
+    say(f"{program.name} to ONNX opset {opset} for {name}")
+    facts = write_onnx_file(program, path, opset=opset, simplify=simplify)
+    entry = ProgramEntry(
+        spec=program.spec,
+        placement=Placement(name),
+        method=program.name,
+        files=tuple(file.relative_to(path.parent).as_posix() for file in facts.files),
+        delegation={
+            "delegated": facts.nodes,
+            "subgraphs": 1,
+            "undelegated": [],
+            "opset": facts.opset,
+        },
+    )
+    return entry, {
+        "opset": facts.opset,
+        "nodes": facts.nodes,
+        "max_rank": facts.max_rank,
+        "weight_bytes": facts.weight_bytes,
+    }
 
 
 def _check(target: Target, programs: Sequence["Program"]) -> None:

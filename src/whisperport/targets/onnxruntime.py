@@ -1,17 +1,21 @@
 """ONNX Runtime, on the CPU or any execution provider that is installed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import MissingPackageError
+from whisperport.placement import Placement
 from whisperport.runner import Runner
 from whisperport.spec import Refusal, TargetSpec
 from whisperport.targets.base import RunOptions, Say, Target
+from whisperport.targets.onnx_lowering import lower_file_to_onnx
 from whisperport.targets.onnx_runner import CPU, OnnxRunner
 from whisperport.targets.onnx_weights import OnnxWeights
+from whisperport.targets.options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -20,11 +24,35 @@ FOLDER = "onnxruntime"
 OPSETS = range(13, 21)  # that `programs/onnx_opset.py` writes; the last unless another is asked for
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerOptions:
+    """How programs are written.
+
+    Raises:
+        UsageError: an opset that is not written.
+    """
+
+    opset: Annotated[
+        int, Option("ONNX operator set that is written", low=OPSETS[0], high=OPSETS[-1])
+    ] = OPSETS[-1]
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderOptions:
+    """How programs are run."""
+
+    provider: Annotated[str, Option("Name of the execution provider that runs every program")] = CPU
+
+
 @final
 class OnnxRuntime(Target):
-    """Options for lowering: `opset`, 13 to 20 (20). For running: `provider`, the name of an execution
-    provider (CPUExecutionProvider)."""
+    """Writes every program as one ONNX file, all with the same weights, and runs it."""
 
+    lower_options: ClassVar[type[Any]] = LowerOptions
+    run_options: ClassVar[type[Any]] = ProviderOptions
     spec = TargetSpec(
         name="onnxruntime",
         summary="ONNX Runtime: any CPU, and its other execution providers where installed",
@@ -32,9 +60,10 @@ class OnnxRuntime(Target):
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),
-        run_options=frozenset({"provider"}),
-        lower_options=frozenset({"opset"}),
         trial_options={"provider": CPU},
+        runtime="onnxruntime",
+        lowered_suffix=".onnx",
+        lowered_max_rank=4,  # the file is for other compilers too, and most stop there
         extra="export",
         sources={
             "formats": "it reads ONNX; torch programs are written as ONNX first",
@@ -48,14 +77,8 @@ class OnnxRuntime(Target):
     def __init__(self, opset: int = OPSETS[-1]) -> None:
         self.opset = opset
 
-    def configured(self, options: Mapping[str, str]) -> Self:
-        opset = options.get("opset", str(OPSETS[-1]))
-        if opset not in map(str, OPSETS):
-            raise UsageError(
-                f"ONNX opset {opset[:20]!r} is not written",
-                hint=f"opsets {OPSETS[0]} to {OPSETS[-1]} are",
-            )
-        return type(self)(int(opset))
+    def configured(self, options: Any) -> Self:
+        return type(self)(cast(LowerOptions, options).opset)
 
     def check(self, program: "Program") -> list[Refusal]:
         from whisperport.targets.graph_check import refusals
@@ -81,10 +104,9 @@ class OnnxRuntime(Target):
             entries.append(
                 ProgramEntry(
                     spec=program.spec,
-                    target=self.spec.name,
+                    placement=Placement(self.spec.name),
                     method=program.name,
                     files=(f"{FOLDER}/{path.name}", f"{FOLDER}/{weights.path.name}"),
-                    status=self.spec.status,
                     delegation={
                         "delegated": nodes,
                         "subgraphs": 1,
@@ -95,10 +117,16 @@ class OnnxRuntime(Target):
             )
         return entries
 
+    def lower_file(
+        self, program: "Program", path: Path, say: Say, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one ONNX file with its weights inside."""
+        return lower_file_to_onnx(self, program, path, self.opset, say, simplify=simplify)
+
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        provider = options.options.get("provider", CPU)
+        provider = cast(ProviderOptions, options.of(self)).provider
         graphs = [OnnxGraph.of(folder, entry) for entry in entries]
         # Another provider copies weights to a memory of its own.
         weights = OnnxWeights(graphs if provider == CPU else [])

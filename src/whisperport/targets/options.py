@@ -1,4 +1,4 @@
-"""Options of a target's compiler or importer, declared as the fields of a frozen dataclass.
+"""Options of a target, for lowering, running, compiling or importing: the fields of a frozen dataclass.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Options:
@@ -9,6 +9,7 @@ ints and strings, and any of these or None.
 """
 
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -32,7 +33,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of a compiler or importer that has none."""
+    """Of what has no options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,17 @@ def by_target(given: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dic
     return {name: parse_options(targets[name], sorted_out[name], name) for name in targets}
 
 
+def own_options(given: Mapping[str, str], target: str) -> dict[str, str]:
+    """Those of one target: `TARGET.NAME` -> value becomes `NAME` -> value."""
+    found = {name.partition("."): text for name, text in given.items()}
+    return {name: text for (owner, _, name), text in found.items() if owner == target}
+
+
+def with_target(options: Mapping[str, str], target: str) -> dict[str, str]:
+    """The reverse: `NAME` -> value becomes `TARGET.NAME` -> value."""
+    return {f"{target}.{name}": text for name, text in options.items()}
+
+
 def _all_names(targets: Mapping[str, type[Any]]) -> list[str]:
     return [f"{name}.{one.name}" for name, options in targets.items() for one in describe(options)]
 
@@ -144,6 +156,8 @@ def _parsed(text: str, hint: Any, about: Option) -> Any:
         elif kind is bool and text.lower() in (*ON, *OFF):
             return text.lower() in ON
         elif kind is int:
+            if not re.fullmatch("-?[0-9]{1,18}", text):
+                raise ValueError(text)
             number = int(text)
             low, high = about.low, about.high
             if (low is None or number >= low) and (high is None or number <= high):

@@ -202,7 +202,7 @@ LIMITS = (
         rule="WP501",
         operators=frozenset({"gelu"}),
         source="measured with executorch 1.5.1: 4.73e-4, the difference between the two forms",
-        warning=True,
+        kind="warning",
     ),
 )
 
@@ -219,7 +219,7 @@ class Xnnpack(Target):
         max_rank=6,
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         limits=LIMITS,
-        mends={"layer_norm": "layer-norm-by-linear", "dropout": "drop-no-ops"},
+        suggested_rewrites={"layer_norm": "layer-norm-by-linear", "dropout": "drop-no-ops"},
         rewrites=(
             "drop-no-ops",
             "fold-constants",
@@ -229,6 +229,7 @@ class Xnnpack(Target):
             "merge-permutes",
             "layer-norm-by-linear",
         ),
+        lowered_suffix=".pte",
         extra="xnnpack",
         run_extra="xnnpack",
         runtime="executorch",

@@ -1,20 +1,23 @@
 """The dummy's chips as targets."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec, Refusal, TargetSpec
+from whisperport.runner import Runner
+from whisperport.spec import Refusal, TargetSpec
 from whisperport.targets.base import RunOptions, Say, Target
-from whisperport.targets.dummy.artifact import SUFFIX, check_artifact
+from whisperport.targets.dummy.artifact import SUFFIX
 from whisperport.targets.dummy.compiler import DummyCompiler
 from whisperport.targets.dummy.importer import DummyImporter
+from whisperport.targets.dummy.runner import DummyRunner
 from whisperport.targets.onnx_lowering import lower_to_onnx
 from whisperport.targets.onnx_runner import OnnxRunner
+from whisperport.targets.options import Option
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -23,9 +26,20 @@ CHIPS = ("dummy1", "dummy2")
 OPSET = 17
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DummyRunOptions:
+    """How programs are run."""
+
+    emulation: Annotated[
+        Literal["onnx"] | None, Option("Run the lowered ONNX files on the CPU")
+    ] = None
+
+
 @final
 class Dummy(Target):
-    """One chip. Run option: `emulation`, where `onnx` runs the lowered file on the CPU."""
+    """One chip."""
+
+    run_options: ClassVar[type[Any]] = DummyRunOptions
 
     def __init__(self, chip: str) -> None:
         self.spec = TargetSpec(
@@ -35,9 +49,8 @@ class Dummy(Target):
             max_rank=4,
             formats=frozenset({"torch", "onnx"}),
             programs=frozenset({"encoder", "step"}),
-            rest="onnxruntime",
-            run_options=frozenset({"emulation"}),
-            stand_in={"emulation": "onnx"},
+            fallback="onnxruntime",
+            emulation={"emulation": "onnx"},
             extra="export",
             sources={
                 "dtypes": "the dummy's data sheet, page 1",
@@ -61,7 +74,7 @@ class Dummy(Target):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        emulated = options.options.get("emulation") == "onnx"
+        emulated = cast(DummyRunOptions, options.of(self)).emulation == "onnx"
         return {
             entry.spec.name: self._runner(folder, entry, options.threads, emulated=emulated)
             for entry in entries
@@ -81,21 +94,3 @@ class Dummy(Target):
         if emulated:
             return OnnxRunner(entry.spec, OnnxGraph.of(folder, entry, file), threads)
         return DummyRunner(entry.spec, regular_file(folder, file), self.spec.name)
-
-
-class DummyRunner(Runner):
-    """A compiled program on the device, which this one simulates."""
-
-    def __init__(self, spec: ProgramSpec, path: Path, chip: str) -> None:
-        super().__init__(spec)
-        import onnxruntime
-
-        program = check_artifact(path, chip, spec).program
-        self._session = onnxruntime.InferenceSession(program)
-
-    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        names = [tensor.name for tensor in self.spec.inputs]
-        outputs: Sequence[Array] = self._session.run(
-            [tensor.name for tensor in self.spec.outputs], dict(zip(names, inputs, strict=True))
-        )
-        return outputs

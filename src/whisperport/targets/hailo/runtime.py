@@ -28,7 +28,7 @@ from whisperport.targets.hailo.layout import Shape, as_stream, holds, results_of
 GROUP = "SHARED"  # other users of the chip may join by this name; of other processes by the service
 TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
 
-# HailoRT asks for numpy 1 on older Pythons and for any numpy from 3.13 on, as Raspberry Pi OS Trixie has it:
+# HailoRT asks for numpy 1 on older Pythons, and for any numpy from 3.13 on, as in Raspberry Pi OS Trixie:
 # hailo-ai/hailort@1adb330 (5.1.1), platform/setup.py. The last numpy 1 has wheels up to Python 3.12.
 NO_NUMPY_1 = (3, 13)
 NUMPY_1 = "pip install \"numpy<2; python_version < '3.13'\""
