@@ -6,7 +6,7 @@ import pytest
 from whisperport.audio import RecordingMel
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
-from whisperport.runner import Runner
+from whisperport.runner import Binding, Part, Runner
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.transcription import default_bundle
 from whisperport.verification.clips import shipped_recordings
@@ -73,6 +73,54 @@ def test_an_input_of_another_shape_is_refused_before_the_clock_starts() -> None:
         clock.around(Doubles(time)).run({"x": np.ones(3, np.float32)})
 
     assert clock.calls == {}
+
+
+def test_a_timed_program_keeps_what_is_bound_where_the_program_itself_keeps_it() -> None:
+    """Nothing is bound to this program twice, and its binding is told of changes."""
+    time = Time()
+    clock = Clock(time)
+    runner = Keeps(time)
+    state = np.ones(2, np.float32)
+    binding = clock.around(runner).binding()
+
+    binding.bind("self_k_0", state)
+    first = binding.run({})
+    state[1] = 5
+    binding.changed("self_k_0", np.s_[1:])
+    second = binding.run({})
+
+    assert [list(outputs["y"]) for outputs in (first, second)] == [[1, 1], [1, 5]]
+    assert runner.log == ["bind self_k_0", "changed self_k_0"]
+    assert clock.calls == {"keeps": [2.0, 2.0]}
+
+
+class Keeps(Runner):
+    """Returns the state that its bindings keep."""
+
+    def __init__(self, time: Time) -> None:
+        tensor = TensorSpec("self_k_0", (2,))
+        super().__init__(ProgramSpec("keeps", (tensor,), (TensorSpec("y", (2,)),)))
+        self.time, self.log = time, []
+
+    def binding(self) -> Binding:
+        return KeepsBinding(self)
+
+    def _run(self, inputs):  # type: ignore[no-untyped-def]
+        raise AssertionError("a binding runs by itself")
+
+
+class KeepsBinding(Binding):
+    def _bind(self, name: str, array: np.ndarray) -> None:
+        self.runner.log.append(f"bind {name}")
+        self.host, self.device = array, array.copy()
+
+    def changed(self, name: str, part: Part) -> None:
+        self.runner.log.append(f"changed {name}")
+        self.device[part] = self.host[part]
+
+    def _run(self, inputs):  # type: ignore[no-untyped-def]
+        self.runner.time.seconds += 2.0
+        return [self.device.copy()]
 
 
 def test_a_reset_clock_has_seen_nothing() -> None:

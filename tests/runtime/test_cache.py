@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whisperport.model.whisper import Whisper
+from whisperport.runner import Binding
 from whisperport.runtime import Cache, Decoder
-from whisperport.signatures import MASKED
+from whisperport.signatures import MASKED, CacheForm, Rows
 
 from ..micro import DIMS
 
@@ -156,10 +157,87 @@ def test_a_copy_goes_its_own_way(micro_decoder: Callable[..., Decoder], sound: A
     np.testing.assert_array_equal(ahead, own)
 
 
-def rows_of(count: int) -> dict[str, np.ndarray]:
+FORMS = [
+    CacheForm(),
+    CacheForm(self_k=Rows(1, "float16"), self_v=Rows(2, "float16"), mask="float16"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["usual", "turned float16"])
+def test_rows_are_appended_along_the_axis_and_in_the_dtype_of_the_signature(
+    form: CacheForm,
+) -> None:
+    heads, width, n = DIMS.n_text_head, DIMS.text_head_width, DIMS.n_text_ctx
+    cache = Cache(DIMS, form)
+    for start, count in ((0, 3), (3, 1)):
+        new = rows_of(count + 2, form)  # two rows of padding
+        for number, array in enumerate(new.values()):
+            array *= 10 * start + number
+        cache.store(new, count)
+
+    assert cache.length == 4
+    for name, array in cache.arrays.items():
+        rows = form.self_k if "_k_" in name else form.self_v
+        assert (array.shape, array.dtype) == (rows.shape(heads, width, n), rows.dtype)
+        number = list(cache.arrays).index(name)
+        by_row = array.swapaxes(0, rows.axis)
+        assert (by_row[:3] == number).all()
+        assert (by_row[3] == 30 + number).all()
+        assert not by_row[4:].any()
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_a_mask_has_the_dtype_and_the_value_of_the_signature(new: int) -> None:
+    cache = Cache(DIMS, FORMS[1])
+    cache.store(rows_of(2, FORMS[1]), 2)
+
+    mask = cache.mask(new)
+
+    assert mask.dtype == np.float16
+    assert set(np.unique(mask)) == {0, MASKED["float16"]}
+
+
+def test_programs_that_read_a_cache_are_told_of_every_part_that_was_written() -> None:
+    cache, other = Cache(DIMS), Cache(DIMS)
+    other.store(rows_of(5), 5)
+    told = Told()
+    cache.bindings[told.runner] = told
+
+    cache.store(rows_of(3), 3)
+    cache.store(rows_of(1), 1)
+    cache.copy_of(other)
+
+    for name, array in cache.arrays.items():
+        parts = [part for named, part in told.parts if named == name]
+        assert [array[part].size * DIMS.n_text_ctx // array.size for part in parts] == [3, 1, 5]
+        assert all((array[part] == 1).all() for part in parts)
+
+
+def test_a_copy_has_bindings_of_its_own() -> None:
+    cache, told = Cache(DIMS), Told()
+    cache.bindings[told.runner] = told
+
+    cache.copy().store(rows_of(1), 1)
+
+    assert told.parts == []
+
+
+class Told(Binding):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.runner: Any = object()
+        self.parts: list[Any] = []
+
+    def changed(self, name: str, part: Any) -> None:
+        self.parts.append((name, part))
+
+
+def rows_of(count: int, form: CacheForm = FORMS[0]) -> dict[str, np.ndarray]:
+    """New rows of ones, for each layer."""
     heads, width = DIMS.n_text_head, DIMS.text_head_width
-    rows = {}
-    for i in range(DIMS.n_text_layer):
-        rows[f"new_k_{i}"] = np.ones((heads, width, count), np.float32)
-        rows[f"new_v_{i}"] = np.ones((heads, count, width), np.float32)
-    return rows
+    return {
+        f"new_{kind}_{i}": np.ones(rows.shape(heads, width, count), rows.dtype)
+        for kind, rows in (("k", form.self_k), ("v", form.self_v))
+        for i in range(DIMS.n_text_layer)
+    }

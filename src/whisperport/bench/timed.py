@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from whisperport.audio import AudioSource, RecordingMel
 from whisperport.dims import Dims
-from whisperport.runner import Array, Runner
+from whisperport.runner import Array, Binding, Part, Runner
 from whisperport.runtime import Floats
 
 MEL = "mel"
@@ -49,6 +49,27 @@ class _TimedRunner(Runner):
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         with self._clock.timing(self.spec.name):
+            return self._timed._run(inputs)
+
+    def binding(self) -> Binding:
+        return _TimedBinding(self, self._timed.binding(), self._clock)
+
+
+class _TimedBinding(Binding):
+    """The target's own binding, timed."""
+
+    def __init__(self, runner: Runner, timed: Binding, clock: Clock) -> None:
+        super().__init__(runner)
+        self._timed, self._clock = timed, clock
+
+    def changed(self, name: str, part: Part) -> None:
+        self._timed.changed(name, part)
+
+    def _bind(self, name: str, array: Array) -> None:
+        self._timed.bind(name, array)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        with self._clock.timing(self.runner.spec.name):
             return self._timed._run(inputs)
 
 
