@@ -2,7 +2,7 @@
 
     python -m fuzz.kill [--count 200] [--seed 0] [--commands 12]
 
-`count` kills of `export` and as many of `compile_bundle` in forked processes (see `killed_jobs`), and
+`count` kills of `export` and as many of `compile` in forked processes (see `killed_jobs`), and
 `commands` kills of the command `whisperport export default`: of all its processes, of the parent only or
 of the child only. Half of the moments are uniform over the whole job, half over its last stage, in which
 the new bundle replaces the old one.

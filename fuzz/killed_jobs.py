@@ -2,7 +2,7 @@
 
 Both run as forks of a process that has imported everything, so that a kill costs about a second. What
 takes long and writes nothing of ours is prepared once: tracing, and lowering to ONNX, whose files the
-export then copies into its bundle. Everything else is the real `export` and the real `compile_bundle`.
+export then copies into its bundle. Everything else is the real `export` and the real `compile`.
 The model is of a few kilobytes, with random weights.
 """
 
@@ -114,7 +114,7 @@ def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Say], object]:
     from tests.targets.hailo.fake_sdk import InstalledSdk
     from tests.targets.hailo.hef_file import encoder_hef
 
-    from whisperport.compiling import CompileOptions, compile_bundle
+    from whisperport.compiling import CompileOptions, compile
 
     dims = bundle.manifest.dims
     hef = encoder_hef(3, 2 * dims.n_audio_ctx, dims.n_mels, dims.n_audio_state)
@@ -124,7 +124,7 @@ def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Say], object]:
         toolchains={"hailo": str(InstalledSdk(sdk, {"encoder": hef}).interpreter)},
         threads=1,
     )
-    return lambda out, say: compile_bundle(out, options, say=say)
+    return lambda out, say: compile(out, options, say=say)
 
 
 def _copy(bundle: Bundle, folder: Path) -> None:

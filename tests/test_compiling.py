@@ -1,4 +1,4 @@
-"""`compile_bundle` with a fake of Hailo's compiler in another process, and a fake of its runtime.
+"""`compile` with a fake of Hailo's compiler in another process, and a fake of its runtime.
 
 Neither SDK nor device was here: both fakes are made of recorded signatures.
 """
@@ -18,7 +18,7 @@ import pytest
 
 from whisperport.bundle import MANIFEST, Bundle, writing_bundle
 from whisperport.bundle.origin import is_trusted
-from whisperport.compiling import CompileOptions, compile_bundle
+from whisperport.compiling import CompileOptions, compile
 from whisperport.errors import (
     AudioError,
     BundleError,
@@ -96,7 +96,7 @@ def _options(recordings: Path | None, *, force: bool = True, **more: Any) -> Com
 
 
 def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, recordings, sdk):
-    compiled = compile_bundle(bundle, _options(recordings))
+    compiled = compile(bundle, _options(recordings))
 
     reopened = Bundle.open(bundle)  # every byte is checked
     entry = reopened.manifest.program("encoder")
@@ -120,29 +120,29 @@ def test_a_compiled_bundle_is_trusted_if_it_was_before(bundle, recordings, sdk, 
     (bundle / MANIFEST).write_bytes(renamed.to_bytes())
 
     # when
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
 
     # then
     assert is_trusted(Bundle.open(bundle)) == (not name)
 
 
 def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings, sdk):
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
     sdk.clear()
     said: list[str] = []
 
-    compile_bundle(bundle, _options(recordings), say=said.append)
-    compile_bundle(bundle, _options(None), say=said.append)  # the set that was used before
+    compile(bundle, _options(recordings), say=said.append)
+    compile(bundle, _options(None), say=said.append)  # the set that was used before
 
     assert sdk.names() == []
     assert sum("set is kept" in line for line in said) == 2
 
 
 def test_other_recordings_make_another_set(bundle, recordings, sdk):
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
     sdk.clear()
     _wav(recordings / "b.wav", 0.1 * np.random.default_rng(8).standard_normal(32_000))
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
     work = bundle.with_name("bundle.compile")
     assert np.load(work / "hailo8l" / "encoder" / "input_layer1.npy", mmap_mode="r").shape[0] == 12
     assert "optimize" in sdk.names()
@@ -150,7 +150,7 @@ def test_other_recordings_make_another_set(bundle, recordings, sdk):
 
 
 def test_a_decoder_is_compiled_from_what_the_engine_feeds_it(full_bundle, recordings, sdk):
-    compile_bundle(full_bundle, _options(recordings))
+    compile(full_bundle, _options(recordings))
 
     opened = Bundle.open(full_bundle)
     assert opened.manifest.program("decode_full").files[0] == "hailo8l/decode_full.hef"
@@ -171,7 +171,7 @@ def test_a_decoder_is_compiled_from_what_the_engine_feeds_it(full_bundle, record
 def test_without_a_device_the_compiled_bundle_is_fed_as_the_emulated_one(
     bundle, recordings, sdk, monkeypatch
 ):
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
     opened = Bundle.open(bundle)
     emulated = load_engine(opened, EMULATED)
 
@@ -195,7 +195,7 @@ def test_without_a_device_the_compiled_bundle_is_fed_as_the_emulated_one(
 def test_without_a_device_a_compiled_bundle_is_held_to_what_8_bits_can_keep(
     bundle, recordings, sdk, monkeypatch, sqnr_db, passes
 ):
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
     emulated = load_engine(Bundle.open(bundle), EMULATED)
 
     def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -236,7 +236,7 @@ def test_without_the_sdk_a_wrong_result_is_refused_and_the_bundle_stays(
     before = (bundle / "manifest.json").read_bytes()
     sdk.configure(hefs=hefs)
     with pytest.raises(BundleError, match=says):
-        compile_bundle(bundle, _options(recordings))
+        compile(bundle, _options(recordings))
     assert (bundle / "manifest.json").read_bytes() == before
     assert not (bundle / "hailo8l" / "encoder.hef").exists()
 
@@ -244,7 +244,7 @@ def test_without_the_sdk_a_wrong_result_is_refused_and_the_bundle_stays(
 def test_a_missing_sdk_leaves_a_folder_to_take_away_and_the_bundle_as_it_was(bundle, recordings):
     before = (bundle / "manifest.json").read_bytes()
     with pytest.raises(MissingPackageError) as caught:
-        compile_bundle(bundle, _options(recordings))
+        compile(bundle, _options(recordings))
     work = bundle.with_name("bundle.compile") / "hailo8l"
     assert str(work) in caught.value.hint
     assert "--toolchain hailo=" in caught.value.hint
@@ -254,7 +254,7 @@ def test_a_missing_sdk_leaves_a_folder_to_take_away_and_the_bundle_as_it_was(bun
 
 
 def test_what_the_compiler_measured_and_its_logs_are_kept(bundle, recordings, sdk):
-    compiled = compile_bundle(bundle, _options(recordings))
+    compiled = compile(bundle, _options(recordings))
 
     snr = {"encoder/output_layer1": 9.179}
     assert Bundle.open(bundle).manifest.program("encoder").delegation["snr_db"] == snr
@@ -264,12 +264,12 @@ def test_what_the_compiler_measured_and_its_logs_are_kept(bundle, recordings, sd
         *("compile.log", "optimize.log", "parse.log")
     ]
 
-    again = compile_bundle(bundle, _options(recordings))  # nothing is run
+    again = compile(bundle, _options(recordings))  # nothing is run
 
     assert again.programs[0].snr_db == snr
     assert pickle.loads(pickle.dumps(again)) == again  # as a watched job returns it
     Path(program.logs[1]).unlink()
-    without = compile_bundle(bundle, _options(recordings))
+    without = compile(bundle, _options(recordings))
     assert without.programs[0].snr_db == {}
     assert pickle.loads(pickle.dumps(without)).programs == without.programs
 
@@ -286,7 +286,7 @@ def test_a_stage_that_fails_names_its_log_and_what_was_finished_is_kept(
 ):
     sdk.configure(failures={"ClientRunner.compile": (kind, "no room\nat all")})
     with pytest.raises(LoweringError, match=says) as caught:
-        compile_bundle(bundle, _options(recordings))
+        compile(bundle, _options(recordings))
     log = bundle.with_name("bundle.compile") / "hailo8l" / "encoder" / "compile.log"
     assert why in caught.value.why
     assert str(log) in caught.value.hint
@@ -294,7 +294,7 @@ def test_a_stage_that_fails_names_its_log_and_what_was_finished_is_kept(
     sdk.configure()
     sdk.clear()
 
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
 
     assert sdk.names() == ["ClientRunner", "compile", "save_har"]
 
@@ -304,14 +304,14 @@ def test_the_interpreter_that_is_named_goes_before_that_of_the_environment(
 ):
     monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_HAILO", "/nowhere/python")
     with pytest.raises(UsageError, match="toolchain `hailo` has no interpreter"):
-        compile_bundle(bundle, _options(recordings))
+        compile(bundle, _options(recordings))
     named = {"hailo": str(sdk.interpreter)}
-    assert compile_bundle(bundle, _options(recordings, toolchains=named)).programs
+    assert compile(bundle, _options(recordings, toolchains=named)).programs
 
 
 def test_an_interpreter_without_the_sdk_is_no_compiler(bundle, recordings):
     with pytest.raises(MissingPackageError, match="not compiled yet") as caught:
-        compile_bundle(bundle, _options(recordings, toolchains={"hailo": sys.executable}))
+        compile(bundle, _options(recordings, toolchains={"hailo": sys.executable}))
     assert "hailo_sdk_client" in caught.value.why
 
 
@@ -329,14 +329,14 @@ def test_options_that_no_compiler_of_the_bundle_has_are_refused_with_those_there
     bundle, recordings, options, says
 ):
     with pytest.raises(UsageError, match=says) as caught:
-        compile_bundle(bundle, CompileOptions(calibration=recordings, options=options))
+        compile(bundle, CompileOptions(calibration=recordings, options=options))
     assert "hailo8l.epochs" in caught.value.hint or "expected" in caught.value.hint
     assert not bundle.with_name("bundle.compile").exists()
 
 
 def test_too_few_recordings_are_refused_before_the_compiler_starts(bundle, recordings, sdk):
     with pytest.raises(AudioError, match="too few recordings to calibrate `encoder`") as caught:
-        compile_bundle(bundle, _options(recordings, force=False))
+        compile(bundle, _options(recordings, force=False))
     assert "9 samples of 2 s, and 1024 are needed" in caught.value.why
     assert sdk.names() == []
 
@@ -346,7 +346,7 @@ def test_the_recordings_that_a_bundle_was_verified_with_are_never_used(bundle, t
     folder = _wav(tmp_path / "clips" / "0.wav", clips[0]).parent
     _wav(folder / "1.wav", clips[1])
     with pytest.raises(AudioError) as caught:
-        compile_bundle(bundle, _options(folder))
+        compile(bundle, _options(folder))
     assert "2 used to verify the bundle" in caught.value.why
 
 
@@ -356,7 +356,7 @@ def test_a_folder_without_recordings_is_refused(bundle, tmp_path, sdk, there):
     if there:
         folder.mkdir()
     with pytest.raises(AudioError, match="no recordings"):
-        compile_bundle(bundle, _options(folder))
+        compile(bundle, _options(folder))
 
 
 def test_a_compiler_of_the_other_generation_is_refused_before_the_set_is_made(
@@ -364,7 +364,7 @@ def test_a_compiler_of_the_other_generation_is_refused_before_the_set_is_made(
 ):
     sdk.configure(version="5.2.0")
     with pytest.raises(LoweringError, match="does not serve `hailo8l`"):
-        compile_bundle(bundle, _options(recordings))
+        compile(bundle, _options(recordings))
     assert not bundle.with_name("bundle.compile").exists()
 
 
@@ -374,18 +374,18 @@ def test_a_model_too_large_is_refused_with_the_estimate_before_anything(
     monkeypatch.setattr(Hailo, "too_large", lambda self, dims: "it would take 40 contexts")
     options = CompileOptions(calibration=recordings)
     with pytest.raises(LoweringError, match="too large") as caught:
-        compile_bundle(bundle, options)
+        compile(bundle, options)
     assert caught.value.why == "it would take 40 contexts"
     assert not bundle.with_name("bundle.compile").exists()
 
 
 def test_spectrograms_made_elsewhere_are_taken(bundle, recordings, sdk, tmp_path):
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
     made = bundle.with_name("bundle.compile") / "hailo8l" / "encoder" / "input_layer1.npy"
     ready = Path(shutil.copy(made, tmp_path / "ready.npy"))
     sdk.clear()
 
-    compile_bundle(bundle, _options(ready, work=tmp_path / "other"))
+    compile(bundle, _options(ready, work=tmp_path / "other"))
 
     again = tmp_path / "other" / "hailo8l" / "encoder" / "input_layer1.npy"
     assert (np.load(again) == np.load(made)).all()
@@ -393,27 +393,27 @@ def test_spectrograms_made_elsewhere_are_taken(bundle, recordings, sdk, tmp_path
 
 def test_a_bundle_with_nothing_to_compile_is_refused(exported: Callable[..., Any]):
     with pytest.raises(UsageError, match="nothing in"):
-        compile_bundle(exported("onnxruntime").folder)
+        compile(exported("onnxruntime").folder)
 
 
 def test_a_set_of_another_window_is_not_kept(bundle, recordings, sdk):
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
     noted = bundle.with_name("bundle.compile") / "hailo8l" / "encoder" / "calibration.json"
     told = json.loads(noted.read_text())
     told["from"]["spec"]["inputs"][0]["shape"] = [1, 80, 1, 1000]
     noted.write_text(json.dumps(told))
     said: list[str] = []
-    compile_bundle(bundle, _options(None), say=said.append)
+    compile(bundle, _options(None), say=said.append)
     assert "encoder: making the calibration set" in said
 
 
 def test_a_work_folder_inside_of_the_bundle_is_refused(bundle, recordings):
     with pytest.raises(UsageError, match="inside of the bundle"):
-        compile_bundle(bundle, CompileOptions(calibration=recordings, work=bundle / "work"))
+        compile(bundle, CompileOptions(calibration=recordings, work=bundle / "work"))
 
 
 def test_the_work_folder_can_be_elsewhere(bundle, recordings, sdk, tmp_path):
-    compile_bundle(bundle, _options(recordings, work=tmp_path / "deep" / "work"))
+    compile(bundle, _options(recordings, work=tmp_path / "deep" / "work"))
     assert (tmp_path / "deep" / "work" / "hailo8l" / "encoder" / "encoder.hef").is_file()
     assert not bundle.with_name("bundle.compile").exists()
 
@@ -422,7 +422,7 @@ def test_two_compilations_do_not_share_a_work_folder(bundle, recordings, sdk):
     work = bundle.with_name("bundle.compile")
 
     with locked(lock_path(work)), pytest.raises(BundleError, match="another process") as refused:
-        compile_bundle(bundle, _options(recordings))
+        compile(bundle, _options(recordings))
 
     assert str(work) in refused.value.what
     assert "`--work`" in refused.value.hint
@@ -435,7 +435,7 @@ def test_what_a_killed_compilation_was_writing_is_cleared(bundle, recordings, sd
     left.parent.mkdir(parents=True)
     left.touch()
 
-    compile_bundle(bundle, _options(recordings))
+    compile(bundle, _options(recordings))
 
     assert not left.exists()
     assert not list(bundle.parent.glob(".*"))
@@ -453,7 +453,7 @@ def test_a_bundle_that_was_replaced_during_the_compilation_is_not_mixed_with_it(
                 writer.commit(replace(opened.manifest, name="another"))
 
     with pytest.raises(BundleError, match="was replaced"):
-        compile_bundle(bundle, _options(recordings), say=replaced)
+        compile(bundle, _options(recordings), say=replaced)
 
     assert Bundle.open(bundle).manifest.name == "another"
     assert not (bundle / "hailo8l" / "encoder.hef").exists()

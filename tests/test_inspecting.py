@@ -10,7 +10,7 @@ import pytest
 from whisperport import inspecting
 from whisperport.bundle.origin import record_own
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspecting import InspectOptions, inspect_program
+from whisperport.inspecting import InspectOptions, inspect
 from whisperport.transcription import default_bundle
 
 from .foreign_bundle import constant_of, endless_step, foreign_bundle
@@ -26,8 +26,8 @@ def test_a_child_finds_what_this_process_does() -> None:
     said: list[str] = []
 
     # when
-    (ours,) = inspect_program(STEP, InspectOptions(repeat=1, threads=1, trust=True)).profiles
-    (theirs,) = inspect_program(STEP, ONCE, say=said.append).profiles
+    (ours,) = inspect(STEP, InspectOptions(repeat=1, threads=1, trust=True)).profiles
+    (theirs,) = inspect(STEP, ONCE, say=said.append).profiles
 
     # then
     assert {(node.name, node.where) for node in theirs.nodes} == {
@@ -47,7 +47,7 @@ def test_a_program_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 
     # when, then
     with pytest.raises(ProgramError, match=r"(?s)took more than 2 seconds.*--trust"):
-        inspect_program(path, ONCE)
+        inspect(path, ONCE)
 
 
 def test_a_constant_of_80_gb_is_refused(tmp_path: Path) -> None:
@@ -55,12 +55,12 @@ def test_a_constant_of_80_gb_is_refused(tmp_path: Path) -> None:
     onnx.save(constant_of(80 * 10**9), path)
 
     with pytest.raises(ProgramError, match=r"(?s)cannot run large\.onnx.*--trust"):
-        inspect_program(path, ONCE)
+        inspect(path, ONCE)
 
 
 def test_errors_are_those_of_the_inspection() -> None:
     with pytest.raises(UsageError, match="no run option `speed`"):
-        inspect_program(STEP, InspectOptions(options={"speed": "high"}))
+        inspect(STEP, InspectOptions(options={"speed": "high"}))
 
 
 @pytest.mark.parametrize(("name", "is_limited"), [("own", False), ("somebody's", True)])
@@ -79,7 +79,7 @@ def test_only_bundles_of_others_are_limited(
         record_own(bundle.manifest)
 
     # when
-    inspect_program(bundle.folder, InspectOptions(repeat=1, programs=("cross_kv",)))
+    inspect(bundle.folder, InspectOptions(repeat=1, programs=("cross_kv",)))
 
     # then
     assert bool(limited) == is_limited

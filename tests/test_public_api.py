@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import whisperport
+from whisperport import errors
+from whisperport.cli.main import cli
 
 PACKAGES = ("audio", "text", "bundle", "checkpoint", "rewrites", "targets", "runtime")
 PACKAGES += ("verification", "cli")
@@ -32,6 +34,18 @@ def listed() -> list[tuple[str, Any]]:
 
 def test_public_names_are_exactly_all() -> None:
     assert sorted(whisperport.__all__) == sorted(made_here(whisperport) | LAZY)
+
+
+def test_every_error_is_public() -> None:
+    assert made_here(errors) <= set(whisperport.__all__)
+
+
+def test_what_a_verb_does_is_a_public_function() -> None:
+    verbs = set(cli.commands) - {"bench", "demo", "doctor", "explain", "targets"}  # they report
+
+    functions = {{"import": "import_artifact"}.get(verb, verb) for verb in verbs}
+    assert functions <= set(whisperport.__all__)
+    assert all(inspect.isfunction(getattr(whisperport, name)) for name in functions)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,11 +1,12 @@
-"""Take any Whisper checkpoint to an accelerator, and prove that it still transcribes.
+"""Take any Whisper checkpoint to an accelerator, and verify that it still transcribes.
 
     checkpoint ─► model ─► programs ─► rewrites ─► targets ─► bundle ─► runtime ─► transcription
                                                                  └────► verification
 
-Four verbs: `load_checkpoint`, `export`, `verify`, `transcribe`. Importing the package, transcribing
-and verifying need no torch. Each name is imported when it is first used, so that importing the package
-takes no time.
+Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
+`transcribe`; and for single programs `check`, `fix`, `lower` and `inspect`. Importing the package,
+transcribing and verifying need no torch. Each name is imported when it is first used, so that importing the
+package takes no time.
 """
 
 import os
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whisperport.bundle import Bundle
+    from whisperport.checking import Checked, check
     from whisperport.checkpoint import Checkpoint, load_checkpoint
+    from whisperport.compiling import Compiled, CompileOptions, compile
     from whisperport.errors import (
         AudioError,
         BundleError,
@@ -25,12 +28,18 @@ if TYPE_CHECKING:
         LoweringError,
         MissingPackageError,
         NumericalError,
+        ProgramError,
         TokenizerError,
         UsageError,
         VerificationError,
         WhisperportError,
     )
     from whisperport.exporting import ExportOptions, export
+    from whisperport.fixing import Fixed, fix, write_fixed
+    from whisperport.importing import ImportOptions, import_artifact
+    from whisperport.inspecting import InspectOptions, inspect
+    from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
+    from whisperport.lowering import Lowered, LowerOptions, lower
     from whisperport.runtime import DecodeOptions, Thresholds
     from whisperport.targets import RunOptions
     from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe
@@ -43,16 +52,28 @@ __all__ = [
     "AudioError",
     "Bundle",
     "BundleError",
+    "Checked",
     "Checkpoint",
     "CheckpointError",
+    "CompileOptions",
+    "Compiled",
     "DecodeOptions",
     "ExportOptions",
+    "Fixed",
     "ForkError",
+    "ImportOptions",
     "IncompleteError",
+    "InspectOptions",
     "Interrupted",
+    "LiveOptions",
+    "LiveTranscriber",
+    "LiveUpdate",
+    "LowerOptions",
+    "Lowered",
     "LoweringError",
     "MissingPackageError",
     "NumericalError",
+    "ProgramError",
     "Report",
     "RunOptions",
     "Thresholds",
@@ -63,10 +84,17 @@ __all__ = [
     "UsageError",
     "VerificationError",
     "WhisperportError",
+    "check",
+    "compile",
     "export",
+    "fix",
+    "import_artifact",
+    "inspect",
     "load_checkpoint",
+    "lower",
     "transcribe",
     "verify",
+    "write_fixed",
 ]
 
 
@@ -77,19 +105,37 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # Where the names are that are not errors.
 _MODULES = {
     "Bundle": "bundle",
+    "Checked": "checking",
     "Checkpoint": "checkpoint",
+    "CompileOptions": "compiling",
+    "Compiled": "compiling",
     "DecodeOptions": "runtime",
     "ExportOptions": "exporting",
+    "Fixed": "fixing",
+    "ImportOptions": "importing",
+    "InspectOptions": "inspecting",
+    "LiveOptions": "live",
+    "LiveTranscriber": "live",
+    "LiveUpdate": "live",
+    "LowerOptions": "lowering",
+    "Lowered": "lowering",
     "Report": "verification",
     "RunOptions": "targets",
     "Thresholds": "runtime",
     "TranscribeOptions": "transcription",
     "Transcriber": "transcription",
     "Transcript": "transcription",
+    "check": "checking",
+    "compile": "compiling",
     "export": "exporting",
+    "fix": "fixing",
+    "import_artifact": "importing",
+    "inspect": "inspecting",
     "load_checkpoint": "checkpoint",
+    "lower": "lowering",
     "transcribe": "transcription",
     "verify": "verification.bundle_check",
+    "write_fixed": "fixing",
 }
 
 

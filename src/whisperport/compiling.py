@@ -1,5 +1,8 @@
 """Compile a bundle's programs by vendors' own compilers: calibrate, compile in stages, put the result in.
 
+Where a vendor's SDK can run the quantized program on the CPU, one stage does so, and its outputs are
+compared with the program in float32.
+
     BUNDLE                    not touched until everything is compiled, then replaced as a whole
     BUNDLE.compile/TARGET     one work folder per target: calibration sets, stages and their logs, and a
                               script for another machine
@@ -10,17 +13,19 @@ target's `Compiler` says what is particular, and the stages run in the interpret
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from whisperport.atomic import clear_temporaries
 from whisperport.bundle import Bundle, Manifest, ProgramEntry, check_writable, writing_bundle
 from whisperport.bundle.folder import file_sha256
 from whisperport.bundle.origin import is_trusted, record_own
 from whisperport.calibration import CalibrationOptions, calibration_set
+from whisperport.checks import Check
+from whisperport.emulating import Emulation, emulation_checks, prepare_emulation
 from whisperport.errors import (
     BundleError,
     LoweringError,
@@ -28,7 +33,7 @@ from whisperport.errors import (
     UsageError,
     WhisperportError,
 )
-from whisperport.evidence import Evidence
+from whisperport.evidence import Evidence, Kind
 from whisperport.locking import lock_path, locked
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest, Layout, unchanged
@@ -73,6 +78,7 @@ class CompiledProgram:
     compiler: str  # its version, as the file says; "" where it does not
     samples: int  # of calibration; 0: none were needed
     snr_db: Mapping[str, float] = field(default_factory=dict)  # layer -> what the compiler measured
+    emulation: tuple[Check, ...] = ()  # of the quantized program, as the vendor's emulator ran it
     logs: tuple[str, ...] = ()  # one per stage
 
 
@@ -94,6 +100,10 @@ class Artifact:
     compiler: str = ""  # that made it; empty: who made it is not known
     machine: Mapping[str, Any] = field(default_factory=dict)  # JSON: where it was made, if known
     beside: tuple[Path, ...] = ()  # files that go in beside it
+    emulation: Literal["emulated", "simulated"] = (
+        "emulated"  # what the checks below are evidence of
+    )
+    checks: tuple[Check, ...] = ()  # of what the vendor's emulator computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +126,10 @@ class _Planned:
     artifact: Path
     keep: tuple[str, ...]
     samples: int
+    emulation: Emulation | None
 
 
-def compile_bundle(
+def compile(
     bundle: str | os.PathLike[str],
     options: CompileOptions | None = None,
     *,
@@ -158,7 +169,7 @@ def _compiled_bundle(
     _compile(groups, say)
     say("checking the compiled files")
     artifacts = {
-        entry.spec.name: _artifact(group, entry, plan)
+        entry.spec.name: _artifact(group, entry, plan, _checks(opened, plan, options, say))
         for group, plans in zip(groups, planned, strict=True)
         for entry, plan in zip(group.entries, plans, strict=True)
     }
@@ -230,18 +241,31 @@ def put_artifacts(
 
 def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> ProgramEntry:
     first, *beside = _sources(entry, artifact)
-    compiled = Evidence(
-        kind="compiled",
-        files={file: file_sha256(folder / file) for file in (first, *beside)},
-        runtime={artifact.compiler: str(artifact.facts.get("compiler", ""))},
-        machine=artifact.machine,
-        date=today(),
-    )
+    made = (first, *beside)
+    evidence = [*entry.evidence]
+    if artifact.compiler:
+        evidence.append(_evidence("compiled", artifact, folder, made))
+    if artifact.checks:
+        # Emulation does not run the compiled file, but what the file was made from.
+        lowered = [file for file in entry.files if not file.endswith(artifact.suffix)]
+        ran = made if artifact.emulation == "simulated" else dict.fromkeys((*lowered, *beside))
+        evidence.append(_evidence(artifact.emulation, artifact, folder, ran))
     return replace(
         entry,
         files=tuple(dict.fromkeys((first, *entry.files, *beside))),
         delegation={**entry.delegation, **artifact.facts},
-        evidence=(*entry.evidence, *[compiled] * bool(artifact.compiler)),
+        evidence=tuple(evidence),
+    )
+
+
+def _evidence(kind: Kind, artifact: Artifact, folder: Path, files: Iterable[str]) -> Evidence:
+    return Evidence(
+        kind=kind,
+        files={file: file_sha256(folder / file) for file in files},
+        runtime={artifact.compiler: str(artifact.facts.get("compiler", ""))},
+        machine=artifact.machine,
+        date=today(),
+        checks=() if kind == "compiled" else artifact.checks,
     )
 
 
@@ -324,18 +348,19 @@ def _planned(
 ) -> _Planned:
     folder, compiler, dims = group.work / entry.spec.name, group.compiler, opened.manifest.dims
     folder.mkdir(parents=True, exist_ok=True)
+    run = _run_options(options)
     need = compiler.calibration(entry.spec, dims, group.options)
     arrays: tuple[str, ...] = ()
     samples = 0
     if need is not None:
-        wanted = CalibrationOptions(
-            source=options.calibration,
-            force=options.force,
-            run=RunOptions(threads=options.threads, trust=options.trust),
-        )
+        wanted = CalibrationOptions(source=options.calibration, force=options.force, run=run)
         layout = _encoder_layout(opened)
         made = calibration_set(opened, entry.spec, need, layout, folder, wanted, say)
         arrays, samples = made.arrays, made.samples
+    emulator = compiler.emulation(entry.spec, group.options)
+    emulation = None
+    if emulator is not None:
+        emulation = prepare_emulation(opened, entry.spec, emulator, folder, run, say)
     files = compiler.inputs(entry.files)
     for file in files:
         shutil.copyfile(opened.path(file), folder / Path(file).name)
@@ -348,6 +373,7 @@ def _planned(
             files=tuple(Path(file).name for file in files),
             arrays=arrays,
             samples=samples,
+            emulation=emulation.files if emulation else (),
         )
     )
     return _Planned(
@@ -355,7 +381,13 @@ def _planned(
         artifact=folder / plan.stages[-1].writes[-1],
         keep=plan.keep,
         samples=samples,
+        emulation=emulation,
     )
+
+
+def _run_options(options: CompileOptions) -> RunOptions:
+    """Of the programs that compute calibration sets and expected outputs."""
+    return RunOptions(threads=options.threads, trust=options.trust)
 
 
 def _encoder_layout(opened: Bundle) -> Layout:
@@ -418,7 +450,17 @@ def _explained(group: _Group, failure: Failure) -> LoweringError:
     )
 
 
-def _artifact(group: _Group, entry: ProgramEntry, plan: _Planned) -> Artifact:
+def _checks(opened: Bundle, plan: _Planned, options: CompileOptions, say: Say) -> tuple[Check, ...]:
+    """What the vendor's emulator computed, compared; nothing where it did not run."""
+    if plan.emulation is None:
+        return ()
+    run = _run_options(options)
+    return emulation_checks(opened, plan.emulation, plan.artifact.parent, run, say)
+
+
+def _artifact(
+    group: _Group, entry: ProgramEntry, plan: _Planned, checks: tuple[Check, ...]
+) -> Artifact:
     facts = dict(group.compiler.check(plan.artifact, entry.spec))
     if plan.samples:
         facts["calibration_samples"] = plan.samples
@@ -438,6 +480,8 @@ def _artifact(group: _Group, entry: ProgramEntry, plan: _Planned) -> Artifact:
         compiler=group.compiler.title,
         machine=machine() if group.interpreter else {},  # else on another machine
         beside=tuple(folder / file for file in plan.keep),
+        emulation=plan.emulation.need.kind if plan.emulation else "emulated",
+        checks=checks,
     )
 
 
@@ -455,5 +499,6 @@ def _compiled(bundle: Bundle, name: str, artifact: Artifact, group: _Group) -> C
         compiler=str(artifact.facts.get("compiler", "")),
         samples=int(artifact.facts.get("calibration_samples", 0)),
         snr_db=artifact.facts.get("snr_db", {}),
+        emulation=artifact.checks,
         logs=tuple(str(path) for path in sorted(artifact.path.parent.glob("*.log"))),
     )

@@ -35,7 +35,7 @@ class InspectOptions:
     trust: bool = False  # run it in this process, without limits
 
 
-def inspect_program(
+def inspect(
     path: Path, options: InspectOptions | None = None, *, say: Say = lambda _: None
 ) -> "Inspected":
     """Run a compiled program, or all of a file or bundle, and say which nodes ran where.

@@ -14,7 +14,7 @@ import pytest
 
 from whisperport import targets
 from whisperport.bundle import Bundle
-from whisperport.compiling import Compiled, CompileOptions, compile_bundle
+from whisperport.compiling import Compiled, CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.importing import ImportOptions, import_artifact
@@ -31,7 +31,7 @@ HOW_TO = (ROOT / "docs" / "how-to" / "add-a-target.md").read_text(encoding="utf-
 FILES = {path.name: path for path in sorted((HERE / "dummy").glob("*.py"))}
 
 ONE = RunOptions(threads=1)
-EMULATED = RunOptions(threads=1, options={"emulation": "onnx"})
+EMULATED = RunOptions(threads=1, options={"dummy1.emulation": "onnx", "dummy2.emulation": "onnx"})
 
 
 def _noise(seed: int) -> np.ndarray:
@@ -87,7 +87,7 @@ def compiled(bundle: Path, recording: Path, tmp_path: Path) -> Callable[..., Com
     def run(options: dict[str, str] | None = None, **more: Any) -> Compiled:
         few = {"dummy1.samples": "4", "dummy2.samples": "12", **(options or {})}
         sdk = {"toolchains": {"dummy": str(interpreter(tmp_path))}, **more}
-        return compile_bundle(
+        return compile(
             bundle,
             CompileOptions(calibration=recording, force=True, options=few, threads=1, **sdk),
         )

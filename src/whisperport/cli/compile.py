@@ -17,12 +17,13 @@ from whisperport.cli.evidence_words import how_to_record
 from whisperport.cli.options import (
     as_json,
     options_help,
+    pairs,
     target_option,
     threads,
     trust,
-    pairs,
 )
-from whisperport.compiling import CompiledProgram, CompileOptions, compile_bundle
+from whisperport.compiling import CompiledProgram, CompileOptions
+from whisperport.compiling import compile as run_compile
 from whisperport.targets import TARGETS
 from whisperport.watchdog import MAX_STALL_S, run_watched
 
@@ -103,7 +104,7 @@ def compile_verb(
         bundle.absolute().parent / f"{bundle.resolve().name}.compile"
     )  # of `.` too, which has no name
     with stages() as say:
-        job = (compile_bundle, bundle, options)
+        job = (run_compile, bundle, options)
         compiled = run_watched(*job, out=log, writes=bundle, say=say, stall_s=60 * stall_after)
     if as_json:
         print_json([_to_json(program) for program in compiled.programs])

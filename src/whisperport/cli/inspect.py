@@ -19,7 +19,8 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.options import as_json, pairs, threads
-from whisperport.inspecting import InspectOptions, inspect_program
+from whisperport.inspecting import InspectOptions
+from whisperport.inspecting import inspect as run_inspect
 from whisperport.ranges import MAX_REPEAT
 
 if TYPE_CHECKING:  # boards have no inspection
@@ -105,7 +106,7 @@ def inspect(
         trust=trust,
     )
     with stages() as say:
-        inspected = inspect_program(lowered, options, say=say)
+        inspected = run_inspect(lowered, options, say=say)
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
         print_json({"programs": programs_as_json, "skipped": list(inspected.skipped)})

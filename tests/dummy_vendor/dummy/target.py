@@ -89,7 +89,8 @@ class Dummy(Target):
             raise BundleError(
                 f"`{entry.spec.name}` is not compiled for `{self.spec.name}` yet",
                 why=f"the bundle holds {', '.join(entry.files)}",
-                hint="whisperport compile BUNDLE; until then, `--run-option emulation=onnx`",
+                hint="whisperport compile BUNDLE; until then, `--run-option "
+                f"{self.spec.name}.emulation=onnx`",
             )
         if emulated:
             return OnnxRunner(entry.spec, OnnxGraph.of(folder, entry, file), threads)

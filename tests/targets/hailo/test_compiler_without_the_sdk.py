@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from whisperport.dims import Dims
@@ -67,14 +68,17 @@ def _prepared(
     width: int = 384,
     onnx: bytes = b"onnx",
     value: float = 1.0,
+    emulated: np.ndarray | None = None,
 ) -> Path:
-    """A work folder as `compile_bundle` leaves it to the driver."""
+    """A work folder as `compile` leaves it to the driver."""
     folder = work / spec.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{spec.name}.onnx").write_bytes(onnx)
     arrays = tuple(f"input_layer{i}.npy" for i in range(1, len(spec.inputs) + 1))
     for array in arrays:
         np.save(folder / array, np.full((2, 1, 8, 3), value, np.float32))
+    if emulated is not None:
+        np.save(folder / "emulated_input_layer1.npy", emulated)
     compiler = HailoCompiler(HAILO8L)
     plan = compiler.plan(
         CompileRequest(
@@ -85,6 +89,7 @@ def _prepared(
             files=(f"{spec.name}.onnx",),
             arrays=arrays,
             samples=2,
+            emulation=() if emulated is None else ("emulated_input_layer1.npy",),
         )
     )
     job = Job(name=spec.name, stages=plan.stages, settings=plan.settings)
@@ -131,6 +136,53 @@ def test_without_the_sdk_a_decoders_set_is_given_by_the_names_of_layers(tmp_path
         "decode_full/input_layer1",
         "decode_full/input_layer2",
     }
+
+
+def test_without_the_sdk_the_quantized_program_is_emulated_between_optimizing_and_compiling(
+    tmp_path, sdk
+):
+    work = _prepared(
+        tmp_path / "work", onnx=_scaling(), emulated=np.float32([[[[-3, 7]]], [[[1, 2]]]])
+    )
+
+    _run(work)
+
+    assert sdk.names() == [
+        *STAGES[:7],
+        *("ClientRunner", "infer_context", "infer"),
+        *STAGES[7:],
+    ]
+    given = dict(sdk.calls)
+    assert given["ClientRunner.infer_context"] == {"inference_context": "quantized"}
+    assert given["ClientRunner.infer"]["dataset"].shape == (2, 1, 1, 2)
+    made = np.load(work / "encoder" / "emulated_output1.npy")
+    np.testing.assert_allclose(made.reshape(2, 2), [[-6, 14], [2, 4]], atol=14 / 127)
+    assert (made != 2 * given["ClientRunner.infer"]["dataset"].reshape(made.shape)).any()
+
+
+def test_an_emulator_that_fails_names_the_option_that_compiles_without_it(tmp_path, sdk):
+    work = _prepared(tmp_path / "work", emulated=np.zeros((1, 1, 1, 2), np.float32))
+    sdk.failures["ClientRunner.infer"] = RuntimeError("no TensorFlow")
+
+    told = _stopped(work)
+
+    assert told["stage"] == "emulate"
+    failure = Failure(kind="failed", message=told["message"], program="encoder", stage="emulate")
+    assert "`--option hailo8l.emulate=off`" in HailoCompiler(HAILO8L).explain(failure)[1]
+    assert HailoCompiler(HAILO8L).emulation(ENCODER, ScriptOptions(emulate=False)) is None
+
+
+def _scaling() -> bytes:
+    """An ONNX program that doubles its input."""
+    node = onnx.helper.make_node("Add", ["x", "x"], ["y"])
+    tensors = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2, 1, 1])
+        for name in "xy"
+    ]
+    graph = onnx.helper.make_graph([node], "doubles", tensors[:1], tensors[1:])
+    opset = onnx.helper.make_opsetid("", 17)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    return model.SerializeToString()
 
 
 def test_without_the_sdk_finished_stages_are_kept(work, sdk):
