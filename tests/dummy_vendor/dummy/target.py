@@ -45,12 +45,13 @@ class Dummy(Target):
         self.spec = TargetSpec(
             name=chip,
             summary="An accelerator that exists in tests only",
-            status="checked against contract",
             max_rank=4,
             formats=frozenset({"torch", "onnx"}),
             programs=frozenset({"encoder", "step"}),
             fallback="onnxruntime",
+            runtime="onnxruntime",
             emulation={"emulation": "onnx"},
+            emulation_runtime="onnxruntime",
             extra="export",
             sources={
                 "dtypes": "the dummy's data sheet, page 1",
