@@ -112,6 +112,55 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
     assert reopened.manifest.status("step") == "run here"
 
 
+def test_without_the_sdk_the_quantized_encoder_is_emulated_compared_and_the_numbers_are_kept(
+    bundle, recordings, sdk
+):
+    compiled = compile(bundle, _options(recordings))
+
+    manifest = Bundle.open(bundle).manifest
+    emulated = next(
+        one
+        for one in manifest.evidence("encoder")
+        if "3.31.0" in one.runtime.values() and one.checks
+    )
+    (program,) = compiled.programs
+    assert emulated.kind == "emulated"
+    assert emulated.checks == program.emulation
+    assert set(emulated.files) == {"hailo8l/encoder.onnx", "hailo8l/encoder.alls"}
+    features = [check for check in emulated.checks if check.level == "arrays"]
+    assert {check.program for check in features} == {"encoder"}
+    assert all(20 < check.value["sqnr_db"] < 60 for check in features)  # 8 bits, not float32
+    assert all(check.value["worst_frame_cosine"] > 0.9 for check in features)
+    assert [check.level for check in emulated.checks][-1] == "words"
+    assert emulated.passed
+    # What was compiled has not run.
+    assert manifest.status("encoder") == "compiled here"
+    assert not manifest.is_verified("encoder")
+
+
+def test_without_the_sdk_an_emulated_encoder_that_loses_its_words_is_reported_and_compiled(
+    bundle, recordings, sdk
+):
+    sdk.configure(levels=1)
+
+    (program,) = compile(bundle, _options(recordings)).programs
+
+    failed = [check for check in program.emulation if not check.passed]
+    assert failed
+    assert Bundle.open(bundle).manifest.status("encoder") == "compiled here"
+
+
+def test_without_the_sdk_emulation_can_be_left_out(bundle, recordings, sdk):
+    options = _options(recordings)
+
+    (program,) = compile(
+        bundle, replace(options, options={**options.options, "hailo8l.emulate": "off"})
+    ).programs
+
+    assert program.emulation == ()
+    assert "infer" not in sdk.names()
+
+
 @pytest.mark.parametrize("name", ["", "somebody's"])
 def test_a_compiled_bundle_is_trusted_if_it_was_before(bundle, recordings, sdk, name):
     # given

@@ -29,13 +29,13 @@ LAYERS = (
         "regular_file",
         "unpacking",
     ),
-    ("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process", "runner"),
+    ("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process", "runner", "host_part"),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("toolchain", "targets"),
     ("runtime", "verification", "calibration"),
     (
         *("preflight", "watchdog", "transcription", "live", "exporting", "lowering", "fixing"),
-        *("compiling", "importing", "inspecting"),
+        *("checking", "emulating", "compiling", "importing", "inspecting"),
     ),
     ("bench", "doctor", "demo"),
     ("cli", "__main__"),
@@ -52,7 +52,7 @@ SHARED = {
         *("base", "compiler", "importer", "options"),
         *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights"),
     },
-    "rewrites": {"base", "graph"},
+    "rewrites": {"base", "graph", "host"},
 }
 
 ROOT = Path(whisperport.__file__).parent

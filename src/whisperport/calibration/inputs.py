@@ -50,7 +50,7 @@ def program_inputs(
         recorders.append(_Recorder(runner))
         return recorders[-1]
 
-    engine = load_engine(bundle, _emulated(bundle, run), recording)
+    engine = load_engine(bundle, emulated(bundle, run), recording)
     (recorder,) = recorders
     source = _Source(engine.decoder(), spec)
     for index, mel in enumerate(mels):
@@ -160,8 +160,8 @@ def _has_room(full: WithoutCache) -> bool:
     return len(full.tokens) < full.rows
 
 
-def _emulated(bundle: Bundle, run: RunOptions) -> RunOptions:
-    """With emulation for every target that can be emulated."""
+def emulated(bundle: Bundle, run: RunOptions) -> RunOptions:
+    """The same options, with emulation of every target that can be emulated on the CPU."""
     emulation: dict[str, str] = {}
     for entry in bundle.manifest.programs:
         emulation |= with_target(get_target(entry.target).spec.emulation, entry.target)

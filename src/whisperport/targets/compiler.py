@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from whisperport.dims import Dims
 from whisperport.runner import Array
@@ -37,6 +37,23 @@ class CalibrationNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmulationNeed:
+    """What a vendor's emulator of quantized programs is given, and what it gives back.
+
+    One of the stages in the plan reads the inputs and writes the outputs: `.npy` arrays of
+    (samples, ...) in the program's folder. The samples come from the bundle's reference clips, never
+    from the calibration set, and whisperport compares the outputs.
+    """
+
+    inputs: tuple[str, ...]  # names of arrays, in the order of the program's inputs
+    outputs: tuple[str, ...]  # names of arrays, in the order of the program's outputs
+    layout: Layout = unchanged  # of one sample of one input
+    # simulated: the stage runs the compiled file itself, as the device would; emulated: it runs the
+    # quantized program that the compiled file is made from
+    kind: Literal["emulated", "simulated"] = "emulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRequest:
     """One program that is to be compiled."""
 
@@ -49,6 +66,8 @@ class CompileRequest:
     files: tuple[str, ...]  # the lowered files in it
     arrays: tuple[str, ...] = ()  # the calibration set in it: one `.npy` per input, (samples, ...)
     samples: int = 0
+    # the inputs of the emulation in it: one `.npy` per input; empty: nothing is to be emulated
+    emulation: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +97,10 @@ class Compiler(ABC):
     @abstractmethod
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
         """The calibration set that a program needs; None: it needs none."""
+
+    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
+        """What the vendor's emulator needs of a program; None: it has none, or it is not wanted."""
+        return None
 
     @abstractmethod
     def plan(self, request: CompileRequest) -> CompilePlan:

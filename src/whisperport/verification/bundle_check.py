@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
 from whisperport.checks import Check, Level
+from whisperport.dims import Dims
 from whisperport.errors import NumericalError
 from whisperport.generation import Generation
-from whisperport.runtime import Decoded, DecodeOptions, Decoder, Engine, decode_window, load_engine
+from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.runtime.engine import FULL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.targets import RunOptions
@@ -99,14 +100,44 @@ def _transcript_checks(
     """Tokens, words and isolation: every clip is transcribed, the last one again in a fresh session."""
     of_all = coarsest(precision.values())
     heard = [_transcribe(decoder, clip, reference, say) for clip in reference.clips]
-    end = bundle.manifest.generation.end_of_text
-    for decoded, clip in zip(heard, reference.clips, strict=True):
-        yield _token_check(decoded, clip, end, of_all)
-    yield from _word_checks(bundle, reference, heard, of_all)
+    yield from _decoded_checks(bundle, reference, heard, of_all)
     if heard:
         say("clip by clip in a fresh session")
         fresh = load_engine(bundle, run).decoder()
         yield _isolation_check(fresh, reference, heard[-1], say)
+
+
+def words_of_features(
+    bundle: Bundle,
+    decoder: Decoder,
+    features: Sequence[np.ndarray],
+    precision: str,
+    say: Say = lambda _: None,
+) -> list[Check]:
+    """Tokens and words that a bundle's decoder makes of features that something else has computed.
+
+    Args:
+        features: (T, d) of every clip of the bundle's reference, in its order.
+        precision: that the features were computed in.
+    """
+    reference, heard = Reference.from_arrays(bundle.reference()), []
+    try:
+        for clip, encoded in zip(reference.clips, features, strict=True):
+            say(f"decoding {clip.name}")
+            heard.append(_decode(decoder, encoded, clip, reference))
+    except NumericalError as error:
+        return [_not_finite("words", "transcripts", error)]
+    return list(_decoded_checks(bundle, reference, heard, precision))
+
+
+def _decoded_checks(
+    bundle: Bundle, reference: Reference, heard: list[Decoded], precision: str
+) -> Iterator[Check]:
+    """The tokens of every clip, and the words of all."""
+    end = bundle.manifest.generation.end_of_text
+    for decoded, clip in zip(heard, reference.clips, strict=True):
+        yield _token_check(decoded, clip, end, precision)
+    yield from _word_checks(bundle, reference, heard, precision)
 
 
 def _array_checks(
@@ -134,7 +165,7 @@ def _clip_checks(
     of_decoder = coarsest(p for name, p in precision.items() if name not in ("encoder", FULL))
     by_words = of_encoder in JUDGED_BY_WORDS
     gate, encoder_gate = GATES[of_decoder], JUDGED_BY_WORDS.get(of_encoder, GATES[of_encoder])
-    features = engine.encode(_mel(engine, clip))
+    features = engine.encode(reference_mel(engine.dims, clip))
     found = compare("features", features, clip.features, encoder_gate, frame_axis=0)
     yield Check.of("arrays", "encoder", clip.name, found)
 
@@ -166,8 +197,9 @@ def _clip_checks(
         yield Check.of("arrays", FULL, clip.name, full)
 
 
-def _mel(engine: Engine, clip: ReferenceClip) -> np.ndarray:
-    return log_mel(clip.sound, engine.dims.n_mels, n_frames=engine.dims.n_frames)
+def reference_mel(dims: Dims, clip: ReferenceClip) -> np.ndarray:
+    """The spectrogram (n_mels, 2T) of a clip, of one window."""
+    return log_mel(clip.sound, dims.n_mels, n_frames=dims.n_frames)
 
 
 def _forced_logits(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
@@ -205,14 +237,21 @@ def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
 
 def _transcribe(decoder: Decoder, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
     say(f"transcribing {clip.name}")
-    engine = decoder.engine
+    features = decoder.engine.encode(reference_mel(decoder.engine.dims, clip))
+    return _decode(decoder, features, clip, reference)
+
+
+def _decode(
+    decoder: Decoder, features: np.ndarray, clip: ReferenceClip, reference: Reference
+) -> Decoded:
+    """What the decoder makes of a clip's features (T, d), as the reference was decoded."""
     options = DecodeOptions(
-        language=_language(engine.generation, clip),
+        language=_language(decoder.engine.generation, clip),
         max_tokens=reference.max_tokens,
         timestamps=False,
         repetition_penalty=1.0,  # the reference has no guards
     )
-    return decode_window(decoder, engine.encode(_mel(engine, clip)), options)
+    return decode_window(decoder, features, options)
 
 
 def _language(generation: Generation, clip: ReferenceClip) -> str:

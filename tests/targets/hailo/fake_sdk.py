@@ -1,5 +1,7 @@
 """A `hailo_sdk_client` of the recorded signatures: it compiles nothing, and checks what it is given.
 
+Its emulator runs the ONNX file that was parsed, with inputs and outputs rounded to 8 bits.
+
 `FakeSdk` is the module itself, for this process. `InstalledSdk` installs one for another process, where
 it is found and run as the real one would be: by the interpreter that a toolchain names.
 """
@@ -9,13 +11,14 @@ import json
 import os
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .recorded_signatures import COMPILER, bind
 
-# A fake HAR says what was done, and to which network.
+# A fake HAR says what was done, to which network, and of which ONNX file.
 PARSED, OPTIMIZED, COMPILED = "parsed", "optimized", "compiled"
 KILL = "kill"  # in place of a failure's class: the process is killed
 
@@ -28,7 +31,11 @@ class FakeSdk(types.ModuleType):
         self.hefs, self.__version__ = dict(hefs), version
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.failures: dict[str, BaseException] = {}
+        self.levels = 127  # that the emulator rounds to, on each side of zero
         self.ClientRunner = lambda *a, **k: FakeRunner(self, *a, **k)
+        self.InferenceContext = types.SimpleNamespace(
+            SDK_NATIVE="native", SDK_QUANTIZED="quantized", SDK_HAILO_HW="hardware"
+        )
 
     def called(self, name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         arguments = bind(COMPILER, name, *args, **kwargs)
@@ -46,9 +53,9 @@ class FakeRunner:
         self._sdk = sdk
         given = sdk.called("ClientRunner", *args, **kwargs)
         assert (given["hw_arch"] is None) != (given["har"] is None)
-        self._done, self._network = "", ""
+        self._done = self._network = self._onnx = self._context = ""
         if given["har"] is not None:
-            self._done, self._network = Path(given["har"]).read_text().split()
+            self._done, self._network, self._onnx = Path(given["har"]).read_text().split()
         assert given["hw_arch"] in (None, "hailo8", "hailo8l", "hailo10h")
 
     def translate_onnx_model(self, *args: Any, **kwargs: Any) -> None:
@@ -57,6 +64,7 @@ class FakeRunner:
         assert Path(given["onnx_path"]).is_file()
         assert "." not in given["model_name"]
         self._done, self._network = PARSED, given["model_name"]
+        self._onnx = given["onnx_path"]
 
     def load_model_script(self, *args: Any, **kwargs: Any) -> None:
         given = self._sdk.called("ClientRunner.load_model_script", *args, **kwargs)
@@ -80,6 +88,50 @@ class FakeRunner:
         os.write(1, b"[info] Output layers signal-to-noise ratio (SNR)\n" + line.encode())
         self._done = OPTIMIZED
 
+    @contextmanager
+    def infer_context(self, *args: Any, **kwargs: Any) -> Iterator[object]:
+        given = self._sdk.called("ClientRunner.infer_context", *args, **kwargs)
+        assert self._done == OPTIMIZED
+        self._context = given["inference_context"]
+        yield self
+        self._context = ""
+
+    def infer(self, *args: Any, **kwargs: Any) -> Any:
+        import numpy as np
+        import onnxruntime
+
+        given = self._sdk.called("ClientRunner.infer", *args, **kwargs)
+        assert given["context"] is self
+        assert self._context == self._sdk.InferenceContext.SDK_QUANTIZED
+        data = given["dataset"]
+        if isinstance(data, dict):
+            assert [name.rpartition("/")[2] for name in data] == [
+                f"input_layer{i}" for i in range(1, len(data) + 1)
+            ]
+        arrays = list(data.values()) if isinstance(data, dict) else [data]
+        for array in arrays:
+            assert array.dtype == np.float32
+            assert array.ndim == 4
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(self._onnx, options)
+        samples = []
+        for sample in zip(*arrays, strict=True):
+            feed = {
+                tensor.name: _as_graph(self._rounded(one), tensor.shape)
+                for tensor, one in zip(session.get_inputs(), sample, strict=True)
+            }
+            samples.append([self._rounded(out) for out in session.run(None, feed)])
+        # With a height of 1, as the emulator has them.
+        outputs = [np.stack(out) for out in zip(*samples, strict=True)]
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _rounded(self, array: Any) -> Any:
+        import numpy as np
+
+        step = np.abs(array).max() / self._sdk.levels
+        return (np.round(array / step) * step).astype(np.float32)
+
     def compile(self, *args: Any, **kwargs: Any) -> bytes:
         self._sdk.called("ClientRunner.compile", *args, **kwargs)
         assert self._done == OPTIMIZED
@@ -90,7 +142,16 @@ class FakeRunner:
         given = self._sdk.called("ClientRunner.save_har", *args, **kwargs)
         assert type(given["path"]) is str
         assert given["path"].endswith(".har")
-        Path(given["path"]).write_text(f"{self._done} {self._network}")
+        Path(given["path"]).write_text(f"{self._done} {self._network} {self._onnx}")
+
+
+def _as_graph(sample: Any, shape: list[int]) -> Any:
+    """A sample (H, W, C) as the graph's input: channels first where that has four axes."""
+    import numpy as np
+
+    moved = sample.transpose(2, 0, 1)[None] if len(shape) == 4 else sample
+    assert list(moved.shape) == shape
+    return np.ascontiguousarray(moved)
 
 
 class InstalledSdk:
@@ -112,12 +173,17 @@ class InstalledSdk:
         hefs: Mapping[str, bytes] | None = None,
         version: str = "3.31.0",
         failures: Mapping[str, tuple[str, str]] | None = None,
+        levels: int = 127,
     ) -> None:
-        """What it does from now on; `failures`: call -> class and message of what it raises."""
+        """What it does from now on.
+
+        `failures`: call -> class and message of what it raises; `levels`: of its emulator.
+        """
         if hefs is not None:
             self.hefs = dict(hefs)
         encoded = {name: base64.b64encode(hef).decode() for name, hef in self.hefs.items()}
-        told = {"hefs": encoded, "version": version, "failures": dict(failures or {})}
+        told = {"hefs": encoded, "version": version, "levels": levels}
+        told["failures"] = dict(failures or {})
         (self._folder / "sdk.json").write_text(json.dumps(told))
 
     def names(self) -> list[str]:
@@ -135,7 +201,7 @@ class ConfiguredSdk(FakeSdk):
         told = json.loads((folder / "sdk.json").read_text())
         hefs = {name: base64.b64decode(text) for name, text in told["hefs"].items()}
         super().__init__(hefs, told["version"])
-        self._folder, self._failures = folder, told["failures"]
+        self._folder, self._failures, self.levels = folder, told["failures"], told["levels"]
 
     def called(self, name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         with (self._folder / "calls.txt").open("a") as log:

@@ -5,7 +5,8 @@ it would there.
 
     runtime   hailo-ai/hailort@19b0443, hailort/libhailort/bindings/python/platform/hailo_platform/
               pyhailort/pyhailort.py, by class and method, and bindings/python/src/infer_model_api.cpp
-    compiler  is not public: hailocs/hailo-whisper@347d8a0, conversion/convert_whisper_encoder.py,
+    compiler  is not public: hailocs/hailo-whisper@347d8a0, conversion/convert_whisper_encoder.py and
+              evaluation/hailo/hailo_sdk_encoder.py,
               and callers in hailo-ai/hailo_model_zoo@0044d9a, hailo_model_zoo/core/main_utils.py
 """
 
@@ -29,6 +30,7 @@ class Recorded:
 PYHAILORT = "pyhailort.py, {}"
 ENCODER = "convert_whisper_encoder.py, HailoWhisperEncoder.{}"
 ZOO = "hailo_model_zoo/core/main_utils.py, {}"
+EMULATED = "evaluation/hailo/hailo_sdk_encoder.py and hailo_sdk_decoder.py of hailocs/hailo-whisper"
 
 RUNTIME = (
     Recorded("Device.scan", "", PYHAILORT.format("class Device")),
@@ -96,6 +98,8 @@ COMPILER = (
     Recorded(
         "ClientRunner.optimize", "calib_data, work_dir=None", ENCODER.format("quantize_model")
     ),
+    Recorded("ClientRunner.infer_context", "inference_context", EMULATED),
+    Recorded("ClientRunner.infer", "context, dataset", EMULATED),
     Recorded("ClientRunner.compile", "", ENCODER.format("compile_model")),
 )
 

@@ -9,7 +9,13 @@ from whisperport.atomic import write_atomic
 from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.spec import ProgramSpec
-from whisperport.targets.compiler import CalibrationNeed, CompilePlan, Compiler, CompileRequest
+from whisperport.targets.compiler import (
+    CalibrationNeed,
+    CompilePlan,
+    Compiler,
+    CompileRequest,
+    EmulationNeed,
+)
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.hef import ARCHITECTURES, Hef, read_hef
@@ -73,11 +79,20 @@ class HailoCompiler(Compiler):
         chosen = cast(ScriptOptions, options)
         return CalibrationNeed(
             samples=samples_needed(dims.n_audio_state, chosen, program=_recipe_of(spec)),
-            names=tuple(f"input_layer{i}" for i in range(1, len(spec.inputs) + 1)),
+            names=_layers(spec),
             layout=as_stream,
             fewer=f"`--option {self._chip.name}.finetune=off` needs fewer"
             if chosen.finetune
             else "",
+        )
+
+    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
+        if not cast(ScriptOptions, options).emulate:
+            return None
+        return EmulationNeed(
+            inputs=tuple(f"emulated_{layer}" for layer in _layers(spec)),
+            outputs=tuple(f"emulated_output{i}" for i in range(1, len(spec.outputs) + 1)),
+            layout=as_stream,
         )
 
     def plan(self, request: CompileRequest) -> CompilePlan:
@@ -90,19 +105,20 @@ class HailoCompiler(Compiler):
             samples=request.samples,
         )
         write_atomic(request.folder / f"{name}.alls", script.encode("utf-8"))
-        return CompilePlan(
-            stages=(
-                Stage("parse", (f"{name}.onnx",), ("parsed.har",)),
-                Stage(
-                    "optimize",
-                    ("parsed.har", f"{name}.alls", *request.arrays),
-                    ("optimized.har",),
-                ),
-                Stage("compile", ("optimized.har",), (f"{name}.hef",)),
-            ),
-            settings={"calibration": _by_layer(name, request.arrays)},
-            keep=(f"{name}.alls",),
-        )
+        optimize = ("parsed.har", f"{name}.alls", *request.arrays)
+        stages = [
+            Stage("parse", (f"{name}.onnx",), ("parsed.har",)),
+            Stage("optimize", optimize, ("optimized.har",)),
+            Stage("compile", ("optimized.har",), (f"{name}.hef",)),
+        ]
+        settings: dict[str, Any] = {"calibration": _by_layer(request, request.arrays)}
+        need = self.emulation(request.spec, chosen)
+        if need is not None and request.emulation:
+            outputs = tuple(f"{output}.npy" for output in need.outputs)
+            stages.insert(2, Stage("emulate", ("optimized.har", *request.emulation), outputs))
+            settings["emulation"] = _by_layer(request, request.emulation)
+            settings["emulated"] = outputs
+        return CompilePlan(stages=tuple(stages), settings=settings, keep=(f"{name}.alls",))
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
         hef = check_hef(artifact, self._chip, spec)
@@ -113,6 +129,11 @@ class HailoCompiler(Compiler):
         return {layer: float(decibels) for layer, decibels in found}
 
     def explain(self, failure: Failure) -> tuple[str, str]:
+        if failure.stage == "emulate":
+            return (
+                "could not run the quantized program by its emulator",
+                f"`--option {self._chip.name}.emulate=off` compiles without it",
+            )
         known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
         happened, hint = known or super().explain(failure)
         return happened, hint.replace("{chip}", self._chip.name).replace(
@@ -125,12 +146,18 @@ def _recipe_of(spec: ProgramSpec) -> str:
     return spec.name if spec.name == "decode_full" else "encoder"
 
 
-def _by_layer(program: str, arrays: Sequence[str]) -> str | dict[str, str]:
+def _layers(spec: ProgramSpec) -> tuple[str, ...]:
+    """The inputs, as the compiler names their layers."""
+    return tuple(f"input_layer{i}" for i in range(1, len(spec.inputs) + 1))
+
+
+def _by_layer(request: CompileRequest, arrays: Sequence[str]) -> str | dict[str, str]:
     """One file, or the compiler's name of each input's layer -> its file."""
     if len(arrays) == 1:
         return arrays[0]
-    network = program.replace(".", "_")  # as the compiler names it
-    return {f"{network}/{array.removesuffix('.npy')}": array for array in arrays}
+    network = request.spec.name.replace(".", "_")  # as the compiler names it
+    layers = _layers(request.spec)
+    return {f"{network}/{layer}": array for layer, array in zip(layers, arrays, strict=True)}
 
 
 def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:

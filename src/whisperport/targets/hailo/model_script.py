@@ -21,7 +21,7 @@ TINY, BASE = 384, 512  # widths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """The options of a model script; the defaults are the vendor's.
+    """The options of compiling; those of the model script have the vendor's defaults.
 
     Raises:
         UsageError: a number out of range.
@@ -44,6 +44,10 @@ class ScriptOptions:
         SixteenBit,
         Option("What is computed in 16 bits; the list of layers fits Hailo's own graphs only"),
     ] = "adds"
+    emulate: Annotated[
+        bool,
+        Option("Run the quantized program on the CPU by Hailo's emulator, and compare its outputs"),
+    ] = True
     compiler_optimization_level: Annotated[
         Literal[0, 1, 2, "max"] | None,
         Option("Compile effort for a faster placement; without it, the compiler's own"),

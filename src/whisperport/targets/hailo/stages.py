@@ -1,10 +1,11 @@
-"""The stages of Hailo's compiler: parse, optimize, compile. Run by `toolchain/driver.py`.
+"""The stages of Hailo's compiler: parse, optimize, emulate, compile. Run by `toolchain/driver.py`.
 
 Needs the vendor's SDK (`hailo_sdk_client`) and nothing of whisperport: a copy of this file is the
 `stages.py` of a work folder. What it calls, and how, is compared with recorded signatures in the tests.
 
     encoder.onnx ─parse─► parsed.har ─optimize─► optimized.har ─compile─► encoder.hef
-                 encoder.alls, calibration arrays ─┘
+                 encoder.alls, calibration arrays ─┘              │
+                                            emulated inputs ─emulate─► emulated outputs
 """
 
 import re
@@ -59,6 +60,28 @@ def _optimize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, A
     runner.save_har(str(folder / "optimized.har"))
 
 
+def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Run the quantized program on the CPU; its outputs come in the order of the graph's.
+
+    Source: hailocs/hailo-whisper@347d8a0, evaluation/hailo/hailo_sdk_decoder.py.
+    """
+    import hailo_sdk_client
+    import numpy as np
+
+    told = program["settings"]
+    runner = hailo_sdk_client.ClientRunner(har=str(folder / "optimized.har"))
+    given = _arrays(told["emulation"], folder)
+    with runner.infer_context(hailo_sdk_client.InferenceContext.SDK_QUANTIZED) as context:
+        made = runner.infer(context, given)
+    if isinstance(made, Mapping):  # by the name of the output's layer
+        made = list(made.values())
+    outputs = made if isinstance(made, (list, tuple)) else [made]
+    if len(outputs) != len(told["emulated"]):
+        raise ValueError(f"{len(outputs)} outputs; expected {len(told['emulated'])}")
+    for file, output in zip(told["emulated"], outputs):  # noqa: B905  # Python 3.9 has no `strict`
+        np.save(folder / file, np.asarray(output, np.float32), allow_pickle=False)
+
+
 def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     import hailo_sdk_client
 
@@ -80,5 +103,6 @@ def _arrays(files: Any, folder: Path) -> Any:
 STAGES: Mapping[str, Callable[[Path, Mapping[str, Any], Mapping[str, Any]], None]] = {
     "parse": _parse,
     "optimize": _optimize,
+    "emulate": _emulate,
     "compile": _compile,
 }
