@@ -1,5 +1,6 @@
 """From a checkpoint to a bundle: trace, rewrite, lower, verify, and only then put it in place."""
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +69,7 @@ class ExportOptions:
     options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
     uncached_decoder: bool = False  # export `decode_full` too, where the target can run it
     clips: Sequence[Clip] | None = None  # recordings to verify with; None: those of the package
-    allow_unverified: bool = False  # write the bundle although it failed, marked so for ever
+    allow_unverified: bool = False  # write the bundle although it failed, permanently marked so
     preflight: bool = True  # refuse at once what memory or disk have no room for
     run: RunOptions = field(default_factory=RunOptions)  # also the threads of torch
 
@@ -147,6 +148,8 @@ def export(
             versions=versions(BUILD_PACKAGES),
             machine=machine(),
         )
+        del model, programs, checkpoint  # verifying needs memory of its own
+        gc.collect()  # graphs refer to themselves
         run = _emulated(options.run, placed)
         preview = writer.preview(manifest)
         report = verify(preview, run=run, say=say)
@@ -317,5 +320,5 @@ def _not_verified(out: Path, report: Report) -> VerificationError:
     return VerificationError(
         f"the bundle for {out} does not agree with its checkpoint, and was not written",
         why="; ".join(failures[:3]) + more,
-        hint="`--allow-unverified` writes it all the same, marked as unverified for ever",
+        hint="`--allow-unverified` writes it anyway, permanently marked as failed",
     )
