@@ -88,7 +88,8 @@ def sdk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InstalledSdk:
     return installed
 
 
-FEW = {"hailo8l.finetune": "off"}
+FEW = {"hailo8l.finetune": "off", "hailo8l.emulate": "off"}
+EMULATE = {"hailo8l.finetune": "off"}
 
 
 def _options(recordings: Path | None, *, force: bool = True, **more: Any) -> CompileOptions:
@@ -115,8 +116,13 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
 def test_without_the_sdk_the_quantized_encoder_is_emulated_compared_and_the_numbers_are_kept(
     bundle, recordings, sdk
 ):
-    compiled = compile(bundle, _options(recordings))
+    emulate = replace(_options(recordings), options=EMULATE)
+    compiled = compile(bundle, emulate)
+    sdk.clear()
+    again = compile(bundle, emulate)
 
+    assert sdk.names() == []  # the same inputs were recorded, so the stage is kept
+    assert again.programs == compiled.programs
     manifest = Bundle.open(bundle).manifest
     emulated = next(
         one
@@ -143,7 +149,9 @@ def test_without_the_sdk_an_emulated_encoder_that_loses_its_words_is_reported_an
 ):
     sdk.configure(levels=1)
 
-    (program,) = compile(bundle, _options(recordings)).programs
+    emulate = replace(_options(recordings), options=EMULATE)
+
+    (program,) = compile(bundle, emulate).programs
 
     failed = [check for check in program.emulation if not check.passed]
     assert failed
@@ -151,11 +159,7 @@ def test_without_the_sdk_an_emulated_encoder_that_loses_its_words_is_reported_an
 
 
 def test_without_the_sdk_emulation_can_be_left_out(bundle, recordings, sdk):
-    options = _options(recordings)
-
-    (program,) = compile(
-        bundle, replace(options, options={**options.options, "hailo8l.emulate": "off"})
-    ).programs
+    (program,) = compile(bundle, _options(recordings)).programs
 
     assert program.emulation == ()
     assert "infer" not in sdk.names()
@@ -199,8 +203,11 @@ def test_other_recordings_make_another_set(bundle, recordings, sdk):
 
 
 def test_a_decoder_is_compiled_from_what_the_engine_feeds_it(full_bundle, recordings, sdk):
-    compile(full_bundle, _options(recordings))
+    emulate = replace(_options(recordings), options=EMULATE)
+    _, full = compile(full_bundle, emulate).programs
 
+    assert [check.what for check in full.emulation] == [f"logits_{i}, emulated" for i in range(4)]
+    assert all(25 < check.value["sqnr_db"] < 60 for check in full.emulation)
     opened = Bundle.open(full_bundle)
     assert opened.manifest.program("decode_full").files[0] == "hailo8l/decode_full.hef"
     assert "resources_param" in (full_bundle / "hailo8l" / "decode_full.alls").read_text()
@@ -240,8 +247,8 @@ def test_without_a_device_the_compiled_bundle_is_fed_as_the_emulated_one(
     assert (features == emulated.encode(mel)).all()
 
 
-@pytest.mark.parametrize(("sqnr_db", "passes"), [(40, True), (12, False)])
-def test_without_a_device_a_compiled_bundle_is_held_to_what_8_bits_can_keep(
+@pytest.mark.parametrize(("sqnr_db", "passes"), [(40, True), (12, True), (-20, False)])
+def test_without_a_device_a_compiled_bundle_is_judged_by_its_words_and_dead_frames(
     bundle, recordings, sdk, monkeypatch, sqnr_db, passes
 ):
     compile(bundle, _options(recordings))

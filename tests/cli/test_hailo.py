@@ -1,6 +1,7 @@
 """`whisperport compile` and `import` from the shell, without Hailo's compiler and device."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -50,11 +51,15 @@ def test_without_the_sdk_compile_says_what_was_made_and_what_was_not_done(
         "samples",
     ]
     assert ran.out.endswith(f"{hailo_bundle}: compiled\n")
+    assert "encoder, quantized, in the vendor's emulator:" in ran.out.splitlines()
+    assert re.search(r"arrays +encoder +.*, emulated +SQNR [2-5][0-9] dB,.* pass", ran.out)
     assert "encoder: the compiler measured 9.179 dB SNR at encoder/output_layer1" in ran.err
     assert "the compiled files of encoder were not run" in ran.err
     assert ran.lines[-1] == f"next: whisperport transcribe talk.mp3 --bundle {hailo_bundle}"
     (program,) = json.loads(in_json.out)
     assert program["file"] == "hailo8l/encoder.hef"
+    assert all(check["passed"] for check in program["emulation"])
+    assert program["emulation"][0]["value"]["sqnr_db"] > 20
 
 
 def test_without_the_sdk_compile_leaves_a_folder_and_exit_code_1(run, hailo_bundle, wav, tmp_path):

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import click
 
+from whisperport.bundle.evidence_json import check_to_json
+from whisperport.cli.checks_table import print_checks
 from whisperport.cli.console import (
     print_json,
     print_lines,
     print_next,
     print_note,
     print_table,
+    print_warning,
     stages,
 )
 from whisperport.cli.evidence_words import how_to_record
@@ -116,8 +119,17 @@ def compile_verb(
                 for p in compiled.programs
             ],
         )
+        for program in filter(lambda one: one.emulation, compiled.programs):
+            print_lines("", f"{program.name}, quantized, in the vendor's emulator:")
+            print_checks(program.emulation)
         print_lines("", f"{bundle}: compiled")
     for program in compiled.programs:
+        failed = [check for check in program.emulation if not check.passed]
+        if failed:
+            print_warning(
+                f"{program.name}: {len(failed)} of {len(program.emulation)} comparisons of the quantized "
+                f"program failed; {failed[0].what}: {failed[0].reason}"
+            )
         for layer, decibels in program.snr_db.items():
             print_note(f"{program.name}: the compiler measured {decibels:g} dB SNR at {layer}")
     print_note(how_to_record(bundle, compiled.bundle.manifest))
@@ -125,4 +137,5 @@ def compile_verb(
 
 
 def _to_json(program: CompiledProgram) -> dict[str, object]:
-    return {**asdict(program), "snr_db": dict(program.snr_db)}
+    emulation = [check_to_json(check) for check in program.emulation]
+    return {**asdict(program), "snr_db": dict(program.snr_db), "emulation": emulation}

@@ -1,18 +1,17 @@
 """`whisperport verify`"""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from whisperport.bundle import Bundle
+from whisperport.cli.checks_table import print_checks, print_failures
 from whisperport.cli.console import (
     print_json,
     print_lines,
     print_next,
     print_note,
-    print_table,
     print_warning,
     stages,
 )
@@ -26,7 +25,6 @@ from whisperport.cli.options import (
     threads,
     trust,
 )
-from whisperport.verification import Report
 from whisperport.verification.bundle_check import verify as run_verify
 from whisperport.verification.recording import verify_and_record
 
@@ -68,7 +66,8 @@ def verify(
     if as_json:
         print_json(report.to_json())
     else:
-        _print_report(report)
+        print_checks(report.checks)
+        print_failures(report.failures())
         how = f" ({', '.join(run_options)})" if run_options else ""  # a stand-in is no chip
         print_lines("", f"{bundle}: {'verified' if report else 'NOT VERIFIED'}{how}")
     if record:
@@ -79,39 +78,3 @@ def verify(
         sys.exit(1)
     same = run_option_words(run_options, trust=trust)
     print_next("transcribe", "talk.mp3", "--bundle", bundle, *same)
-
-
-def _print_report(report: Report) -> None:
-    """One line a check, then the rules they were held against, then what failed in full."""
-    print_table(
-        ("level", "program", "what", "measured", "result"),
-        [
-            (c.level, c.program, c.what, _measured(c.value), "pass" if c.passed else "FAIL")
-            for c in report.checks
-        ],
-    )
-    print_lines("")
-    rules = dict.fromkeys((check.level, check.rule) for check in report.checks)
-    print_table(("level", "rule"), list(rules))
-    for failure in report.failures():
-        first, *rest = str(failure).split("\n")
-        print_lines("", f"FAIL: {first}", *rest)
-
-
-# The numbers that tell a reader most, and how they are said; `--json` has all of them.
-_SAID = {
-    "sqnr_db": "SQNR {:.0f} dB",
-    "max_relative": "max|Δ| {:.1e} of max",
-    "hard_flips": "{:.0f} hard flips",
-    "mean_kl": "mean KL {:.1e}",
-    "n_same": "{:.0f} tokens equal",
-    "wer": "WER {:.2%}",
-    "reference_wer": "reference's {:.2%}",
-    "cer": "CER {:.2%}",
-    "reference_cer": "reference's {:.2%}",
-    "avg_logprob_change": "log-probability changed by {:g}",
-}
-
-
-def _measured(value: Mapping[str, float]) -> str:
-    return ", ".join(said.format(value[name]) for name, said in _SAID.items() if name in value)

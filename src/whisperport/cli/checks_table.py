@@ -1,0 +1,46 @@
+"""A table of comparisons, and the rules that they were held to."""
+
+from collections.abc import Mapping, Sequence
+
+from whisperport.checks import Check
+from whisperport.cli.console import print_lines, print_table
+
+
+def print_checks(checks: Sequence[Check]) -> None:
+    """One line per comparison, then the rules."""
+    print_table(
+        ("level", "program", "what", "measured", "result"),
+        [
+            (c.level, c.program, c.what, _measured(c.value), "pass" if c.passed else "FAIL")
+            for c in checks
+        ],
+    )
+    print_lines("")
+    rules = dict.fromkeys((check.level, check.rule) for check in checks)
+    print_table(("level", "rule"), list(rules))
+
+
+def print_failures(failures: Sequence[str]) -> None:
+    """What failed, in full."""
+    for failure in failures:
+        first, *rest = str(failure).split("\n")
+        print_lines("", f"FAIL: {first}", *rest)
+
+
+# The numbers that tell a reader most, and how they are shown; `--json` has all of them.
+_SHOWN = {
+    "sqnr_db": "SQNR {:.0f} dB",
+    "max_relative": "max|Δ| {:.1e} of max",
+    "hard_flips": "{:.0f} hard flips",
+    "mean_kl": "mean KL {:.1e}",
+    "n_same": "{:.0f} tokens equal",
+    "wer": "WER {:.2%}",
+    "reference_wer": "reference's {:.2%}",
+    "cer": "CER {:.2%}",
+    "reference_cer": "reference's {:.2%}",
+    "avg_logprob_change": "log-probability changed by {:g}",
+}
+
+
+def _measured(value: Mapping[str, float]) -> str:
+    return ", ".join(text.format(value[name]) for name, text in _SHOWN.items() if name in value)
