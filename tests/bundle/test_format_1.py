@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from whisperport.bundle import Bundle, Manifest
 from whisperport.errors import BundleError
@@ -14,6 +16,7 @@ from whisperport.transcription import Transcriber, default_bundle
 from whisperport.verification.clips import shipped_recordings
 
 from .. import hostile_bundle
+from ..extent import core_or_all
 
 STORED = Path(__file__).parent / "format_1" / "manifest.json"  # of the shipped bundle, in July 2026
 UNRUN = "checked against vendor documentation"
@@ -144,6 +147,40 @@ def test_an_impossible_value_is_refused_with_its_field(field: tuple[Any, ...], v
 
     with pytest.raises(BundleError, match="is not valid"):
         changed(set_it)
+
+
+def test_what_is_read_is_written_as_format_2_and_read_again() -> None:
+    manifest = changed(lambda d: of_a_chip(d, "compiled here", compiler="3.31.0"))
+
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    assert json.loads(manifest.to_bytes())["format_version"] == 2
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-1, 2), st.text(max_size=3), st.just({}), st.just([])
+)
+
+
+@settings(max_examples=core_or_all(100, 1000), suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_value_anywhere_raises_a_bundle_error_or_nothing(data: st.DataObject) -> None:
+    document = stored()
+    del document["programs"][1:]
+    place: Any = document
+    while isinstance(place, dict | list) and place:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        holder, key = place, data.draw(st.sampled_from(keys))
+        place = place[key]
+        if data.draw(st.booleans()):
+            break
+    holder[key] = data.draw(SCALARS)
+
+    try:
+        read = Manifest.from_json(document)
+    except BundleError:
+        return
+
+    assert Manifest.from_bytes(read.to_bytes()) == read
 
 
 @pytest.mark.parametrize("name", ["programs", "precision", "verification", "verified", "files"])
