@@ -350,14 +350,23 @@ def test_bound_arrays_give_the_results_of_given_ones_bit_for_bit(
                 for name, array in right.items():
                     np.testing.assert_array_equal(outputs[name], array)
 
+        bind(bindings[0], calls[1])
+
+        for name, array in bindings[0].run(calls[1]).items():
+            np.testing.assert_array_equal(array, expected[1][name])
+
 
 def bound(runner: Runner, inputs: Mapping[str, np.ndarray]) -> Binding:
     """A binding to the constants and the state among these inputs."""
     binding = runner.binding()
-    for name, role in runner.roles.items():
+    bind(binding, inputs)
+    return binding
+
+
+def bind(binding: Binding, inputs: Mapping[str, np.ndarray]) -> None:
+    for name, role in binding.runner.roles.items():
         if role != "input":
             binding.bind(name, inputs[name])
-    return binding
 
 
 def change(binding: Binding, inputs: Mapping[str, np.ndarray], part: Any) -> None:
