@@ -378,7 +378,7 @@ def _planned(
     )
     return _Planned(
         job=Job(name=entry.spec.name, stages=plan.stages, settings=plan.settings),
-        artifact=folder / plan.stages[-1].writes[-1],
+        artifact=folder / plan.artifact,
         keep=plan.keep,
         samples=samples,
         emulation=emulation,

@@ -105,7 +105,7 @@ def test_programs_of_two_chips_are_compiled_each_in_its_own_folder(compiled, bun
     manifest = Bundle.open(bundle).manifest
     for name, target in (("encoder", "dummy1"), ("step", "dummy2")):
         entry = manifest.program(name)
-        assert manifest.status(name) == "compiled here"
+        assert manifest.status(name) == "simulated here"
         assert entry.files == (
             f"{target}/{name}.dmy",
             f"{target}/{name}.onnx",
@@ -116,6 +116,43 @@ def test_programs_of_two_chips_are_compiled_each_in_its_own_folder(compiled, bun
     assert snr["self_k_0.npy"] == 20.5
     work = bundle.with_name("bundle.compile")
     assert {path.name for path in work.iterdir()} == {"dummy1", "dummy2"}
+
+
+def test_what_the_vendors_simulator_computed_is_compared_with_float32_and_kept(compiled, bundle):
+    made = compiled()
+
+    manifest = Bundle.open(bundle).manifest
+    encoder, step = made.programs
+    for program in (encoder, step):
+        (evidence,) = [e for e in manifest.evidence(program.name) if e.kind == "simulated"]
+        assert evidence.checks == program.emulation
+        assert evidence.passed
+        assert program.file in evidence.files  # the compiled file itself ran
+        arrays = [check for check in program.emulation if check.level == "arrays"]
+        assert all(20 < check.value["sqnr_db"] < 100 for check in arrays)
+    assert {check.level for check in encoder.emulation} == {"arrays", "tokens", "words"}
+    spec = manifest.program("step").spec
+    assert [c.what for c in step.emulation] == [f"{t.name}, emulated" for t in spec.outputs]
+
+
+@pytest.mark.parametrize("wrong", ["zeros", "negated", "another shape", "a NaN"])
+def test_a_wrong_simulation_is_reported_and_gives_no_status(compiled, bundle, tmp_path, wrong):
+    changed = {"zeros": "0 * one", "negated": "-one", "another shape": "one[..., :-1]"}
+    sdk = (HERE / "sdk" / "dummy_sdk.py").read_text()
+    returned = changed.get(wrong, "one + np.nan")
+    other = tmp_path / "other"
+    other.mkdir()
+    replaced = sdk.replace("np.stack([_in_8_bits(one)", f"np.stack([{returned}")
+    (other / "dummy_sdk.py").write_text(replaced)
+    path = interpreter(other)
+    path.write_text(path.read_text().replace('PYTHONPATH="', f'PYTHONPATH="{other}:'))
+
+    made = compiled(toolchains={"dummy": str(path)})
+
+    manifest = Bundle.open(bundle).manifest
+    for program in made.programs:
+        assert not all(check.passed for check in program.emulation)
+        assert manifest.status(program.name) == "compiled here"
 
 
 def test_the_step_is_calibrated_with_real_caches_in_the_layout_that_was_asked_for(compiled, bundle):

@@ -72,9 +72,10 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilePlan:
-    """How one program is compiled; the last file of the last stage is the compiled artifact."""
+    """How one program is compiled."""
 
     stages: tuple[Stage, ...]
+    artifact: str  # the compiled file, which one of the stages writes
     settings: Mapping[str, Any] = field(default_factory=dict)  # JSON, for the stage script
     keep: tuple[str, ...] = ()  # files of the folder that go into the bundle beside the artifact
 

@@ -11,7 +11,13 @@ from whisperport.atomic import write_atomic
 from whisperport.dims import Dims
 from whisperport.runner import Array
 from whisperport.spec import ProgramSpec
-from whisperport.targets.compiler import CalibrationNeed, CompilePlan, Compiler, CompileRequest
+from whisperport.targets.compiler import (
+    CalibrationNeed,
+    CompilePlan,
+    Compiler,
+    CompileRequest,
+    EmulationNeed,
+)
 from whisperport.targets.dummy import stages
 from whisperport.targets.dummy.artifact import SUFFIX, check_artifact
 from whisperport.targets.options import Option
@@ -56,17 +62,31 @@ class DummyCompiler(Compiler):
             samples=options.samples, names=names, layout=flat, dtype="float16", fewer=fewer
         )
 
+    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed:
+        return EmulationNeed(
+            inputs=tuple(f"simulator_{tensor.name}" for tensor in spec.inputs),
+            outputs=tuple(f"simulated_{tensor.name}" for tensor in spec.outputs),
+            layout=flat,
+            kind="simulated",
+        )
+
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, spec = request.spec.name, request.spec
         recipe = {"percentile": request.options.percentile}
         write_atomic(request.folder / "recipe.json", json.dumps(recipe).encode("utf-8"))
+        need = self.emulation(spec, request.options)
+        simulated = tuple(f"{output}.npy" for output in need.outputs)
         return CompilePlan(
             stages=(
                 Stage("quantize", ("recipe.json", *request.arrays), ("ranges.json",)),
                 Stage("assemble", (f"{name}.onnx", "ranges.json"), (name + SUFFIX,)),
+                Stage("simulate", (name + SUFFIX, *request.emulation), simulated),
             ),
+            artifact=name + SUFFIX,
             settings={
                 "arrays": list(request.arrays),
+                "simulator_inputs": list(request.emulation),
+                "simulator_outputs": list(simulated),
                 "shapes": {
                     "inputs": [tensor.shape for tensor in spec.inputs],
                     "outputs": [tensor.shape for tensor in spec.outputs],

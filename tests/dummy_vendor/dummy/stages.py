@@ -37,4 +37,15 @@ def _assemble(folder: Path, program: Mapping[str, Any], settings: Mapping[str, A
     )
 
 
-STAGES = {"quantize": _quantize, "assemble": _assemble}
+def _simulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    import dummy_sdk
+
+    told = program["settings"]
+    dummy_sdk.simulate(
+        str(folder / f"{program['name']}.dmy"),
+        [str(folder / array) for array in told["simulator_inputs"]],
+        [str(folder / array) for array in told["simulator_outputs"]],
+    )
+
+
+STAGES = {"quantize": _quantize, "assemble": _assemble, "simulate": _simulate}

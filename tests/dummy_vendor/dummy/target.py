@@ -49,6 +49,7 @@ class Dummy(Target):
             formats=frozenset({"torch", "onnx"}),
             programs=frozenset({"encoder", "step"}),
             fallback="onnxruntime",
+            precisions=("w8a8",),
             runtime="onnxruntime",
             emulation={"emulation": "onnx"},
             emulation_runtime="onnxruntime",

@@ -37,3 +37,29 @@ def assemble(onnx, ranges, out, chip, inputs, outputs):
     header = {"chip": chip, "compiler": __version__, "inputs": inputs, "outputs": outputs}
     with open(onnx, "rb") as program, open(out, "wb") as file:
         file.write(json.dumps(header).encode() + b"\n" + program.read())
+
+
+def simulate(artifact, inputs, outputs):
+    """Run a compiled file on the CPU as the device would: what goes in and comes out has 8 bits."""
+    import onnxruntime
+
+    with open(artifact, "rb") as file:
+        header, _, program = file.read().partition(b"\n")
+    shapes = json.loads(header)["inputs"]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(program, options)
+    names = [tensor.name for tensor in session.get_inputs()]
+    samples = []
+    for sample in zip(*[np.load(path) for path in inputs], strict=True):
+        given = [_in_8_bits(one.reshape(shape)) for one, shape in zip(sample, shapes, strict=True)]
+        samples.append(session.run(None, dict(zip(names, given, strict=True))))
+    for path, made in zip(outputs, zip(*samples, strict=True), strict=True):
+        np.save(path, np.stack([_in_8_bits(one) for one in made]))
+
+
+def _in_8_bits(array):
+    """Rounded to 127 levels on each side of zero; infinities of a mask stay."""
+    finite = np.isfinite(array)
+    step = np.abs(array[finite]).max(initial=1e-9) / 127
+    return np.where(finite, np.round(array / step) * step, array).astype(np.float32)

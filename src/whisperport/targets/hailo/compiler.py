@@ -118,7 +118,12 @@ class HailoCompiler(Compiler):
             stages.insert(2, Stage("emulate", ("optimized.har", *request.emulation), outputs))
             settings["emulation"] = _by_layer(request, request.emulation)
             settings["emulated"] = outputs
-        return CompilePlan(stages=tuple(stages), settings=settings, keep=(f"{name}.alls",))
+        return CompilePlan(
+            stages=tuple(stages),
+            artifact=f"{name}.hef",
+            settings=settings,
+            keep=(f"{name}.alls",),
+        )
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
         hef = check_hef(artifact, self._chip, spec)
