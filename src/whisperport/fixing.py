@@ -1,83 +1,90 @@
-"""Mend a program for a target: apply its rewrites, prove each against the original, say what remains."""
+"""Fix a program for a target: apply its rewrites, verify each against the original, say what remains."""
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.atomic import write_atomic
-from whisperport.audio import HOP_LENGTH, log_mel
-from whisperport.errors import AudioError, LoweringError, MissingPackageError, ProgramError
+from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.host_part import HostPart
 from whisperport.preflight import within_memory_of
-from whisperport.spec import ProgramSpec, Refusal
+from whisperport.runner import Array
+from whisperport.spec import Refusal, TargetSpec
 from whisperport.targets import get_target
-from whisperport.verification import GATES, Comparison, Gate, compare
-from whisperport.verification.clips import shipped_clips
+from whisperport.verification.compare import Gate
+from whisperport.verification.equality import (
+    Equality,
+    OutputComparison,
+    as_array,
+    compare_sample,
+    eager_arrays,
+    expected_outputs,
+    gate_of,
+)
+from whisperport.verification.samples import Sample, samples_of
+from whisperport.verification.tolerances import REWRITTEN
 
 if TYPE_CHECKING:  # boards have no torch
-    from torch import Tensor
-
+    from whisperport.inspection.check import CheckedProgram
     from whisperport.programs.program import Program
     from whisperport.rewrites import Outcome
 
 Say = Callable[[str], None]
+Found = Counter[tuple[str, str]]
+"""How many nodes the target rejects, or were not seen to compile, by rule and operator."""
 
-EXACT = Gate(
-    min_cosine=0.99999,
-    min_sqnr_db=80.0,
-    max_relative=1e-4,
-    because="a rewrite is the same function in real arithmetic, so only float32's order of sums "
-    "differs: seen up to 4e-6 of the largest value in decoders and encoders of the size of Whisper "
-    "tiny; a wrong operator is off by 1e-2 and more",
-)
-GATE_OF = {"float16": GATES["fp16"], "bfloat16": GATES["bf16"]}  # by the dtype of an output
-DRAWS = ((0, 1.0), (1, 0.1), (2, 10.0))  # seed, and the scale of random floats
-RECORDINGS = 2
-MELS = (80, 128)
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """One output of a rewritten program, held against the original's."""
-
-    sample: str  # what both were run on: "noise of scale 1", "01-espeak.wav", "calls.npz"
-    comparison: Comparison
+NOTHING_COMPARED = Equality()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rewrite: what it did, and the proof that the program still computes the same."""
+    """One rewrite: what it did, and how the program compares with the original afterwards."""
 
     outcome: "Outcome"
-    proofs: tuple[Proof, ...]  # none where nothing was changed
+    equality: Equality = NOTHING_COMPARED  # without comparisons where nothing was changed
+    left_out: str = ""  # why a verified rewrite is not part of the fixed program
 
     @property
-    def failed(self) -> tuple[Proof, ...]:
-        return tuple(proof for proof in self.proofs if not proof.comparison)
+    def failed(self) -> bool:
+        return bool(self.outcome.changed) and not self.left_out and not self.equality
 
     @property
     def kept(self) -> bool:
-        """A step that changed nothing, or failed its proof, is not part of the mended program."""
-        return bool(self.outcome.changed) and not self.failed
+        """Whether the fixed program has it."""
+        return bool(self.outcome.changed) and not self.left_out and bool(self.equality)
 
-    @property
-    def largest_relative(self) -> float:
-        """max|Δ| / max|expected|, over all outputs and samples; 0 where nothing was changed."""
-        return max((proof.comparison.max_relative for proof in self.proofs), default=0.0)
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "rewrite": self.outcome.rewrite,
+            "kept": self.kept,
+            "changed": list(self.outcome.changed),
+            "declined": [
+                {"node": refusal.node, "reason": refusal.reason} for refusal in self.outcome.refused
+            ],
+            "left_out": self.left_out,
+            **(self.equality.numbers() if self.equality.compared else {}),
+            "failed": [one.to_json() for one in self.equality.failed],
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A mended program, and what was done to it."""
+    """A fixed program, and what was done to it."""
 
     program: "Program"
+    host: HostPart  # what the host computes around it, if anything
     target: str
     steps: tuple[Step, ...]
-    samples: tuple[str, ...]  # what every step was proved on
-    remaining: tuple[Refusal, ...]  # what the target refuses still, and why
-    lookups: tuple[Refusal, ...]  # what it refuses too, and what computes nothing
+    samples: tuple[str, ...]  # what every step was verified on
+    gate: Gate  # that every output was held to
+    remaining: tuple[Refusal, ...]  # what the target still rejects, and why
+    lookups: tuple[Refusal, ...]  # what it rejects too, and what computes nothing
+    unseen: tuple[Refusal, ...]  # what was not seen in programs known to compile
 
     @property
     def changed(self) -> int:
@@ -85,18 +92,24 @@ class Fixed:
         return sum(len(step.outcome.changed) for step in self.steps if step.kept)
 
     def __bool__(self) -> bool:
-        """Whether every rewrite passed its proof and nothing that computes remains."""
+        """Whether every rewrite was verified and the target rejects nothing that computes."""
         return not self.remaining and not any(step.failed for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON."""
         return {
             "program": self.program.name,
+            "signature": self.program.spec.to_json(),
+            "host": self.host.to_json() if self.host else None,
             "target": self.target,
+            "passed": bool(self),
             "changed_nodes": self.changed,
             "samples": list(self.samples),
-            "rewrites": [_step_to_json(step) for step in self.steps],
+            "rule": self.gate.rule,
+            "rewrites": [step.to_json() for step in self.steps],
             "remaining": [asdict(refusal) for refusal in self.remaining],
             "lookups": [asdict(refusal) for refusal in self.lookups],
+            "not_seen": [asdict(refusal) for refusal in self.unseen],
         }
 
 
@@ -108,56 +121,51 @@ def fix(
     trust: bool = False,
     say: Say = lambda _: None,
 ) -> Fixed:
-    """Apply a target's rewrites to a program, ours or a stranger's; the one given is not changed.
+    """Apply a target's rewrites to a program, built-in or third-party; the one given is not changed.
 
-    Each rewrite is proved before the next: original and rewritten program run in torch on random
-    inputs of three scales, on two shipped recordings where the input is a mel spectrogram, and on
-    `inputs`. One that fails is left out, and its numbers are in the result.
+    Each rewrite is verified before the next: original and rewritten program run in torch on random
+    inputs of three scales, on two shipped audio files where the input is a mel spectrogram, and on
+    `inputs`. One that fails is left out, and its numbers are in the result. The target's check runs
+    after each: a rewrite whose own nodes the target would reject in the fixed program is left out too.
 
     Args:
         program: a `.pt2` file, or what `whisperport.programs.program.trace` returned.
+        target: a name from `TARGETS`.
         inputs: `.npz` files, each with one array for every input, by its name.
         trust: run the program of a file without a limit on memory.
         say: told what is being done, in a few words.
 
     Raises:
         UsageError: no such target.
-        ProgramError: the program, or a file of inputs, cannot be read, or is no `.pt2`; or torch
-            cannot run it.
-        LoweringError: the program keeps state, or a rewrite broke it.
+        ProgramError: the program, or a file of inputs, cannot be read, or is no `.pt2`; torch cannot
+            run it; it keeps state in a buffer, or writes to an input.
+        LoweringError: a rewrite broke it.
     """
-    with within_memory_of(program, trust=trust):
-        return _fix(program, target, inputs, say)
-
-
-def _fix(
-    program: "Program | str | os.PathLike[str]",
-    target: str,
-    inputs: Sequence[str | os.PathLike[str]],
-    say: Say,
-) -> Fixed:
     chosen = get_target(target)
-    program = _read(program, say)
-    from whisperport.programs.trial import eager_outputs
-    from whisperport.rewrites import run_rewrites
-
-    samples = dict(_samples(program, inputs))
-    say(f"running {program.name} in torch on {len(samples)} samples")
-    expected = {name: eager_outputs(program, sample) for name, sample in samples.items()}
-    steps = []
-    for name in chosen.spec.rewrites:
-        say(f"{name} on {program.name}")
-        candidate, (outcome,) = run_rewrites(program, [name])
-        proofs = _prove(candidate, samples, expected) if outcome.changed else ()
-        steps.append(Step(outcome, proofs))
-        if steps[-1].kept:
-            program = candidate
-    remaining, lookups = _without_lookups(program, chosen.check(program))
-    return Fixed(program, target, tuple(steps), tuple(samples), remaining, lookups)
+    with within_memory_of(program, trust=trust):
+        program = _read(program, say)
+        samples = samples_of(program, inputs)
+        say(f"running {program.name} in torch on {len(samples)} samples")
+        expected = expected_outputs(program, samples)
+        work = _Work(program, chosen.spec, samples, expected, gate_of(REWRITTEN, program), say)
+        done = _without_harm(work)
+        checked = _check(done.program, chosen.spec)
+    remaining, lookups = _without_lookups(done.program, _refusals(checked, "rejected"))
+    return Fixed(
+        program=done.program,
+        host=done.host,
+        target=target,
+        steps=done.steps,
+        samples=tuple(sample.name for sample in samples),
+        gate=work.gate,
+        remaining=remaining,
+        lookups=lookups,
+        unseen=_refusals(checked, "not seen"),
+    )
 
 
 def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write the mended program as a `.pt2` file, whole or not at all.
+    """Write the fixed program as a `.pt2` file, and beside it what the host computes around it.
 
     Raises:
         ProgramError: there is a file already, and `overwrite` was not asked for.
@@ -165,11 +173,16 @@ def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = 
     """
     from torch.export import save
 
-    check_free(out, overwrite=overwrite)
+    out = Path(out)
+    beside = {out.with_name(name): data for name, data in fixed.host.files(out.stem).items()}
+    for path in (*beside, out):
+        check_free(path, overwrite=overwrite)
     buffer = io.BytesIO()
     save(fixed.program.exported, buffer)
+    for path, content in beside.items():
+        write_atomic(path, content)
     write_atomic(out, buffer.getvalue())
-    return Path(out)
+    return out
 
 
 def check_free(out: str | os.PathLike[str], *, overwrite: bool) -> None:
@@ -180,18 +193,134 @@ def check_free(out: str | os.PathLike[str], *, overwrite: bool) -> None:
     """
     if Path(out).exists() and not overwrite:
         raise ProgramError(
-            f"{out} is there already, and was left as it is",
-            hint="name another file, or say --overwrite",
+            f"{out} exists already, and was not changed",
+            hint="name another file, or use --overwrite",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a program is fixed for, and what it is compared with."""
+
+    program: "Program"
+    spec: TargetSpec
+    samples: tuple[Sample, ...]
+    expected: dict[str, dict[str, Array]]
+    gate: Gate
+    say: Say
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A program after all rewrites, and the target's findings before the first and after each."""
+
+    program: "Program"
+    host: HostPart
+    steps: tuple[Step, ...]
+    found: tuple[Found, ...]
+
+
+def _without_harm(work: _Work) -> _Done:
+    """Apply all rewrites, and leave out those whose nodes the target would reject in the end.
+
+    A node that one rewrite adds may be what a later one replaces, so the end decides.
+    """
+    left_out: dict[str, str] = {}
+    done = _apply(work, left_out)
+    while culprit := _culprit(done):
+        name, reason = culprit
+        other = _apply(work, {**left_out, name: reason})
+        if _weight(work, other.program) > _weight(work, done.program):
+            break  # without it, more would remain than with it
+        left_out[name], done = reason, other
+    return done
+
+
+def _apply(work: _Work, left_out: Mapping[str, str]) -> _Done:
+    from whisperport.rewrites import run_host_rewrite, run_rewrites
+
+    program, host = work.program, HostPart()
+    steps, found = [], [_found(_check(program, work.spec))]
+    for name in (*work.spec.rewrites, *work.spec.host_rewrites):
+        work.say(f"{name} on {program.name}")
+        if name in work.spec.host_rewrites:
+            candidate, moved, outcome = run_host_rewrite(program, name)
+        else:
+            candidate, (outcome,) = run_rewrites(program, [name])
+            moved = HostPart()
+        if name in left_out or not outcome.changed:
+            steps.append(Step(outcome, left_out=left_out.get(name, "")))
+        else:
+            steps.append(Step(outcome, _compared(work, candidate, host + moved)))
+        if steps[-1].kept:
+            program, host = candidate, host + moved
+        found.append(_found(_check(program, work.spec)))
+    return _Done(program, host, tuple(steps), tuple(found))
+
+
+def _compared(work: _Work, program: "Program", host: HostPart) -> Equality:
+    """The candidate, through what the host computes around it, held against the original."""
+    from torch import from_numpy
+
+    names = [tensor.name for tensor in work.program.spec.inputs]
+    compared: list[OutputComparison] = []
+    for sample in work.samples:
+        given = sample.inputs
+        if host:
+            arrays = host.inputs(dict(zip(names, map(as_array, given), strict=True)))
+            given = tuple(from_numpy(arrays[tensor.name]) for tensor in program.spec.inputs)
+        actual = host.outputs(eager_arrays(program, given))
+        compared += compare_sample(sample.name, actual, work.expected[sample.name], work.gate)
+    return Equality(tuple(compared))
+
+
+def _culprit(done: _Done) -> tuple[str, str] | None:
+    """The last rewrite that added what the target does not support in the end, and what that is."""
+    first, last = done.found[0], done.found[-1]
+    added = [key for key in last if last[key] > first[key]]
+    for index in reversed(range(len(done.steps))):
+        before, after = done.found[index], done.found[index + 1]
+        harm = [key for key in added if after[key] > before[key]]
+        if harm:
+            nodes = ", ".join(f"{after[k] - before[k]} × {k[1] or k[0]} ({k[0]})" for k in harm)
+            return done.steps[index].outcome.rewrite, f"it adds what the target rejects: {nodes}"
+    return None
+
+
+def _check(program: "Program", spec: TargetSpec) -> "CheckedProgram":
+    from whisperport.inspection.check import check_graph
+    from whisperport.inspection.read_exported import read_exported
+
+    return check_graph(read_exported(program.name, program.exported), spec)
+
+
+def _found(checked: "CheckedProgram") -> Found:
+    counted: Found = Counter()
+    for kind in (*checked.rejected, *checked.of("not seen")):
+        counted[kind.rule, kind.operator] += len(kind.places)
+    return counted
+
+
+def _weight(work: _Work, program: "Program") -> tuple[int, int]:
+    checked = _check(program, work.spec)
+    return sum(len(kind.places) for kind in checked.rejected), checked.unseen_nodes
+
+
+def _refusals(checked: "CheckedProgram", finding: Any) -> tuple[Refusal, ...]:
+    return tuple(
+        Refusal(place.name, place.reason, kind.rule)
+        for kind in checked.of(finding)
+        for place in kind.places
+    )
 
 
 def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     try:
-        from whisperport.programs.program import written_buffer, written_input
         from whisperport.programs.pt2 import read_pt2
+        from whisperport.programs.trial import check_comparable
     except ImportError as error:
         raise MissingPackageError(
-            "cannot mend a program: torch is not installed",
+            "cannot fix a program: torch is not installed",
             why=str(error),
             hint='pip install "whisperport[export]"',
         ) from error
@@ -199,18 +328,7 @@ def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
         _check_kind(Path(program))
         say(f"reading {program}")
         program = read_pt2(program)
-    if state := written_buffer(program):
-        raise LoweringError(
-            f"`{program.name}` keeps state in a buffer, `{state}`",
-            why="its outputs depend on earlier calls, so a rewrite cannot be proved on one",
-            hint="pass the state as an input, and return it as an output",
-        )
-    if given := written_input(program):
-        raise LoweringError(
-            f"`{program.name}` writes to its input `{given}`",
-            why="its caller's array would have to change, and compilers do not do that",
-            hint="copy the input first, and return what was written as an output",
-        )
+    check_comparable(program, as_arrays=False)
     return program
 
 
@@ -219,57 +337,15 @@ def _check_kind(path: Path) -> None:
     kind = {".onnx": "an ONNX file", ".tflite": "a TFLite file", ".pte": "an ExecuTorch file"}
     if path.is_dir() or path.suffix in kind:
         raise ProgramError(
-            f"{path} cannot be mended",
+            f"{path} cannot be fixed",
             why=f"it is {kind.get(path.suffix, 'a folder')}; rewrites work on the graph of torch",
-            hint="mend the .pt2 that it was made of: "
+            hint="fix the .pt2 that it was made of: "
             "torch.export.save(torch.export.export(module, inputs), path)",
         )
 
 
-def _samples(
-    program: "Program", files: Sequence[str | os.PathLike[str]]
-) -> "Iterator[tuple[str, list[Tensor]]]":
-    """Name and inputs of everything that a rewrite is proved on."""
-    from torch import from_numpy
-
-    from whisperport.inspection.graph import Value
-    from whisperport.inspection.inputs import inputs_for, read_inputs
-    from whisperport.programs.trial import drawn_inputs
-
-    for seed, scale in DRAWS:
-        drawn = drawn_inputs(program, seed)
-        scaled = [x * scale if x.is_floating_point() else x for x in drawn]
-        yield f"noise of scale {scale:g}", scaled
-    if shape := _mel_shape(program.spec):
-        for name, mel in _recorded(*shape):
-            yield name, [from_numpy(mel)[None]]
-    wanted = [Value(tensor.name, tensor.shape, tensor.dtype) for tensor in program.spec.inputs]
-    for file in files:
-        arrays = inputs_for(wanted, read_inputs(Path(file)))
-        yield Path(file).name, [from_numpy(array) for array in arrays]
-
-
-def _mel_shape(spec: ProgramSpec) -> tuple[int, int] | None:
-    """Bins and frames, where the one input of a program is a mel spectrogram (1, bins, frames)."""
-    if len(spec.inputs) != 1 or spec.inputs[0].dtype != "float32":
-        return None
-    shape = spec.inputs[0].shape
-    if len(shape) != 3 or shape[0] != 1 or shape[1] not in MELS:
-        return None
-    return shape[1], shape[2]
-
-
-def _recorded(bins: int, frames: int) -> Iterator[tuple[str, Any]]:
-    try:
-        clips = shipped_clips(RECORDINGS)
-    except AudioError:
-        return  # this copy came without recordings: the samples named in the result say so
-    for clip in clips:
-        yield clip.name, log_mel(clip.samples[: frames * HOP_LENGTH], bins, n_frames=frames)
-
-
 def _without_lookups(
-    program: "Program", refused: Sequence[Refusal]
+    program: "Program", rejected: Sequence[Refusal]
 ) -> tuple[tuple[Refusal, ...], tuple[Refusal, ...]]:
     """What remains and computes, and the lookups of tokens, which read rows and compute nothing."""
     import torch
@@ -287,51 +363,7 @@ def _without_lookups(
             reason=f"{refusal.reason}; it computes nothing, but its table of "
             f"{tables[refusal.node] / 1e6:.1f} MB is stored for the host too",
         )
-        for refusal in refused
+        for refusal in rejected
         if refusal.node in tables
     ]
-    return tuple(r for r in refused if r.node not in tables), tuple(lookups)
-
-
-def _prove(
-    candidate: "Program",
-    samples: "dict[str, list[Tensor]]",
-    expected: "dict[str, list[Tensor]]",
-) -> tuple[Proof, ...]:
-    from whisperport.programs.trial import eager_outputs
-
-    names = [tensor.name for tensor in candidate.spec.outputs]
-    return tuple(
-        Proof(sample, _compare(name, ours, theirs))
-        for sample, given in samples.items()
-        for name, ours, theirs in zip(
-            names, eager_outputs(candidate, given), expected[sample], strict=True
-        )
-    )
-
-
-def _compare(name: str, ours: "Tensor", theirs: "Tensor") -> Comparison:
-    """Numpy has neither bfloat16 nor a difference of booleans."""
-    gate = GATE_OF.get(str(theirs.dtype).removeprefix("torch."), EXACT)
-    actual, expected = (x.float() if x.is_floating_point() else x.long() for x in (ours, theirs))
-    return compare(name, actual.numpy(), expected.numpy(), gate)
-
-
-def _step_to_json(step: Step) -> dict[str, Any]:
-    return {
-        "rewrite": step.outcome.rewrite,
-        "kept": step.kept,
-        "changed": list(step.outcome.changed),
-        "declined": [
-            {"node": refusal.node, "reason": refusal.reason} for refusal in step.outcome.refused
-        ],
-        "largest_relative_error": step.largest_relative,
-        "failed": [
-            {
-                "sample": proof.sample,
-                "output": proof.comparison.output,
-                "reason": proof.comparison.reason,
-            }
-            for proof in step.failed
-        ],
-    }
+    return tuple(r for r in rejected if r.node not in tables), tuple(lookups)

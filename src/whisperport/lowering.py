@@ -1,13 +1,12 @@
-"""Lower one program, ours or a stranger's, to one file: rewrite, compile, compare, put in place."""
+"""Lower one program, built-in or third-party, to one file: rewrite, compile, compare, put in place."""
 
 import os
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.staging import staging
@@ -15,32 +14,32 @@ from whisperport.errors import (
     BundleError,
     LoweringError,
     MissingPackageError,
-    ProgramError,
-    UsageError,
     VerificationError,
     WhisperportError,
 )
-from whisperport.placement import Placement
+from whisperport.host_part import HostPart
 from whisperport.preflight import check_fits, estimate_lowering, within_memory_of
-from whisperport.runner import Array
+from whisperport.runner import Array, Runner
 from whisperport.spec import Limit, ProgramSpec
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.onnxruntime import OPSETS
-from whisperport.verification import GATES
+from whisperport.targets.options import parse_options, with_target
+from whisperport.verification.compare import Gate
+from whisperport.verification.equality import (
+    Equality,
+    OutputComparison,
+    as_array,
+    compare_sample,
+    expected_outputs,
+    failed_sample,
+    gate_of,
+)
+from whisperport.verification.samples import Sample, samples_of
+from whisperport.verification.tolerances import LOWERED
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.inspection.graph import Graph
     from whisperport.inspection.rules import Finding
     from whisperport.programs.program import Program
-
-ONNX = "onnxruntime"
-ONNX_RANK = 4  # a file for other people's compilers: most stop there
-SEEDS = (0, 1)
-# Another order of summation in float32 was seen to change Whisper's outputs by 5e-6 of their
-# largest value; a wrong operator by 1e-2 and more.
-TOLERANCE = 1e-4  # of the largest expected value, or of 1 where that is smaller
-# Of programs that compute in these anywhere.
-COARSER = {"float16": GATES["fp16"].max_relative, "bfloat16": GATES["bf16"].max_relative}
 
 Say = Callable[[str], None]
 
@@ -49,38 +48,46 @@ Say = Callable[[str], None]
 class LowerOptions:
     """How one program is lowered."""
 
-    opset: int | None = None  # of ONNX, 13 to 20; None: 20
+    opset: int | None = None  # ONNX only; None: the target's default
     simplify: bool = False  # ONNX only, with onnxslim
-    max_rank: int | None = None  # of any tensor; None: 4 in ONNX, elsewhere what the target takes
+    max_rank: int | None = None  # of any tensor; None: 4 for ONNX Runtime, else the target's limit
+    inputs: tuple[str | os.PathLike[str], ...] = ()  # `.npz` files that both are run on too
     allow_unequal: bool = False  # write the file although it computes something else
-    preflight: bool = True  # refuse at once what memory or disk have no room for
+    preflight: bool = True  # raise early what memory or disk have no room for
     trust: bool = False  # run a program of a file without a limit on memory
     run: RunOptions = field(default_factory=RunOptions)  # for the comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """What was written, and how far it is from the program it was made of."""
+    """What was written, and how it compares with the program that it was made of."""
 
-    files: tuple[Path, ...]  # the file asked for, then its external data if there is any
+    files: tuple[Path, ...]  # the file asked for, then those that belong to it
     target: str
-    spec: ProgramSpec
+    spec: ProgramSpec  # of the program that was given
+    host: HostPart  # what the host computes around the file, if anything
     facts: dict[str, Any]  # of ONNX: opset, nodes, max_rank, weight_bytes; else the delegation
     rewrites: dict[str, int]  # name -> nodes it replaced
-    largest_difference: float  # max |lowered - torch| over all outputs; NaN if one is not a number
-    tolerance: float  # what it was held against
-    equal: bool
+    equality: Equality
+    gate: Gate  # that every output was held to
+
+    @property
+    def equal(self) -> bool:
+        return bool(self.equality)
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON."""
         return {
             "files": [os.fspath(file) for file in self.files],
             "target": self.target,
             "program": self.spec.to_json(),
+            "host": self.host.to_json() if self.host else None,
             **self.facts,
             "rewrites": self.rewrites,
-            "largest_difference": _or_none(self.largest_difference),
-            "tolerance": self.tolerance,
+            "rule": self.gate.rule,
+            **self.equality.numbers(),
             "equal": self.equal,
+            "comparisons": [one.to_json() for one in self.equality.compared],
         }
 
 
@@ -94,63 +101,64 @@ def lower(
 ) -> Lowered:
     """Lower one program for a target, run it on the target's runtime, and write it if it is equal.
 
+    Both run on random inputs of three scales, on shipped audio where the input is a mel spectrogram, and on
+    the inputs of the options. A target whose runtime is not here is emulated on the CPU.
+
     Args:
         program: a `.pt2` file, or what `whisperport.programs.program.trace` returned.
-        target: a name from `TARGETS` that writes one file a program.
-        out: the file to write. One already there stays until the new one is complete.
+        target: a name from `TARGETS`.
+        out: the file to write. One already there stays until the new one is complete. What the target moves
+            to the host is written beside it, as `NAME.host.json` and `.npy` files: see `HostPart`.
         say: told what is being done, in a few words.
 
     Raises:
-        UsageError: no such target, or an option that it does not take.
-        ProgramError: the program cannot be read, keeps state in a buffer, writes to an input, or
-            takes or returns what numpy has no numbers of.
-        LoweringError: a compiler refused, or a tensor has more axes than there may be.
+        UsageError: no such target, or an option that it does not have.
+        ProgramError: the program or a file of inputs cannot be read, it keeps state in a buffer, writes to
+            an input, or has inputs or outputs of a dtype that numpy does not have.
+        LoweringError: the target or its compiler rejects the program, or a tensor has too many axes.
         WhisperportError: `out` cannot be written, or this machine is too small.
         VerificationError: the lowered program computes something else; nothing was written.
     """
-    options, out, chosen = options or LowerOptions(), Path(out), get_target(target)
-    _check_options(target, options)
+    options, out = options or LowerOptions(), Path(out)
+    chosen = _configured(get_target(target), options)
     with _folder_beside(out) as folder, within_memory_of(program, trust=options.trust):
+        given = os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
         program = _read(program, say)
         if options.preflight:
             _check_room(program, target, out)
-        say("running the program in torch")
-        trials = _trials(program)
-        rewritten, rewrites = _rewritten(program, chosen, _max_rank(options, chosen), say)
-        entry, facts = _compile(rewritten, chosen, folder, out.name, options, say)
+        samples = samples_of(program, options.inputs)
+        say(f"running the program in torch on {len(samples)} samples")
+        expected = expected_outputs(program, samples)
+        rewritten, host, rewrites = _rewritten(program, chosen, _max_rank(options, chosen), say)
+        _check_supported(rewritten, chosen, given)
+        entry, facts = _compile(rewritten, chosen, folder / out.name, options, say)
         say(f"running {out.name} on {target}")
-        difference, scale = _difference(chosen, folder, entry, options.run, trials)
-        tolerance = _relative_tolerance(program) * max(1.0, scale)
-        equal = difference <= tolerance
-        if not equal and not options.allow_unequal:
+        runner = _load(chosen, folder, entry, options.run)
+        gate = gate_of(LOWERED, program)
+        equality = _compared(runner, host, program.spec, samples, expected, gate)
+        if not equality and not options.allow_unequal:
             raise VerificationError(
                 f"{out} would not compute what `{program.name}` does, and was not written",
-                why=_why_unequal(difference, tolerance, trials),
-                hint="`--allow-unequal` writes it all the same",
+                why=equality.reason,
+                hint="`--allow-unequal` writes it anyway",
             )
         return Lowered(
-            files=_put_in_place(folder, entry, out),
+            files=_put_in_place(folder, (*entry.files, *_write_host(host, folder, out)), out),
             target=target,
             spec=program.spec,
+            host=host,
             facts=facts,
             rewrites=rewrites,
-            largest_difference=difference,
-            tolerance=tolerance,
-            equal=equal,
+            equality=equality,
+            gate=gate,
         )
 
 
-def _check_options(target: str, options: LowerOptions) -> None:
-    if target != ONNX and (options.opset is not None or options.simplify):
-        raise UsageError(
-            f"`{target}` takes no opset and does not simplify",
-            hint=f"these are options of `{ONNX}`",
-        )
-    if options.opset is not None and options.opset not in OPSETS:
-        raise UsageError(
-            f"ONNX opset {options.opset} is not written",
-            hint=f"opsets {OPSETS[0]} to {OPSETS[-1]} are",
-        )
+def _configured(target: Target, options: LowerOptions) -> Target:
+    if options.opset is None:
+        return target
+    given = {"opset": str(options.opset)}
+    return target.configured(parse_options(target.lower_options, given, target.spec.name))
 
 
 @contextmanager
@@ -181,6 +189,7 @@ def _folder_beside(out: Path) -> Iterator[Path]:
 def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     try:
         from whisperport.programs.pt2 import read_pt2
+        from whisperport.programs.trial import check_comparable
     except ImportError as error:
         raise MissingPackageError(
             "cannot lower: torch and its exporters are not installed",
@@ -190,33 +199,8 @@ def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
     if isinstance(program, str | os.PathLike):
         say(f"reading {program}")
         program = read_pt2(program)
-    _check_comparable(program)
+    check_comparable(program, as_arrays=True)
     return program
-
-
-def _check_comparable(program: "Program") -> None:
-    """Refuse what a run of both would not tell apart, or could not be made."""
-    from whisperport.programs.program import written_buffer, written_input
-
-    for tensor in (*program.spec.inputs, *program.spec.outputs):
-        if tensor.dtype == "bfloat16":
-            raise ProgramError(
-                f"`{program.name}` takes or returns bfloat16, at `{tensor.name}`",
-                why="numpy has no such numbers, so that the two cannot be run and compared",
-                hint="convert inputs and outputs to float32 in the module, or the module by `.float()`",
-            )
-    if buffer := written_buffer(program):
-        raise ProgramError(
-            f"`{program.name}` keeps state in a buffer, `{buffer}`",
-            why="compilers drop such state without a word",
-            hint="pass the state as an input, and return it as an output",
-        )
-    if given := written_input(program):
-        raise ProgramError(
-            f"`{program.name}` writes to its input `{given}`",
-            why="its caller's array would have to change, and compilers do not do that",
-            hint="copy the input first, and return what was written as an output",
-        )
 
 
 def _check_room(program: "Program", target: str, out: Path) -> None:
@@ -225,31 +209,12 @@ def _check_room(program: "Program", target: str, out: Path) -> None:
     check_fits(estimate_lowering(weight_bytes(program), target), out)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    inputs: dict[str, Array]
-    expected: list[Array]
-
-
-def _trials(program: "Program") -> list[_Trial]:
-    from whisperport.programs.trial import drawn_inputs, eager_outputs
-
-    names = [tensor.name for tensor in program.spec.inputs]
-    trials = []
-    for seed in SEEDS:
-        inputs = drawn_inputs(program, seed)
-        expected = [output.numpy() for output in eager_outputs(program, inputs)]
-        arrays = (tensor.contiguous().numpy() for tensor in inputs)
-        trials.append(_Trial(dict(zip(names, arrays, strict=True)), expected))
-    return trials
-
-
 def _rewritten(
     program: "Program", target: Target, max_rank: int, say: Say
-) -> "tuple[Program, dict[str, int]]":
+) -> "tuple[Program, HostPart, dict[str, int]]":
     """By the target's rewrites, and one that folds axes where there are too many."""
     from whisperport.inspection.read_exported import read_exported
-    from whisperport.rewrites import run_rewrites
+    from whisperport.rewrites import run_host_rewrite, run_rewrites
 
     if target.spec.rewrites:
         say(f"rewriting {program.name} for {target.spec.name}")
@@ -258,11 +223,29 @@ def _rewritten(
         say(f"folding the axes of {program.name}")
         program, folded = run_rewrites(program, [f"fold-axes={max_rank}"])
         outcomes += folded
-    return program, {outcome.rewrite: len(outcome.changed) for outcome in outcomes}
+    host = HostPart()
+    for name in target.spec.host_rewrites:
+        program, moved, outcome = run_host_rewrite(program, name)
+        host, outcomes = host + moved, [*outcomes, outcome]
+    return program, host, {outcome.rewrite: len(outcome.changed) for outcome in outcomes}
+
+
+def _check_supported(program: "Program", target: Target, given: str) -> None:
+    """Raise what a compiler that rejects complete programs would reject, and how to find out more."""
+    rejected = target.check(program) if target.spec.rejects_programs else []
+    if rejected:
+        check = f"whisperport check {shlex.quote(given)} --target {target.spec.name}"
+        fixed = shlex.quote(os.fspath(Path(given).with_suffix(".fixed.pt2")))
+        raise LoweringError(
+            f"`{target.spec.name}` does not support the program `{program.name}`",
+            why=f"`{rejected[0].node}`: {rejected[0].reason} ({len(rejected)} rejections in total)",
+            hint=f"`{check}` lists every rejection of the program as it is; "
+            f"`{check} --fix --out {fixed}` applies the rewrites one by one, and lists what remains",
+        )
 
 
 def _max_rank(options: LowerOptions, target: Target) -> int:
-    return options.max_rank or (ONNX_RANK if target.spec.name == ONNX else target.spec.max_rank)
+    return options.max_rank or target.spec.lowered_max_rank or target.spec.max_rank
 
 
 def _above(graph: "Graph", max_rank: int) -> "list[Finding]":
@@ -278,103 +261,69 @@ def _check_rank(name: str, graph: "Graph", max_rank: int) -> None:
     raise LoweringError(
         f"`{name}` has tensors of more than {max_rank} axes",
         why=f"`{found[0].place}`: {found[0].reason}{more}",
-        hint="`whisperport explain WP201` says what mends it; `--max-rank` allows more",
+        hint="`whisperport explain WP201` says what to do; `--max-rank` allows more",
     )
 
 
 def _compile(
-    program: "Program", target: Target, folder: Path, name: str, options: LowerOptions, say: Say
+    program: "Program", target: Target, path: Path, options: LowerOptions, say: Say
 ) -> tuple[ProgramEntry, dict[str, Any]]:
-    """The entry by which the target loads what was written to `folder`, and facts about it."""
-    if target.spec.name == ONNX:
-        return _compile_onnx(program, target, folder, name, options, say)
+    """The entry by which the target loads what was written to the folder of `path`, and facts about it."""
     from whisperport.inspection.read_exported import read_exported
 
-    graph = read_exported(program.name, program.exported)
-    _check_rank(program.name, graph, _max_rank(options, target))
-    (entry,) = target.lower([program], folder, say)
-    if len(entry.files) != 1:
-        raise UsageError(
-            f"`{target.spec.name}` writes {len(entry.files)} files for a program",
-            hint="`whisperport export` makes a bundle of them",
-        )
-    return entry, dict(entry.delegation)
-
-
-def _compile_onnx(
-    program: "Program", target: Target, folder: Path, name: str, options: LowerOptions, say: Say
-) -> tuple[ProgramEntry, dict[str, Any]]:
-    from whisperport.inspection.read_onnx import read_onnx
-    from whisperport.programs.onnx_file import write_onnx_file
-
-    opset = options.opset or OPSETS[-1]
-    say(f"{program.name} to ONNX opset {opset}")
-    facts = write_onnx_file(program, folder / name, opset=opset, simplify=options.simplify)
+    max_rank, onnx = _max_rank(options, target), target.spec.lowered_suffix == ".onnx"
+    if not onnx:
+        _check_rank(program.name, read_exported(program.name, program.exported), max_rank)
+    entry, facts = target.lower_file(program, path, say, simplify=options.simplify)
     # Of the file, since exporters write some operators with more axes than torch has.
-    if facts.nodes:  # none: it gives back constants
-        _check_rank(program.name, read_onnx(folder / name), _max_rank(options, target))
-    entry = ProgramEntry(
-        spec=program.spec,
-        placement=Placement(target.spec.name),
-        method=program.name,
-        files=tuple(file.name for file in facts.files),
-    )
-    return entry, {
-        "opset": facts.opset,
-        "nodes": facts.nodes,
-        "max_rank": facts.max_rank,
-        "weight_bytes": facts.weight_bytes,
-    }
+    if onnx and facts["nodes"]:  # none: it returns constants
+        from whisperport.inspection.read_onnx import read_onnx
+
+        _check_rank(program.name, read_onnx(path.parent / entry.files[0]), max_rank)
+    return entry, facts
 
 
-def _difference(
-    target: Target, folder: Path, entry: ProgramEntry, run: RunOptions, trials: list[_Trial]
-) -> tuple[float, float]:
-    """The largest difference from torch, NaN if it is not a number; the largest finite value expected."""
-    runner = target.load(folder, [entry], run)[entry.spec.name]
-    difference = scale = 0.0
-    for trial in trials:
+def _load(target: Target, folder: Path, entry: ProgramEntry, run: RunOptions) -> Runner:
+    emulation = with_target(target.spec.emulation, target.spec.name)
+    run = replace(run, options={**emulation, **run.options})
+    return target.load(folder, [entry], run)[entry.spec.name]
+
+
+def _compared(
+    runner: Runner,
+    host: HostPart,
+    spec: ProgramSpec,
+    samples: Sequence[Sample],
+    expected: dict[str, dict[str, Array]],
+    gate: Gate,
+) -> Equality:
+    found: list[OutputComparison] = []
+    names = [tensor.name for tensor in spec.inputs]
+    for sample in samples:
+        arrays = dict(zip(names, map(as_array, sample.inputs), strict=True))
         try:
-            actual = runner.run(trial.inputs).values()
-        except BundleError:  # an output has another shape or dtype than the program's
-            return float("nan"), scale
-        for ours, theirs in zip(actual, trial.expected, strict=True):
-            wide = theirs.astype(np.float64)
-            finite = np.isfinite(wide)  # or a tolerance without an end would allow anything
-            scale = max(scale, float(np.max(np.abs(wide), initial=0.0, where=finite)))
-            with np.errstate(invalid="ignore"):  # infinity less infinity
-                apart = np.abs(ours.astype(np.float64) - wide)
-            largest = float(np.max(np.where(ours == theirs, 0.0, apart), initial=0.0))
-            difference = max(difference, largest) if largest == largest else largest
-            if difference != difference:
-                return difference, scale
-    return difference, scale
+            actual = host.outputs(runner.run(host.inputs(arrays)))
+        except BundleError as error:  # an output has another shape or dtype than the program's
+            reason = f"{error.what}: {error.why}"
+            found += failed_sample(sample.name, [tensor.name for tensor in spec.outputs], reason)
+            continue
+        found += compare_sample(sample.name, actual, expected[sample.name], gate)
+    return Equality(tuple(found))
 
 
-def _why_unequal(difference: float, tolerance: float, trials: list[_Trial]) -> str:
-    if any(np.isnan(output).any() for trial in trials for output in trial.expected):
-        return "torch itself gives NaN for an output, on random inputs: nothing can be compared"
-    return f"an output differs by {difference:.2g}; {tolerance:.2g} is allowed"
+def _write_host(host: HostPart, folder: Path, out: Path) -> tuple[str, ...]:
+    files = host.files(out.stem)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return tuple(files)
 
 
-def _relative_tolerance(program: "Program") -> float:
-    from whisperport.inspection.read_exported import read_exported
-
-    graph = read_exported(program.name, program.exported)
-    dtypes = {value.dtype for node in graph.nodes for value in node.outputs}
-    return max((COARSER.get(dtype, TOLERANCE) for dtype in dtypes), default=TOLERANCE)
-
-
-def _put_in_place(folder: Path, entry: ProgramEntry, out: Path) -> tuple[Path, ...]:
-    """The graph comes last: whoever finds it finds its external data too."""
-    first, *others = entry.files
+def _put_in_place(folder: Path, files: Sequence[str], out: Path) -> tuple[Path, ...]:
+    """The program comes last: whoever finds it finds the files that belong to it too."""
+    first, *others = files
     placed = [out.with_name(Path(file).name) for file in others]
     for file, place in zip((*others, first), (*placed, out), strict=True):
         with (folder / file).open("rb") as written:
             os.fsync(written.fileno())
         os.replace(folder / file, place)
     return (out, *placed)
-
-
-def _or_none(number: float) -> float | None:
-    return None if number != number else number

@@ -45,11 +45,11 @@ def test_each_kind_has_a_row_and_the_costliest_comes_first(run, tied):
     assert rows[1][-1] == "layer-norm-by-linear"
     assert "aten.mm (1, 8, 16) by (16, 500): its weight is computed by `transpose`" in ran.out
     assert "gemm_configs.py" in ran.out
-    assert "tied: xnnpack refuses 2 of 3 nodes, 100.0% of 0.000129 GFLOP, " in ran.out
+    assert "tied: xnnpack rejects 2 of 3 nodes, 100.0% of 0.000129 GFLOP, " in ran.out
     assert all(len(line) <= 100 for line in ran.out.splitlines())
 
 
-def test_nothing_refused_exits_0(run, tmp_path):
+def test_nothing_rejected_exits_0(run, tmp_path):
     # given
     plain = saved(tmp_path / "plain.pt2", nn.Linear(16, 4))
 
@@ -58,7 +58,7 @@ def test_nothing_refused_exits_0(run, tmp_path):
 
     # then
     assert ran.code == 0
-    assert ran.out.startswith("plain: xnnpack refuses nothing (1 nodes, 1.06e-06 GFLOP, ")
+    assert ran.out.startswith("plain: xnnpack rejects nothing (1 nodes, 1.06e-06 GFLOP, ")
 
 
 def test_all_lists_every_node(run, tied):
@@ -80,7 +80,7 @@ def test_json_holds_what_the_tables_say(run, tied):
     assert (first["rule"], first["rewrite"]) == ("WP301", "matmul-by-linear")
     assert first["flops_share"] == pytest.approx(0.992, abs=1e-3)
     assert program["flops"] == 2 * 8 * 16 * 500 + 8 * 8 * 16
-    assert program["refused_nodes"] == 2
+    assert program["rejected_nodes"] == 2
 
 
 def test_a_bundle_is_checked_program_by_program(run, bundle):
@@ -89,7 +89,7 @@ def test_a_bundle_is_checked_program_by_program(run, bundle):
 
     # then
     assert ran.code == 0
-    assert ran.out.count("onnxruntime refuses nothing") == 6
+    assert ran.out.count("onnxruntime rejects nothing") == 6
 
 
 def test_what_cannot_be_read_exits_1_and_prints_no_result(run, tmp_path):

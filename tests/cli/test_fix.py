@@ -26,19 +26,19 @@ def product(tmp_path_factory):
     return path
 
 
-def test_what_was_mended_is_written_and_checked(run, product, tmp_path):
-    out = tmp_path / "mended.pt2"
+def test_what_was_fixed_is_written_and_checked(run, product, tmp_path):
+    out = tmp_path / "fixed.pt2"
 
     ran = run("check", product, "--target", "xnnpack", "--fix", "--out", out)
 
     assert ran.code == 0
-    assert ran.out.splitlines()[-1] == f"{out}: 2 nodes replaced; xnnpack refuses no node still"
+    assert ran.out.splitlines()[-1] == f"{out}: 2 nodes replaced; xnnpack rejects no node"
     assert ran.lines[-1].startswith(f"next: whisperport lower {out} --target xnnpack --out ")
     assert run("check", out, "--target", "xnnpack").code == 0
 
 
 def test_json_says_what_was_done(run, product, tmp_path):
-    out = tmp_path / "mended.pt2"
+    out = tmp_path / "fixed.pt2"
 
     told = json.loads(
         run("check", product, "--target", "xnnpack", "--fix", "--out", out, "--json").out
@@ -57,18 +57,18 @@ def test_the_program_itself_is_not_overwritten(run, product):
     ran = run("check", product, "--target", "xnnpack", "--fix", "--out", product)
 
     assert ran.code == 1
-    assert "is there already" in ran.err
+    assert "exists already" in ran.err
     assert product.read_bytes() == before
 
 
-def test_a_mended_program_has_nothing_to_mend(run, product, tmp_path):
+def test_a_fixed_program_has_nothing_to_fix(run, product, tmp_path):
     once, twice = tmp_path / "once.pt2", tmp_path / "twice.pt2"
     run("check", product, "--target", "xnnpack", "--fix", "--out", once)
 
     ran = run("check", once, "--target", "xnnpack", "--fix", "--out", twice)
 
     assert ran.code == 0
-    assert "nothing to mend" in ran.out
+    assert "nothing to fix" in ran.out
     assert not twice.exists()
 
 

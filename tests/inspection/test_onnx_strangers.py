@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from whisperport.errors import ProgramError
-from whisperport.inspection.check import check
+from whisperport.inspection.check import check_graph
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.onnx_shapes import with_shapes
 from whisperport.inspection.read_onnx import read_onnx
@@ -112,7 +112,7 @@ def test_shapes_that_torchscript_computes_are_known_and_right(torchscript: Path)
 def test_a_static_model_of_torchscript_has_no_dynamic_shape(torchscript: Path) -> None:
     graph = read_onnx(torchscript)
 
-    assert check(graph, ORT).kinds == ()
+    assert check_graph(graph, ORT).kinds == ()
     assert not {"shape", "full"} & set(kinds(graph))
 
 
@@ -124,7 +124,7 @@ def test_a_dynamic_axis_stays_dynamic(tmp_path: Path) -> None:
         helper.make_node("Add", ["x", "z"], ["y"]),
     ]
 
-    checked = check(read_onnx(written(tmp_path / "d.onnx", nodes, [out("y")], (x,))), ORT)
+    checked = check_graph(read_onnx(written(tmp_path / "d.onnx", nodes, [out("y")], (x,))), ORT)
 
     assert {kind.rule for kind in checked.kinds} == {"WP204"}
 
@@ -167,7 +167,7 @@ def test_local_functions_are_read_as_what_they_are_made_of(tmp_path: Path) -> No
     graph = read_onnx(written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=[gate]))
 
     assert kinds(graph) == ["sigmoid", "mul"]
-    assert check(graph, ORT).kinds == ()
+    assert check_graph(graph, ORT).kinds == ()
 
 
 def branch(name: str, *nodes: Any) -> Any:
@@ -195,7 +195,7 @@ def test_what_only_a_branch_reads_is_kept_and_its_custom_operators_are_named(
 
     assert kinds(graph) == ["matmul", "vendor.Mystery", "If"]
     assert {value.name for value in graph.nodes[-1].tensors} == {"c", "h", "x"}
-    (kind,) = check(graph, ORT).kinds
+    (kind,) = check_graph(graph, ORT).kinds
     assert (kind.rule, kind.places[0].name) == ("WP102", "choice/0")
 
 
@@ -207,15 +207,15 @@ def test_beyond_a_custom_operator_shapes_are_unknown_and_not_dynamic(tmp_path: P
 
     graph = read_onnx(written(tmp_path / "m.onnx", nodes, [out("y")]))
 
-    assert check(graph, ORT).kinds == ()
-    assert check(graph, ORT).cost.uncounted == 2
+    assert check_graph(graph, ORT).kinds == ()
+    assert check_graph(graph, ORT).cost.uncounted == 2
 
 
 def test_a_sequence_is_said_to_be_one(tmp_path: Path) -> None:
     given = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2, 3])
     nodes = [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)]
 
-    checked = check(read_onnx(written(tmp_path / "s.onnx", nodes, [out("y")], (given,))), ORT)
+    checked = check_graph(read_onnx(written(tmp_path / "s.onnx", nodes, [out("y")], (given,))), ORT)
 
     reasons = [place.reason for kind in checked.kinds for place in kind.places]
     assert any("input of sequence" in reason for reason in reasons)
@@ -372,9 +372,9 @@ def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
         helper.make_node("Mystery", ["h"], ["y"], "same", domain="vendor"),
     ]
 
-    checked = check(read_onnx(written(tmp_path / "n.onnx", nodes, [out("y")])), ORT)
+    checked = check_graph(read_onnx(written(tmp_path / "n.onnx", nodes, [out("y")])), ORT)
 
-    assert checked.refused_nodes == 2
+    assert checked.rejected_nodes == 2
 
 
 @pytest.mark.parametrize(

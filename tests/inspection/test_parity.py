@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whisperport.inspection.check import check
+from whisperport.inspection.check import check_graph
 from whisperport.inspection.read_exported import read_exported
 from whisperport.programs.program import Program, as_program, trace
 from whisperport.targets import get_target
@@ -21,8 +21,8 @@ XNNPACK = get_target("xnnpack").spec
 
 
 def refused(program: Program) -> set[str]:
-    checked = check(read_exported(program.name, program.exported), XNNPACK)
-    return {place.name for kind in checked.refused for place in kind.places if place.cost}
+    checked = check_graph(read_exported(program.name, program.exported), XNNPACK)
+    return {place.name for kind in checked.rejected for place in kind.places if place.cost}
 
 
 class Everything(nn.Module):

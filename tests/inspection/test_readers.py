@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from whisperport.errors import ProgramError
-from whisperport.inspection.check import check
+from whisperport.inspection.check import check_graph
 from whisperport.inspection.cost import cost_of
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.onnx_skeleton import skeleton
@@ -131,7 +131,9 @@ def test_the_same_is_refused_of_a_pt2_file_as_of_the_program_in_memory(pt2: Path
     spec = get_target("xnnpack").spec
 
     def found(graph: Graph) -> list[tuple[str, str]]:
-        return [(kind.rule, p.reason) for kind in check(graph, spec).kinds for p in kind.places]
+        return [
+            (kind.rule, p.reason) for kind in check_graph(graph, spec).kinds for p in kind.places
+        ]
 
     (graph,) = read_graphs(pt2)
     assert found(graph) == found(read_exported("block", torch.export.load(pt2))) != []
@@ -304,7 +306,7 @@ def test_a_bundle_is_read_program_by_program(exported: Callable[[str], Any]) -> 
 
 
 def rules(graph: Graph) -> set[str]:
-    return {kind.rule for kind in check(graph, NPU).kinds}
+    return {kind.rule for kind in check_graph(graph, NPU).kinds}
 
 
 def test_dynamic_shapes_are_named_in_every_format(tmp_path: Path) -> None:
@@ -352,7 +354,7 @@ def test_custom_operators_are_named_in_every_format(tmp_path: Path) -> None:
 
     for file in sorted(tmp_path.iterdir()):
         (graph,) = read_graphs(file)
-        (kind,) = (k for k in check(graph, NPU).kinds if k.rule == "WP102")
+        (kind,) = (k for k in check_graph(graph, NPU).kinds if k.rule == "WP102")
         assert "wice is a custom operator" in kind.places[0].reason
 
 
@@ -488,7 +490,7 @@ def read_damaged(source: Path, folder: Path, damage: Any) -> None:
     with contextlib.suppress(ProgramError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for graph in read_graphs(path):
-            check(graph, NPU)
+            check_graph(graph, NPU)
 
 
 @FUZZ
@@ -531,4 +533,4 @@ def test_a_pt2_of_wrong_values_is_read_or_refused(pt2: Path, tmp_path: Path, dat
     path = repacked(pt2, tmp_path / "wrong.pt2", change)
     with contextlib.suppress(ProgramError):
         for graph in read_graphs(path):
-            check(graph, NPU)
+            check_graph(graph, NPU)

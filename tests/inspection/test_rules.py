@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from whisperport.inspection.check import check, limits_of, refusals
+from whisperport.inspection.check import check_graph, limits_of, refusals
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.rules import RULES
 from whisperport.inspection.rules.page import rule_index, rule_page
-from whisperport.rewrites import REWRITES
+from whisperport.rewrites import HOST_REWRITES, REWRITES
 from whisperport.spec import Limit
 from whisperport.targets import TARGETS
 
@@ -37,20 +37,26 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
     "WP101": (
         frozenset({"add"}),
         one("erf", X),
-        "erf is not among the operators it takes",
+        "erf is not in the list of supported operators",
         one("add", X, Y),
     ),
     "WP102": (
         frozenset({"com.vendor"}),
         one("com.other.Fft", X),
-        "com.other.Fft is a custom operator; it takes those of com.vendor",
+        "com.other.Fft is a custom operator; supported: those of com.vendor",
         one("com.vendor.Fft", X),
     ),
     "WP103": (
         "any and where",
         one("scaled_dot_product_attention", X, X, X),
-        "it is taken apart, and any and where stay outside",
+        "it is decomposed, and any and where are not delegated",
         one("softmax", X, dim=-1),
+    ),
+    "WP104": (
+        frozenset({"add"}),
+        one("erf", X),
+        "erf was not seen in programs known to compile",
+        one("add", X, Y),
     ),
     "WP201": (
         4,
@@ -174,6 +180,12 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
         "this is tflite; it reads torch",
         one("add", X, Y),
     ),
+    "WP404": (
+        frozenset({13, 17}),
+        graph(node("add", [X, Y], OUT), format="onnx", opset=18),
+        "opset 18; seen to compile: 13, 17",
+        graph(node("add", [X, Y], OUT), format="onnx", opset=17),
+    ),
     "WP501": (
         None,
         one("gelu", X, approximate="tanh"),
@@ -226,7 +238,9 @@ def test_every_limit_of_a_target_names_a_rule_a_source_and_a_rewrite_that_exists
         assert limit.rule in RULES
         assert limit.source, limit.rule
         assert limit.rewrite == "" or limit.rewrite in REWRITES
-    assert set(spec.mends.values()) <= set(REWRITES)
+    assert set(spec.suggested_rewrites.values()) <= {*REWRITES, *HOST_REWRITES}
+    assert set(spec.rewrites) <= set(REWRITES)
+    assert set(spec.host_rewrites) <= set(HOST_REWRITES)
 
 
 # A processor that takes little ---------------------------------------------------------------------
@@ -267,12 +281,12 @@ def test_refusals_of_a_kind_are_one_row_and_the_costliest_node_is_its_first() ->
         node("add", [small, large], OUT),
     )
 
-    checked = check(program, NPU)
+    checked = check_graph(program, NPU)
 
     (kind,) = checked.kinds
     assert (kind.rule, kind.operator) == ("WP101", "erf")
     assert [place.name for place in kind.places] == ["erf_of_b", "erf_of_a"]
-    assert checked.refused_nodes == 2
+    assert checked.rejected_nodes == 2
     assert checked.share(kind)[0] == pytest.approx(808 / (808 + 128))
 
 
@@ -288,14 +302,44 @@ def test_a_warning_refuses_nothing() -> None:
     spec = next(t.spec for t in TARGETS if t.spec.name == "xnnpack")
     program = graph(node("gelu", [X], OUT, approximate="tanh"))
 
-    checked = check(program, spec)
+    checked = check_graph(program, spec)
 
-    assert [(kind.rule, kind.warning) for kind in checked.kinds] == [("WP501", True)]
-    assert checked.refused == ()
+    assert [(kind.rule, kind.finding) for kind in checked.kinds] == [("WP501", "warning")]
+    assert checked.rejected == ()
     assert refusals(program, spec) == []
 
 
-def test_what_no_input_has_a_part_in_is_mended_by_folding() -> None:
+def test_an_operator_that_was_not_seen_to_compile_is_no_rejection() -> None:
+    spec = next(t.spec for t in TARGETS if t.spec.name == "hailo8l")
+    program = graph(node("relu", [X], OUT), format="onnx", opset=18)
+
+    checked = check_graph(program, spec)
+
+    found = {(kind.rule, kind.finding, kind.operator) for kind in checked.kinds}
+    assert found == {("WP104", "not seen", "relu"), ("WP404", "not seen", "")}
+    assert (checked.rejected_nodes, checked.unseen_nodes) == (0, 1)
+    assert checked.rejected == ()
+    assert refusals(program, spec) == []
+    told = checked.to_json()
+    assert (told["rejected_nodes"], told["unseen_nodes"]) == (0, 1)
+    assert {kind["finding"] for kind in told["kinds"]} == {"not seen"}
+
+
+def test_an_operator_that_is_known_to_be_rejected_is_so_even_where_no_list_is_published() -> None:
+    spec = next(t.spec for t in TARGETS if t.spec.name == "hailo8l")
+    tokens = value("tokens", 1, 8, dtype="int64")
+    program = graph(node("embedding", [weight("e", 40, 16), tokens], OUT))
+
+    checked = check_graph(program, spec)
+
+    assert {(kind.rule, kind.operator) for kind in checked.rejected} == {
+        ("WP101", "embedding"),
+        ("WP202", ""),
+    }
+    assert next(k.rewrite for k in checked.rejected if k.rule == "WP101") == "lookup-on-host"
+
+
+def test_what_no_input_has_a_part_in_is_fixed_by_folding() -> None:
     mask = value("mask", 1, 8, 16)
     program = graph(
         node("arange", [], value("n", 16, dtype="float32")),
@@ -303,7 +347,7 @@ def test_what_no_input_has_a_part_in_is_mended_by_folding() -> None:
         node("add", [X, mask], OUT),
     )
 
-    kinds = check(program, NPU).kinds
+    kinds = check_graph(program, NPU).kinds
 
     assert {(kind.operator, kind.rewrite) for kind in kinds} == {
         ("arange", "fold-constants"),
@@ -314,8 +358,8 @@ def test_what_no_input_has_a_part_in_is_mended_by_folding() -> None:
 def test_a_computed_weight_that_is_no_stored_one_transposed_has_no_rewrite() -> None:
     spec = next(t.spec for t in TARGETS if t.spec.name == "xnnpack")
     other = value("other", 16, 4)
-    from_input = check(graph(node("matmul", [X, other], value("out", 1, 8, 4))), spec)
-    transposed = check(
+    from_input = check_graph(graph(node("matmul", [X, other], value("out", 1, 8, 4))), spec)
+    transposed = check_graph(
         product(TRANSPOSED, node("transpose", [STORED], TRANSPOSED), columns=40), spec
     )
 

@@ -21,7 +21,7 @@ from whisperport.programs import onnx as writer
 from whisperport.programs.onnx_file import write_onnx_file
 from whisperport.programs.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.programs.program import Program, trace
-from whisperport.programs.trial import random_inputs, eager_outputs
+from whisperport.programs.trial import eager_outputs, random_inputs
 from whisperport.programs.whisper import Parts, align, cross_kv, encoder, prefill, step
 
 from ..extent import core_or_all

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from whisperport.errors import ProgramError
 from whisperport.programs.pt2 import read_pt2, weight_bytes
-from whisperport.programs.trial import random_inputs, eager_outputs
+from whisperport.programs.trial import eager_outputs, random_inputs
 from whisperport.spec import TensorSpec
 
 

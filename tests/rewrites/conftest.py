@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whisperport.programs.program import Program, as_program
-from whisperport.programs.trial import random_inputs, eager_outputs
+from whisperport.programs.trial import eager_outputs, random_inputs
 
 from .strangers import strangers
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from whisperport.programs.program import Program
-from whisperport.programs.trial import drawn_inputs, eager_outputs
+from whisperport.programs.trial import eager_outputs, random_inputs
 
 from ..extent import core_or_all
 from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
@@ -32,7 +32,7 @@ def highest_rank(program: Program) -> int:
 
 
 def same(before: Program, after: Program) -> bool:
-    inputs = drawn_inputs(before, 0)
+    inputs = random_inputs(before, 0)
     pairs = zip(eager_outputs(before, inputs), eager_outputs(after, inputs), strict=True)
     return all(
         a.shape == b.shape and float((a - b).abs().max()) <= EXACT * max(1, float(b.abs().max()))

@@ -185,30 +185,6 @@ def test_what_is_not_cut_and_why(asked: str, vocabulary: int, reason: str) -> No
     assert bool(outcome.refused) == bool(reason)
 
 
-def test_the_last_row_of_logits_is_what_is_left(run: Any, largest_error: Any) -> None:
-    before, after, outcome = rewritten("last-position-logits", head(51), torch.zeros(2, 5, 8))
-
-    assert len(outcome.changed) == 1
-    assert after.spec.outputs[0].shape == (2, 1, 51)
-    assert after.spec.outputs[0].name == before.spec.outputs[0].name
-    assert largest_error(run(after), [run(before)[0][:, -1:]]) <= EXACT
-
-
-@pytest.mark.parametrize(
-    ("module", "shape", "reason"),
-    [
-        (head(51), (1, 1, 8), "one row already"),
-        (head(51), (5, 8), "rank 2"),
-        (Product(lambda x, w: x @ w.t()), (1, 5, 8), "`matmul-by-linear` makes one"),
-    ],
-)
-def test_rows_that_are_not_cut_and_why(module: Any, shape: tuple[int, ...], reason: str) -> None:
-    before, after, outcome = rewritten("last-position-logits", module, torch.zeros(shape))
-
-    assert after is before
-    assert reason in reasons(outcome)
-
-
 @pytest.mark.parametrize("shape", [(8,), (5, 8), (1, 5, 8), (2, 3, 5, 8)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_linear_is_a_convolution_of_one_by_one(

@@ -13,7 +13,7 @@ from whisperport.errors import LoweringError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.model.whisper import build_model
 from whisperport.programs.program import Program
-from whisperport.programs.trial import random_inputs, eager_outputs
+from whisperport.programs.trial import eager_outputs, random_inputs
 from whisperport.programs.whisper import Parts
 from whisperport.programs.whisper import step as step_program
 from whisperport.targets import RunOptions, get_target

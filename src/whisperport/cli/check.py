@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from whisperport.checking import Checked
+from whisperport.checking import check as check_program
 from whisperport.cli.console import (
     Word,
     print_json,
@@ -17,28 +19,33 @@ from whisperport.cli.console import (
     shortened,
     stages,
 )
-from whisperport.cli.mend import mend
+from whisperport.cli.fix import run_fix
 from whisperport.cli.options import as_json
+from whisperport.spec import FindingKind
 from whisperport.targets import TARGETS, get_target
 
 if TYPE_CHECKING:  # boards have no onnx
-    from whisperport.inspection.check import Checked, Kind
+    from whisperport.inspection.check import CheckedProgram, Kind
 
-LOWERED = {"onnxruntime": ".onnx", "xnnpack": ".pte"}  # what `lower` writes for them
+HEADINGS: dict[FindingKind, str] = {
+    "rejected": "rejected",
+    "not seen": "not seen in programs known to compile; not counted as rejected",
+    "warning": "warnings; these nodes are supported",
+}
 
 
-@click.command(short_help="Say what a target would refuse of a program, and why.")
+@click.command(short_help="Say which nodes of a program a target rejects, and why.")
 @click.argument("program", type=click.Path(path_type=Path))
 @click.option(
     "--target",
     "-t",
     required=True,
     metavar="NAME",
-    help=f"What it should run on: {', '.join(target.spec.name for target in TARGETS)}",
+    help=f"Target to check against: {', '.join(target.spec.name for target in TARGETS)}",
 )
-@click.option("--all", "every_node", is_flag=True, help="List every node, not one row a kind")
+@click.option("--all", "every_node", is_flag=True, help="List every node, not one row per kind")
 @click.option(
-    "--fix", is_flag=True, help="Apply the target's rewrites, prove each, write the result"
+    "--fix", is_flag=True, help="Apply the target's rewrites, verify each, write the result"
 )
 @click.option(
     "--out", "-o", type=click.Path(path_type=Path), metavar="FILE.pt2", help="Where --fix writes it"
@@ -48,9 +55,9 @@ LOWERED = {"onnxruntime": ".onnx", "xnnpack": ".pte"}  # what `lower` writes for
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
-    help="Inputs by name that --fix proves rewrites on too; may be repeated",
+    help="Inputs by name that --fix verifies rewrites on too; may be repeated",
 )
-@click.option("--overwrite", is_flag=True, help="Let --fix replace a file that is there")
+@click.option("--overwrite", is_flag=True, help="Let --fix replace an existing file")
 @click.option(
     "--trust",
     is_flag=True,
@@ -68,61 +75,64 @@ def check(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Say what a target would refuse of a program, why, what it costs, and what mends it.
+    """Say which nodes of a program a target rejects, why, what they cost, and which rewrite helps.
 
     PROGRAM is a .pt2, .onnx or .tflite file, or a bundle, of any model. Neither its weights nor the
-    target's compiler are needed. Exits 1 if anything is refused.
+    target's compiler are needed. Exits 1 if a node is rejected. Where a vendor publishes no list of
+    operators, nodes that were not seen in programs known to compile are listed separately: they may
+    compile, and do not change the exit status.
 
-    With --fix, a .pt2 is mended: the target's rewrites are applied, and each is proved by running both
-    programs in torch, on random inputs and, for a mel spectrogram, on recordings. Exits 1 if anything
-    that computes remains refused.
+    With --fix, a .pt2 is fixed: the target's rewrites are applied, and each is verified by running both
+    programs in torch, on random inputs and, for a mel spectrogram, on shipped audio. What moves to the
+    host, such as a token lookup, is written beside FILE.pt2. Exits 1 if a node that computes remains
+    rejected.
 
     \b
     Examples:
       $ whisperport check decoder.pt2 --target xnnpack
-      $ whisperport check decoder.pt2 --target xnnpack --fix --out mended.pt2
+      $ whisperport check decoder.pt2 --target xnnpack --fix --out fixed.pt2
     """
     if fix != (out is not None):
         raise click.UsageError("--fix and --out FILE.pt2 go together")
     if out is not None:
-        mend(program, target, out, inputs, overwrite=overwrite, trust=trust, as_json=as_json)
+        run_fix(program, target, out, inputs, overwrite=overwrite, trust=trust, as_json=as_json)
         return
-    from whisperport.inspection.check import check as check_graph
-    from whisperport.inspection.read import read_graphs
-
-    spec = get_target(target).spec
     with stages() as say:
-        say(f"reading {program.name}")
-        checked = [check_graph(graph, spec) for graph in read_graphs(program)]
+        checked = check_program(program, target, say=say)
     if as_json:
-        print_json({"target": spec.name, "programs": [one.to_json() for one in checked]})
+        print_json(checked.to_json())
     else:
-        for one in checked:
-            _print_checked(one, spec.name, every_node)
+        for one in checked.programs:
+            _print_checked(one, target, every_node)
     _warn_of_uncounted(checked)
-    refused = [kind for one in checked for kind in one.refused]
-    print_next(*_next_command(program, spec.name, checked, refused))
-    if refused:
+    print_next(*_next_command(program, checked))
+    if not checked:
         sys.exit(1)
 
 
-def _print_checked(checked: "Checked", target: str, every_node: bool) -> None:
-    if checked.kinds:
-        print_table(
-            ("rule", "nodes", "operator", "costliest", "FLOPs", "bytes", "mended by"),
-            [_row(checked, kind) for kind in checked.kinds],
-        )
-        print_lines("")
-        print_table(("rule", "why, and where the limit was read"), list(map(_why, checked.kinds)))
-        print_lines("")
-    if checked.kinds and every_node:
-        places = [(kind.rule, place) for kind in checked.kinds for place in kind.places]
-        print_table(("rule", "node", "reason"), [(rule, p.name, p.reason) for rule, p in places])
-        print_lines("")
+def _print_checked(checked: "CheckedProgram", target: str, every_node: bool) -> None:
+    for finding, heading in HEADINGS.items():
+        if kinds := checked.of(finding):
+            print_lines(f"{heading}:", "")
+            _print_kinds(checked, kinds, every_node)
     print_lines(_summary(checked, target))
 
 
-def _row(checked: "Checked", kind: "Kind") -> tuple[str, ...]:
+def _print_kinds(checked: "CheckedProgram", kinds: "Sequence[Kind]", every_node: bool) -> None:
+    print_table(
+        ("rule", "nodes", "operator", "costliest", "FLOPs", "bytes", "rewrite"),
+        [_row(checked, kind) for kind in kinds],
+    )
+    print_lines("")
+    print_table(("rule", "why, and where the limit was read"), list(map(_why, kinds)))
+    print_lines("")
+    if every_node:
+        places = [(kind.rule, place) for kind in kinds for place in kind.places]
+        print_table(("rule", "node", "reason"), [(rule, p.name, p.reason) for rule, p in places])
+        print_lines("")
+
+
+def _row(checked: "CheckedProgram", kind: "Kind") -> tuple[str, ...]:
     flops, size = checked.share(kind)
     is_node = kind.places[0].cost is not None
     return (
@@ -137,22 +147,22 @@ def _row(checked: "Checked", kind: "Kind") -> tuple[str, ...]:
 
 
 def _why(kind: "Kind") -> tuple[str, str]:
-    note = "warning: " if kind.warning else ""
-    return kind.rule, f"{note}{kind.places[0].reason}  [{kind.source}]"
+    return kind.rule, f"{kind.places[0].reason}  [{kind.source}]"
 
 
-def _summary(checked: "Checked", target: str) -> str:
+def _summary(checked: "CheckedProgram", target: str) -> str:
     graph, cost = checked.graph, checked.cost
     gflop, moved = f"{cost.flops / 1e9:.3g} GFLOP", f"{cost.bytes / 1e6:.3g} MB moved"
-    if not checked.refused:
-        return (
-            f"{graph.name}: {target} refuses nothing ({len(graph.nodes)} nodes, {gflop}, {moved})"
-        )
-    flops = sum(kind.flops for kind in checked.refused) / cost.flops if cost.flops else 0.0
-    size = sum(kind.bytes for kind in checked.refused) / cost.bytes if cost.bytes else 0.0
+    unseen = checked.unseen_nodes
+    also = f"; {unseen} not seen in programs known to compile" if unseen else ""
+    if not checked.rejected:
+        nodes = f"{len(graph.nodes)} nodes"
+        return f"{graph.name}: {target} rejects nothing ({nodes}, {gflop}, {moved}){also}"
+    flops = sum(kind.flops for kind in checked.rejected) / cost.flops if cost.flops else 0.0
+    size = sum(kind.bytes for kind in checked.rejected) / cost.bytes if cost.bytes else 0.0
     return (
-        f"{graph.name}: {target} refuses {checked.refused_nodes} of {len(graph.nodes)} nodes, "
-        f"{_percent(flops)} of {gflop}, {_percent(size)} of {moved}"
+        f"{graph.name}: {target} rejects {checked.rejected_nodes} of {len(graph.nodes)} nodes, "
+        f"{_percent(flops)} of {gflop}, {_percent(size)} of {moved}{also}"
     )
 
 
@@ -160,8 +170,8 @@ def _percent(share: float) -> str:
     return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}"
 
 
-def _warn_of_uncounted(checked: "Sequence[Checked]") -> None:
-    uncounted = sum(one.cost.uncounted for one in checked)
+def _warn_of_uncounted(checked: Checked) -> None:
+    uncounted = sum(one.cost.uncounted for one in checked.programs)
     if uncounted:
         print_warning(
             f"{uncounted} nodes have no static shape or a computation that is not counted; "
@@ -169,12 +179,16 @@ def _warn_of_uncounted(checked: "Sequence[Checked]") -> None:
         )
 
 
-def _next_command(
-    program: Path, target: str, checked: "Sequence[Checked]", refused: "Sequence[Kind]"
-) -> tuple[Word, ...]:
-    if refused:
-        return "explain", refused[0].rule
-    if target in LOWERED and len(checked) == 1 and checked[0].graph.format == "torch":
-        out = program.with_suffix(LOWERED[target])
-        return "lower", program, "--target", target, "--out", out
+def _next_command(program: Path, checked: Checked) -> tuple[Word, ...]:
+    target = checked.target
+    rejected = [kind for one in checked.programs for kind in one.rejected]
+    one_graph = len(checked.programs) == 1 and checked.programs[0].graph.format == "torch"
+    if one_graph and any(kind.rewrite for kind in rejected):
+        fixed = program.with_suffix(".fixed.pt2")
+        return "check", program, "--target", target, "--fix", "--out", fixed
+    if rejected:
+        return "explain", rejected[0].rule
+    suffix = get_target(target).spec.lowered_suffix
+    if suffix and one_graph:
+        return "lower", program, "--target", target, "--out", program.with_suffix(suffix)
     return "export", "CHECKPOINT", "--target", target, "--out", f"build/{target}"

@@ -16,9 +16,11 @@ from whisperport.cli.console import (
 from whisperport.cli.options import as_json, no_preflight, stall_after, threads, trust_program
 from whisperport.lowering import Lowered, LowerOptions
 from whisperport.lowering import lower as run_lower
-from whisperport.targets import RunOptions
+from whisperport.targets import TARGETS, RunOptions
 from whisperport.targets.onnxruntime import OPSETS
 from whisperport.watchdog import run_watched
+
+SUFFIXES = ", ".join(f"{t.spec.lowered_suffix} for {t.spec.name}" for t in TARGETS)
 
 
 @click.command(short_help="Lower one program, of any model, to one file, and compare the two.")
@@ -30,20 +32,27 @@ from whisperport.watchdog import run_watched
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where to write the file: .onnx for onnxruntime, .pte for xnnpack",
+    help=f"Where to write the file: {SUFFIXES}",
 )
 @click.option(
     "--opset",
     type=click.IntRange(OPSETS[0], OPSETS[-1]),
-    help=f"ONNX opset to write  [default: {OPSETS[-1]}]",
+    help="ONNX opset to write, for targets that read ONNX  [default: the target's]",
 )
 @click.option("--simplify", is_flag=True, help="Simplify the ONNX graph with onnxslim")
 @click.option(
     "--max-rank",
     type=click.IntRange(min=3),
     metavar="N",
-    help="Most axes a tensor may have; more are folded, or refused  "
-    "[default: 4 in ONNX, else what the target takes]",
+    help="Maximum rank of a tensor; axes above it are folded, or the program is rejected  "
+    "[default: 4 for onnxruntime, else the target's limit]",
+)
+@click.option(
+    "--inputs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Inputs by name that both are compared on too; may be repeated",
 )
 @click.option(
     "--allow-unequal", is_flag=True, help="Write the file although it computes something else"
@@ -60,6 +69,7 @@ def lower(
     opset: int | None,
     simplify: bool,
     max_rank: int | None,
+    inputs: tuple[Path, ...],
     allow_unequal: bool,
     no_preflight: bool,
     stall_after: float,
@@ -67,10 +77,11 @@ def lower(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Lower one program to one file, run both on random inputs, and compare.
+    """Lower one program to one file, run both on the same inputs, and compare them.
 
     PROGRAM is a .pt2 file, as torch.export.save writes it, of any model. The target's rewrites are
-    applied first. Nothing is written if the two differ.
+    applied first. Nothing is written if an output differs by more than another order of sums explains.
+    What a target moves to the host, such as a token lookup, is written beside FILE.
 
     \b
     Example:
@@ -80,6 +91,7 @@ def lower(
         opset=opset,
         simplify=simplify,
         max_rank=max_rank,
+        inputs=inputs,
         allow_unequal=allow_unequal,
         preflight=not no_preflight,
         trust=trust,
@@ -101,10 +113,20 @@ def _print(lowered: Lowered) -> None:
     rows = [(name.replace("_", " "), _said(value)) for name, value in lowered.facts.items()]
     changed = [f"{name} {n}" for name, n in lowered.rewrites.items() if n]
     rows.append(("nodes rewritten", ", ".join(changed) or "none"))
-    difference = f"{lowered.largest_difference:.1e} ({lowered.tolerance:.1e} is allowed)"
-    rows.append(("largest difference", difference))
+    found, gate = lowered.equality, lowered.gate
+    rows += [
+        ("min cosine", f"{found.cosine:.6f} (limit {gate.min_cosine:g})"),
+        ("min SQNR", f"{found.sqnr_db:.1f} dB (limit {gate.min_sqnr_db:g} dB)"),
+        (
+            "max error",
+            f"{found.max_relative:.1e} of the largest value (limit {gate.max_relative:g})",
+        ),
+    ]
     print_table(("fact", "value"), rows)
-    print_lines("", f"{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}")
+    beside = [f"beside it: {file}" for file in lowered.files[1:]]
+    why = "" if lowered.equal else f": {found.reason}"
+    result = f"{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}{why}"
+    print_lines("", *beside, result)
 
 
 def _said(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Run a program in torch: whether that can be compared with it elsewhere, on which inputs, and its outputs."""
+"""Run a program in torch, on random inputs, to compare it with another form of it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

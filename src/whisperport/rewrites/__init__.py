@@ -6,17 +6,26 @@ from whisperport.rewrites import drop_no_ops as _drop_no_ops
 from whisperport.rewrites import fold_axes as _fold_axes
 from whisperport.rewrites import fold_constants as _fold_constants
 from whisperport.rewrites import fuse_qkv as _fuse_qkv
-from whisperport.rewrites import last_position_logits as _last_position_logits
+from whisperport.rewrites import join_on_host as _join_on_host
 from whisperport.rewrites import layer_norm_by_linear as _layer_norm_by_linear
 from whisperport.rewrites import linear_by_conv1x1 as _linear_by_conv1x1
+from whisperport.rewrites import lookup_on_host as _lookup_on_host
 from whisperport.rewrites import matmul_by_bmm as _matmul_by_bmm
 from whisperport.rewrites import matmul_by_linear as _matmul_by_linear
 from whisperport.rewrites import merge_permutes as _merge_permutes
-from whisperport.rewrites import reshape_decoder_embedding as _reshape_decoder_embedding
 from whisperport.rewrites import split_vocab_projection as _split_vocab_projection
 from whisperport.rewrites.base import REWRITES, Outcome, Rewrite, find_rewrite, run_rewrites
+from whisperport.rewrites.host import HOST_REWRITES, run_host_rewrite
 
-__all__ = ["REWRITES", "Outcome", "Rewrite", "find_rewrite", "run_rewrites"]
+__all__ = [
+    "HOST_REWRITES",
+    "REWRITES",
+    "Outcome",
+    "Rewrite",
+    "find_rewrite",
+    "run_host_rewrite",
+    "run_rewrites",
+]
 
 # Imported to be registered.
 assert _attention_by_softmax
@@ -25,11 +34,11 @@ assert _drop_no_ops
 assert _fold_axes
 assert _fold_constants
 assert _fuse_qkv
-assert _last_position_logits
+assert _join_on_host
 assert _layer_norm_by_linear
 assert _linear_by_conv1x1
+assert _lookup_on_host
 assert _matmul_by_bmm
 assert _matmul_by_linear
 assert _merge_permutes
-assert _reshape_decoder_embedding
 assert _split_vocab_projection

@@ -168,7 +168,7 @@ def compare_output(
 
 def _unlike(actual: Any, expected: Any) -> str:
     """Why two outputs cannot be equal, before their values are looked at."""
-    for side, array in (("output", actual), ("reference", expected)):
+    for side, array in (("reference", expected), ("output", actual)):
         if not isinstance(array, np.ndarray):
             return f"the {side} is missing"
         if array.dtype.kind == "f" and np.isnan(array).any():

@@ -11,12 +11,12 @@ from whisperport.spec import Limit
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One place where a program breaks a limit."""
+    """One place where a program breaks a limit of a target."""
 
     place: str  # the name of a node, an input or an output; empty: the whole program
     reason: str  # states the value met and the limit
     node: Node | None = None
-    mended: bool = True  # the limit's rewrite, if it names one, mends this place too
+    fixable: bool = True  # the limit's suggested rewrite, if there is one, applies here too
 
 
 Check = Callable[[Graph, Limit], Iterator[Finding]]

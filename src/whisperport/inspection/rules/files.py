@@ -20,6 +20,20 @@ def opset(graph: Graph, limit: Limit) -> Iterator[Finding]:
         yield Finding("", f"opset {graph.opset}; it reads {known}")
 
 
+@rule("WP404", "The ONNX opset was not seen in programs known to compile")
+def opset_seen(graph: Graph, limit: Limit) -> Iterator[Finding]:
+    """The vendor does not publish which opsets its parser reads. The opset of this file is not among those
+    of programs that are known to compile. It may be supported anyway, so this is no rejection: it is
+    counted separately, and does not make `whisperport check` exit with status 1.
+
+    What to do: write one of the opsets that were seen, with `whisperport lower --opset`, or try the
+    vendor's parser.
+    """
+    if graph.opset is not None and graph.opset not in limit.value:
+        seen = ", ".join(map(str, sorted(limit.value)))
+        yield Finding("", f"opset {graph.opset}; seen to compile: {seen}")
+
+
 @rule("WP402", "The target's compiler does not read this format")
 def format_read(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The target's compiler starts from another format. What else is said of the program tells what the

@@ -52,7 +52,7 @@ def _computed(graph: Graph, node: Node, what: str, value: Value) -> Finding:
     product = "aten.mm" if node.op == "matmul" else node.op  # what torch makes of it
     shapes = f"{shown(node.tensors[0].shape)} by {shown(node.tensors[1].shape)}"
     reason = f"{product} {shapes}: its {what} is {origin}, not a stored constant"
-    return Finding(node.name, reason, node, mended=_is_stored_transposed(graph, value))
+    return Finding(node.name, reason, node, fixable=_is_stored_transposed(graph, value))
 
 
 def _rank(value: Value) -> int:

@@ -10,14 +10,14 @@ from whisperport.spec import Limit, TargetSpec
 def rule_page(rule: Rule, specs: Iterable[TargetSpec]) -> str:
     """Markdown: the code and title, what it means, and which targets hold a program to which limit."""
     rows = [
-        f"| {spec.name} | {_operators(limit)} | {shown_value(limit)} | {_mends(limit, spec)} "
+        f"| {spec.name} | {_operators(limit)} | {shown_value(limit)} | {_rewrites(limit, spec)} "
         f"| {limit.source} |\n"
         for spec in specs
         for limit in limits_of(spec)
         if limit.rule == rule.code
     ]
     table = (
-        "| Target | Operators | Limit | Mended by | Read or measured in |\n|---|---|---|---|---|\n"
+        "| Target | Operators | Limit | Suggested rewrite | Read or measured in |\n|---|---|---|---|---|\n"
         + "".join(rows)
         if rows
         else "No target of this version has this limit.\n"
@@ -33,7 +33,7 @@ def rule_index() -> list[tuple[str, str]]:
 def shown_value(limit: Limit) -> str:
     """A limit's value in words."""
     value = limit.value
-    if limit.rule == "WP101":
+    if limit.rule in ("WP101", "WP104") and value:
         return "the list on the target's page"
     if isinstance(value, tuple):
         name, taken = value
@@ -52,7 +52,12 @@ def _operators(limit: Limit) -> str:
     return _listed(limit.operators) if limit.operators else "all"
 
 
-def _mends(limit: Limit, spec: TargetSpec) -> str:
-    if limit.rule == "WP101" and spec.mends:
-        return ", ".join(f"{op}: {rewrite}" for op, rewrite in sorted(spec.mends.items()))
-    return limit.rewrite or "-"
+def _rewrites(limit: Limit, spec: TargetSpec) -> str:
+    if limit.rule not in ("WP101", "WP104"):
+        return limit.rewrite or "-"
+    concerned = [
+        f"{op}: {rewrite}"
+        for op, rewrite in sorted(spec.suggested_rewrites.items())
+        if not limit.operators or op in limit.operators
+    ]
+    return ", ".join(concerned) or "-"

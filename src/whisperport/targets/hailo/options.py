@@ -7,7 +7,7 @@ from whisperport.targets.options import Option, check_ranges
 
 # As the published programs that compiled: hailocs/hailo-whisper@ebe7a85 export/ writes decoders in 13, and
 # ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab encoders in 17, where layer norms stay one node.
-ENCODER_OPSET, DECODER_OPSET = 17, 13
+Opset = Literal[13, 17]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,8 @@ class LowerOptions:
         UsageError: fewer than 8 rows.
     """
 
-    opset: Annotated[
-        Literal[13, 17] | None,
-        Option("ONNX operator set that is written; without it, 17 for encoders and 13 for decoders"),
-    ] = None
+    encoder_opset: Annotated[Opset, Option("ONNX operator set of encoders")] = 17
+    decoder_opset: Annotated[Opset, Option("ONNX operator set of decoders")] = 13
     rows: Annotated[
         int | None,
         Option(

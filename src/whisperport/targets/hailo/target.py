@@ -10,7 +10,7 @@ from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, UsageError
 from whisperport.runner import Runner
-from whisperport.spec import UncachedForm, ProgramSpec, Refusal
+from whisperport.spec import ProgramSpec, Refusal, UncachedForm
 from whisperport.targets.base import RunOptions, Say, Target
 from whisperport.targets.hailo import options as hailo_options
 from whisperport.targets.hailo.chips import Chip
@@ -85,10 +85,7 @@ class Hailo(Target):
         return replace(entry, files=(*entry.files, script.name)), facts
 
     def _opset(self, spec: ProgramSpec) -> int:
-        default = (
-            hailo_options.DECODER_OPSET if _is_decoder(spec) else hailo_options.ENCODER_OPSET
-        )
-        return self.options.opset or default
+        return self.options.decoder_opset if _is_decoder(spec) else self.options.encoder_opset
 
     def _with_script(self, entry: ProgramEntry, folder: Path) -> ProgramEntry:
         script = f"{self.spec.name}/{entry.spec.name}.alls"

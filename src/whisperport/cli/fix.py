@@ -1,0 +1,117 @@
+"""`whisperport check --fix`: fix a program, write it, and say what was done."""
+
+import sys
+from pathlib import Path
+
+from whisperport.cli.console import Word, print_json, print_lines, print_next, print_table, stages
+from whisperport.fixing import Fixed, Step, check_free, fix, write_fixed
+from whisperport.targets import get_target
+
+
+def run_fix(
+    program: Path,
+    target: str,
+    out: Path,
+    inputs: tuple[Path, ...],
+    *,
+    overwrite: bool,
+    trust: bool,
+    as_json: bool,
+) -> None:
+    """Exits 1 if a rewrite failed its verification, or the target rejects something that computes."""
+    check_free(out, overwrite=overwrite)
+    with stages() as say:
+        fixed = fix(program, target, inputs=inputs, trust=trust, say=say)
+        if fixed.changed:
+            say(f"writing {out.name}")
+            write_fixed(fixed, out, overwrite=overwrite)
+    if as_json:
+        written = str(out) if fixed.changed else None
+        print_json({**fixed.to_json(), "written": written})
+    else:
+        _print_fixed(fixed, out)
+    print_next(*_next_command(fixed, out if fixed.changed else program))
+    if not fixed:
+        sys.exit(1)
+
+
+def _print_fixed(fixed: Fixed, out: Path) -> None:
+    print_table(
+        ("rewrite", "changed", "declined", "min cosine", "min SQNR", "max error", "result"),
+        list(map(_row, fixed.steps)),
+    )
+    samples = ", ".join(fixed.samples)
+    print_lines(
+        "", f"max error: of the largest value; verified on {samples}: {fixed.gate.rule}", ""
+    )
+    remaining = [
+        *((one.sample, one.comparison.reason) for s in fixed.steps for one in s.equality.failed),
+        *((step.outcome.rewrite, step.left_out) for step in fixed.steps if step.left_out),
+        *((r.node, r.reason) for step in fixed.steps for r in step.outcome.refused),
+        *((r.node, r.reason) for r in (*fixed.remaining, *fixed.lookups)),
+    ]
+    if remaining:
+        print_table(("where", "what remains, and why"), remaining)
+        print_lines("")
+    if fixed.unseen:
+        rows = [(refusal.node, refusal.reason) for refusal in fixed.unseen]
+        print_table(("node", "not seen in programs known to compile"), rows)
+        print_lines("")
+    if fixed.host and fixed.changed:
+        print_lines(*_host_lines(fixed, out), "")
+    print_lines(_summary(fixed, out))
+
+
+def _row(step: Step) -> tuple[str, ...]:
+    name, changed = step.outcome.rewrite, len(step.outcome.changed)
+    declined = str(len(step.outcome.refused))
+    if step.left_out:
+        return (name, str(changed), declined, "-", "-", "-", "left out")
+    if not changed:
+        return (name, "0", declined, "-", "-", "-", "nothing to verify")
+    found = step.equality
+    return (
+        name,
+        str(changed),
+        declined,
+        f"{found.cosine:.6f}",
+        f"{found.sqnr_db:.1f} dB",
+        f"{found.max_relative:.1e}",
+        "verified" if step.kept else "failed: left out",
+    )
+
+
+def _host_lines(fixed: Fixed, out: Path) -> list[str]:
+    """What the host computes now, and the file that says how."""
+    lines = [
+        f"the host computes `{lookup.embeddings.name}` {lookup.embeddings.shape} from "
+        f"`{lookup.tokens.name}`: rows of the embedding table"
+        + (", plus positions" if lookup.positions is not None else "")
+        for lookup in fixed.host.lookups
+    ]
+    lines += [
+        f"the host joins `{join.output.name}` from {', '.join(join.pieces)}"
+        for join in fixed.host.joins
+    ]
+    return [*lines, f"how, and the tables: {out.with_name(f'{out.stem}.host.json')}"]
+
+
+def _summary(fixed: Fixed, out: Path) -> str:
+    remaining = f"{fixed.target} rejects {_nodes(len(fixed.remaining))}"
+    if fixed.lookups:
+        remaining += f", and {len(fixed.lookups)} lookup{'s' * (len(fixed.lookups) != 1)}"
+    if fixed.unseen:
+        remaining += f"; {_nodes(len(fixed.unseen))} not seen in programs known to compile"
+    done = f"{out}: {_nodes(fixed.changed)} replaced" if fixed.changed else "nothing to fix"
+    return f"{done}; {remaining}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}" if count else "no node"
+
+
+def _next_command(fixed: Fixed, path: Path) -> tuple[Word, ...]:
+    if fixed.remaining and fixed.remaining[0].rule:
+        return "explain", fixed.remaining[0].rule
+    lowered = path.with_suffix(get_target(fixed.target).spec.lowered_suffix)
+    return "lower", path, "--target", fixed.target, "--out", lowered

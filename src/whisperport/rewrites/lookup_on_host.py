@@ -1,0 +1,125 @@
+"""Begin the program at the embeddings: the host looks the tokens up and adds the positions.
+
+    before   tokens(1,S) ─ embedding(w(V,d)) ─ + positions(S,d) ─ x(1,S,d) ────────────────► x(1,S,d)
+    after    embeddings(1,d,S,1) ─ reshape ─ (1,d,S) ─ permute ────────────────────────────► x(1,S,d)
+
+Where the graph passes the embedded tokens through (1,d,S,1) already, as published graphs do, it is cut
+there, and nothing is added.
+Why: a compiler that supports no lookup and no integer input is told to begin at this reshape.
+Exact: the same rows and the same sum.
+Source: hailocs/hailo-whisper@ebe7a85 hailo-compatibility-changes.patch, and its conversion script's
+`start_node_names`.
+"""
+
+import torch
+from torch.fx import GraphModule, Node
+
+from whisperport.host_part import HostPart, Lookup
+from whisperport.rewrites.graph import aten, calls, shape, stored, value
+from whisperport.rewrites.host import Moved, host_rewrite
+from whisperport.spec import ProgramSpec, Refusal, TensorSpec
+
+SAME_IDS = (  # of an input of token ids: what changes its dtype or shape, and no id
+    *(aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.alias.default),
+    *(aten.view.default, aten.reshape.default, aten.contiguous.default),
+)
+LAYOUT = (aten.unsqueeze.default, aten.transpose.int, aten.permute.default)
+
+
+@host_rewrite("lookup-on-host")
+def lookup_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
+    """Move each lookup of an input's tokens; decline those whose tokens are used elsewhere too."""
+    lookups: list[Lookup] = []
+    changed: list[str] = []
+    refused: list[Refusal] = []
+    for node in calls(module, aten.embedding.default):
+        if stored(module, node.args[1]) is not None:
+            continue
+        tokens = _tokens(node)
+        if tokens is None:
+            refused.append(Refusal(node.name, "its indices are not an input that it alone reads"))
+        elif reason := _obstacle(module, node):
+            refused.append(Refusal(node.name, reason))
+        else:
+            lookups.append(_move(module, node, tokens, spec))
+            changed.append(node.name)
+    outputs = tuple(tensor.name for tensor in spec.outputs)
+    return Moved(HostPart(tuple(lookups)), outputs, tuple(changed), tuple(refused))
+
+
+def _tokens(embedding: Node) -> Node | None:
+    """The input whose ids are looked up; None if they are computed, or read by another node."""
+    node = embedding.args[1]
+    assert isinstance(node, Node)
+    while node.target in SAME_IDS and len(node.users) == 1 and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node if node.op == "placeholder" and len(node.users) == 1 else None
+
+
+def _obstacle(module: GraphModule, embedding: Node) -> str:
+    table = stored(module, embedding.args[0])
+    if table is None or table.dtype != torch.float32:
+        return "its table is computed, or not of float32"
+    if len(shape(embedding)) != 3 or shape(embedding)[0] != 1:
+        return f"its rows have the shape {tuple(shape(embedding))}; only (1, S, d) is handled"
+    return ""
+
+
+def _move(module: GraphModule, embedding: Node, tokens: Node, spec: ProgramSpec) -> Lookup:
+    table = stored(module, embedding.args[0])
+    assert table is not None
+    rows, positions = _with_positions(module, embedding)
+    _, count, width = shape(embedding)
+    cut = _cut(rows, [1, width, count, 1])
+    name = _free_name(spec, tokens.name)
+    with module.graph.inserting_before(tokens):
+        given = module.graph.placeholder(name)
+    given.meta["val"] = value(embedding).new_empty((1, width, count, 1))
+    if cut is not None:
+        cut.replace_all_uses_with(given)
+    else:
+        call = module.graph.call_function
+        with module.graph.inserting_before(rows):
+            flat = call(aten.reshape.default, (given, [1, width, count]))
+            again = call(aten.permute.default, (flat, [0, 2, 1]))
+        rows.replace_all_uses_with(again)
+    module.graph.eliminate_dead_code()
+    module.graph.erase_node(tokens)
+    wanted = next(tensor for tensor in spec.inputs if tensor.name == tokens.name)
+    return Lookup(
+        tokens=wanted,
+        embeddings=TensorSpec(name, (1, width, count, 1)),
+        table=table.detach().numpy().copy(),
+        positions=None if positions is None else positions.numpy().copy(),
+    )
+
+
+def _with_positions(module: GraphModule, embedding: Node) -> tuple[Node, torch.Tensor | None]:
+    """The node after which the rows are complete, and the stored (S, d) that are added; or itself."""
+    users = list(embedding.users)
+    _, count, width = shape(embedding)
+    if len(users) != 1 or users[0].target is not aten.add.Tensor or users[0].kwargs:
+        return embedding, None
+    others = [source for source in users[0].args[:2] if source is not embedding]
+    added = stored(module, others[0]) if len(others) == 1 else None
+    if added is None or added.dtype != torch.float32 or shape(users[0]) != shape(embedding):
+        return embedding, None
+    return users[0], added.detach().expand(1, count, width)[0]
+
+
+def _cut(rows: Node, wanted: list[int]) -> Node | None:
+    """The node after `rows` that holds them as (1, d, S, 1), if the graph has one."""
+    node, taken = rows, torch.arange(rows.meta["val"].numel()).reshape(shape(rows))
+    channels_first = taken.transpose(1, 2).unsqueeze(-1)
+    while len(node.users) == 1 and (user := next(iter(node.users))).target in LAYOUT:
+        function = user.target
+        assert callable(function)
+        taken, node = function(taken, *user.args[1:]), user
+        if shape(node) == wanted and torch.equal(taken, channels_first):
+            return node
+    return None
+
+
+def _free_name(spec: ProgramSpec, tokens: str) -> str:
+    taken = {tensor.name for tensor in (*spec.inputs, *spec.outputs)}
+    return "embeddings" if "embeddings" not in taken else f"{tokens}_embeddings"
