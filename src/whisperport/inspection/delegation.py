@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any
 
 from whisperport.errors import BundleError
+
+HEADER_BYTES = 64  # of a .pte, enough for its extended header: executorch/schema/extended_header.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +22,19 @@ class Delegation:
         return {"subgraphs": self.subgraphs, "undelegated": list(self.undelegated)}
 
 
-def read_delegation(pte: bytes) -> dict[str, Delegation]:
-    """Every method of a .pte, by name.
+def read_delegation(pte: bytes | mmap) -> dict[str, Delegation]:
+    """Every method of a .pte, by name. Weights, which lie behind the program in the file, are not read.
 
     Raises:
         BundleError: `pte` is not an ExecuTorch program.
 
     Source: the instructions of `ExecutionPlan.chains`, executorch/schema/program.fbs.
     """
-    from executorch.exir._serialize._program import deserialize_pte_binary
+    from executorch.exir._serialize._program import _flatbuffer_to_program, _get_extended_header
 
     try:
-        program = deserialize_pte_binary(pte).program
+        header = _get_extended_header(pte[:HEADER_BYTES])
+        program = _flatbuffer_to_program(pte[: header.program_size] if header else pte[:])
         return {plan.name: _of_plan(plan) for plan in program.execution_plan if plan.chains}
     except Exception as error:  # struct.error, IndexError, TypeError where a table is missing, ...
         raise BundleError(

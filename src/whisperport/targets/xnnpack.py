@@ -1,8 +1,11 @@
 """XNNPACK through ExecuTorch: phones and boards with Arm or x86 CPUs; one .pte with a method a program."""
 
+import gc
 import os
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, final
@@ -214,7 +217,6 @@ class Xnnpack(Target):
     spec = TargetSpec(
         name="xnnpack",
         summary="ExecuTorch with XNNPACK: phones and boards, Arm and x86 CPUs",
-        status="run here",
         operators=OPERATORS,
         max_rank=6,
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
@@ -250,17 +252,15 @@ class Xnnpack(Target):
 
     def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
         from whisperport.inspection.quiet import quiet
+        from whisperport.programs.node_history import shared_node_history
 
-        say(f"lowering {len(programs)} programs to XNNPACK")
-        with quiet():
-            edge, delegated = _lower_to_edge(programs)
+        edge, delegated = _lower_to_edge(programs, say)
         say("writing the ExecuTorch file")
-        with quiet():
-            pte = bytes(edge.to_executorch().buffer)
-            delegation = _delegation(pte)
         path = folder / FILE
         path.parent.mkdir()
-        path.write_bytes(pte)
+        with quiet(), shared_node_history(), path.open("wb") as file:
+            edge.to_executorch().write_to_file(file)
+        delegation = _delegation(path)
         return [
             ProgramEntry(
                 spec=program.spec,
@@ -292,37 +292,70 @@ class Xnnpack(Target):
         return runners
 
 
-def _delegation(pte: bytes) -> "dict[str, Delegation]":
+def _delegation(path: Path) -> "dict[str, Delegation]":
+    """Of a file that is mapped, not read: most of it is weights."""
     from whisperport.inspection.delegation import read_delegation
 
-    return read_delegation(pte)
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
+        return read_delegation(mapped)
 
 
-def _lower_to_edge(programs: Sequence["Program"]) -> tuple[Any, dict[str, int]]:
-    """The lowered methods, and for each how many nodes its delegates took."""
+def _lower_to_edge(programs: Sequence["Program"], say: Say) -> tuple[Any, dict[str, int]]:
+    """The lowered methods, and for each the number of nodes in its delegates.
+
+    Programs are lowered one by one: ExecuTorch copies the weights of the program that it lowers, and
+    the next copy is made when the last one is deleted.
+    """
     try:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.devtools.backend_debug import get_delegation_info
-        from executorch.exir import to_edge_transform_and_lower
+        from executorch.exir import (
+            EdgeCompileConfig,
+            EdgeProgramManager,
+            to_edge_transform_and_lower,
+        )
     except ImportError as error:
         raise _missing(error) from error
+    from whisperport.inspection.quiet import quiet
+    from whisperport.programs.node_history import shared_node_history
+
+    config = EdgeCompileConfig()
+    methods, delegated = {}, {}
+    weights: dict[bytes, bytes] = {}
     try:
-        edge = to_edge_transform_and_lower(
-            {program.name: program.exported for program in programs},
-            partitioner=[XnnpackPartitioner()],
-        )
-        delegated = {
-            program.name: get_delegation_info(
-                edge.exported_program(program.name).graph_module
-            ).num_delegated_nodes
-            for program in programs
-        }
-        return edge, delegated
+        for program in programs:
+            say(f"lowering {program.name} to XNNPACK")
+            with quiet(), shared_node_history():
+                edge = to_edge_transform_and_lower(
+                    {program.name: program.exported},
+                    partitioner=[XnnpackPartitioner()],
+                    compile_config=config,
+                ).exported_program(program.name)
+            _share_weights(edge.graph_module, weights)
+            methods[program.name] = edge
+            delegated[program.name] = get_delegation_info(edge.graph_module).num_delegated_nodes
+            gc.collect()  # graphs refer to themselves, and the copied weights are in graphs
+        return EdgeProgramManager(methods, compile_config=config), delegated
     except Exception as error:  # ExecuTorch raises anything, from AssertionError to its own
         raise LoweringError(
             "ExecuTorch could not lower the programs for XNNPACK",
             why=str(error).strip().split("\n")[0],
         ) from error
+
+
+def _share_weights(module: Any, known: dict[bytes, bytes]) -> None:
+    """Replace the serialized weights of a method's delegates by equal ones that another method has.
+
+    Args:
+        known: SHA-256 -> weights of all methods so far, extended by those of this one.
+    """
+    from executorch.exir.lowered_backend_module import get_lowered_submodules
+
+    for _, lowered, _ in get_lowered_submodules(module):
+        if (stored := lowered.named_data_store_output) is not None:
+            stored.buffers[:] = [
+                known.setdefault(sha256(data).digest(), data) for data in stored.buffers
+            ]
 
 
 class _XnnpackRunner(Runner):

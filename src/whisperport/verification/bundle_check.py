@@ -51,14 +51,10 @@ def verify(
     started = time.perf_counter()
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     reference = Reference.from_arrays(opened.reference())
-    say("loading the programs")
-    decoder = load_engine(opened, run).decoder()
-    precision = precisions(opened, run)
-    checks = list(_array_checks(decoder, reference, precision, say))
-    try:
-        checks += _transcript_checks(opened, decoder, reference, precision, run, say)
-    except NumericalError as error:
-        checks.append(_not_finite("tokens", "transcripts", error))
+    checks, last = _session_checks(opened, reference, run, say)
+    if last:
+        say("clip by clip in a fresh session")
+        checks.append(_isolation_check(opened, reference, last, run, say))
     return Report(
         subject=_subject(opened, run),
         checks=tuple(checks),
@@ -89,22 +85,38 @@ def _not_finite(level: Level, what: str, error: NumericalError) -> Check:
     )
 
 
-def _transcript_checks(
-    bundle: Bundle,
-    decoder: Decoder,
-    reference: Reference,
-    precision: Mapping[str, str],
-    run: RunOptions | None,
-    say: Say,
-) -> Iterator[Check]:
-    """Tokens, words and isolation: every clip is transcribed, the last one again in a fresh session."""
-    of_all = coarsest(precision.values())
-    heard = [_transcribe(decoder, clip, reference, say) for clip in reference.clips]
-    yield from _decoded_checks(bundle, reference, heard, of_all)
-    if heard:
-        say("clip by clip in a fresh session")
-        fresh = load_engine(bundle, run).decoder()
-        yield _isolation_check(fresh, reference, heard[-1], say)
+class _Session:
+    """A loaded bundle, whose encoder runs once on each clip."""
+
+    def __init__(self, bundle: Bundle, run: RunOptions | None) -> None:
+        self.decoder = load_engine(bundle, run).decoder()
+        self._features: dict[int, np.ndarray] = {}  # identity of a clip -> its features
+
+    def features(self, clip: ReferenceClip) -> np.ndarray:
+        """Features (T, d) of a clip of the bundle's reference."""
+        if id(clip) not in self._features:
+            engine = self.decoder.engine
+            self._features[id(clip)] = engine.encode(reference_mel(engine.dims, clip))
+        return self._features[id(clip)]
+
+
+def _session_checks(
+    bundle: Bundle, reference: Reference, run: RunOptions | None, say: Say
+) -> tuple[list[Check], Decoded | None]:
+    """Arrays, tokens and words, and what was decoded of the last clip; None: nothing was.
+
+    The session's programs are deleted at the end: those of two sessions would take twice the memory.
+    """
+    say("loading the programs")
+    session = _Session(bundle, run)
+    precision = precisions(bundle, run)
+    checks = list(_array_checks(session, reference, precision, say))
+    try:
+        decoded = [_transcribe(session, clip, reference, say) for clip in reference.clips]
+    except NumericalError as error:
+        return [*checks, _not_finite("tokens", "transcripts", error)], None
+    checks += _decoded_checks(bundle, reference, decoded, coarsest(precision.values()))
+    return checks, decoded[-1] if decoded else None
 
 
 def words_of_features(
@@ -141,31 +153,31 @@ def _decoded_checks(
 
 
 def _array_checks(
-    decoder: Decoder, reference: Reference, precision: Mapping[str, str], say: Say
+    session: _Session, reference: Reference, precision: Mapping[str, str], say: Say
 ) -> Iterator[Check]:
     """Encoder output, and logits under teacher forcing, for the clips that hold them."""
     for clip in reference.clips:
         if clip.features.size and clip.logits.size:
             say(f"comparing arrays of {clip.name}")
             try:
-                yield from _clip_checks(decoder, clip, precision)
+                yield from _clip_checks(session, clip, precision)
             except NumericalError as error:
                 yield _not_finite("arrays", clip.name, error)
 
 
 def _clip_checks(
-    decoder: Decoder, clip: ReferenceClip, precision: Mapping[str, str]
+    session: _Session, clip: ReferenceClip, precision: Mapping[str, str]
 ) -> Iterator[Check]:
     """The arrays of one clip.
 
     Behind an encoder that keeps less than the decoder does, the decoder is judged on the reference's
     features: else the encoder's error would be found again in every program.
     """
-    engine, of_encoder = decoder.engine, precision["encoder"]
+    decoder, of_encoder = session.decoder, precision["encoder"]
     of_decoder = coarsest(p for name, p in precision.items() if name not in ("encoder", FULL))
     by_words = of_encoder in JUDGED_BY_WORDS
     gate, encoder_gate = GATES[of_decoder], JUDGED_BY_WORDS.get(of_encoder, GATES[of_encoder])
-    features = engine.encode(reference_mel(engine.dims, clip))
+    features = session.features(clip)
     found = compare("features", features, clip.features, encoder_gate, frame_axis=0)
     yield Check.of("arrays", "encoder", clip.name, found)
 
@@ -191,7 +203,7 @@ def _clip_checks(
     forced = compare_logits(logits, clip.logits, TOKEN_GATES[of_all])
     check = Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
     yield _reported(check) if by_words else check
-    if without := engine.without_cache():
+    if without := decoder.engine.without_cache():
         rows = _full_logits(without, given, clip)
         full = compare("logits", rows, clip.full_logits, GATES[precision[FULL]])
         yield Check.of("arrays", FULL, clip.name, full)
@@ -235,10 +247,9 @@ def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
     return (*clip.prompt, *clip.tokens[: len(clip.logits) - 1])
 
 
-def _transcribe(decoder: Decoder, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
+def _transcribe(session: _Session, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
     say(f"transcribing {clip.name}")
-    features = decoder.engine.encode(reference_mel(decoder.engine.dims, clip))
-    return _decode(decoder, features, clip, reference)
+    return _decode(session.decoder, session.features(clip), clip, reference)
 
 
 def _decode(
@@ -323,9 +334,14 @@ def _word_check(
     )
 
 
-def _isolation_check(fresh: Decoder, reference: Reference, after: Decoded, say: Say) -> Check:
+def _isolation_check(
+    bundle: Bundle, reference: Reference, after: Decoded, run: RunOptions | None, say: Say
+) -> Check:
     """The last clip alone, against the same clip after all others: equal to the last bit."""
-    alone = _transcribe(fresh, reference.clips[-1], reference, say)
+    try:
+        alone = _transcribe(_Session(bundle, run), reference.clips[-1], reference, say)
+    except NumericalError as error:
+        return _not_finite("isolation", f"{reference.clips[-1].name} after others", error)
     same = alone == after
     value = {
         "tokens": len(alone.tokens),
