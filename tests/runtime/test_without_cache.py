@@ -127,7 +127,7 @@ def test_more_tokens_than_rows_are_refused_and_leave_the_others(
 
 
 def test_no_tokens_and_no_sound_are_refused(decoder: WithoutCache, features: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="nothing was listened to"):
+    with pytest.raises(ValueError, match="call `listen` first"):
         decoder.prefill([50])
     decoder.listen(features)
     with pytest.raises(ValueError, match="the prompt has 0 tokens"):

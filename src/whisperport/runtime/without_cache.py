@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whisperport.runner import Array, Runner
+from whisperport.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Floats
 
 # The token in the rows that have none yet: published graphs are calibrated and run with zeros as ids.
@@ -14,8 +14,8 @@ PADDING = 0
 class WithoutCache:
     """`decode_full` behind the calls of a `Decoder`: `listen`, then `prefill`, then `step`.
 
-    For measuring what a cache saves, and for verifying the program. It leads one path of tokens, at most
-    as many as the program has rows, and hears the features as they are, without a short window's padding.
+    For measuring what a cache saves, and for verifying the program. It decodes one sequence of tokens, at
+    most as many as the program has rows, from the features as they are, without a short window's padding.
     """
 
     def __init__(self, runner: Runner, embedding: Array, positions: Array) -> None:
@@ -31,19 +31,20 @@ class WithoutCache:
         self._positions_here = self._embeddings.shape[3] == 1
         self.rows = max(self._embeddings.shape[2:])  # S
         self._embedding, self._positions = embedding, positions
-        self._sound: Floats | None = None
+        self._binding: Binding | None = None  # to a window's features
         self.tokens: list[int] = []
 
     def listen(self, features: Floats) -> None:
-        """Take features (T, d) as the sound to be decoded, and forget every token."""
-        self._sound = np.ascontiguousarray(features[None])
+        """Decode features (T, d) from now on, and forget every token. The caller does not change them."""
+        self._binding = self._runner.binding()
+        self._binding.bind(self._features.name, features[None])
         self.tokens = []
 
     def prefill(self, tokens: Sequence[int], *, also: int = 0) -> tuple[Floats, Floats]:
         """Logits (V,) after the last of these tokens, and after token `also`.
 
         Raises:
-            ValueError: no tokens, more than there are rows for, or nothing was listened to.
+            ValueError: no tokens, more than there are rows for, or `listen` was not called.
         """
         if not 0 <= also < len(tokens):
             raise ValueError(f"`also` is {also}; the prompt has {len(tokens)} tokens")
@@ -64,10 +65,9 @@ class WithoutCache:
         """Logits (1, S, V / pieces) of each piece of the vocabulary."""
         if len(tokens) > self.rows:
             raise ValueError(f"{len(tokens)} tokens do not fit {self.rows} rows")
-        if self._sound is None:
-            raise ValueError("nothing was listened to yet")
-        inputs = {self._features.name: self._sound, self._embeddings.name: self._image(tokens)}
-        return list(self._runner.run(inputs).values())
+        if self._binding is None:
+            raise ValueError("there are no features yet: call `listen` first")
+        return list(self._binding.run({self._embeddings.name: self._image(tokens)}).values())
 
     def _image(self, tokens: Sequence[int]) -> Floats:
         """The embeddings of all rows, (S, d), in the shape of the program's input.
