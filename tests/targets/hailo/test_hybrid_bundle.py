@@ -112,7 +112,7 @@ def test_without_a_hef_and_without_the_option_it_says_how_to_compile(hybrid: Bun
 
 
 def test_nothing_but_onnx_stands_in(hybrid: Bundle) -> None:
-    with pytest.raises(UsageError, match="`hailo8.emulation` cannot be `hef`"):
+    with pytest.raises(UsageError, match=r"`hailo8\.emulation` cannot be `hef`"):
         load_engine(hybrid, RunOptions(options={"hailo8.emulation": "hef"}))
 
 
@@ -148,8 +148,9 @@ def write(micro_checkpoint: Any, tmp_path: Path) -> Callable[..., Bundle]:
 @pytest.mark.parametrize(
     ("lower", "words"),
     [
-        ({"opset": "18"}, "`hailo8.opset` cannot be `18`"),
-        ({"opset": ""}, "`hailo8.opset` cannot be ``"),
+        ({"encoder-opset": "18"}, "`hailo8.encoder-opset` cannot be `18`"),
+        ({"decoder-opset": "18"}, "`hailo8.decoder-opset` cannot be `18`"),
+        ({"decoder-opset": ""}, "`hailo8.decoder-opset` cannot be ``"),
         ({"rows": "7"}, "`hailo8.rows` cannot be `7`"),
         ({"rows": "-9"}, "`hailo8.rows` cannot be `-9`"),
         ({"rows": "٣٢"}, "`hailo8.rows` cannot be `٣٢`"),
@@ -250,5 +251,5 @@ def test_a_program_beyond_the_limits_is_not_lowered(
 
 
 def test_more_rows_than_the_decoder_has_positions_are_refused(micro_checkpoint: Any) -> None:
-    with pytest.raises(UsageError, match="`hailo8.rows` cannot be `25`"):
+    with pytest.raises(UsageError, match=r"`hailo8\.rows` cannot be `25`"):
         get_target("hailo8").configured(LowerOptions(rows=25)).uncached_form(micro_checkpoint.dims)

@@ -92,7 +92,7 @@ CASES: dict[str, Any] = {
     "tiny at 10 s": ("hailo8l", {}, lambda: random_model(sizes(384, core_or_all(2, 4), 500))),
     "base at 5 s": (
         "hailo8",
-        {"opset": "13", "positions": "graph"},
+        {"encoder-opset": "13", "decoder-opset": "17", "positions": "graph"},
         lambda: random_model(sizes(512, core_or_all(2, 6), 250)),
     ),
     "the embedded model": (
@@ -154,9 +154,18 @@ def test_decode_full_gives_four_pieces_of_the_vocabulary_and_agrees_with_torch(
 def test_check_refuses_nothing_and_warns_of_nothing(case: Lowered, program: str) -> None:
     graph = read_onnx(case.file(program))
 
-    default = 17 if program == "encoder" else 13
-    assert graph.opset == (case.target.options.opset or default)
+    options = case.target.options
+    written = options.encoder_opset if program == "encoder" else options.decoder_opset
+    assert graph.opset == written
     assert check_graph(graph, case.target.spec).kinds == ()
+
+
+def test_encoders_are_written_in_opset_17_and_decoders_in_13_unless_asked_for_otherwise() -> None:
+    options = parse_options(get_target("hailo8l").lower_options, {}, "hailo8l")
+    asked = parse_options(get_target("hailo8l").lower_options, {"decoder-opset": "17"}, "hailo8l")
+
+    assert (options.encoder_opset, options.decoder_opset) == (17, 13)
+    assert (asked.encoder_opset, asked.decoder_opset) == (17, 17)
 
 
 @pytest.mark.parametrize("program", ["encoder", "decode_full"])
