@@ -14,6 +14,7 @@ from whisperport.bench.timed import Clock
 from whisperport.bench.transcribing import BenchOptions, BenchResult, run_bench
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
+from whisperport.runner import Binding, Runner
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
@@ -65,16 +66,20 @@ def test_every_program_that_ran_is_a_part_and_words_need_align(
 
 
 def test_calls_are_as_many_as_another_observer_counts(
-    result: BenchResult, bundle: Bundle, recording: Recording
+    result: BenchResult, bundle: Bundle, recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Counter[str]()
 
-    def counting(runner: Any) -> Any:
-        run = runner._run
-        runner._run = lambda inputs: (seen.update([runner.spec.name]), run(inputs))[1]
-        return runner
+    def counted(run: Any) -> Any:
+        def count(self: Any, inputs: Any) -> Any:
+            seen.update([getattr(self, "runner", self).spec.name])
+            return run(self, inputs)
 
-    transcriber = Transcriber(bundle, ONE_THREAD, around=counting)
+        return count
+
+    for kind in (Runner, Binding):
+        monkeypatch.setattr(kind, "run", counted(kind.run))
+    transcriber = Transcriber(bundle, ONE_THREAD)
     transcript = transcriber.transcribe(recording.path, TranscribeOptions(word_timestamps=True))
 
     assert {p.name: p.calls for p in result.parts if p.name in seen} == seen
