@@ -119,7 +119,7 @@ class ChunkedTranscription:
         first = next(chunks, None)
         decode = self._options.decode
         start = first.start if first else 0
-        language = spoken_language(self._engine.decoder(), decode.language, mel, start)
+        language = spoken_language(self._engine.decoder(), decode.language, mel, start).code
         self._options = replace(self._options, decode=replace(decode, language=language))
 
         def together() -> Transcript:

@@ -5,8 +5,10 @@ Source: openai/whisper@v20250625, whisper/transcribe.py.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
 
 from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.runtime import (
@@ -84,6 +86,7 @@ class Session:
         self.segments: list[Segment] = []
         self.truncated: list[float] = []
         self.language = ""
+        self.detected: Language | None = None  # until the first window is encoded
         self.heard_s = 0.0  # seconds until the last window's end
 
     def run(self, progress: Heard) -> Transcript:
@@ -94,7 +97,9 @@ class Session:
             Interrupted: Ctrl-C.
         """
         with incomplete_as_error(self.transcript):
-            self.language = spoken_language(self.decoder, self.options.decode.language, self.mel, 0)
+            asked = self.options.decode.language
+            self.detected = spoken_language(self.decoder, asked, self.mel, 0)
+            self.language = self.detected.code
             for seek, mel, n_frames in self._windows():
                 self._window(seek, mel, n_frames, self.language)
                 self.heard_s = (seek + n_frames) / FRAMES_PER_SECOND
@@ -155,9 +160,14 @@ class Session:
             self._keep([_cleared(segment) for segment in judged.segments], decoded)
 
     def _features(self, mel: Floats) -> Floats:
-        """Of a window (n_mels, 2T): those encoded elsewhere for the first one, (T, d)."""
+        """Features (T, d) of a window (n_mels, 2T). The first one may have been encoded already."""
         first, self.first_features = self.first_features, None
-        return first() if first else self.engine.encode(mel)
+        detected, self.detected = self.detected, None
+        if first:
+            return first()
+        if detected and detected.features is not None and np.array_equal(detected.window, mel):
+            return detected.features
+        return self.engine.encode(mel)
 
     def _with_words(
         self,
@@ -268,21 +278,32 @@ def warn_if_cut(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: in
     )
 
 
-def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -> str:
-    """As asked for, by code or by name; or the checkpoint's own, or detected in one window.
+@dataclass(frozen=True, slots=True, eq=False)
+class Language:
+    """The language of a recording, and the window that was encoded to detect it, if one was."""
 
-    That window is heard with whatever follows in it.
+    code: str
+    window: Floats | None = None  # (n_mels, 2T)
+    features: Floats | None = None  # (T, d) of that window
+
+
+def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -> Language:
+    """The language asked for, by code or by name; or the checkpoint's own; or detected in one window.
+
+    The audio after a recording's end is silence in that window, as in openai-whisper, which sets the
+    spectrogram to 0 there in the windows that it decodes.
     """
     engine = decoder.engine
     known = engine.generation.languages
     if asked is not None:
-        return language_code(asked, known)
+        return Language(language_code(asked, known))
     if not known or engine.generation.language:
-        return detect_language(decoder)  # for which nothing is heard
+        return Language(detect_language(decoder))  # for which nothing is encoded
     window, _ = mel.window(start)
     window[:, engine.sound_frames :] = 0
-    decoder.listen(engine.encode(window))
-    return detect_language(decoder)
+    features = engine.encode(window)
+    decoder.listen(features)
+    return Language(detect_language(decoder), window, features)
 
 
 def _cleared(segment: Segment) -> Segment:
