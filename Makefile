@@ -13,7 +13,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-all check docs readme bundle bench fuzz clean
+.PHONY: demo test test-all check docs readme evidence bundle bench fuzz clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/whisperport demo
@@ -39,6 +39,9 @@ docs: $(VENV)/.installed-dev
 
 readme: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_readme.py
+
+evidence: $(VENV)/.installed-dev
+	@$(BIN)/python docs/make_evidence.py
 
 bundle: $(VENV)/.installed-dev
 	@$(BIN)/whisperport export default --target onnxruntime --out src/whisperport/data/bundle

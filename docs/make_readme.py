@@ -16,6 +16,7 @@ from whisperport.cli.demo import print_rows
 from whisperport.demo import DemoRow, run_demo
 from whisperport.targets import get_target
 from whisperport.verification import machine
+from whisperport.verification.project_evidence import status_words
 
 README = Path(__file__).parents[1] / "README.md"
 HEADINGS = (
@@ -66,7 +67,7 @@ def _line(row: DemoRow) -> str:
     cells = (
         f"`{spec.name}`",
         spec.summary,
-        spec.status,
+        status_words(spec.name),
         f"{row.delegated} of {row.delegated + row.undelegated}",
         f"{row.sqnr_db:.0f} dB",
         f"{equal} of {of} clips",

@@ -16,10 +16,11 @@ from whisperport.cli.console import WIDTH
 from whisperport.cli.main import cli
 from whisperport.inspection.rules import RULES
 from whisperport.inspection.rules.page import rule_index, rule_page, shown_value
-from whisperport.rewrites import REWRITES
+from whisperport.rewrites import HOST_REWRITES, REWRITES
 from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS, Target
 from whisperport.targets.options import NoOptions, describe
+from whisperport.verification.project_evidence import evidence_rows, status_words
 
 REFERENCE = Path(__file__).parent / "reference"
 ADD_A_TARGET = Path(__file__).parent / "how-to" / "add-a-target.md"
@@ -98,9 +99,14 @@ def rewrites_page() -> str:
         exact = "Exact." if rewrite.exact else "Not exact."
         if rewrite.number is not None:
             exact += f" `{name}=NUMBER` asks for another number than {rewrite.number}."
-        if not rewrite.keeps_shapes:
-            exact += " It changes the shape of an output."
         parts.append(f"## {name}\n\n{exact} Asked for by {asked}.\n")
+        parts.append(f"```text\n{inspect.getdoc(module)}\n```\n")
+    for name, move in sorted(HOST_REWRITES.items()):
+        module = importlib.import_module(move.__module__)
+        users = [t.spec.name for t in TARGETS if name in t.spec.host_rewrites]
+        asked = ", ".join(f"[{user}](targets/{user}.md)" for user in users)
+        moves = "Moves steps to the host, by `whisperport check --fix` and `whisperport lower`."
+        parts.append(f"## {name}\n\nExact. {moves} Asked for by {asked}.\n")
         parts.append(f"```text\n{inspect.getdoc(module)}\n```\n")
     return "\n".join(parts)
 
@@ -108,7 +114,12 @@ def rewrites_page() -> str:
 def target_page(text: str, target: Target) -> str:
     """A target's page, with the marked parts filled from its spec and options."""
     spec = target.spec
-    parts = {"limits": _limits(spec), "rewrites": _rewrites(spec), "options": _options(target)}
+    parts = {
+        "evidence": _evidence(spec),
+        "limits": _limits(spec),
+        "rewrites": _rewrites(spec),
+        "options": _options(target),
+    }
     for name, part in parts.items():
         pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
         text, count = re.subn(pattern, rf"\g<1>{part}\g<2>", text, flags=re.DOTALL)
@@ -125,6 +136,16 @@ def page_with_files(text: str, folder: Path) -> str:
         return f"<!-- file: {mark[1]} -->\n```python\n{code}```\n"
 
     return re.sub(r"<!-- file: (\S+) -->\n```python\n.*?```\n", block, text, flags=re.DOTALL)
+
+
+def _evidence(spec: TargetSpec) -> str:
+    """What this project did with the target, as the package's data says."""
+    rows = [f"| {' | '.join(row)} |\n" for row in evidence_rows(spec.name)]
+    head = (
+        f"Status in this project: *{status_words(spec.name)}*.\n\n"
+        "| Done | With | Date | Machine |\n|---|---|---|---|\n"
+    )
+    return head + "".join(rows)
 
 
 def _limits(spec: TargetSpec) -> str:

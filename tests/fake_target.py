@@ -78,5 +78,5 @@ class _Fake(Runner):
 
 def fake(name: str, runners: dict[str, Runner], **how: Any) -> FakeTarget:
     """A fake target called `name`."""
-    spec = TargetSpec(name=name, summary="nothing is compiled", status="run here")
+    spec = TargetSpec(name=name, summary="nothing is compiled")
     return FakeTarget(spec, runners, **how)

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Status = Literal["run here", "compiled here", "checked against contract"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -117,10 +115,10 @@ class TargetSpec:
 
     name: str
     summary: str  # one line, shown by `whisperport targets`
-    status: Status  # what was done with it on the project's own machines
-    operators: frozenset[str] | None = None  # that its compiler supports; None: its compiler decides
-    operators_observed: bool = False  # True: the vendor publishes no list, and `operators` are those of
-    # programs that are known to compile
+    # Operators that its compiler supports; None: its compiler decides.
+    operators: frozenset[str] | None = None
+    # True: the vendor publishes no list; `operators` were seen in programs that are known to compile.
+    operators_observed: bool = False
     max_rank: int = 8  # highest tensor rank its compiler accepts
     dtypes: frozenset[str] = frozenset({"float32"})  # of inputs and outputs
     formats: frozenset[str] = frozenset({"torch"})  # of programs it compiles, if by way of another
@@ -131,9 +129,9 @@ class TargetSpec:
         default_factory=dict
     )  # operator -> rewrite that does without it
     rewrites: tuple[str, ...] = ()  # names, applied in this order
-    host_rewrites: tuple[str, ...] = ()  # names of what moves steps to the host; by `fix` and `lower` only
-    rejects_programs: bool = False  # True: one unsupported node, and its compiler rejects the program;
-    # False: such nodes run on the CPU
+    host_rewrites: tuple[str, ...] = ()  # those that move steps to the host; not used by `export`
+    # True: its compiler rejects a program with an unsupported node. False: such nodes run on the CPU.
+    rejects_programs: bool = False
     lowered_suffix: str = ""  # of the file that `whisperport lower` writes
     lowered_max_rank: int = 0  # highest rank in that file; 0: `max_rank`
     programs: frozenset[str] = frozenset()  # of ours that `export` puts on it; empty: all

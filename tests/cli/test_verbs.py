@@ -172,13 +172,15 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
     )
 
 
-def test_targets_says_what_was_proven_and_what_is_installed(run):
+def test_targets_says_what_this_project_did_with_versions_and_what_is_installed(run):
     # when
     ran = run("targets")
 
     # then
     assert re.search(r"^xnnpack .*run here +yes +yes$", ran.out, re.MULTILINE)
+    assert re.search(r"^xnnpack +run +executorch \S+ +\d{4}-\d\d-\d\d ", ran.out, re.MULTILINE)
     assert re.search(r"^hailo8 .*checked against", ran.out, re.MULTILINE)
+    assert re.search(r"^hailo8 +emulated on the CPU +onnxruntime ", ran.out, re.MULTILINE)
     last_line_names_a_command(ran)
     assert [spec["name"] for spec in json.loads(run("targets", "--json").out)] == [
         "onnxruntime",

@@ -10,8 +10,12 @@ import pytest
 import whisperport
 from whisperport import errors
 from whisperport.bundle import FORMAT_VERSION, MANIFEST, REFERENCE, Manifest, ProgramEntry
-from whisperport.programs.whisper import program_names
+from whisperport.checks import Check
+from whisperport.evidence import KINDS, STATUSES, Evidence
+from whisperport.placement import Placement
+from whisperport.programs.variants import program_names
 from whisperport.targets import TARGETS
+from whisperport.verification.project_evidence import status_words
 
 from .pages import ROOT, name_of, pages
 
@@ -58,13 +62,13 @@ def test_every_target_has_a_page_with_the_five_headings_and_a_source_for_each_li
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.spec.name)
-def test_the_readme_states_the_status_that_the_spec_states(target):
+def test_the_readme_states_the_status_that_follows_from_the_evidence(target):
     # when
     row = re.search(rf"^\| `{target.spec.name}` \|.*$", read("README.md"), re.MULTILINE)
 
     # then
     assert row
-    assert f"| {target.spec.status} |" in row[0]
+    assert f"| {status_words(target.spec.name)} |" in row[0]
 
 
 def test_no_page_is_for_a_target_that_is_not_there():
@@ -113,10 +117,13 @@ def test_every_field_of_a_manifest_is_documented():
     text = read("docs/reference/bundle-format.md")
 
     # when
-    names = [field.name for cls in (Manifest, ProgramEntry) for field in fields(cls)]
+    classes = (Manifest, ProgramEntry, Placement, Evidence, Check)
+    names = [field.name for cls in classes for field in fields(cls)]
 
     # then
-    assert [name for name in names if f"| `{name}` |" not in text] == []
+    assert [name for name in names if f"`{name}`" not in text] == []
+    assert [status for status in STATUSES if f"| *{status}* |" not in text] == []
+    assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
     assert f"Format version {FORMAT_VERSION}" in text
     assert MANIFEST in text
     assert REFERENCE in text

@@ -1,19 +1,33 @@
 """`whisperport targets`"""
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from whisperport.cli.console import print_json, print_next, print_table
+from whisperport.bundle.evidence_json import evidence_to_json
+from whisperport.cli.console import print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
 from whisperport.doctor import is_installed
+from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS
+from whisperport.verification.project_evidence import (
+    evidence_rows,
+    project_evidence,
+    project_status,
+    status_words,
+)
 
 
-@click.command(short_help="List the targets, and what was proven of each.")
+@click.command(
+    short_help="List the targets, what this project did with each, and what is installed."
+)
 @as_json
 def targets(as_json: bool) -> None:
-    """List the targets, what was proven of each, and what is installed here.
+    """List the targets, what this project did with each, and what is installed on this machine.
+
+    The status is computed from evidence of the whisperport project's own machines, which comes with
+    the package. A bundle of yours holds evidence of its own: `whisperport verify BUNDLE --record`.
 
     \b
     Example:
@@ -21,23 +35,37 @@ def targets(as_json: bool) -> None:
     """
     specs = [target.spec for target in TARGETS]
     if as_json:
-        print_json([{**asdict(spec), "operators": sorted(spec.operators or ())} for spec in specs])
+        print_json([_to_json(spec) for spec in specs])
         return
     print_table(
-        ("target", "what", "proven", "lowers here", "runs here"),
+        ("target", "what", "status in this project", "lowers here", "runs here"),
         [
             (
                 spec.name,
                 spec.summary,
-                spec.status,
+                status_words(spec.name),
                 "yes" if is_installed(spec.extra) else f"no: [{spec.extra}]",
                 "yes" if is_installed(spec.run_extra) else f"no: [{spec.run_extra}]",
             )
             for spec in specs
         ],
     )
+    print_lines("")
+    print_table(
+        ("target", "evidence of this project", "with", "date", "machine"),
+        [(spec.name, *row) for spec in specs for row in evidence_rows(spec.name)],
+    )
     lowers = next((spec.name for spec in specs if is_installed(spec.extra)), None)
     if lowers:
         print_next("export", "default", "--target", lowers, "--out", "build/default")
     else:
         print_next("doctor")
+
+
+def _to_json(spec: TargetSpec) -> dict[str, Any]:
+    return {
+        **asdict(spec),
+        "operators": sorted(spec.operators or ()),
+        "project_status": project_status(spec.name),
+        "project_evidence": [evidence_to_json(one) for one in project_evidence(spec.name)],
+    }

@@ -56,7 +56,6 @@ class OnnxRuntime(Target):
     spec = TargetSpec(
         name="onnxruntime",
         summary="ONNX Runtime: any CPU, and its other execution providers where installed",
-        status="run here",
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),

@@ -1,0 +1,54 @@
+"""Do with every target what can be done on this machine, and keep the evidence in the package.
+
+    python docs/make_evidence.py
+
+The embedded model is exported for every target and verified, and compiled where the vendor's compiler is
+installed. This takes minutes. Run it whenever a target, a program or a runtime's version has changed, then
+`make docs` and `make readme`, whose statuses are computed from what it writes.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from whisperport.bundle import Bundle
+from whisperport.checkpoint import load_checkpoint
+from whisperport.cli.console import stages
+from whisperport.compiling import CompileOptions
+from whisperport.compiling import compile as compile_bundle
+from whisperport.evidence import Evidence
+from whisperport.exporting import ExportOptions, export
+from whisperport.targets import TARGETS, Target
+from whisperport.toolchain import find_interpreter
+from whisperport.verification.project_evidence import by_target, evidence_file, to_bytes
+
+
+def main() -> None:
+    """The files are written once everything has succeeded."""
+    checkpoint = load_checkpoint("default")
+    found: dict[Path, dict[str, tuple[Evidence, ...]]] = {}
+    with stages() as say:
+        for target in TARGETS:
+            name = target.spec.name
+            with TemporaryDirectory() as folder:
+                options = ExportOptions(
+                    uncached_decoder=target.uncached_form(checkpoint.dims) is not None
+                )
+                bundle = export(checkpoint, name, Path(folder) / name, options, say=say)
+                if _has_compiler_here(target):
+                    # The few shipped recordings are enough to show that it compiles.
+                    bundle = compile_bundle(
+                        bundle.folder, CompileOptions(force=True), say=say
+                    ).bundle
+                of_file = found.setdefault(evidence_file(target), {})
+                of_file[name] = by_target(Bundle.open(bundle.folder).manifest)[name]
+    for file, evidence in found.items():
+        file.write_bytes(to_bytes(evidence))
+
+
+def _has_compiler_here(target: Target) -> bool:
+    compiler = target.compiler
+    return compiler is not None and bool(find_interpreter(compiler.toolchain, compiler.sdk, {}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What this project did with each target on its own machines: data that `make evidence` writes.
+
+It says nothing about a bundle of a user, which holds evidence of its own.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from whisperport.bundle import Manifest, strict_json
+from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
+from whisperport.evidence import Evidence, Kind, Status, status_of
+from whisperport.targets import Target, get_target
+
+PLUGINS = "whisperport.targets"
+
+
+def evidence_file(target: Target) -> Path:
+    """Beside the target's module, or in its folder: what a vendor's name is in stays in one place."""
+    plugin = type(target).__module__.removeprefix(f"{PLUGINS}.").split(".")[0]
+    folder = Path(str(files(PLUGINS)))
+    own = folder / plugin
+    return own / "evidence.json" if own.is_dir() else folder / f"{plugin}.evidence.json"
+
+
+def project_evidence(target: str) -> tuple[Evidence, ...]:
+    """Evidence about the programs of the embedded model on a target; empty: nothing was done with it.
+
+    Raises:
+        UsageError: no such target.
+    """
+    return _read(evidence_file(get_target(target))).get(target, ())
+
+
+@cache
+def _read(file: Path) -> Mapping[str, tuple[Evidence, ...]]:
+    if not file.is_file():
+        return {}
+    return {
+        name: tuple(read_evidence(one) for one in found.elements())
+        for name, found in strict_json.parse(file.read_bytes(), file.name).mapping().items()
+    }
+
+
+def project_status(target: str) -> Status:
+    """The status of a target in this project; the weakest if nothing was done with it."""
+    return status_of(project_evidence(target))
+
+
+def status_words(target: str) -> str:
+    """The same for people, who are also told of emulation."""
+    emulated = any(one.kind == "emulated" for one in project_evidence(target))
+    return project_status(target) + ("; emulated on the CPU" if emulated else "")
+
+
+def evidence_rows(target: str) -> list[tuple[str, str, str, str]]:
+    """What was done with a target in this project, with which versions, when, and on which processor."""
+    return [
+        (
+            _WORDS[one.kind],
+            ", ".join(f"{name} {version}" for name, version in one.runtime.items()),
+            one.date,
+            f"{one.machine.get('cpu', 'unknown')}, {one.machine.get('architecture', 'unknown')}",
+        )
+        for one in project_evidence(target)
+    ]
+
+
+_WORDS: Mapping[Kind, str] = {
+    "partitioned": "accepted by the vendor's partitioner",
+    "compiled": "compiled",
+    "emulated": "emulated on the CPU",
+    "simulated": "simulated by the vendor's simulator",
+    "run": "run",
+}
+
+
+def by_target(manifest: Manifest) -> dict[str, tuple[Evidence, ...]]:
+    """Target -> the evidence of a bundle about its programs, with all programs in one."""
+    found: dict[str, dict[str, list[Evidence]]] = {}
+    for entry in manifest.programs:
+        kinds = found.setdefault(entry.target, {})
+        for one in manifest.evidence(entry.spec.name):
+            kinds.setdefault(one.kind, []).append(one)
+    return {
+        target: tuple(_joined(evidence) for evidence in kinds.values())
+        for target, kinds in found.items()
+    }
+
+
+def to_bytes(evidence: Mapping[str, Iterable[Evidence]]) -> bytes:
+    """The contents of a file of evidence."""
+    document = {
+        target: [evidence_to_json(one) for one in found] for target, found in evidence.items()
+    }
+    return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
+
+
+def _joined(evidence: list[Evidence]) -> Evidence:
+    """Evidence of one kind, from one machine, about several programs."""
+    checks = [check for one in evidence for check in one.checks]
+    unique = [check for place, check in enumerate(checks) if check not in checks[:place]]
+    return Evidence(
+        kind=evidence[0].kind,
+        files={path: sha256 for one in evidence for path, sha256 in one.files.items()},
+        runtime=evidence[0].runtime,
+        machine=evidence[0].machine,
+        date=evidence[0].date,
+        checks=tuple(unique),
+    )

@@ -1,0 +1,81 @@
+"""What the package says about its targets is computed from what was done with them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.evidence import STATUSES
+from whisperport.targets import TARGETS, Target
+from whisperport.transcription import default_bundle
+from whisperport.verification.project_evidence import (
+    by_target,
+    evidence_file,
+    evidence_rows,
+    project_evidence,
+    project_status,
+    status_words,
+    to_bytes,
+)
+
+FILES = sorted({evidence_file(target) for target in TARGETS})
+every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.spec.name)
+
+
+@every_target
+def test_every_target_has_evidence_with_a_version_a_date_and_comparisons(target: Target) -> None:
+    found = project_evidence(target.spec.name)
+
+    assert found
+    for one in found:
+        assert one.date
+        assert set(one.runtime.values()).isdisjoint({"", "not installed"})
+        assert one.machine["cpu"]
+        assert one.passed
+        assert all(path.startswith(f"{target.spec.name}/") for path in one.files)
+
+
+@every_target
+def test_a_target_that_was_only_emulated_has_the_weakest_status(target: Target) -> None:
+    kinds = {one.kind for one in project_evidence(target.spec.name)}
+
+    assert (project_status(target.spec.name) == STATUSES[0]) == (kinds == {"emulated"})
+    assert status_words(target.spec.name).endswith("emulated on the CPU") == ("emulated" in kinds)
+
+
+def test_the_files_hold_no_target_that_is_not_there() -> None:
+    found = [name for file in FILES for name in json.loads(file.read_bytes())]
+
+    assert sorted(found) == sorted(target.spec.name for target in TARGETS)
+
+
+def test_a_target_without_evidence_has_the_weakest_status(fake_targets: dict[str, Any]) -> None:
+    assert project_status("fake") == status_words("fake") == STATUSES[0]
+    assert evidence_rows("fake") == []
+
+
+def test_the_evidence_of_all_programs_of_a_target_becomes_one_with_every_check_once() -> None:
+    manifest = Bundle.open(default_bundle(), check_hashes=False).manifest
+
+    ((one,),) = by_target(manifest).values()
+
+    assert set(one.files) == {path for entry in manifest.programs for path in entry.files}
+    assert len(one.checks) == len(manifest.verification["checks"])
+    assert one.kind == "run"
+
+
+def test_evidence_about_files_that_changed_is_left_out() -> None:
+    manifest = Bundle.open(default_bundle(), check_hashes=False).manifest
+    changed = {path: replace(entry, sha256="0" * 64) for path, entry in manifest.files.items()}
+
+    assert by_target(replace(manifest, files=changed)) == {"onnxruntime": ()}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_file_is_what_the_chore_writes(file: Path) -> None:
+    names = json.loads(file.read_bytes())
+
+    assert file.read_bytes() == to_bytes({name: project_evidence(name) for name in names})
