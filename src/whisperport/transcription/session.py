@@ -165,8 +165,10 @@ class Session:
         detected, self.detected = self.detected, None
         if first:
             return first()
-        if detected and detected.features is not None and np.array_equal(detected.window, mel):
-            return detected.features
+        if detected and detected.encoded:
+            window, features = detected.encoded
+            if np.array_equal(window, mel):
+                return features
         return self.engine.encode(mel)
 
     def _with_words(
@@ -280,11 +282,10 @@ def warn_if_cut(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Language:
-    """The language of a recording, and the window that was encoded to detect it, if one was."""
+    """The language of a recording, and what was encoded to detect it."""
 
     code: str
-    window: Floats | None = None  # (n_mels, 2T)
-    features: Floats | None = None  # (T, d) of that window
+    encoded: tuple[Floats, Floats] | None = None  # a window (n_mels, 2T), and its features (T, d)
 
 
 def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -> Language:
@@ -303,7 +304,7 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
     window[:, engine.sound_frames :] = 0
     features = engine.encode(window)
     decoder.listen(features)
-    return Language(detect_language(decoder), window, features)
+    return Language(detect_language(decoder), (window, features))
 
 
 def _cleared(segment: Segment) -> Segment:
