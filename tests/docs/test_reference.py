@@ -23,6 +23,7 @@ DOCS = ROOT / "docs"
 HEADINGS = [
     "What runs where",
     "What you need",
+    "Options",
     "Limits",
     "Rewrites applied",
     "When it fails",
@@ -50,7 +51,7 @@ def test_a_generated_page_is_current(page):
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.spec.name)
-def test_every_target_has_a_page_with_the_five_headings_and_a_source_for_each_limit(target):
+def test_every_target_has_a_page_with_the_six_headings_and_a_source_for_each_limit(target):
     # given
     text = read(f"docs/reference/targets/{target.spec.name}.md")
 
