@@ -1,9 +1,9 @@
-"""Other people's Whisper on XNNPACK: as exported, mended by `check --fix`, and torch eager, in one run.
+"""Other people's Whisper on XNNPACK: as exported, fixed by `check --fix`, and torch eager, in one run.
 
     python benchmarks/strangers.py [--threads 2] [--rounds 9]
 
 openai-whisper's own TextDecoder and AudioEncoder and transformers' own, at the sizes of tiny.en, random
-weights; 128 tokens, 1500 positions. *Products* is what the matrix products of the mended program would take
+weights; 128 tokens, 1500 positions. *Products* is what the matrix products of the fixed program would take
 alone, at the speed of plain linears on XNNPACK: rewrites that keep them do not get below it. Rounds are
 interleaved, so that a busy moment of the machine falls on all alike; a ratio is the median of the rounds'
 ratios, and that of the best times is given beside it: on a busy machine the second is nearer to the truth.
@@ -130,7 +130,7 @@ def product_flops(program: Program) -> int:
 
 def one_case(name: str, case: Case, plain: Plain, options: argparse.Namespace) -> dict[str, Any]:
     module, inputs = case
-    print(f"{name}: exporting, mending, lowering twice", flush=True)
+    print(f"{name}: exporting, fixing, lowering twice", flush=True)
     program = trace("program", module, inputs)
     fixed = fix(program, "xnnpack")
     assert all(not step.failed for step in fixed.steps)

@@ -267,30 +267,41 @@ def _pt2(folder: Path) -> None:
 
 
 def _pte(folder: Path) -> None:
+    (folder / "block.pte").write_bytes(xnnpack_pte(*_block()))
+
+
+def xnnpack_pte(module: Any, inputs: tuple[Any, ...]) -> bytes:
+    """A module by ExecuTorch's own calls, without any rewrite."""
     import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
     from whisperport.inspection.quiet import quiet
 
-    module, inputs = _block()
     with quiet():
         exported = torch.export.export(module, inputs, strict=False)
         edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
-        (folder / "block.pte").write_bytes(edge.to_executorch().buffer)
+        return bytes(edge.to_executorch().buffer)
 
 
 def _tflite(folder: Path) -> None:
-    """Two products and a cumulative sum, put together with the schema that LiteRT brings."""
+    (folder / "sum.tflite").write_bytes(product_sum_product(16))
+
+
+def product_sum_product(width: int) -> bytes:
+    """A TFLite file: x (4, width) through a product, a cumulative sum, and a product.
+
+    It is put together with the schema that LiteRT's wheel brings.
+    """
     import flatbuffers  # type: ignore[import-untyped]
     import numpy as np
     from ai_edge_litert import schema_py_generated as tflite
 
     random = np.random.default_rng(0)
-    weight = random.standard_normal((16, 16)).astype(np.float32)
-    contents = [None, weight, np.zeros(16, np.float32), np.array(1, np.int32), None, None, None]
+    weight = random.standard_normal((width, width)).astype(np.float32)
+    contents = [None, weight, np.zeros(width, np.float32), np.array(1, np.int32), None, None, None]
     names = ["x", "weight", "bias", "axis", "product", "sum", "out"]
-    shapes = [[4, 16], [16, 16], [16], [], *[[4, 16]] * 3]
+    shapes = [[4, width], [width, width], [width], [], *[[4, width]] * 3]
     model, graph = tflite.ModelT(), tflite.SubGraphT()
     model.version, model.subgraphs, model.buffers = 3, [graph], [tflite.BufferT()]
     graph.tensors, graph.inputs, graph.outputs = [], [0], [6]
@@ -321,7 +332,7 @@ def _tflite(folder: Path) -> None:
         graph.operators.append(operator)
     builder = flatbuffers.Builder(0)
     builder.Finish(model.Pack(builder), b"TFL3")
-    (folder / "sum.tflite").write_bytes(bytes(builder.Output()))
+    return bytes(builder.Output())
 
 
 def hef_bytes(description: bytes, version: int) -> bytes:

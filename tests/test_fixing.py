@@ -202,3 +202,30 @@ def test_a_program_that_writes_to_an_input_is_refused() -> None:
 
     with pytest.raises(ProgramError, match="`writes` writes to its input `cache`"):
         fix(program, "xnnpack")
+
+
+def test_a_rewrite_that_adds_what_the_target_rejects_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = fixing.get_target("xnnpack")
+    assert target.spec.operators is not None
+    without_cat = target.spec.operators - {"cat"}
+    spec = replace(target.spec, operators=without_cat, rewrites=("split-vocab-projection",))
+    monkeypatch.setattr(target, "spec", spec)
+    program = trace("head", nn.Linear(8, 64), (torch.zeros(1, 3, 8),))
+
+    fixed = fix(program, "xnnpack")
+
+    (step,) = fixed.steps
+    assert step.left_out == "it adds what the target rejects: 1 × cat (WP101)"
+    assert not step.kept
+    assert fixed.program is program
+    assert fixed
+    assert fixed.to_json()["rewrites"][0]["left_out"] == step.left_out
+
+
+def test_what_one_rewrite_adds_and_a_later_one_replaces_is_kept(fixed: Fixed) -> None:
+    kept = {step.outcome.rewrite for step in fixed.steps if step.kept}
+
+    assert {"attention-by-softmax", "matmul-by-bmm"} <= kept  # the first adds products that copy
+    assert not any(step.left_out for step in fixed.steps)

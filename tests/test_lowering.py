@@ -23,7 +23,7 @@ from whisperport.locking import lock_path, locked
 from whisperport.lowering import Lowered, LowerOptions, lower
 from whisperport.programs.program import Program, as_program, trace
 from whisperport.runner import Runner
-from whisperport.targets import RunOptions
+from whisperport.targets import TARGETS, RunOptions
 from whisperport.verification.tolerances import LOWERED
 
 ONE_THREAD = RunOptions(threads=1)
@@ -457,3 +457,42 @@ def test_the_report_is_json(program: Program, out: Path) -> None:
     assert said["equal"] is True
     assert said["opset"] == 20
     assert said["program"]["inputs"] == [{"name": "x", "shape": [1, 3, 6], "dtype": "float32"}]
+
+
+class UsesTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens) * tokens[..., None]
+
+
+def test_a_program_that_is_rejected_points_to_check_and_fix(tmp_path: Path) -> None:
+    path = tmp_path / "a decoder.pt2"
+    program = trace("decoder", UsesTokens(), (torch.zeros(1, 4, dtype=torch.long),))
+    torch.export.save(program.exported, path)
+    target = next(t for t in TARGETS if t.spec.rejects_programs).spec.name
+
+    with pytest.raises(LoweringError, match="does not support the program") as refused:
+        lower(path, target, tmp_path / "decoder.onnx")
+
+    assert "input of int64" in refused.value.why
+    check = f"whisperport check '{path}' --target {target}"
+    fixed = tmp_path / "a decoder.fixed.pt2"
+    assert f"`{check}` lists" in refused.value.hint
+    assert f"`{check} --fix --out '{fixed}'`" in refused.value.hint
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("target", [t.spec.name for t in TARGETS])
+def test_every_target_states_the_suffix_of_what_is_lowered(
+    program: Program, target: str, tmp_path: Path
+) -> None:
+    suffix = next(t for t in TARGETS if t.spec.name == target).spec.lowered_suffix
+    out = tmp_path / f"normed{suffix}"
+
+    lowered = lower(program, target, out, LowerOptions(run=ONE_THREAD))
+
+    assert lowered.equal
+    assert out.read_bytes()[4:6] == b"ET" if suffix == ".pte" else onnx.load(str(out)).graph.node

@@ -173,12 +173,15 @@ def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = 
     """
     from torch.export import save
 
+    from whisperport.inspection.quiet import quiet
+
     out = Path(out)
     beside = {out.with_name(name): data for name, data in fixed.host.files(out.stem).items()}
     for path in (*beside, out):
         check_free(path, overwrite=overwrite)
     buffer = io.BytesIO()
-    save(fixed.program.exported, buffer)
+    with quiet():  # torch warns of weights that are parts of one table, which it stores right
+        save(fixed.program.exported, buffer)
     for path, content in beside.items():
         write_atomic(path, content)
     write_atomic(out, buffer.getvalue())

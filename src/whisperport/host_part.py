@@ -19,7 +19,11 @@ from whisperport.regular_file import other_kind
 from whisperport.runner import Array
 from whisperport.spec import TensorSpec
 
-LARGEST_JSON = 2**20  # bytes; ours have about 500
+LARGEST_JSON = 2**20  # bytes; those written here have about 800
+# What reading damaged JSON and arrays raises.
+_DAMAGED = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +146,7 @@ class HostPart:
                 Join(TensorSpec.from_json(one["output"]), tuple(map(str, one["pieces"])))
                 for one in told["joins"]
             )
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError) as error:
+        except _DAMAGED as error:
             raise ProgramError(
                 f"cannot read the host part {path}",
                 why=f"{type(error).__name__}: {error}"[:200],

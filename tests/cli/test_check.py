@@ -141,3 +141,34 @@ def test_a_program_that_nothing_is_refused_of_may_be_lowered(run, tmp_path):
     )
     assert f"--out {path.with_suffix('.onnx')}" in ort.err
     assert unknown.code == 1
+
+
+class Activation(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def test_what_was_only_not_seen_to_compile_is_a_table_of_its_own_and_exits_0(run, tmp_path):
+    # given
+    path = saved(tmp_path / "relu.pt2", Activation())
+
+    # when
+    ran = run("check", path, "--target", "hailo8l")
+
+    # then
+    assert ran.code == 0
+    assert ran.out.startswith("not seen in programs known to compile; not counted as rejected:\n")
+    assert "WP104  relu was not seen in programs known to compile" in ran.out
+    summary = ran.out.splitlines()[-1]
+    assert summary.startswith("relu: hailo8l rejects nothing (1 nodes, ")
+    assert summary.endswith("; 1 not seen in programs known to compile")
+    assert f"next: whisperport lower {path} --target hailo8l --out {path.with_suffix('.onnx')}" in (
+        ran.err
+    )
+
+
+def test_what_a_rewrite_helps_with_is_followed_by_the_command_that_fixes_it(run, tied):
+    ran = run("check", tied, "--target", "xnnpack")
+
+    fixed = tied.with_suffix(".fixed.pt2")
+    assert ran.lines[-1] == f"next: whisperport check {tied} --target xnnpack --fix --out {fixed}"

@@ -83,11 +83,11 @@ def test_a_gain_is_never_more_than_the_time_it_comes_from(naive: Profile) -> Non
         assert not node.delegated or node.gain_ms is None
 
 
-def test_the_mended_program_has_no_product_outside(mended_pte: Path) -> None:
-    mended = profile_pte(mended_pte, ONCE, REASONS)[0]
+def test_the_fixed_program_has_no_product_outside(fixed_pte: Path) -> None:
+    fixed = profile_pte(fixed_pte, ONCE, REASONS)[0]
 
-    assert not [n for n in mended.undelegated if "mm" in n.operator]
-    assert sum(node.operator.startswith("Fully Connected") for node in mended.nodes) == 3
+    assert not [n for n in fixed.undelegated if "mm" in n.operator]
+    assert sum(node.operator.startswith("Fully Connected") for node in fixed.nodes) == 3
 
 
 def test_all_programs_of_a_bundle_run_inside_of_their_delegate(exported: Any) -> None:

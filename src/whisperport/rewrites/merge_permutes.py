@@ -5,7 +5,7 @@
 
 Why: in torch a permute is a view and costs nothing; on an accelerator each is a copy. Strangers' attention
 splits keys by heads, and transposes them afterwards. Measured on ExecuTorch 1.5.1: of the 40 copies in
-Whisper tiny's mended decoder 8 go, of the 25 in its encoder 4.
+Whisper tiny's fixed decoder 8 go, of the 25 in its encoder 4.
 Exact: the same numbers in the same places.
 """
 
