@@ -11,14 +11,26 @@ import pytest
 from whisperport.bench import transcribing
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import Clock
-from whisperport.bench.transcribing import BenchOptions, BenchResult, run_bench
+from whisperport.bench.transcribing import (
+    UNCACHED_CALLS,
+    BenchOptions,
+    BenchResult,
+    run_bench,
+    time_uncached,
+)
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
+from whisperport.model.whisper import Whisper
 from whisperport.runner import Binding, Runner
-from whisperport.runtime import DecodeOptions
+from whisperport.runtime import DecodeOptions, Engine
+from whisperport.runtime.engine import FULL
+from whisperport.spec import UncachedForm
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
 from whisperport.verification.clips import Recording, shipped_recordings
+
+from ..micro import GENERATION
+from ..runtime.test_without_cache import Eager as EagerUncached
 
 ONE_THREAD = RunOptions(threads=1)
 
@@ -38,6 +50,30 @@ def result(bundle: Bundle, recording: Recording) -> BenchResult:
     """The embedded model on a shipped recording, words included."""
     options = BenchOptions(repeat=2, words=True, run=ONE_THREAD)
     return run_bench([bundle], recording.path, options)[0]
+
+
+def test_the_decoder_without_cache_is_timed_beside_the_whole(
+    micro: Whisper, eager_runners: Any
+) -> None:
+    clock = Clock()
+    runners = eager_runners(micro) | {FULL: EagerUncached(micro, UncachedForm(12, pieces=2))}
+    timed = {name: clock.around(runner) for name, runner in runners.items()}
+    tables = micro.decoder.token_embedding.weight, micro.decoder.positional_embedding
+    engine = Engine(micro.dims, GENERATION, timed, *(table.numpy() for table in tables))
+
+    seconds = time_uncached(engine, clock)
+
+    assert len(seconds) == UNCACHED_CALLS
+    assert min(seconds) > 0
+    without = {name: runner for name, runner in timed.items() if name != FULL}
+    assert (
+        time_uncached(Engine(micro.dims, GENERATION, without, np.empty(0), np.empty(0)), clock)
+        == []
+    )
+
+
+def test_a_bundle_without_the_uncached_decoder_has_no_time_of_it(result: BenchResult) -> None:
+    assert result.uncached is None
 
 
 @pytest.fixture

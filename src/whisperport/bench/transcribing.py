@@ -6,10 +6,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
 from whisperport.ranges import MAX_REPEAT, check_range
+from whisperport.runtime import Engine
+from whisperport.runtime.engine import FULL
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import TextErrors, Unit, text_errors, unit_of
@@ -18,6 +22,7 @@ from whisperport.verification.clips import shipped_recordings
 LOAD = "load"
 PYTHON = "Python"
 DEFAULT_RECORDING = "19-long.flac"  # three windows, and words enough for an error rate
+UNCACHED_CALLS = 3  # timed of the decoder without KV cache, in every round
 WARM_UP_S = 1.0  # of sound: every program but `align` runs once, and no more
 
 Say = Callable[[str], None]
@@ -66,6 +71,9 @@ class BenchResult:
     text: str
     errors: TextErrors | None  # None: nobody knows what is said
     rounds: int
+    # of the decoder without KV cache, where the bundle has it: each call decodes one token; it is no part of
+    # the whole, since no transcription uses it
+    uncached: Part | None = None
 
     def to_json(self) -> dict[str, Any]:
         rate = {self.errors.name.lower(): self.errors.rate} if self.errors else {"wer": None}
@@ -81,6 +89,7 @@ class _Round:
     audio_s: float
     text: str
     language: str  # code
+    uncached: list[float] = field(default_factory=list)  # seconds of calls without KV cache
 
 
 def run_bench(
@@ -131,7 +140,24 @@ def _one_round(bundle: Bundle, recording: Path, options: BenchOptions, clock: Cl
     whole = clock.now() - started
     calls = {LOAD: load, **clock.calls}
     duration, text, language = transcript.duration_s, transcript.text, transcript.language
-    return _Round(calls, whole + load[0], duration, text, language)
+    uncached = time_uncached(transcriber.engine, clock)
+    return _Round(calls, whole + load[0], duration, text, language, uncached)
+
+
+def time_uncached(engine: Engine, clock: Clock) -> list[float]:
+    """Seconds of single calls of the decoder without KV cache; none where the bundle has none.
+
+    Its shapes are static and every call computes all rows, so neither audio nor tokens change its time.
+    """
+    decoder = engine.without_cache()
+    if decoder is None:
+        return []
+    decoder.listen(np.zeros((engine.dims.n_audio_ctx, engine.dims.n_audio_state), np.float32))
+    decoder.prefill([engine.generation.start_of_transcript])  # warms up
+    clock.reset()
+    for _ in range(UNCACHED_CALLS):
+        decoder.step(engine.generation.start_of_transcript)
+    return clock.calls[FULL]
 
 
 def _result(
@@ -158,7 +184,14 @@ def _result(
         text=typical.text,
         errors=None if transcript is None else text_errors(typical.text, transcript, unit),
         rounds=len(rounds),
+        uncached=_uncached([second for one in rounds for second in one.uncached]),
     )
+
+
+def _uncached(seconds: Sequence[float]) -> Part | None:
+    if not seconds:
+        return None
+    return Part(FULL, len(seconds), 1e3 * sum(seconds), 1e3 * statistics.median(seconds))
 
 
 def _parts(typical: _Round, rounds: Sequence[_Round], programs: Sequence[str]) -> tuple[Part, ...]:

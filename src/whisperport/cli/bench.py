@@ -141,6 +141,12 @@ def _print_result(result: BenchResult) -> None:
         ("part", "calls", "ms a call", "ms", "share"),
         [_cells(part, result.whole_ms) for part in (*result.parts, whole)],
     )
+    if result.uncached is not None:
+        print_lines(
+            "",
+            f"{result.uncached.name}, the decoder without KV cache, takes "
+            f"{result.uncached.median_ms:.2f} ms per token; transcribing does not use it",
+        )
     print_lines(
         "",
         f"{_rate_name(result):<16}  {_rate_in_full(result)}",
