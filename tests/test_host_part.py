@@ -1,10 +1,13 @@
 """What the host computes around a program: read back as it was written, or refused."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from whisperport.errors import ProgramError
 from whisperport.host_part import HostPart, Join, Lookup
@@ -87,3 +90,26 @@ def test_an_array_of_objects_is_not_unpickled(written: Path) -> None:
 
     with pytest.raises(ProgramError, match="cannot read the host part"):
         HostPart.read(written)
+
+
+def test_an_array_that_states_a_shape_of_terabytes_is_refused(written: Path) -> None:
+    path = written.parent / "d.tokens.table.npy"
+    path.write_bytes(path.read_bytes().replace(b"(7, 4)", b"(99999999999, 4)", 1))
+
+    with pytest.raises(ProgramError, match="cannot read the host part"):
+        HostPart.read(written)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_with_changed_bytes_is_read_or_refused(written: Path, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(written.parent.iterdir())))
+    valid = path.read_bytes()
+    start = data.draw(st.integers(0, len(valid) - 1))
+    path.write_bytes(valid[:start] + data.draw(st.binary(max_size=4)) + valid[start + 2 :])
+
+    try:
+        with suppress(ProgramError):
+            HostPart.read(written)
+    finally:
+        path.write_bytes(valid)
