@@ -71,8 +71,8 @@ class BenchResult:
     text: str
     errors: TextErrors | None  # None: nobody knows what is said
     rounds: int
-    # of the decoder without KV cache, where the bundle has it: each call decodes one token; it is no part of
-    # the whole, since no transcription uses it
+    # The decoder without KV cache, where the bundle has it: each call decodes one token. It is not a part
+    # of the whole, since no transcription uses it.
     uncached: Part | None = None
 
     def to_json(self) -> dict[str, Any]:
