@@ -1,9 +1,9 @@
 """A program on a chip of 8 bits is judged by what 8 bits can keep, and the others as ever."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
 from whisperport.exporting import ExportOptions, export
 from whisperport.targets import RunOptions
+from whisperport.targets.options import Option
 from whisperport.verification import Check, Report, bundle_check
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
@@ -20,14 +21,22 @@ from whisperport.verification.precision import coarsest, precisions
 EMULATED = RunOptions(threads=1, options={"fake.emulation": "onnx"})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Emulation:
+    """The run option of the fake target."""
+
+    emulation: Annotated[Literal["onnx"] | None, Option("Run the programs on the CPU")] = None
+
+
 @pytest.fixture
 def hybrid(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path) -> Bundle:
     """The micro model, its encoder on a target that computes in 8 bits."""
     fake_targets["fake"].spec = replace(
         fake_targets["fake"].spec,
-        precision="w8a8",
+        precisions=("w8a8",),
         emulation={"emulation": "onnx"},
     )
+    fake_targets["fake"].run_options = Emulation
     random = np.random.default_rng(0)
     clips = [
         Clip(f"clip {i}", "so they say", (0.1 * random.standard_normal(3200)).astype(np.float32))
@@ -35,6 +44,15 @@ def hybrid(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_pa
     ]
     options = ExportOptions(clips=clips, run=EMULATED, placement={"encoder": "fake"})
     return export(micro_checkpoint, "other", tmp_path / "bundle", options)
+
+
+def in_precision(bundle: Bundle, precision: str) -> Bundle:
+    """The bundle, whose manifest states this precision for every program."""
+    programs = tuple(
+        replace(entry, placement=replace(entry.placement, precision=precision))
+        for entry in bundle.manifest.programs
+    )
+    return replace(bundle, manifest=replace(bundle.manifest, programs=programs))
 
 
 def noise_of(sqnr_db: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -64,8 +82,14 @@ def test_a_chip_of_8_bits_has_its_own_precision_and_emulated_float32(
     assert set(precisions(hybrid, EMULATED).values()) == {"fp32"}
 
 
+def test_float32_as_format_1_stored_it_for_a_chip_of_8_bits_is_the_chips_precision(
+    hybrid: Bundle,
+) -> None:
+    assert precisions(in_precision(hybrid, "fp32"))["encoder"] == "w8a8"
+
+
 def test_a_precision_without_limits_is_refused_by_name(hybrid: Bundle) -> None:
-    newer = replace(hybrid, manifest=replace(hybrid.manifest, precision="int4"))
+    newer = in_precision(hybrid, "int4")
 
     with pytest.raises(BundleError) as refused:
         precisions(newer)
