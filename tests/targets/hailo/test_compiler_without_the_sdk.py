@@ -373,8 +373,10 @@ def test_a_hef_of_the_chip_and_the_program_is_taken(tmp_path):
 
 @pytest.mark.parametrize(("architecture", "chip"), [(1, HAILO8L), (103, HAILO8), (3, HAILO10H)])
 def test_a_hef_for_another_chip_is_refused(tmp_path, architecture, chip):
-    with pytest.raises(BundleError, match="another chip"):
+    with pytest.raises(BundleError, match="another chip") as refused:
         _check(tmp_path, encoder_hef(architecture), chip)
+    assert "`whisperport export CHECKPOINT --target …`" in refused.value.hint
+    assert "whisperport compile BUNDLE" in refused.value.hint
 
 
 def test_a_hef_of_other_shapes_is_refused(tmp_path):
@@ -432,8 +434,9 @@ def test_the_shape_of_the_embeddings_alone_must_be_the_very_one(
 def test_a_hef_of_no_network_is_refused(tmp_path):
     whole = hef_bytes(3, {}, {})
     _check(tmp_path, whole)  # its streams are described in the older way: HailoRT will check them
-    with pytest.raises(BundleError, match="damaged"):
+    with pytest.raises(BundleError, match="damaged") as damaged:
         _check(tmp_path, whole[:-3])
+    assert "whisperport compile BUNDLE" in damaged.value.hint
 
 
 ALONE = """

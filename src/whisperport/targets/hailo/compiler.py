@@ -203,5 +203,6 @@ def check_chip(hef: Hef, chip: Chip, path: Path) -> None:
         raise BundleError(
             f"{path.name} is for another chip than `{chip.name}`",
             why=f"it was compiled for {hef.chip}; `{chip.name}` runs HEFs for {runs}",
-            hint="export and compile for the chip that you have",
+            hint="export a bundle for the chip that you have, with `whisperport export CHECKPOINT "
+            "--target …`, and compile that one: whisperport compile BUNDLE --calibration AUDIO_DIR",
         )

@@ -253,7 +253,9 @@ def _streams(pads: Iterator[Any]) -> tuple[Stream, ...]:
 
 def _damaged(path: Path, why: str) -> BundleError:
     return BundleError(
-        f"{path.name} is damaged", why=why, hint="copy or compile it again, and compare its size"
+        f"{path.name} is damaged",
+        why=why,
+        hint="copy it again and compare its size; or compile it again: whisperport compile BUNDLE",
     )
 
 

@@ -186,7 +186,8 @@ _STATUSES = (
     (
         ("HEF_NOT_COMPATIBLE", "INVALID_DEVICE_ARCHITECTURE"),
         "the HEF is for another chip than the one here",
-        "`hailortcli fw-control identify` names the chip; export and compile for that one",
+        "`hailortcli fw-control identify` names the chip: export for that one with `--target`, and compile "
+        "with `whisperport compile`",
     ),
     (
         ("HEF_NOT_SUPPORTED", "INVALID_HEF", "InvalidHEF"),

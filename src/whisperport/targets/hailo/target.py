@@ -133,11 +133,12 @@ def _file(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
     if suffix == SUFFIX:
         raise BundleError(
             f"`{entry.spec.name}` is not compiled for `{chip.name}` yet",
-            why=f"the bundle holds {', '.join(entry.files)}, which Hailo's compiler takes",
+            why=f"the bundle holds {', '.join(entry.files)} for Hailo's compiler, and no {SUFFIX} file",
             hint="whisperport compile BUNDLE --calibration AUDIO_DIR; until then "
             f"`--run-option {chip.name}.emulation=onnx` runs that file on the CPU",
         )
     raise BundleError(
         f"cannot emulate `{entry.spec.name}` of `{chip.name}` on the CPU",
         why=f"the bundle holds {', '.join(entry.files)}, and no {suffix} file",
+        hint=f"export it again: whisperport export CHECKPOINT --target {chip.name} --out BUNDLE",
     )
