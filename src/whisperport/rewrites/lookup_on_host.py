@@ -7,8 +7,8 @@ Where the graph passes the embedded tokens through (1,d,S,1) already, as publish
 there, and nothing is added.
 Why: a compiler that supports no lookup and no integer input is told to begin at this reshape.
 Exact: the same rows and the same sum.
-Source: hailocs/hailo-whisper@ebe7a85 hailo-compatibility-changes.patch, and its conversion script's
-`start_node_names`.
+Source: a vendor's published toolkit, its patch of the decoder and the `start_node_names` of its conversion
+script; the targets that ask for this rewrite name it.
 """
 
 import torch
