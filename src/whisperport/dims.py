@@ -69,11 +69,6 @@ class Dims:
         return self.n_audio_ctx * SECONDS_PER_POSITION
 
     @property
-    def audio_head_width(self) -> int:
-        """D of the encoder."""
-        return self.n_audio_state // self.n_audio_head
-
-    @property
     def text_head_width(self) -> int:
         """D of the decoder."""
         return self.n_text_state // self.n_text_head

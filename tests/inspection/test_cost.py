@@ -90,7 +90,6 @@ def test_bytes_are_read_once_and_written_once() -> None:
     assert node.weight_bytes == 4 * (12 + 4)
     assert node.activation_bytes == 4 * (15 + 20)
     assert cost.stored_bytes == node.weight_bytes
-    assert cost.intensity == 140 / (64 + 140)
 
 
 def test_a_lookup_reads_the_rows_it_takes_and_a_reshape_nothing() -> None:
@@ -114,10 +113,6 @@ def test_what_is_not_known_is_left_out_and_counted_as_such() -> None:
 
     assert cost.uncounted == 1
     assert cost.flops == 12
-
-
-def test_a_program_without_nodes_has_no_intensity() -> None:
-    assert Cost((), 0).intensity == 0.0
 
 
 def test_a_value_of_unknown_size_has_none() -> None:

@@ -126,7 +126,6 @@ def test_equal_tokens_pass() -> None:
 
     assert result
     assert result.first_difference is None
-    assert result.surroundings() == ""
     assert result.numbers() == {"n_expected": 3, "n_actual": 3, "n_same": 3}
 
 
@@ -151,30 +150,6 @@ def test_the_first_difference_is_found(actual: list[int], first: int) -> None:
     assert result.numbers()["n_same"] == first
 
 
-def test_the_surroundings_show_both_sides() -> None:
-    expected = list(range(10, 30))
-    actual = [*expected[:8], 99, *expected[9:12]]
-
-    text = compare_tokens(actual, expected).surroundings()
-
-    assert text.splitlines() == [
-        "first difference at token 8",
-        "  expected  … 14 15 16 17 [18] 19 20 21 …",
-        "  actual    … 14 15 16 17 [99] 19 20 21",
-    ]
-
-
-def test_the_surroundings_show_text_and_where_one_side_ends() -> None:
-    words = {1: " and", 2: " so", 3: " my"}
-
-    text = compare_tokens([1, 2], [1, 2, 3]).surroundings(
-        lambda tokens: "".join(words[token] for token in tokens)
-    )
-
-    assert "[ my]" in text
-    assert "[(end)]" in text
-
-
 @given(st.lists(st.integers(0, 5), min_size=1), st.lists(st.integers(0, 5), min_size=1))
 def test_tokens_before_the_first_difference_are_the_same(a: list[int], e: list[int]) -> None:
     result = compare_tokens(a, e)
@@ -184,4 +159,3 @@ def test_tokens_before_the_first_difference_are_the_same(a: list[int], e: list[i
     if at is not None:
         assert a[:at] == e[:at]
         assert a[at : at + 1] != e[at : at + 1]
-        assert "[" in result.surroundings()

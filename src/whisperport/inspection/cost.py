@@ -103,11 +103,6 @@ class Cost:
         return sum(node.bytes for node in self.nodes)
 
     @property
-    def intensity(self) -> float:
-        """Operations a byte: low means that memory decides the time. 0 for a program of no bytes."""
-        return self.flops / self.bytes if self.bytes else 0.0
-
-    @property
     def uncounted(self) -> int:
         """How many nodes the counts leave out."""
         return sum(not node.counted for node in self.nodes)

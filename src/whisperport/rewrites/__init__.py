@@ -5,10 +5,8 @@ from whisperport.rewrites import conv1d_by_conv2d as _conv1d_by_conv2d
 from whisperport.rewrites import drop_no_ops as _drop_no_ops
 from whisperport.rewrites import fold_axes as _fold_axes
 from whisperport.rewrites import fold_constants as _fold_constants
-from whisperport.rewrites import fuse_qkv as _fuse_qkv
 from whisperport.rewrites import join_on_host as _join_on_host
 from whisperport.rewrites import layer_norm_by_linear as _layer_norm_by_linear
-from whisperport.rewrites import linear_by_conv1x1 as _linear_by_conv1x1
 from whisperport.rewrites import lookup_on_host as _lookup_on_host
 from whisperport.rewrites import matmul_by_bmm as _matmul_by_bmm
 from whisperport.rewrites import matmul_by_linear as _matmul_by_linear
@@ -33,10 +31,8 @@ assert _conv1d_by_conv2d
 assert _drop_no_ops
 assert _fold_axes
 assert _fold_constants
-assert _fuse_qkv
 assert _join_on_host
 assert _layer_norm_by_linear
-assert _linear_by_conv1x1
 assert _lookup_on_host
 assert _matmul_by_bmm
 assert _matmul_by_linear

@@ -71,7 +71,7 @@ def _move(module: GraphModule, embedding: Node, tokens: Node, spec: ProgramSpec)
     rows, positions = _with_positions(module, embedding)
     _, count, width = shape(embedding)
     cut = _cut(rows, [1, width, count, 1])
-    name = _free_name(spec, tokens.name)
+    name = _free_name(module, spec, tokens.name)
     with module.graph.inserting_before(tokens):
         given = module.graph.placeholder(name)
     given.meta["val"] = value(embedding).new_empty((1, width, count, 1))
@@ -120,6 +120,7 @@ def _cut(rows: Node, wanted: list[int]) -> Node | None:
     return None
 
 
-def _free_name(spec: ProgramSpec, tokens: str) -> str:
-    taken = {tensor.name for tensor in (*spec.inputs, *spec.outputs)}
+def _free_name(module: GraphModule, spec: ProgramSpec, tokens: str) -> str:
+    taken = {node.name for node in module.graph.nodes}
+    taken.update(tensor.name for tensor in (*spec.inputs, *spec.outputs))
     return "embeddings" if "embeddings" not in taken else f"{tokens}_embeddings"

@@ -1,7 +1,7 @@
 """Compare what the decoder would say: logits under teacher forcing, and tokens it chose freely."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,24 +137,6 @@ class TokenIdentity:
         same = len(self.expected) if self.first_difference is None else self.first_difference
         return {"n_expected": len(self.expected), "n_actual": len(self.actual), "n_same": same}
 
-    def surroundings(self, decode: Callable[[Sequence[int]], str] | None = None) -> str:
-        """The tokens around the first difference, the two runs one below the other.
-
-        Args:
-            decode: makes text of tokens; without it their ids are shown.
-        """
-        if self.first_difference is None:
-            return ""
-        at = self.first_difference
-        lines = [f"first difference at token {at}"]
-        for side, tokens in (("expected", self.expected), ("actual", self.actual)):
-            before, after = tokens[max(0, at - 4) : at], tokens[at + 1 : at + 4]
-            here = _shown(tokens[at : at + 1], decode) or "(end)"
-            parts = ["…" if at > 4 else "", _shown(before, decode), f"[{here}]"]
-            parts += [_shown(after, decode), "…" if len(tokens) > at + 4 else ""]
-            lines.append(f"  {side:<8}  " + " ".join(part for part in parts if part))
-        return "\n".join(lines)
-
 
 def compare_tokens(actual: Sequence[int], expected: Sequence[int]) -> TokenIdentity:
     """Where two runs of tokens part. Empty runs fail: nothing was compared."""
@@ -195,7 +177,3 @@ def _kl(actual: NDArray[Any], expected: NDArray[Any]) -> float:
 def _log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - float(logits.max())
     return shifted - math.log(float(np.sum(np.exp(shifted))))
-
-
-def _shown(tokens: Sequence[int], decode: Callable[[Sequence[int]], str] | None) -> str:
-    return decode(tokens) if decode and tokens else " ".join(str(token) for token in tokens)
