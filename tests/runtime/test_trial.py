@@ -17,6 +17,7 @@ from whisperport.bundle import MANIFEST, Bundle
 from whisperport.bundle.origin import record_own
 from whisperport.errors import BundleError
 from whisperport.limited import START_S
+from whisperport.placement import Placement
 from whisperport.runtime import load_engine, trial
 from whisperport.runtime.trial import limits_of
 from whisperport.targets import RunOptions
@@ -215,7 +216,7 @@ def test_a_trial_does_not_need_the_device(tmp_path: Path) -> None:
     # given: an encoder for a chip, without the file that the chip runs
     bundle = foreign_bundle(tmp_path / "bundle")
     on_a_chip = [
-        replace(entry, target="hailo8l") if entry.spec.name == "encoder" else entry
+        replace(entry, placement=Placement("hailo8l")) if entry.spec.name == "encoder" else entry
         for entry in bundle.manifest.programs
     ]
     manifest = replace(bundle.manifest, programs=tuple(on_a_chip))

@@ -12,7 +12,7 @@ from whisperport.runner import Runner
 from whisperport.runtime import Engine
 from whisperport.runtime.engine import FULL
 from whisperport.runtime.without_cache import WithoutCache
-from whisperport.spec import UncachedForm, ProgramSpec, TensorSpec
+from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 
 from ..micro import GENERATION
 
