@@ -33,7 +33,7 @@ from whisperport.errors import (
     UsageError,
     WhisperportError,
 )
-from whisperport.evidence import Evidence, Kind
+from whisperport.evidence import Evidence, Kind, with_added
 from whisperport.locking import lock_path, locked
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest, Layout, unchanged
@@ -231,6 +231,7 @@ def put_artifacts(
         for entry in manifest.programs:
             artifact = artifacts.get(entry.spec.name)
             if artifact is not None:
+                (writer.folder / entry.target).mkdir(exist_ok=True)
                 for file, source in _sources(entry, artifact).items():
                     shutil.copyfile(source, writer.folder / file)
                 entry = _with_artifact(entry, artifact, writer.folder)
@@ -242,19 +243,19 @@ def put_artifacts(
 def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> ProgramEntry:
     first, *beside = _sources(entry, artifact)
     made = (first, *beside)
-    evidence = [*entry.evidence]
+    evidence = entry.evidence
     if artifact.compiler:
-        evidence.append(_evidence("compiled", artifact, folder, made))
+        evidence = with_added(evidence, _evidence("compiled", artifact, folder, made))
     if artifact.checks:
         # Emulation does not run the compiled file, but what the file was made from.
         lowered = [file for file in entry.files if not file.endswith(artifact.suffix)]
         ran = made if artifact.emulation == "simulated" else dict.fromkeys((*lowered, *beside))
-        evidence.append(_evidence(artifact.emulation, artifact, folder, ran))
+        evidence = with_added(evidence, _evidence(artifact.emulation, artifact, folder, ran))
     return replace(
         entry,
         files=tuple(dict.fromkeys((first, *entry.files, *beside))),
         delegation={**entry.delegation, **artifact.facts},
-        evidence=tuple(evidence),
+        evidence=evidence,
     )
 
 

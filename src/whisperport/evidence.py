@@ -61,6 +61,15 @@ class Evidence:
         )
 
 
+def with_added(old: Iterable[Evidence], new: Evidence) -> tuple[Evidence, ...]:
+    """Evidence with one more; it replaces what the same runtime did before on that machine."""
+
+    def how(one: Evidence) -> tuple[object, ...]:
+        return one.kind, one.runtime, one.machine
+
+    return (*(one for one in old if how(one) != how(new)), new)
+
+
 def status_of(evidence: Iterable[Evidence]) -> Status:
     """The strongest status that the evidence supports; evidence that did not pass supports none."""
     found = [_STATUS_OF[one.kind] for one in evidence if one.passed and one.kind in _STATUS_OF]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from whisperport.bundle import Manifest, ProgramEntry
-from whisperport.evidence import Evidence
+from whisperport.evidence import Evidence, with_added
 from whisperport.targets import Target, get_target
 from whisperport.verification.machine import versions
 from whisperport.verification.precision import is_emulated
@@ -24,8 +24,7 @@ def with_evidence(manifest: Manifest, report: Report, options: Mapping[str, str]
     programs = []
     for entry in manifest.programs:
         new = _evidence(manifest, entry, report, options)
-        kept = (one for one in entry.evidence if _how(one) != _how(new))
-        programs.append(replace(entry, evidence=(*kept, new)))
+        programs.append(replace(entry, evidence=with_added(entry.evidence, new)))
     return replace(manifest, programs=tuple(programs))
 
 
@@ -48,10 +47,6 @@ def _evidence(
         date=today(),
         checks=tuple(check for check in report.checks if check.involves(entry.spec.name)),
     )
-
-
-def _how(evidence: Evidence) -> tuple[object, ...]:
-    return evidence.kind, evidence.runtime, evidence.machine
 
 
 def _lowered(entry: ProgramEntry, target: Target) -> tuple[str, ...]:
