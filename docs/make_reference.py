@@ -192,9 +192,11 @@ def _options(target: Target) -> str:
 def _rewrites(spec: TargetSpec) -> str:
     if not spec.rewrites:
         return "None.\n"
+    names = (*spec.rewrites, *spec.host_rewrites)
     return "".join(
-        f"{number}. [{name}](../rewrites.md#{name.partition('=')[0]})\n"
-        for number, name in enumerate(spec.rewrites, start=1)
+        f"{number}. [{name}](../rewrites.md#{name.partition('=')[0]})"
+        f"{', by `check --fix` and `lower` only' if name in spec.host_rewrites else ''}\n"
+        for number, name in enumerate(names, start=1)
     )
 
 

@@ -11,7 +11,7 @@ import torch
 import whisperport.rewrites
 from whisperport.errors import LoweringError
 from whisperport.programs.program import Program, trace
-from whisperport.rewrites import REWRITES, Outcome, Rewrite, run_rewrites
+from whisperport.rewrites import HOST_REWRITES, REWRITES, Outcome, Rewrite, run_rewrites
 from whisperport.rewrites.base import rewrite
 
 from ..extent import core_or_all
@@ -160,9 +160,9 @@ def test_a_program_without_its_pattern_is_given_back(chosen: Rewrite) -> None:
 
 def test_every_file_registers_one_rewrite_of_its_name(chosen: Rewrite) -> None:
     folder = Path(whisperport.rewrites.__file__).parent
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "graph"}
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "graph", "host"}
 
-    assert {name.replace("-", "_") for name in REWRITES} == files
+    assert {name.replace("-", "_") for name in (*REWRITES, *HOST_REWRITES)} == files
     assert chosen.apply.__module__ == f"whisperport.rewrites.{chosen.name.replace('-', '_')}"
 
 

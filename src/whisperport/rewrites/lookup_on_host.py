@@ -29,6 +29,8 @@ LAYOUT = (aten.unsqueeze.default, aten.transpose.int, aten.permute.default)
 @host_rewrite("lookup-on-host")
 def lookup_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
     """Move each lookup of an input's tokens; decline those whose tokens are used elsewhere too."""
+    for check in calls(module, aten._assert_tensor_metadata.default):
+        module.graph.erase_node(check)  # export writes them again; they keep inputs in use
     lookups: list[Lookup] = []
     changed: list[str] = []
     refused: list[Refusal] = []
