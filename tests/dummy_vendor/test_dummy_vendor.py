@@ -15,12 +15,15 @@ import pytest
 from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.compiling import Compiled, CompileOptions, compile
+from whisperport.emulating import prepare_emulation
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.importing import ImportOptions, import_artifact
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.targets import RunOptions
+from whisperport.targets.compiler import CompileRequest
 from whisperport.verification.clips import Clip
+from whisperport.verification.reference import Reference
 
 from ..docs.pages import ROOT
 from ..test_imports import faults
@@ -133,6 +136,26 @@ def test_what_the_vendors_simulator_computed_is_compared_with_float32_and_kept(c
     assert {check.level for check in encoder.emulation} == {"arrays", "tokens", "words"}
     spec = manifest.program("step").spec
     assert [c.what for c in step.emulation] == [f"{t.name}, emulated" for t in spec.outputs]
+
+
+def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch):
+    none = replace(Reference.from_arrays(Bundle.open(exported_once).reference()), clips=())
+    monkeypatch.setattr(Reference, "from_arrays", staticmethod(lambda _: none))
+    bundle = Bundle.open(exported_once)
+    compiler, spec = targets.get_target("dummy1").compiler, bundle.manifest.program("encoder").spec
+    need = compiler.emulation(spec, compiler.options())
+
+    assert prepare_emulation(bundle, spec, need, tmp_path, ONE, lambda _: None) is None
+    plan = compiler.plan(
+        CompileRequest(
+            spec=spec,
+            dims=bundle.manifest.dims,
+            options=compiler.options(),
+            folder=tmp_path,
+            files=("encoder.onnx",),
+        )
+    )
+    assert [stage.name for stage in plan.stages] == ["quantize", "assemble"]
 
 
 @pytest.mark.parametrize("wrong", ["zeros", "negated", "another shape", "a NaN"])

@@ -76,12 +76,14 @@ class DummyCompiler(Compiler):
         write_atomic(request.folder / "recipe.json", json.dumps(recipe).encode("utf-8"))
         need = self.emulation(spec, request.options)
         simulated = tuple(f"{output}.npy" for output in need.outputs)
+        stages = [
+            Stage("quantize", ("recipe.json", *request.arrays), ("ranges.json",)),
+            Stage("assemble", (f"{name}.onnx", "ranges.json"), (name + SUFFIX,)),
+        ]
+        if request.emulation:  # none where the bundle's reference has no clips
+            stages.append(Stage("simulate", (name + SUFFIX, *request.emulation), simulated))
         return CompilePlan(
-            stages=(
-                Stage("quantize", ("recipe.json", *request.arrays), ("ranges.json",)),
-                Stage("assemble", (f"{name}.onnx", "ranges.json"), (name + SUFFIX,)),
-                Stage("simulate", (name + SUFFIX, *request.emulation), simulated),
-            ),
+            stages=tuple(stages),
             artifact=name + SUFFIX,
             settings={
                 "arrays": list(request.arrays),
