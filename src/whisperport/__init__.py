@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe
     from whisperport.verification import Report
     from whisperport.verification.bundle_check import verify
+    from whisperport.verification.recording import verify_and_record
 
     __version__: str
 
@@ -94,6 +95,7 @@ __all__ = [
     "lower",
     "transcribe",
     "verify",
+    "verify_and_record",
     "write_fixed",
 ]
 
@@ -135,6 +137,7 @@ _MODULES = {
     "lower": "lowering",
     "transcribe": "transcription",
     "verify": "verification.bundle_check",
+    "verify_and_record": "verification.recording",
     "write_fixed": "fixing",
 }
 
