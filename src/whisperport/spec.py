@@ -58,8 +58,8 @@ FindingKind = Literal["rejected", "not seen", "warning"]
 """What is known of what breaks a limit.
 
 `rejected`: the vendor's documentation or tool says that it does not compile. `not seen`: it occurs in no
-program that is known to compile, and nothing else is known of it. `warning`: it compiles, and something
-about it is worth knowing.
+program that is known to compile, and nothing else is known of it. `warning`: it compiles, perhaps on some
+chips or with other results only; the reason says what to look at.
 """
 
 
