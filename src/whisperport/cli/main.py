@@ -59,7 +59,7 @@ class _InOrder(click.Group):
 @click.version_option(whisperport.__version__, prog_name="whisperport")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Take any Whisper checkpoint to an accelerator, and prove that it still transcribes.
+    """Take any Whisper checkpoint to an accelerator, and verify that it still transcribes.
 
     \b
     Example:
