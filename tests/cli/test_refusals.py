@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from whisperport.bundle import Bundle
 from whisperport.targets import TARGETS
 
 
@@ -167,6 +168,25 @@ def test_a_path_that_leads_out_of_the_bundle_is_refused(run, copied_bundle):
 
     # when / then
     refused(run("verify", copied_bundle), "`..` are not allowed")
+
+
+def test_a_bundle_that_was_never_run_is_recorded_where_it_runs(run, copied_bundle):
+    # given
+    def forget(data):
+        for program in data["programs"]:
+            program["evidence"] = []
+
+    edited(copied_bundle / "manifest.json", forget)
+    assert not Bundle.open(copied_bundle).manifest.verified
+
+    # when
+    ran = run("verify", copied_bundle, "--record")
+
+    # then
+    assert ran.code == 0
+    assert f"recorded in {copied_bundle}: verified" in ran.lines
+    assert "allow-unverified" not in ran.err
+    assert Bundle.open(copied_bundle).manifest.verified
 
 
 def test_a_bundle_that_failed_its_verification_says_so_permanently(run, copied_bundle, wav):
