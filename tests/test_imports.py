@@ -29,13 +29,16 @@ LAYERS = (
         "regular_file",
         "unpacking",
     ),
-    ("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process", "runner", "host_part"),
+    (
+        *("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process"),
+        *("runner", "host_part"),
+    ),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("toolchain", "targets"),
     ("runtime", "verification", "calibration"),
     (
-        *("preflight", "watchdog", "transcription", "live", "exporting", "lowering", "fixing"),
-        *("checking", "emulating", "compiling", "importing", "inspecting"),
+        *("preflight", "watchdog", "transcription", "live", "placing", "exporting", "lowering"),
+        *("fixing", "checking", "emulating", "compiling", "importing", "inspecting"),
     ),
     ("bench", "doctor", "demo"),
     ("cli", "__main__"),
