@@ -9,6 +9,7 @@ The model is of a few kilobytes, with random weights.
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def _trace_once() -> None:
     def whisper_programs(parts: Any, names: Any, variants: Any) -> Any:
         asked = (names, *sorted(variants.items()))
         if asked not in traced:
-            traced[asked] = tuple(real(parts, names, variants))
+            kept = replace(parts, model=deepcopy(parts.model))  # an export unloads its model
+            traced[asked] = tuple(real(kept, names, variants))
         return iter(traced[asked])
 
     programs.whisper_programs = whisper_programs  # type: ignore[assignment]

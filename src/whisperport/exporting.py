@@ -148,7 +148,8 @@ def export(
             versions=versions(BUILD_PACKAGES),
             machine=machine(),
         )
-        del model, programs, checkpoint  # verifying needs memory of its own
+        model.unload()  # verifying needs memory of its own
+        del model, programs, checkpoint
         gc.collect()  # graphs refer to themselves
         run = _emulated(options.run, placed)
         preview = writer.preview(manifest)

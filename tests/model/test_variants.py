@@ -122,3 +122,16 @@ def test_pieces_of_the_vocabulary_differ_by_one_column(n_vocab: int, columns: li
 def test_impossible_forms_are_refused(rows: int, pieces: int) -> None:
     with pytest.raises(ValueError, match="expected 8 and 1 or more"):
         UncachedForm(rows, pieces=pieces)
+
+
+def test_an_unloaded_model_leaves_the_weights_of_its_checkpoint_alone(
+    micro_checkpoint: Any,
+) -> None:
+    before = {name: weight.clone() for name, weight in micro_checkpoint.weights.items()}
+    model = build_model(micro_checkpoint)
+
+    model.unload()
+
+    assert sum(parameter.numel() for parameter in model.parameters()) == 0
+    for name, weight in micro_checkpoint.weights.items():
+        torch.testing.assert_close(weight, before[name], atol=0, rtol=0)

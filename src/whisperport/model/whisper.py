@@ -61,6 +61,14 @@ class Whisper(nn.Module):
         row = self._hidden(tokens, sound)[-1]
         return row @ self.decoder.token_embedding.weight.T
 
+    def unload(self) -> None:
+        """Free the weights, whatever still refers to the parameters; the model cannot be used any more.
+
+        The rewrite rules of onnxscript 0.7.2 keep the graph that they matched last, and its weights with it.
+        """
+        for parameter in self.parameters():
+            parameter.data = torch.empty(0)
+
     def _hidden(self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
         """The decoder's rows (S, d), normalized."""
         decoder, n_rows = self.decoder, tokens.shape[0]

@@ -41,14 +41,14 @@ class SharedWeights:
 
     def place(self, array: NDArray[Any], dtype: ir.DataType, name: str) -> ir.ExternalTensor:
         """Store an array's bytes unless they are there already."""
-        data = np.ascontiguousarray(array).tobytes()
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         digest = hashlib.sha256(data).digest()
         offset = self._offsets.get(digest)
         if offset is None:
             offset = self._offsets[digest] = -(-self._end // ALIGNMENT) * ALIGNMENT
             with self.path.open("r+b") as file:
                 file.seek(offset)
-                file.write(data)
+                file.write(data.data)
             self._end = offset + len(data)
         return ir.ExternalTensor(
             self.path.name,
@@ -106,6 +106,7 @@ def _share(graph: ir.Graph, value: ir.Value, weights: SharedWeights) -> None:
     ir.convenience.replace_all_uses_with(value, cast.outputs[0])
     graph.initializers[f"{name}_half"] = stored
     graph.insert_before(graph[0], cast)
+    value.const_value = None  # onnxscript keeps the graph, see `Whisper.unload`
 
 
 def _as_half(array: NDArray[Any]) -> NDArray[np.float16] | None:
