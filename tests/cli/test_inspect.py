@@ -47,12 +47,12 @@ def test_what_stays_outside_is_explained_under_the_table(run):
     # when
     ran = run(
         *("inspect", STEP, "--repeat", "1", "--top", "2"),
-        *("--run-option", "provider=AzureExecutionProvider"),
+        *("--runtime-option", "provider=AzureExecutionProvider"),
     )
 
     # then
     assert re.search(r"0 subgraphs of AzureExecutionProvider, \d+ outside, which take", ran.out)
-    assert "AzureExecutionProvider did not take it" in ran.out
+    assert "not delegated to AzureExecutionProvider" in ran.out
 
 
 def test_in_json_every_node_is_there_with_its_share(run):

@@ -60,7 +60,7 @@ def test_a_provider_that_takes_nothing_leaves_everything_outside(
 
     assert profile.subgraphs == 0
     assert len(profile.undelegated) == len(profile.nodes) == 3
-    assert all(node.reason == f"{AZURE} did not take it" for node in profile.nodes)
+    assert all(node.reason == f"not delegated to {AZURE}" for node in profile.nodes)
     assert all(node.gain_ms is None for node in profile.nodes)  # no rate to compare with
 
 

@@ -34,7 +34,7 @@ def inspect_lowered(
     """Run a compiled program, or all of a file or bundle, and say which nodes ran where.
 
     Args:
-        reasons: what XNNPACK would refuse of a graph, for the nodes that a .pte leaves outside.
+        reasons: what XNNPACK would reject of a graph, for the nodes that a .pte leaves outside.
 
     Raises:
         ProgramError: it is missing, damaged, of none of these formats, or cannot be run.

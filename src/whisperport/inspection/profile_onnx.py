@@ -196,7 +196,7 @@ def _node(event: Mapping[str, Any], ms: float, provider: str, rate: Rates) -> No
         where=args["provider"],
         delegated=delegated,
         ms=ms,
-        reason="" if delegated else f"{provider} did not take it",
+        reason="" if delegated else f"not delegated to {provider}",
         gain_ms=None if delegated else rate.gain_ms(_graph_node(event), ms),
     )
 

@@ -30,7 +30,7 @@ from whisperport.runner import Array
 from whisperport.spec import Refusal
 
 Reasons = Callable[[Graph], Sequence[Refusal]]
-"""What an accelerator would refuse of a graph: `check.refusals` with a target's spec."""
+"""What an accelerator would reject of a graph: `check.refusals` with a target's spec."""
 
 Key = tuple[int, int, str]
 """Chain, instruction, and inside of a delegate the delegate's own name of a node."""

@@ -26,7 +26,7 @@ from whisperport.inspection.read_tflite import read_tflite
 XNNPACK = "XNNPACK"  # what LiteRT applies on its own
 DELEGATE = "DELEGATE"
 NO_DELEGATE = "no delegate"
-NOT_TAKEN = "the delegate did not take it"
+NOT_TAKEN = "not delegated"
 
 Key = tuple[int, str, int]
 """The subgraph of the delegate, 0 outside; a node's name and index."""

@@ -51,7 +51,7 @@ def read_graphs(path: Path) -> list[Graph]:
 def _compiled(path: Path) -> ProgramError:
     return ProgramError(
         f"{path.name} is compiled already",
-        why="it is an ExecuTorch program: what its delegates did not take is decided",
+        why="it is an ExecuTorch program: what is delegated is decided",
         hint=f"whisperport inspect {path}",
     )
 

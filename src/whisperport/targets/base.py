@@ -11,7 +11,7 @@ from whisperport.dims import Dims
 from whisperport.errors import UsageError
 from whisperport.ranges import MAX_THREADS, check_range
 from whisperport.runner import Runner
-from whisperport.spec import UncachedForm, Refusal, TargetSpec
+from whisperport.spec import Refusal, TargetSpec, UncachedForm
 from whisperport.targets.compiler import Compiler
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import NoOptions, own_options, parse_options
@@ -59,7 +59,7 @@ class Target(ABC):
 
     @abstractmethod
     def check(self, program: "Program") -> list[Refusal]:
-        """What this target would refuse of a program as it stands; needs no SDK and no runtime."""
+        """What this target rejects of a program as it stands; needs no SDK and no runtime."""
 
     @abstractmethod
     def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
@@ -67,7 +67,7 @@ class Target(ABC):
 
         Raises:
             MissingPackageError: the compiler is not installed.
-            LoweringError: the compiler refused.
+            LoweringError: the compiler rejected the program.
         """
 
     def lower_file(

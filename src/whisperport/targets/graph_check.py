@@ -1,4 +1,4 @@
-"""Hold a traced program's graph against what a target's spec says it takes; needs torch and no SDK."""
+"""Check a traced program's graph against the limits of a target's spec; needs torch and no SDK."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # boards have no torch
 
 
 def refusals(program: "Program", spec: TargetSpec) -> list[Refusal]:
-    """Every node of `program` that `spec` does not take, with the value met and the limit."""
+    """Every node of `program` that `spec` rejects, with the value met and the limit."""
     from whisperport.inspection.check import refusals as refusals_of
     from whisperport.inspection.read_exported import read_exported
 

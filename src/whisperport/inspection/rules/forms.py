@@ -8,7 +8,7 @@ from whisperport.inspection.rules.base import Finding, node_rule, rule, shown
 from whisperport.spec import Limit
 
 
-@rule("WP301", "A weight is computed in the graph, where the target takes a stored one")
+@rule("WP301", "A weight is computed in the graph, where the target supports stored ones only")
 def constant_weight(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The target packs the weight of a product or a convolution when the program is compiled. It can do
     that only with a tensor that is stored in the file. A weight that the graph itself computes, if only
@@ -64,7 +64,7 @@ def last_axis(graph: Graph, node: Node, _: Any) -> str:
     """The target has this operator along the last axis and no other.
 
     What to do: transpose before and after, or drop an `unsqueeze` by a `reshape` to the same shape, which
-    the target takes anywhere.
+    the target supports anywhere.
     """
     axes = node.attributes.get("dim")
     axis = axes[0] if isinstance(axes, list) and len(axes) == 1 else axes
@@ -133,7 +133,7 @@ def scalar(graph: Graph, node: Node, _: Any) -> str:
     What to do: write `x * 2.0`; keep attention whole until it is rewritten.
     """
     if node.written.endswith(".Scalar") and node.op != "rsub":
-        return f"{node.written}: it takes a number only as a tensor"
+        return f"{node.written}: a number is supported as a tensor only"
     met = [v for k, v in node.attributes.items() if k in ("other", "self") and type(v) is int]
     floats = node.output.dtype.startswith(("float", "bfloat"))
     return (

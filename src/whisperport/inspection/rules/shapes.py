@@ -12,7 +12,7 @@ PRODUCTS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
 @node_rule("WP201", "A tensor has too many axes")
 def rank(graph: Graph, node: Node, limit: int) -> str:
     """Accelerators keep the sizes of a tensor in a fixed number of registers: four on most neural
-    processors. A compiler refuses a tensor of more axes, even where all but four have length 1.
+    processors. A compiler rejects a tensor of more axes, even where all but four have length 1.
 
     What to do: fold axes before the node and unfold them afterwards; `whisperport lower` does that with the
     rewrite `fold-axes`, for the operators that it knows. Attention needs no more than three, (heads, rows,
@@ -32,8 +32,8 @@ def boundary_dtype(graph: Graph, limit: Limit) -> Iterator[Finding]:
     for what, values in (("input", graph.inputs), ("output", graph.outputs)):
         for value in values:
             if value.dtype and value.dtype not in limit.value:
-                takes = ", ".join(sorted(limit.value))
-                yield Finding(value.name, f"{what} of {value.dtype}; it takes {takes}")
+                supported = ", ".join(sorted(limit.value))
+                yield Finding(value.name, f"{what} of {value.dtype}; supported: {supported}")
 
 
 @node_rule("WP203", "A node computes in a dtype the target does not have")
@@ -107,7 +107,7 @@ def tensor_bytes(graph: Graph, node: Node, limit: int) -> str:
 
 @node_rule("WP209", "A tensor has no elements")
 def empty(graph: Graph, node: Node, _: None) -> str:
-    """The target takes no tensor with an axis of length 0. Caches that start empty have one.
+    """The target supports no tensor with an axis of length 0. Caches that start empty have one.
 
     What to do: start with a cache of full length and a mask.
     """
