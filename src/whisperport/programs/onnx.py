@@ -41,14 +41,14 @@ class SharedWeights:
 
     def place(self, array: NDArray[Any], dtype: ir.DataType, name: str) -> ir.ExternalTensor:
         """Store an array's bytes unless they are there already."""
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         digest = hashlib.sha256(data).digest()
         offset = self._offsets.get(digest)
         if offset is None:
             offset = self._offsets[digest] = -(-self._end // ALIGNMENT) * ALIGNMENT
             with self.path.open("r+b") as file:
                 file.seek(offset)
-                file.write(data.data)
+                file.write(data)
             self._end = offset + len(data)
         return ir.ExternalTensor(
             self.path.name,
