@@ -181,7 +181,8 @@ def _options(target: Target) -> str:
         "`transcribe`, `verify` and `bench` `--run-option`": target.run_options,
     }
     rows = [
-        f"| {verbs} | `{target.spec.name}.{one.name}` | {one.values} | {one.default or '-'} | {one.help} |\n"
+        f"| {verbs} | `{target.spec.name}.{one.name}` | {one.values} | {one.default or '-'} "
+        f"| {one.help} |\n"
         for verbs, options in classes.items()
         for one in describe(options)
     ]

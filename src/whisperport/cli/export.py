@@ -11,10 +11,10 @@ from whisperport.cli.options import (
     as_json,
     no_preflight,
     options_help,
+    pairs,
     stall_after,
     target_option,
     threads,
-    pairs,
 )
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export

@@ -16,10 +16,10 @@ from whisperport.cli.evidence_words import how_to_record, manifest_json
 from whisperport.cli.options import (
     as_json,
     options_help,
+    pairs,
     stall_after,
     target_option,
     threads,
-    pairs,
 )
 from whisperport.importing import ImportOptions
 from whisperport.importing import import_artifact as run_import
