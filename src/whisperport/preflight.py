@@ -3,12 +3,13 @@
     peak memory = base + factor · weights        weights: bytes of the model in float32
     time        = base + seconds a GB · weights
 
-Fitted to whole exports with random weights, on AMD EPYC with 2 cores, torch 2.13, executorch 1.5.1:
+Fitted to whole exports with random weights, on one thread of an AMD EPYC with torch 2.13 and executorch
+1.5.1 (benchmarks/export_cost.py). Memory is the peak of resident memory, and time is CPU time:
 
     sizes of   weights   onnxruntime      xnnpack
-    tiny        151 MB   2.1 GB   24 s    2.5 GB   67 s
-    base        290 MB   3.3 GB   39 s    4.1 GB   99 s
-    small       967 MB   8.2 GB  125 s    not measured
+    tiny        151 MB   1.2 GB   32 s    1.7 GB   82 s
+    base        290 MB   1.6 GB   56 s    2.5 GB  132 s
+    small       967 MB   3.5 GB  137 s    not measured
 
 One program alone, onnxruntime and xnnpack: an encoder of 33 MB took 0.8 and 0.8 GB, a decoder of 118 MB
 1.0 and 1.6 GB.
@@ -40,8 +41,8 @@ class _Cost:
 
 
 _COSTS = {
-    "onnxruntime": _Cost(0.9 * GB, 8.0, 2.5, 12, 120),
-    "xnnpack": _Cost(0.8 * GB, 11.5, 9.5, 32, 230),
+    "onnxruntime": _Cost(0.8 * GB, 2.8, 2.5, 15, 128),
+    "xnnpack": _Cost(0.8 * GB, 5.9, 9.5, 28, 360),
 }
 _UNKNOWN = _COSTS["xnnpack"]  # a target that was not measured: as the costlier of the two
 
