@@ -1,6 +1,6 @@
 """Lower programs to one ONNX file each: what the targets whose compilers read ONNX share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from whisperport.placement import Placement
 from whisperport.targets.base import Say, Target
 
 if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.onnx_file import OnnxFacts
     from whisperport.programs.program import Program
 
 
@@ -24,6 +25,7 @@ def lower_to_onnx(
         LoweringError: the target rejects a program, or it cannot be written in this opset.
     """
     _check(target, programs)
+    _writer(target.spec.name)  # before anything is written
     (folder / target.spec.name).mkdir(exist_ok=True)
     entries = []
     for program in programs:
@@ -54,16 +56,9 @@ def lower_file_to_onnx(
         LoweringError: it cannot be written in this opset.
     """
     name = target.spec.name
-    try:
-        from whisperport.programs.onnx_file import write_onnx_file
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot lower for `{name}`: the ONNX exporter is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
+    write = _writer(name)
     say(f"{program.name} to ONNX opset {opset} for {name}")
-    facts = write_onnx_file(program, path, opset=opset, simplify=simplify)
+    facts = write(program, path, opset=opset, simplify=simplify)
     entry = ProgramEntry(
         spec=program.spec,
         placement=Placement(name),
@@ -82,6 +77,18 @@ def lower_file_to_onnx(
         "max_rank": facts.max_rank,
         "weight_bytes": facts.weight_bytes,
     }
+
+
+def _writer(target: str) -> "Callable[..., OnnxFacts]":
+    try:
+        from whisperport.programs.onnx_file import write_onnx_file
+    except ImportError as error:
+        raise MissingPackageError(
+            f"cannot lower for `{target}`: the ONNX exporter is not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error
+    return write_onnx_file
 
 
 def _check(target: Target, programs: Sequence["Program"]) -> None:

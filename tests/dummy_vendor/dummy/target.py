@@ -60,6 +60,7 @@ class Dummy(Target):
                 "formats": "the dummy's data sheet, page 3",
                 "domains": "the dummy's data sheet, page 3",
                 "static": "the dummy's data sheet, page 4",
+                "precisions": "the dummy's data sheet, page 5",
             },
         )
         self.compiler = DummyCompiler(chip)
