@@ -7,9 +7,9 @@ Fitted to whole exports with random weights, on one thread of an AMD EPYC with t
 1.5.1 (benchmarks/export_cost.py). Memory is the peak of resident memory, and time is CPU time:
 
     sizes of   weights   onnxruntime      xnnpack
-    tiny        151 MB   1.2 GB   32 s    1.7 GB   82 s
-    base        290 MB   1.6 GB   56 s    2.5 GB  132 s
-    small       967 MB   3.5 GB  137 s    not measured
+    tiny        151 MB   1.1 GB   32 s    1.7 GB   82 s
+    base        290 MB   1.4 GB   56 s    2.5 GB  132 s
+    small       967 MB   2.5 GB  137 s    not measured
 
 One program alone, onnxruntime and xnnpack: an encoder of 33 MB took 0.8 and 0.8 GB, a decoder of 118 MB
 1.0 and 1.6 GB.
@@ -41,7 +41,7 @@ class _Cost:
 
 
 _COSTS = {
-    "onnxruntime": _Cost(0.8 * GB, 2.8, 2.5, 15, 128),
+    "onnxruntime": _Cost(0.8 * GB, 1.85, 2.5, 15, 128),
     "xnnpack": _Cost(0.8 * GB, 5.9, 9.5, 28, 360),
 }
 _UNKNOWN = _COSTS["xnnpack"]  # a target that was not measured: as the costlier of the two
