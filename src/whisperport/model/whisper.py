@@ -64,7 +64,7 @@ class Whisper(nn.Module):
     def unload(self) -> None:
         """Free the weights, whatever still refers to the parameters; the model cannot be used any more.
 
-        The rewrite rules of onnxscript 0.7.2 keep the graph that they matched last, and its weights with it.
+        The rewrite rules of onnxscript 0.7.2 keep the graph that they matched last, with its weights.
         """
         for parameter in self.parameters():
             parameter.data = torch.empty(0)
