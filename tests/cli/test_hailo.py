@@ -89,7 +89,7 @@ def test_what_cannot_be_compiled_is_refused(
 def test_an_option_that_is_given_twice_is_refused(run, hailo_bundle):
     ran = run("compile", hailo_bundle, *FEW, *FEW)
     assert ran.code == 2
-    assert "`--option hailo8l.finetune` is given twice" in ran.err
+    assert "for --option: `hailo8l.finetune` is given twice" in ran.err
 
 
 def test_import_says_what_was_not_done(run, exported, tmp_path, monkeypatch):

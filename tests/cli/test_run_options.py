@@ -1,6 +1,6 @@
 """How a bundle was run is said with the result, and kept in the command that is named next."""
 
-PROVIDER = "provider=CPUExecutionProvider"
+PROVIDER = "onnxruntime.provider=CPUExecutionProvider"
 
 
 def test_a_verdict_says_how_the_programs_were_run(run, bundle):

@@ -88,9 +88,9 @@ def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"`{option}` expects NAME=VALUE, got {text!r}")
+            raise click.BadParameter(f"expected NAME=VALUE, got {text!r}", param_hint=option)
         if name in found:
-            raise click.BadParameter(f"`{option} {name}` is given twice")
+            raise click.BadParameter(f"`{name}` is given twice", param_hint=option)
         found[name] = value
     return found
 
