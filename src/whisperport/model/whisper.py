@@ -50,16 +50,12 @@ class Whisper(nn.Module):
         )
 
     @torch.no_grad()
-    def logits(self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-        """tokens (S,) int64 and what `sound` gave to logits (S, V)."""
-        rows = self._hidden(tokens, sound)
+    def logits(
+        self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...], *, first: int = 0
+    ) -> Tensor:
+        """tokens (S,) int64 and what `sound` gave to logits (S - first, V), from row `first` on."""
+        rows = self._hidden(tokens, sound)[first:]
         return rows @ self.decoder.token_embedding.weight.T
-
-    @torch.no_grad()
-    def last_logits(self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-        """As `logits`, of the last token alone: (V,)."""
-        row = self._hidden(tokens, sound)[-1]
-        return row @ self.decoder.token_embedding.weight.T
 
     def unload(self) -> None:
         """Free the weights, whatever still refers to the parameters; the model cannot be used any more.

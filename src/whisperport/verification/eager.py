@@ -1,6 +1,6 @@
 """Make a bundle's reference: run the model in eager torch, without a cache, on recordings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # boards have no torch
 KEPT = 2  # clips whose features and logits are kept: they are the bulk of a reference
 KEPT_LOGITS = 6  # rows of logits kept of each; V float32 a row, 0.2 MB
 
+Sound = tuple[tuple["Tensor", "Tensor"], ...]  # what `Whisper.sound` returns
+Draft = Callable[[list[int]], "Tensor"]
+"""The tokens so far, the prompt included, to logits (V,) that may be wrong; see `greedy_tokens`."""
+
 
 def run_eager(
     model: "Whisper",
@@ -31,7 +35,7 @@ def run_eager(
     max_tokens: int = 32,
     uncached: UncachedForm | None = None,
 ) -> Reference:
-    """Greedy decoding of every clip, recomputing all rows for every token.
+    """Greedy decoding of every clip; every token is the choice of the model without a cache.
 
     Samples are rounded to 16 bits first, so that a board which reads them back hears the same.
 
@@ -67,6 +71,8 @@ def _run_clip(
 ) -> ReferenceClip:
     import torch
 
+    from whisperport.model.cached_decoder import CachedDecoder
+
     dims = model.dims
     whole = np.clip(np.round(clip.samples * 32768), -32768, 32767).astype(np.int16)
     samples = whole[: round(dims.window_s * SAMPLE_RATE)]
@@ -74,17 +80,8 @@ def _run_clip(
     features = model.encode(torch.from_numpy(mel)[None])
     sound = model.sound(features)
 
-    tokens: list[int] = []
-    rows: list[NDArray[np.float32]] = []
-    while len(tokens) < max_tokens:
-        logits = model.last_logits(torch.tensor(prompt + tokens), sound).numpy()
-        rows.append(logits.copy())
-        logits[list(generation.suppressed)] = -np.inf
-        if not tokens:
-            logits[list(generation.suppressed_at_start)] = -np.inf
-        tokens.append(int(logits.argmax()))
-        if tokens[-1] == generation.end_of_text:
-            break
+    draft = CachedDecoder(model.decoder, sound)
+    tokens = greedy_tokens(model, generation, prompt, sound, max_tokens, draft)
     none = np.empty((0, dims.n_vocab), np.float32)
     return ReferenceClip(
         name=clip.name,
@@ -93,11 +90,69 @@ def _run_clip(
         prompt=tuple(prompt),
         tokens=tuple(tokens),
         features=features[0].numpy() if keep else np.empty((0, dims.n_audio_state), np.float32),
-        logits=np.stack(rows[:KEPT_LOGITS]) if keep else none,
+        logits=_logits(model, sound, prompt, tokens[:-1]) if keep else none,
         full_logits=_unpadded(model, features, prompt, tokens, uncached)
         if keep and uncached
         else none,
     )
+
+
+def greedy_tokens(
+    model: "Whisper",
+    generation: Generation,
+    prompt: list[int],
+    sound: Sound,
+    max_tokens: int,
+    draft: Draft,
+) -> list[int]:
+    """The tokens that the model chooses without a cache, the end of text included where it comes.
+
+    `draft` only saves time. It guesses all tokens to come, and one pass without a cache over the
+    prompt and the guesses gives the model's own choice at each place. Choices are taken up to and
+    including the first that differs from its guess: all of them follow right tokens only. What
+    follows is then guessed again.
+    """
+    import torch
+
+    tokens: list[int] = []
+    while _goes_on(generation, tokens, max_tokens):
+        guessed = list(tokens)
+        while _goes_on(generation, guessed, max_tokens):
+            guess = _choice(generation, draft(prompt + guessed), at_start=not guessed)
+            guessed.append(guess)
+        fed, n_right = torch.tensor(prompt + guessed[:-1]), len(tokens)
+        rows = model.logits(fed, sound, first=len(prompt) - 1 + n_right)
+        for row, guess in zip(rows, guessed[n_right:], strict=True):
+            tokens.append(_choice(generation, row, at_start=not tokens))
+            if tokens[-1] != guess:
+                break
+    return tokens
+
+
+def _goes_on(generation: Generation, tokens: list[int], max_tokens: int) -> bool:
+    return len(tokens) < max_tokens and tokens[-1:] != [generation.end_of_text]
+
+
+def _choice(generation: Generation, logits: "Tensor", *, at_start: bool) -> int:
+    """The most likely token that may be chosen."""
+    allowed = logits.numpy().copy()
+    allowed[list(generation.suppressed)] = -np.inf
+    if at_start:
+        allowed[list(generation.suppressed_at_start)] = -np.inf
+    return int(allowed.argmax())
+
+
+def _logits(
+    model: "Whisper", sound: Sound, prompt: list[int], tokens: list[int], rows: int | None = None
+) -> NDArray[np.float32]:
+    """Logits (K, V) after the prompt and after each of the first tokens, `KEPT_LOGITS` of them at most.
+
+    rows: no more than so many rows of prompt and tokens are given.
+    """
+    import torch
+
+    fed = torch.tensor((prompt + tokens)[: len(prompt) + KEPT_LOGITS - 1][:rows])
+    return model.logits(fed, sound, first=len(prompt) - 1).numpy()
 
 
 def _unpadded(
@@ -108,8 +163,5 @@ def _unpadded(
     uncached: UncachedForm,
 ) -> NDArray[np.float32]:
     """Logits (K, V) as `ReferenceClip.logits`, of features (1, T, d) that nothing is put after."""
-    import torch
-
-    fed = (prompt + tokens)[: min(uncached.rows, len(prompt) + KEPT_LOGITS - 1)]
-    logits = model.logits(torch.tensor(fed), model.sound(features, padded=False))
-    return logits[len(prompt) - 1 :].numpy()
+    sound = model.sound(features, padded=False)
+    return _logits(model, sound, prompt, tokens, uncached.rows)

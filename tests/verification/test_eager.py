@@ -1,0 +1,170 @@
+"""The reference is what the model chooses without a cache, whatever was guessed to save time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from whisperport.bundle import Bundle
+from whisperport.checkpoint import default_checkpoint_folder, load_checkpoint
+from whisperport.model import cached_decoder
+from whisperport.model.cached_decoder import CachedDecoder
+from whisperport.model.whisper import Whisper, build_model
+from whisperport.transcription import default_bundle
+from whisperport.verification.clips import Clip, shipped_clips
+from whisperport.verification.eager import KEPT_LOGITS, Sound, greedy_tokens, run_eager
+from whisperport.verification.reference import Reference
+
+from .. import micro as sizes
+from ..micro import DIMS
+
+# Hides what the micro model says most: tokens at the start, and one anywhere.
+GENERATION = replace(
+    sizes.GENERATION,
+    suppressed=(*sizes.GENERATION.suppressed, 48),
+    suppressed_at_start=(34, 49, 68),
+)
+PROMPT = [50, 51, 53, 57]
+MAX_TOKENS = DIMS.n_text_ctx - len(PROMPT)
+SOUNDS = 16
+ATOL = 1e-5 * 15  # of logits: sums of 16 float32 products in two orders, through two layers
+
+Make = Callable[[Whisper, Sound], Callable[[list[int]], Tensor]]
+
+
+def one_by_one(model: Whisper, sound: Sound) -> list[int]:
+    """Greedy decoding that computes everything again for every token."""
+    tokens: list[int] = []
+    while len(tokens) < MAX_TOKENS and 49 not in tokens:
+        logits = model.logits(torch.tensor(PROMPT + tokens), sound)[-1]
+        hidden = GENERATION.suppressed + (() if tokens else GENERATION.suppressed_at_start)
+        logits[list(hidden)] = -torch.inf
+        tokens.append(int(logits.argmax()))
+    return tokens
+
+
+def sounds(model: Whisper) -> Iterator[Sound]:
+    for seed in range(SOUNDS):
+        random = torch.Generator().manual_seed(seed)
+        yield model.sound(3 * torch.randn(1, 10, 16, generator=random))
+
+
+def right(model: Whisper, sound: Sound) -> Callable[[list[int]], Tensor]:
+    return lambda tokens: model.logits(torch.tensor(tokens), sound)[-1]
+
+
+def cached(model: Whisper, sound: Sound) -> Callable[[list[int]], Tensor]:
+    return CachedDecoder(model.decoder, sound)
+
+
+def random_tokens(*_: Any) -> Callable[[list[int]], Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return lambda _: torch.randn(DIMS.n_vocab, generator=random)
+
+
+def always(token: int) -> Make:
+    logits = torch.zeros(DIMS.n_vocab)
+    logits[token] = 1
+    return lambda *_: lambda _: logits
+
+
+def not_finite(*_: Any) -> Callable[[list[int]], Tensor]:
+    return lambda _: torch.full((DIMS.n_vocab,), torch.nan)
+
+
+def without_the_sound(model: Whisper, sound: Sound) -> Callable[[list[int]], Tensor]:
+    """Right about some tokens, wrong about others."""
+    return right(model, tuple((0 * keys, values) for keys, values in sound))
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [right, cached, random_tokens, always(7), always(49), not_finite, without_the_sound],
+    ids=["right", "cached", "random", "one token", "the end", "nan", "without the sound"],
+)
+def test_tokens_are_those_of_decoding_one_by_one_whatever_is_guessed(
+    micro: Whisper, draft: Make
+) -> None:
+    lengths = set()
+    for sound in sounds(micro):
+        made = draft(micro, sound)
+        tokens = greedy_tokens(micro, GENERATION, PROMPT, sound, MAX_TOKENS, made)
+
+        assert tokens == one_by_one(micro, sound)
+        lengths.add(len(tokens))
+    assert len(lengths) > 1  # some end early
+
+
+@pytest.mark.parametrize("draft", [right, cached], ids=["right", "cached"])
+def test_right_guesses_take_one_pass(
+    micro: Whisper, draft: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sound in sounds(micro):
+        made = draft(micro, sound)
+        expected = one_by_one(micro, sound)
+        passes: list[list[int]] = []
+
+        def seen(
+            tokens: Tensor, sound: Sound, *, first: int = 0, passes: list[list[int]] = passes
+        ) -> Tensor:
+            if first:
+                passes.append(tokens.tolist())
+            return Whisper.logits(micro, tokens, sound, first=first)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(micro, "logits", seen)
+            greedy_tokens(micro, GENERATION, PROMPT, sound, MAX_TOKENS, made)
+
+        assert passes == [PROMPT + expected[:-1]]
+
+
+def reference(model: Whisper) -> Reference:
+    random = np.random.default_rng(0)
+    clips = [
+        Clip(f"{i}", "", (0.1 * random.standard_normal(3200)).astype(np.float32)) for i in range(3)
+    ]
+    return run_eager(model, GENERATION, clips)
+
+
+def test_a_reference_made_with_wrong_guesses_is_the_same(
+    micro: Whisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = reference(micro).to_arrays()
+    monkeypatch.setattr(cached_decoder, "CachedDecoder", random_tokens)
+
+    found = reference(micro).to_arrays()
+
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        if array.dtype == np.float32:
+            np.testing.assert_allclose(array, expected[name], atol=ATOL, rtol=0)
+        else:
+            np.testing.assert_array_equal(array, expected[name])
+
+
+def test_kept_logits_are_those_that_each_of_the_first_tokens_was_chosen_by(micro: Whisper) -> None:
+    clip = reference(micro).clips[0]
+
+    sound = micro.sound(torch.from_numpy(clip.features)[None])
+    assert len(clip.logits) == min(KEPT_LOGITS, len(clip.tokens))
+    for count, row in enumerate(clip.logits):
+        fed = torch.tensor([*clip.prompt, *clip.tokens[:count]])
+        np.testing.assert_allclose(row, micro.logits(fed, sound)[-1], atol=ATOL, rtol=0)
+
+
+def test_the_shipped_reference_is_what_the_shipped_checkpoint_chooses() -> None:
+    bundle = Bundle.open(default_bundle())
+    stored = Reference.from_arrays(bundle.reference())
+    checkpoint = load_checkpoint(default_checkpoint_folder())
+    model = build_model(checkpoint, bundle.manifest.window)
+
+    made = run_eager(model, checkpoint.generation, shipped_clips(1))
+
+    assert [clip.tokens for clip in made.clips] == [clip.tokens for clip in stored.clips[:1]]
+    for ours, theirs in zip(made.clips, stored.clips, strict=False):
+        # Measured: 1e-4 at most.
+        np.testing.assert_allclose(ours.logits, theirs.logits, atol=1e-3, rtol=0)
