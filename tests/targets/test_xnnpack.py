@@ -114,7 +114,9 @@ def test_an_operator_that_it_cannot_lower_is_refused_beforehand() -> None:
 
     refusals = XNNPACK.check(trace("sorted", Sorted(), (torch.zeros(1, 8),)))
 
-    assert [refusal.reason for refusal in refusals] == ["sort is not in the list of supported operators"]
+    assert [refusal.reason for refusal in refusals] == [
+        "sort is not in the list of supported operators"
+    ]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
