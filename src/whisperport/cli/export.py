@@ -9,6 +9,7 @@ from whisperport.cli.console import Word, print_json, print_lines, print_next, p
 from whisperport.cli.evidence_words import emulated_targets, manifest_json, verified_words
 from whisperport.cli.options import (
     as_json,
+    bundle_out,
     no_preflight,
     options_help,
     pairs,
@@ -29,14 +30,7 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 )
 @click.argument("checkpoint")
 @click.option("--target", "-t", required=True, metavar="NAME", help="See `whisperport targets`")
-@click.option(
-    "--out",
-    "-o",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where to write the bundle",
-)
+@bundle_out
 @click.option(
     "--window",
     type=float,

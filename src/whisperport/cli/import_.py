@@ -15,6 +15,7 @@ from whisperport.cli.console import (
 from whisperport.cli.evidence_words import how_to_record, manifest_json
 from whisperport.cli.options import (
     as_json,
+    bundle_out,
     options_help,
     pairs,
     stall_after,
@@ -41,14 +42,7 @@ IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is n
     metavar="CHECKPOINT",
     help="What the file was compiled from, as `whisperport export` takes it",
 )
-@click.option(
-    "--out",
-    "-o",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where to write the bundle",
-)
+@bundle_out
 @click.option(
     "--target",
     "-t",

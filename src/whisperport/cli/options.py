@@ -1,6 +1,7 @@
 """Options that several verbs share."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,14 @@ from whisperport.targets.options import describe
 from whisperport.watchdog import MAX_STALL_S, STALL_S
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout")
+bundle_out = click.option(
+    "--out",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where to write the bundle",
+)
 threads = click.option(
     "--threads",
     type=click.IntRange(1, MAX_THREADS),
