@@ -21,13 +21,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sizes import SIZES
+
 RESULTS = Path(__file__).parent / "results"
-SIZES = {  # width, heads, layers
-    "tiny": (384, 6, 4),
-    "base": (512, 8, 6),
-    "small": (768, 12, 12),
-    "medium": (1024, 16, 24),
-}
 GOAL_FACTOR, GOAL_BYTES = (
     2.5,
     1e9,

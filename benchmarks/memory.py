@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sizes import SIZES
 
 from whisperport.bundle import Bundle
 from whisperport.runner import Runner
@@ -31,13 +32,6 @@ from whisperport.targets import RunOptions, get_target
 from whisperport.verification import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
-SIZES = {  # width, heads, layers
-    "tiny": (384, 6, 4),
-    "base": (512, 8, 6),
-    "small": (768, 12, 12),
-    "medium": (1024, 16, 24),
-    "large-v2": (1280, 20, 32),
-}
 RUNS = {"step": 10, "prefill_4": 5, "prefill_64": 3, "align": 3}  # a round; others: 1
 ONE_THREAD = RunOptions(threads=1)
 WAYS = ("apart", "shared")
