@@ -1,5 +1,7 @@
 """What of Whisper XNNPACK takes: everything, read off the file that is written."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -166,3 +168,14 @@ def test_one_program_of_a_process_runs_at_a_time(exported: Callable[[str], Bundl
     loads = [XNNPACK.load(bundle.folder, entries, RunOptions(threads=1)) for _ in range(2)]
 
     assert len({id(runner.turn) for runners in loads for runner in runners.values()}) == 1
+
+
+def test_what_executorch_prints_when_it_is_imported_stays_off_the_screen() -> None:
+    lower = "from whisperport.targets import get_target; from pathlib import Path; import tempfile"
+    lower += "; get_target('xnnpack').lower([], Path(tempfile.mkdtemp()), lambda _: None)"
+
+    ran = subprocess.run([sys.executable, "-c", lower], capture_output=True, text=True)
+
+    assert ran.stdout == ""
+    assert "Failed to load" not in ran.stderr
+    assert "deprecated" not in ran.stderr

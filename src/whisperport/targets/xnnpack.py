@@ -306,19 +306,20 @@ def _lower_to_edge(programs: Sequence["Program"], say: Say) -> tuple[Any, dict[s
     Programs are lowered one by one: ExecuTorch copies the weights of the program that it lowers, and
     the next copy is made when the last one is deleted.
     """
-    try:
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-        from executorch.devtools.backend_debug import get_delegation_info
-        from executorch.exir import (
-            EdgeCompileConfig,
-            EdgeProgramManager,
-            to_edge_transform_and_lower,
-        )
-    except ImportError as error:
-        raise _missing(error) from error
     from whisperport.inspection.quiet import quiet
     from whisperport.programs.node_history import shared_node_history
 
+    try:
+        with quiet():
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.devtools.backend_debug import get_delegation_info
+            from executorch.exir import (
+                EdgeCompileConfig,
+                EdgeProgramManager,
+                to_edge_transform_and_lower,
+            )
+    except ImportError as error:
+        raise _missing(error) from error
     config = EdgeCompileConfig()
     methods, delegated = {}, {}
     weights: dict[bytes, bytes] = {}
