@@ -19,8 +19,12 @@ from pathlib import Path
 from fuzz.campaign import Campaign, replay
 from fuzz.formats import all_formats
 from fuzz.results import save, table
+from whisperport.bundle.manifest import FORMAT_VERSION
 
 BUILD = Path("build/fuzz")
+SEEDS = (
+    BUILD / f"seeds-{FORMAT_VERSION}"
+)  # kept between campaigns, and made again for another format
 COUNT = 20_000
 
 
@@ -40,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--save", action="store_true", help="Write the result into fuzz/results")
     chosen = parser.parse_args(arguments)
     if chosen.replay:
-        outcome = replay(chosen.replay, BUILD / "seeds")
+        outcome = replay(chosen.replay, SEEDS)
         print(f"{outcome.kind}: {outcome.where}\n{outcome.detail}")
         return int(outcome.is_finding)
     campaign = Campaign(
@@ -48,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         count=chosen.count,
         seed=chosen.seed,
         jobs=chosen.jobs,
-        seeds=BUILD / "seeds",
+        seeds=SEEDS,
         minutes=chosen.minutes,
         work=BUILD / "work",
         findings=BUILD / "findings",
