@@ -29,32 +29,41 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     epilog=options_help({one.spec.name: one.lower_options for one in TARGETS}),
 )
 @click.argument("checkpoint")
-@click.option("--target", "-t", required=True, metavar="NAME", help="See `whisperport targets`")
+@click.option(
+    "--target",
+    "-t",
+    required=True,
+    metavar="NAME",
+    help="Target that runs the programs; `whisperport targets` lists them",
+)
 @bundle_out
 @click.option(
     "--window",
     type=float,
     metavar="SECONDS",
-    help="Sound taken at once, a multiple of 0.02  [default: as the checkpoint was trained, 30]",
+    help="Length of audio that the encoder reads at once, a multiple of 0.02  [default: the "
+    "checkpoint's, 30]",
 )
 @click.option(
     "--padding",
     type=click.Choice(PADDINGS),
     default=DEFAULT_PADDING,
     show_default=True,
-    help="What the decoder hears after a shorter window",
+    help="What follows the audio of a window shorter than the checkpoint's, for the decoder",
 )
 @click.option(
     "--pad-to",
     type=float,
     metavar="SECONDS",
-    help="How much it hears in all  [default: as the checkpoint was trained]",
+    help="Length of the audio context that the decoder attends to, padding included  "
+    "[default: the checkpoint's]",
 )
 @click.option(
     "--sound",
     type=float,
     metavar="SECONDS",
-    help="Sound put into a window; the rest stays quiet  [default: all of it]",
+    help="Length of audio put into each window; the rest of it is silence  [default: the "
+    "complete window]",
 )
 @click.option(
     "--placement",
