@@ -51,7 +51,7 @@ def main() -> None:
     transcribers = {n: Transcriber(bundle, RunOptions(threads=n)) for n in (1, 2)}
     rows = []
     for name, gap in GAPS.items():
-        sound, text = made(chosen.minutes * 60, gap)
+        audio, text = made(chosen.minutes * 60, gap)
         seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
         cpu: dict[str, list[float]] = {mode: [] for mode in MODES}
         heard: dict[str, Transcript] = {}
@@ -59,12 +59,12 @@ def main() -> None:
             for mode, (threads, options) in MODES.items():
                 started, started_cpu = time.perf_counter(), time.process_time()
                 heard[mode] = transcribers[threads].transcribe(
-                    sound,
+                    audio,
                     TranscribeOptions(decode=DecodeOptions(language="en"), **options),
                 )
                 seconds[mode].append(time.perf_counter() - started)
                 cpu[mode].append(time.process_time() - started_cpu)
-        duration = sound.size / SAMPLE_RATE
+        duration = audio.size / SAMPLE_RATE
         for mode in MODES:
             errors = text_errors(heard[mode].text, text)
             rows.append(

@@ -133,7 +133,7 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
     from whisperport.targets import RunOptions
     from whisperport.verification import machine, versions
 
-    def say(message: str) -> None:
+    def progress(message: str) -> None:
         began.append((message, time.perf_counter(), time.process_time(), resident("VmHWM")))
         seconds, peak = began[-1][1] - began[0][1], began[-1][3]
         print(f"{seconds:8.1f} s {peak / 1e9:6.2f} GB  {message}", file=sys.stderr)
@@ -141,8 +141,8 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
     out = work / f"{size}-{target}"
     shutil.rmtree(out, ignore_errors=True)
     options = ExportOptions(allow_unverified=True, run=RunOptions(threads=threads))
-    bundle = export(str(work / size), target, out, options, say=say)
-    say("end")
+    bundle = export(str(work / size), target, out, options, progress=progress)
+    progress("end")
     phases: dict[str, dict[str, float]] = {}
     phase = "import"
     for (message, wall, cpu, _), (_, wall_end, cpu_end, peak) in pairwise(began):

@@ -3,10 +3,10 @@
     python benchmarks/hailo_hybrid.py [--threads 2] [--rounds 7] [--eval training/work/eval]
 
 Speed: a transcript of 30 tokens at Whisper tiny's sizes, random weights, both decoders in float32 on ONNX
-Runtime in the same run. The cached one makes keys and values of the sound once, then takes a prompt of
-one token, then 29 steps. The other is `decode_full` at [1, 32], which runs all rows 30 times. Once with
-tiny's own window of 30 s, for both alike; once as the hybrid has it: `decode_full` hears 10 s alone, a
-third of the work on the sound, and the cached decoder the same padded to 30 s. Rounds are interleaved; a
+Runtime in the same run. The cached one computes the cross-attention K/V once, then a prompt of
+one token, then 29 steps. The other is `uncached_decoder` at [1, 32], which computes all rows 30 times. Once
+tiny's own window of 30 s for both; once as the hybrid has it: `uncached_decoder` gets 10 s alone, a
+third of the work on the audio, and the cached decoder the same padded to 30 s. Rounds are interleaved; a
 ratio is the median of theirs, on one processor. The 12.4 that has been published for a Raspberry Pi 5
 (1,257 against 101 ms) is another: a chip without a cache against a CPU with one.
 
@@ -33,7 +33,7 @@ import torch
 from programs import TINY
 from whisperport.bundle import Bundle
 from whisperport.exporting import ExportOptions, export
-from whisperport.model.short_window import SoundPadding
+from whisperport.model.short_window import AudioPadding
 from whisperport.model.whisper import Whisper
 from whisperport.programs.variants import program_names, whisper_programs
 from whisperport.programs.whisper import Parts
@@ -79,11 +79,11 @@ def measured_speed(options: argparse.Namespace) -> dict[str, Any]:
         for seconds, engine in engines.items():
             full = engine.without_cache()
             assert full is not None
-            sound = random.standard_normal(
+            audio = random.standard_normal(
                 (engine.dims.n_audio_ctx, TINY.n_audio_state), np.float32
             )
-            cached = transcript_ms(engine.decoder(), sound)
-            rounds[seconds].append((cached, transcript_ms(full, sound)))
+            cached = transcript_ms(engine.decoder(), audio)
+            rounds[seconds].append((cached, transcript_ms(full, audio)))
     return {f"{seconds:g} s": summary(seconds, times[1:]) for seconds, times in rounds.items()}
 
 
@@ -91,7 +91,7 @@ def summary(seconds: float, rounds: list[tuple[float, float]]) -> dict[str, Any]
     cached_ms, full_ms = (statistics.median(column) for column in zip(*rounds, strict=True))
     ratio = statistics.median(without / cached for cached, without in rounds)
     print(
-        f"{seconds:g} s, {TOKENS} tokens: cached {cached_ms:.0f} ms, decode_full {full_ms:.0f} ms: "
+        f"{seconds:g} s, {TOKENS} tokens: cached {cached_ms:.0f} ms, uncached_decoder {full_ms:.0f} ms: "
         f"{ratio:.1f} times" + (f"; goal {GOAL_SPEED}" if seconds == TINY.window_s else "")
     )
     return {"cached_ms": cached_ms, "full_ms": full_ms, "ratio": ratio, "rounds_ms": rounds}
@@ -105,14 +105,14 @@ def tiny_engine(seconds: float, threads: int) -> Engine:
     torch.nn.init.normal_(model.decoder.positional_embedding, std=0.02)
     torch.nn.init.normal_(model.encoder.positional_embedding, std=0.02)
     if window:
-        model.padding = SoundPadding(window, torch.randn(1, window.padded, TINY.n_audio_state))
+        model.padding = AudioPadding(window, torch.randn(1, window.padded, TINY.n_audio_state))
     cpu, chip = get_target("onnxruntime"), get_target(HYBRID)
     form = chip.uncached_form(dims)
     assert form is not None
     parts = Parts(model, [(0, 0)], form)
-    names = (*program_names(), "decode_full")
+    names = (*program_names(), "uncached_decoder")
     programs = {p.name: p for p in whisper_programs(parts, names, chip.spec.variants)}
-    on_chip = [programs.pop(name) for name in ("encoder", "decode_full")]
+    on_chip = [programs.pop(name) for name in ("encoder", "uncached_decoder")]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         entries = chip.lower(on_chip, path, quiet)
@@ -138,10 +138,10 @@ def quiet(_: str) -> None:
     pass
 
 
-def transcript_ms(decoder: Decoder | WithoutCache, sound: np.ndarray) -> float:
+def transcript_ms(decoder: Decoder | WithoutCache, audio: np.ndarray) -> float:
     """Milliseconds from features to the logits of 30 tokens, the first after a prompt of one."""
     started = time.perf_counter()
-    decoder.listen(sound)
+    decoder.listen(audio)
     decoder.prefill([50258])
     for token in range(1, TOKENS):
         decoder.step(token)
@@ -179,7 +179,7 @@ def write(speed: dict[str, Any], words: dict[str, Any], options: argparse.Namesp
     today = datetime.date.today().isoformat()
     result = {
         "what": "Hailo's hybrid with ONNX standing in for the chip: cached decoder against "
-        "decode_full at tiny's sizes, and word errors of the embedded model against windows of 30 s",
+        "uncached_decoder at tiny's sizes, and word errors of the embedded model against windows of 30 s",
         "goals": {"speed": GOAL_SPEED, "wer": GOAL_WER, "loops": 0},
         "speed": speed,
         "words": words,

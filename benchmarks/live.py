@@ -81,7 +81,7 @@ def main() -> None:
 
 def measured(transcriber: Transcriber, options: LiveOptions) -> dict[str, Any]:
     """Every sound played to the end; delays of all words together."""
-    rows = [played_live(transcriber, options, sound) for sound in sounds()]
+    rows = [played_live(transcriber, options, audio) for audio in sounds()]
     delays = [delay for row in rows for delay in row["delays_s"]]
     audio_delays = [delay for row in rows for delay in row["audio_delays_s"]]
     equal, words = sum(row["equal_words"] for row in rows), sum(row["words"] for row in rows)
@@ -97,10 +97,10 @@ def measured(transcriber: Transcriber, options: LiveOptions) -> dict[str, Any]:
     }
 
 
-def played_live(transcriber: Transcriber, options: LiveOptions, sound: Played) -> dict[str, Any]:
+def played_live(transcriber: Transcriber, options: LiveOptions, audio: Played) -> dict[str, Any]:
     live = LiveTranscriber(transcriber, options)
     size = round(PIECE_S * SAMPLE_RATE)
-    pieces = [sound.samples[i : i + size] for i in range(0, sound.samples.size, size)]
+    pieces = [audio.samples[i : i + size] for i in range(0, audio.samples.size, size)]
     committed: list[tuple[Word, float, float]] = []  # the word, by the clock, by the sound
     busy_s, start = 0.0, time.monotonic()
     source = ReadAhead(played(pieces))
@@ -109,21 +109,21 @@ def played_live(transcriber: Transcriber, options: LiveOptions, sound: Played) -
         update = live.feed(samples)
         now = time.monotonic()
         busy_s += now - began
-        committed += [(word, now - start, update.heard_s) for word in update.committed]
+        committed += [(word, now - start, update.context_s) for word in update.committed]
     update = live.finish()
     now = time.monotonic() - start
-    committed += [(word, now, update.heard_s) for word in update.committed]
+    committed += [(word, now, update.context_s) for word in update.committed]
     text = live.transcript().text
-    offline = transcriber.transcribe(sound.samples, TranscribeOptions()).text
-    matched = matches(sound.words, committed)
+    offline = transcriber.transcribe(audio.samples, TranscribeOptions()).text
+    matched = matches(audio.words, committed)
     row = {
-        "sound": sound.name,
-        "seconds": round(sound.samples.size / SAMPLE_RATE, 2),
+        "sound": audio.name,
+        "seconds": round(audio.samples.size / SAMPLE_RATE, 2),
         "delays_s": [round(clock - end, 3) for end, clock, _ in matched],
         "audio_delays_s": [round(heard - end, 3) for end, _, heard in matched],
         "words": max(len(offline.split()), len(text.split())),
         "equal_words": equal_words(offline, text),
-        "busy_share": round(busy_s / (sound.samples.size / SAMPLE_RATE), 3),
+        "busy_share": round(busy_s / (audio.samples.size / SAMPLE_RATE), 3),
     }
     print(json.dumps({k: v for k, v in row.items() if "delays" not in k}), flush=True)
     if text != offline:
@@ -136,11 +136,11 @@ def matches(
 ) -> list[tuple[float, float, float]]:
     """For every spoken word that was understood: its end, and when it was committed."""
     heard: list[tuple[str, float, float]] = []
-    for word, clock, sound in committed:
+    for word, clock, audio in committed:
         if heard and not word.word.startswith(" "):  # the "-four" of "twenty-four"
-            heard[-1] = (heard[-1][0] + word.word, clock, sound)
+            heard[-1] = (heard[-1][0] + word.word, clock, audio)
         else:
-            heard.append((word.word, clock, sound))
+            heard.append((word.word, clock, audio))
     pairs = SequenceMatcher(
         None, [normalize(w.word) for w in spoken], [normalize(w) for w, *_ in heard], autojunk=False
     )
@@ -160,7 +160,7 @@ def equal_words(one: str, other: str) -> int:
 def sounds() -> list[Played]:
     recordings = shipped_recordings()
     alone = [Played(r.path.name, load_audio(r.path), r.words) for r in recordings]
-    row = [sound for number in IN_A_ROW for sound in alone if sound.name.startswith(number)]
+    row = [audio for number in IN_A_ROW for audio in alone if audio.name.startswith(number)]
     return [*alone, in_a_row(row)]
 
 

@@ -69,7 +69,7 @@ def tiny_engine(threads: int, clock: Clock) -> Engine:
     return Engine(
         TINY,
         openai_generation(TINY.n_vocab),
-        {name: clock.around(runner) for name, runner in runners.items()},
+        {name: clock.wrap_runner(runner) for name, runner in runners.items()},
         model.decoder.token_embedding.weight.numpy(),
         model.decoder.positional_embedding.numpy(),
     )

@@ -93,7 +93,7 @@ def exported(size: str, work: Path) -> Path:
     options = ExportOptions(
         clips=[Clip("hiss", "", hiss.astype(np.float32))], allow_unverified=True, run=ONE_THREAD
     )
-    export(checkpoint, "onnxruntime", folder, options, say=print)
+    export(checkpoint, "onnxruntime", folder, options, progress=print)
     return folder
 
 

@@ -83,13 +83,13 @@ class Pair:
         self.options, self.clock, self.switch = options, Clock(), Switch()
         bundle = Bundle.open(default_bundle())
         if encoder is None:
-            self.engine = load_engine(bundle, ONE_THREAD, self.around)
+            self.engine = load_engine(bundle, ONE_THREAD, self.wrap_runner)
         else:
             self.engine = self.tiny_engine(encoder)
         self.tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), self.engine.generation)
 
-    def around(self, runner: Runner) -> Runner:
-        return Switched(self.clock.around(runner), self.switch)
+    def wrap_runner(self, runner: Runner) -> Runner:
+        return Switched(self.clock.wrap_runner(runner), self.switch)
 
     def tiny_engine(self, encoder: str) -> Engine:
         torch.manual_seed(0)
@@ -110,28 +110,28 @@ class Pair:
         return Engine(
             TINY,
             openai_generation(TINY.n_vocab),
-            {name: self.around(runner) for name, runner in runners.items()},
+            {name: self.wrap_runner(runner) for name, runner in runners.items()},
             model.decoder.token_embedding.weight.numpy(),
             model.decoder.positional_embedding.numpy(),
         )
 
-    def seconds(self, sound: np.ndarray, *, in_turn: bool) -> tuple[float, float, float]:
+    def seconds(self, audio: np.ndarray, *, in_turn: bool) -> tuple[float, float, float]:
         """Of the whole, of the encoder's calls, and of the decoder's; checks that nothing changes."""
         self.switch.in_turn = in_turn
         self.clock.reset()
         started = time.perf_counter()
-        transcript = self.transcribed(sound)
+        transcript = self.transcribed(audio)
         whole = time.perf_counter() - started
         assert transcript == self.__dict__.setdefault("first", transcript)
         calls = {name: sum(seconds) for name, seconds in self.clock.calls.items()}
         encoder = calls.pop("encoder")
         return whole, encoder, sum(calls.values())
 
-    def transcribed(self, sound: np.ndarray) -> Transcript:
+    def transcribed(self, audio: np.ndarray) -> Transcript:
         dims, vad = self.engine.dims, self.options.vad
-        mel = RecordingMel(sound, dims.n_mels, dims.n_frames)
+        mel = RecordingMel(audio, dims.n_mels, dims.n_frames)
         chunked = ChunkedTranscription(self.engine, self.tokenizer, self.options, vad, None)
-        with AudioStream(sound, look_back_s=0) as stream:
+        with AudioStream(audio, look_back_s=0) as stream:
             return chunked.run(stream, mel, lambda _done, _of: None)
 
 
@@ -147,13 +147,13 @@ def main() -> None:
         "tiny, onnxruntime": Pair(THIRTY_TOKENS, "onnxruntime"),
         "tiny, encoder on xnnpack": Pair(THIRTY_TOKENS, "xnnpack"),
     }
-    sound, _ = made(chosen.seconds, GAPS["pauses of 0.3 to 2 s"])
+    audio, _ = made(chosen.seconds, GAPS["pauses of 0.3 to 2 s"])
     rounds: list[dict] = []
     for _ in range(chosen.rounds + 1):
         rounds.append({})
         for name, pair in pairs.items():
-            in_turn, encoder, decoder = pair.seconds(sound, in_turn=True)
-            overlapped, _, _ = pair.seconds(sound, in_turn=False)
+            in_turn, encoder, decoder = pair.seconds(audio, in_turn=True)
+            overlapped, _, _ = pair.seconds(audio, in_turn=False)
             rounds[-1][name] = {
                 "encoder_s": encoder,
                 "decoder_s": decoder,
@@ -161,7 +161,7 @@ def main() -> None:
                 "overlapped_s": overlapped,
                 "ratio": overlapped / in_turn,
             }
-    report(rounds[1:], sound.size / 16_000, chosen)
+    report(rounds[1:], audio.size / 16_000, chosen)
 
 
 def report(rounds: list[dict], audio_s: float, chosen: argparse.Namespace) -> None:

@@ -70,8 +70,8 @@ PLAN = (
     (WindowOptions(seconds=10.0, padding="none"), ("greedy", HEARD_ONCE)),
     (WindowOptions(seconds=10.0, padding="features"), ("greedy",)),
     (WindowOptions(seconds=10.0, padding="keys-and-values"), ("greedy",)),
-    (WindowOptions(seconds=10.0, heard_s=14.0), ("greedy",)),
-    (WindowOptions(seconds=10.0, sound_s=9.0), ("greedy",)),
+    (WindowOptions(seconds=10.0, context_s=14.0), ("greedy",)),
+    (WindowOptions(seconds=10.0, audio_s=9.0), ("greedy",)),
     (WindowOptions(seconds=5.0), tuple(WAYS)),
     (WindowOptions(seconds=5.0, padding="none"), ("greedy",)),
     (WindowOptions(seconds=5.0, padding="features"), ("greedy",)),
@@ -123,7 +123,7 @@ def main() -> None:
 
 def bundle(checkpoint: Checkpoint, window: WindowOptions, options: argparse.Namespace) -> Bundle:
     """The bundle of a window, exported where it is not there yet; verification is not the point here."""
-    parts = (options.target, window.seconds, window.padding, window.heard_s, window.sound_s)
+    parts = (options.target, window.seconds, window.padding, window.context_s, window.audio_s)
     folder = options.work / "-".join(str(part) for part in parts)
     if folder.is_dir():
         return Bundle.open(folder)
@@ -145,8 +145,8 @@ def measured(
     return {
         "window_s": transcriber.engine.dims.window_s,
         "padding": window.padding if window.seconds else "none",
-        "heard_s": window.heard_s,
-        "sound_s": window.sound_s,
+        "heard_s": window.context_s,
+        "sound_s": window.audio_s,
         "way": way,
         **{name: as_json(item) for name, item in found.items()},
     }
@@ -204,8 +204,8 @@ def utterances(folder: Path) -> Iterator[Clip]:
         samples = np.load(index.with_suffix(".wav.npy"))
         for record in json.loads(index.read_text()):
             start, stop = (160 * n for n in (record["first_frame"], record["frames"]))
-            sound = samples[start : start + stop].astype(np.float32) / 32768
-            yield Clip(record["voice"], record["text"], sound)
+            audio = samples[start : start + stop].astype(np.float32) / 32768
+            yield Clip(record["voice"], record["text"], audio)
 
 
 def together(spoken: Sequence[Clip], random: np.random.Generator, seconds: float) -> Clip:
@@ -222,13 +222,13 @@ def together(spoken: Sequence[Clip], random: np.random.Generator, seconds: float
 
 
 def line(row: dict[str, Any]) -> str:
-    sound = f"{row['sound_s'] or row['window_s']:.1f}"
+    audio = f"{row['sound_s'] or row['window_s']:.1f}"
     cells = [
         f"{row[name]['wer']:7.2%} {row[name]['loops']:3d}/{row[name]['windows']:<4d}"
         for name in ("shipped", "single", "long", "all")
         if name in row
     ]
-    where = f"{row['window_s']:4.0f} {sound:>5} {row['padding']:15} {row['way']:13}"
+    where = f"{row['window_s']:4.0f} {audio:>5} {row['padding']:15} {row['way']:13}"
     return " ".join([where, *cells])
 
 

@@ -26,18 +26,18 @@ def main() -> None:
     """The files are written once everything has succeeded."""
     checkpoint = load_checkpoint("default")
     found: dict[Path, dict[str, tuple[Evidence, ...]]] = {}
-    with stages() as say:
+    with stages() as progress:
         for target in TARGETS:
             name = target.spec.name
             with TemporaryDirectory() as folder:
                 options = ExportOptions(
                     uncached_decoder=target.uncached_form(checkpoint.dims) is not None
                 )
-                bundle = export(checkpoint, name, Path(folder) / name, options, say=say)
+                bundle = export(checkpoint, name, Path(folder) / name, options, progress=progress)
                 if _has_compiler_here(target):
                     # The few shipped recordings are enough to show that it compiles.
                     bundle = compile_bundle(
-                        bundle.folder, CompileOptions(force=True), say=say
+                        bundle.folder, CompileOptions(force=True), progress=progress
                     ).bundle
                 of_file = found.setdefault(evidence_file(target), {})
                 of_file[name] = by_target(Bundle.open(bundle.folder).manifest)[name]

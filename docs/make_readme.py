@@ -34,8 +34,8 @@ HEADINGS = (
 
 def main() -> None:
     """Only the marked parts of the page change."""
-    with stages() as say:
-        rows = run_demo("default", Path("build/demo"), say=say)
+    with stages() as progress:
+        rows = run_demo("default", Path("build/demo"), progress=progress)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         print_rows(rows)

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         minutes=chosen.minutes,
         work=BUILD / "work",
         findings=BUILD / "findings",
-        say=lambda text: print(text, flush=True),
+        progress=lambda text: print(text, flush=True),
     )
     wall_s = campaign.run()
     print(f"\n{table(campaign)}\n\n{wall_s / 60:.1f} minutes")

@@ -8,12 +8,13 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fuzz.case import ACCEPTED, REJECTED, Format, Outcome
 from fuzz.supervisor import Supervisor
+from whisperport.progress import Progress
 
 KEPT = 3  # inputs that are saved of each kind of finding
 AGAIN = (
@@ -21,8 +22,6 @@ AGAIN = (
     "memory",
 )  # found once more before they count: another process may have slowed this one
 INPUT = "input"  # name of the folder in an archive
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Campaign:
     seeds: Path
     work: Path
     findings: Path
-    say: Say
+    progress: Progress
     minutes: float = math.inf  # after which no input is begun
     tallies: dict[str, Tally] = field(default_factory=dict)
     found: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # -> input numbers
@@ -69,7 +68,7 @@ class Campaign:
 
     def run(self) -> float:
         """Run it; seconds of wall time."""
-        make_seeds(self.seeds, self.formats, self.say)
+        make_seeds(self.seeds, self.formats, self.progress)
         shutil.rmtree(self.findings, ignore_errors=True)
         self.tallies = {entry.name: Tally() for entry in self.formats}
         tasks, started = self._tasks(), time.monotonic()
@@ -122,7 +121,7 @@ class Campaign:
             if outcome.is_finding:
                 self._keep(supervisor, chosen, number, outcome)
         if done % 50 == 0:
-            self.say(f"{done} of {self.count} inputs, {len(self.found)} kinds of findings")
+            self.progress(f"{done} of {self.count} inputs, {len(self.found)} kinds of findings")
 
     def _keep(self, supervisor: Supervisor, chosen: Format, number: int, outcome: Outcome) -> None:
         key = chosen.name, outcome.kind, outcome.where
@@ -131,7 +130,7 @@ class Campaign:
         if len(numbers) > KEPT:
             return
         if len(numbers) == 1:
-            self.say(f"found: {chosen.name}: {outcome.kind}: {outcome.where}")
+            self.progress(f"found: {chosen.name}: {outcome.kind}: {outcome.where}")
         name = f"{''.join(letter for letter in chosen.name if letter.isalnum())}-{number}"
         self.findings.mkdir(parents=True, exist_ok=True)
         supervisor.stop()  # the input is made again: what was read may have been changed
@@ -151,12 +150,12 @@ def counts(formats: Sequence[Format], count: int) -> list[int]:
     return [max(1, round(entry.share * count / total)) for entry in formats]
 
 
-def make_seeds(seeds: Path, formats: Sequence[Format], say: Say) -> None:
+def make_seeds(seeds: Path, formats: Sequence[Format], progress: Progress) -> None:
     """Each group that is wanted, in a process of its own."""
     wanted = dict.fromkeys(group for entry in formats for group in entry.groups)
     missing = [group for group in wanted if not (seeds / group).is_dir()]
     if missing:
-        say(f"making the seeds: {', '.join(missing)}")
+        progress(f"making the seeds: {', '.join(missing)}")
         command = [sys.executable, "-m", "fuzz.seeds", str(seeds), *missing]
         subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[1])
 

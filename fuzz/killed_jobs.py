@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.bundle import Bundle, ProgramEntry, writing_bundle
+from whisperport.progress import Progress
 
 LAST_STAGES = ("putting the bundle in its place", "writing the bundle")
 TARGETS = ("onnxruntime", "hailo8l")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Job:
 
     name: str
     old: Path
-    run: Callable[[Path, Say], object]  # given the output
+    run: Callable[[Path, Progress], object]  # given the output
 
 
 def make_jobs(folder: Path) -> list[Job]:
@@ -45,7 +44,7 @@ def make_jobs(folder: Path) -> list[Job]:
         _copy(made["onnxruntime"], writer.folder)
         writer.commit(replace(made["onnxruntime"].manifest, name="old"))
     return [
-        Job("export", old, lambda out, say: _export(checkpoint, "onnxruntime", out, say)),
+        Job("export", old, lambda out, progress: _export(checkpoint, "onnxruntime", out, progress)),
         Job("compile", made["hailo8l"].folder, _compilation(made["hailo8l"], folder / "sdk")),
     ]
 
@@ -88,11 +87,13 @@ def _trace_once() -> None:
     programs.whisper_programs = whisper_programs  # type: ignore[assignment]
 
 
-def _export(checkpoint: Any, target: str, out: Path, say: Say = lambda _: None) -> Bundle:
+def _export(checkpoint: Any, target: str, out: Path, progress: Progress = lambda _: None) -> Bundle:
     from whisperport.exporting import ExportOptions, export
     from whisperport.targets import RunOptions
 
-    return export(checkpoint, target, out, ExportOptions(run=RunOptions(threads=1)), say=say)
+    return export(
+        checkpoint, target, out, ExportOptions(run=RunOptions(threads=1)), progress=progress
+    )
 
 
 def _lower_by_copying(made: dict[str, Bundle]) -> None:
@@ -100,10 +101,12 @@ def _lower_by_copying(made: dict[str, Bundle]) -> None:
 
     bundle = made["onnxruntime"]
 
-    def lower(self: Any, programs: Sequence[Any], folder: Path, say: Say) -> list[ProgramEntry]:
+    def lower(
+        self: Any, programs: Sequence[Any], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
         for name in bundle.manifest.files:
             if "/" in name:
-                say(f"copying {name}")
+                progress(f"copying {name}")
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(bundle.path(name), folder / name)
         return list(bundle.manifest.programs)
@@ -111,7 +114,7 @@ def _lower_by_copying(made: dict[str, Bundle]) -> None:
     OnnxRuntime.lower = lower  # type: ignore[method-assign]
 
 
-def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Say], object]:
+def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Progress], object]:
     """The compilation of copies of a bundle, by an interpreter that has the dummy compiler."""
     from tests.targets.hailo.fake_sdk import InstalledSdk
     from tests.targets.hailo.hef_file import encoder_hef
@@ -126,7 +129,7 @@ def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Say], object]:
         toolchains={"hailo": str(InstalledSdk(sdk, {"encoder": hef}).interpreter)},
         threads=1,
     )
-    return lambda out, say: compile(out, options, say=say)
+    return lambda out, progress: compile(out, options, progress=progress)
 
 
 def _copy(bundle: Bundle, folder: Path) -> None:
@@ -135,7 +138,7 @@ def _copy(bundle: Bundle, folder: Path) -> None:
         shutil.copyfile(bundle.path(name), folder / name)
 
 
-def fork(run: Callable[[Say], object]) -> tuple[int, int]:
+def fork(run: Callable[[Progress], object]) -> tuple[int, int]:
     """Run something in a fork; its process id, and a descriptor of its stages, one a line."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -148,10 +151,10 @@ def fork(run: Callable[[Say], object]) -> tuple[int, int]:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
 
-        def say(stage: str) -> None:
+        def progress(stage: str) -> None:
             os.write(writing, f"{stage}\n".encode())
 
-        run(say)
+        run(progress)
         code = 0
     except BaseException as error:
         os.write(2, f"{error}\n".encode())

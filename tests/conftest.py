@@ -261,13 +261,13 @@ def eager_runners() -> Make:
                 for i in range(n_layers)
             )
 
-        sound = layers(cross_k=(heads, width, t), cross_v=(heads, t, width))
-        caches = layers(self_k=(heads, width, n), self_v=(heads, n, width)) + sound
+        audio = layers(cross_k=(heads, width, t), cross_v=(heads, t, width))
+        caches = layers(self_k=(heads, width, n), self_v=(heads, n, width)) + audio
         features = TensorSpec("features", (1, t, d))
         mel = TensorSpec("mel", (1, dims.n_mels, dims.n_frames))
         found = {
             "encoder": (model.encoder, 1, (mel,), (features,)),
-            "cross_kv": (CrossKV(model.decoder), 1, (features,), sound),
+            "cross_kv": (CrossKV(model.decoder), 1, (features,), audio),
         }
 
         def decoded(rows: int, *, pick: bool = False) -> tuple[tuple[TensorSpec, ...], Any]:

@@ -29,11 +29,11 @@ class FakeTarget(Target):
     def check(self, program: Any) -> list[Any]:
         return []
 
-    def lower(self, programs: Sequence[Any], folder: Path, say: Any) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence[Any], folder: Path, progress: Any) -> list[ProgramEntry]:
         (folder / self.spec.name).mkdir()
         entries = []
         for program in programs:
-            say(f"{program.name} to {self.spec.name}")
+            progress(f"{program.name} to {self.spec.name}")
             file = f"{self.spec.name}/{program.name}.txt"
             (folder / file).write_text(program.name)
             if self.failure is not None:

@@ -10,28 +10,28 @@ from typing import Any
 from whisperport.errors import MissingPackageError
 
 
-def gives_back(say: Any, **arguments: Any) -> Any:
-    say("giving back")
+def gives_back(progress: Any, **arguments: Any) -> Any:
+    progress("giving back")
     print("printed by Python")
     os.write(2, b"printed by a library\n")
     return {**arguments, "stdin": sys.stdin.read()}
 
 
-def never_ends(say: Any, pid_file: str) -> None:
+def never_ends(progress: Any, pid_file: str) -> None:
     Path(pid_file).write_text(str(os.getpid()))
-    say("looping")
+    progress("looping")
     while True:
         time.sleep(0.01)
 
 
-def asks_for(say: Any, size: int) -> int:
-    say("asking")
+def asks_for(progress: Any, size: int) -> int:
+    progress("asking")
     return len(bytearray(size))
 
 
-def grows_in_shared_memory(say: Any, step: int) -> None:
+def grows_in_shared_memory(progress: Any, step: int) -> None:
     """Memory that the kernel does not count as data."""
-    say("growing")
+    progress("growing")
     kept = []
     while True:
         kept.append(mmap.mmap(-1, step))
@@ -39,17 +39,17 @@ def grows_in_shared_memory(say: Any, step: int) -> None:
         time.sleep(0.02)
 
 
-def aborts(say: Any) -> None:
-    say("aborting")
+def aborts(progress: Any) -> None:
+    progress("aborting")
     os.abort()
 
 
-def fails(say: Any) -> None:
+def fails(progress: Any) -> None:
     raise MissingPackageError(
         "there is no runtime", why="it is not installed", hint="pip install x"
     )
 
 
-def raises(say: Any) -> None:
-    say("raising")
+def raises(progress: Any) -> None:
+    progress("raising")
     raise KeyError("x\ny")

@@ -49,8 +49,10 @@ def bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def full_bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
-    """With `decode_full` of 8 rows."""
-    bundle = exported("hailo8l", uncached_decoder=True, options={"hailo8l.rows": str(ROWS)})
+    """With `uncached_decoder` of 8 rows."""
+    bundle = exported(
+        "hailo8l", uncached_decoder=True, options={"hailo8l.sequence-length": str(ROWS)}
+    )
     return Path(shutil.copytree(bundle.folder, tmp_path / "bundle"))
 
 
@@ -76,7 +78,7 @@ def _hefs(architecture: int = 3) -> dict[str, bytes]:
     inputs = {"net/input_layer1": (1, 100, 64), "net/input_layer2": (ROWS, 1, 64)}
     return {
         "encoder": encoder_hef(architecture),
-        "decode_full": hef_bytes(architecture, inputs, logits),
+        "uncached_decoder": hef_bytes(architecture, inputs, logits),
     }
 
 
@@ -184,8 +186,8 @@ def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings,
     sdk.clear()
     said: list[str] = []
 
-    compile(bundle, _options(recordings), say=said.append)
-    compile(bundle, _options(None), say=said.append)  # the set that was used before
+    compile(bundle, _options(recordings), progress=said.append)
+    compile(bundle, _options(None), progress=said.append)  # the set that was used before
 
     assert sdk.names() == []
     assert sum("set is kept" in line for line in said) == 2
@@ -209,9 +211,9 @@ def test_a_decoder_is_compiled_from_what_the_engine_feeds_it(full_bundle, record
     assert [check.what for check in full.emulation] == [f"logits_{i}, emulated" for i in range(4)]
     assert all(25 < check.value["sqnr_db"] < 60 for check in full.emulation)
     opened = Bundle.open(full_bundle)
-    assert opened.manifest.program("decode_full").files[0] == "hailo8l/decode_full.hef"
-    assert "resources_param" in (full_bundle / "hailo8l" / "decode_full.alls").read_text()
-    folder = full_bundle.with_name("bundle.compile") / "hailo8l" / "decode_full"
+    assert opened.manifest.program("uncached_decoder").files[0] == "hailo8l/uncached_decoder.hef"
+    assert "resources_param" in (full_bundle / "hailo8l" / "uncached_decoder.alls").read_text()
+    folder = full_bundle.with_name("bundle.compile") / "hailo8l" / "uncached_decoder"
     features = np.load(folder / "input_layer1.npy")
     rows = np.load(folder / "input_layer2.npy")
     mels = np.load(folder.with_name("encoder") / "input_layer1.npy")
@@ -459,7 +461,7 @@ def test_a_set_of_another_window_is_not_kept(bundle, recordings, sdk):
     told["from"]["spec"]["inputs"][0]["shape"] = [1, 80, 1, 1000]
     noted.write_text(json.dumps(told))
     said: list[str] = []
-    compile(bundle, _options(None), say=said.append)
+    compile(bundle, _options(None), progress=said.append)
     assert "encoder: making the calibration set" in said
 
 
@@ -509,7 +511,7 @@ def test_a_bundle_that_was_replaced_during_the_compilation_is_not_mixed_with_it(
                 writer.commit(replace(opened.manifest, name="another"))
 
     with pytest.raises(BundleError, match="was replaced"):
-        compile(bundle, _options(recordings), say=replaced)
+        compile(bundle, _options(recordings), progress=replaced)
 
     assert Bundle.open(bundle).manifest.name == "another"
     assert not (bundle / "hailo8l" / "encoder.hef").exists()

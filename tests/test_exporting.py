@@ -98,7 +98,7 @@ def write(
 def test_what_is_done_is_told(write: Any) -> None:
     told: list[str] = []
 
-    write(say=told.append)
+    write(progress=told.append)
 
     for word in (
         "torch",
@@ -239,7 +239,7 @@ def test_unknown_names_are_refused_before_any_work(
             target,
             tmp_path / "out",
             replace(OPTIONS, placement=place),
-            say=told.append,
+            progress=told.append,
         )
 
     assert told == []
@@ -254,7 +254,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
     told: list[str] = []
 
     with pytest.raises(BundleError, match="not a bundle"):
-        export(micro_checkpoint, "fake", tmp_path / "mine", OPTIONS, say=told.append)
+        export(micro_checkpoint, "fake", tmp_path / "mine", OPTIONS, progress=told.append)
 
     assert told == []
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
@@ -262,7 +262,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
 
 def test_an_interrupt_at_any_stage_leaves_what_was_there(write: Any, tmp_path: Path) -> None:
     stages: list[str] = []
-    write(say=stages.append)
+    write(progress=stages.append)
     before = contents(tmp_path / "bundle")
     assert len(stages) > 20
 
@@ -274,7 +274,7 @@ def test_an_interrupt_at_any_stage_leaves_what_was_there(write: Any, tmp_path: P
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            write(say=interrupt)
+            write(progress=interrupt)
 
         assert list(tmp_path.iterdir()) == [tmp_path / "bundle"], stages[stop]
         assert contents(tmp_path / "bundle") == before, stages[stop]

@@ -18,7 +18,7 @@ from whisperport.programs.program import Program, trace
 from whisperport.rewrites import REWRITES, Rewrite
 from whisperport.rewrites.graph import aten, calls
 
-from .rewrites.strangers import FEATURES, MEL, TOKENS, small_openai
+from .rewrites.third_party import FEATURES, MEL, TOKENS, small_openai
 
 Make = Callable[..., Any]
 

@@ -53,7 +53,7 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
     encoder = _file(tmp_path, encoder_hef(3))
     (tmp_path / ".bundle.import.partial-0123456789abcdef").mkdir()  # of an import that was killed
     options = ImportOptions(
-        programs={"decode_full": _file(tmp_path, _decoder((1, ROWS, 64)), "decoder.hef")},
+        programs={"uncached_decoder": _file(tmp_path, _decoder((1, ROWS, 64)), "decoder.hef")},
         options={"hailo8l.assets": str(_assets(tmp_path / "assets", tiny_checkpoint))},
         run=RunOptions(threads=1),
     )
@@ -62,9 +62,9 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
 
     assert not list(tmp_path.glob(".bundle*"))
     opened = Bundle.open(tmp_path / "bundle")
-    entry, full = (opened.manifest.program(name) for name in ("encoder", "decode_full"))
+    entry, full = (opened.manifest.program(name) for name in ("encoder", "uncached_decoder"))
     assert entry.target == "hailo8l"
-    for name in ("encoder", "decode_full"):
+    for name in ("encoder", "uncached_decoder"):
         assert opened.manifest.status(name) == "checked against vendor documentation"
         assert not opened.manifest.is_verified(name)  # the files were not run
     assert entry.files[0] == "hailo8l/encoder.hef"
@@ -98,7 +98,7 @@ def test_both_generations_of_decoders_are_told_apart_by_their_shape(
 ):
     artifacts = {
         "encoder": _file(tmp_path, encoder_hef(3)),
-        "decode_full": _file(tmp_path, _decoder(embeddings), "decoder.hef"),
+        "uncached_decoder": _file(tmp_path, _decoder(embeddings), "decoder.hef"),
     }
     form = get_target("hailo8l").importer.form(artifacts, tiny_checkpoint.dims)
     assert form.options == {"rows": "8", "positions": positions}
@@ -165,7 +165,7 @@ def test_a_decoder_of_another_checkpoint_is_refused(tiny_checkpoint, tmp_path, e
             _file(tmp_path, encoder_hef(3)),
             tiny_checkpoint,
             tmp_path / "bundle",
-            ImportOptions(programs={"decode_full": decoder}),
+            ImportOptions(programs={"uncached_decoder": decoder}),
         )
 
 
@@ -180,7 +180,7 @@ def test_tables_that_are_not_the_checkpoints_are_refused(tiny_checkpoint, tmp_pa
     elif fault == "shape":
         np.save(table, np.zeros((ROWS, 3), np.float32))
     options = ImportOptions(
-        programs={"decode_full": _file(tmp_path, _decoder((ROWS, 1, 64)), "decoder.hef")},
+        programs={"uncached_decoder": _file(tmp_path, _decoder((ROWS, 1, 64)), "decoder.hef")},
         options={"hailo8l.assets": str(assets)},
     )
     with pytest.raises(BundleError):

@@ -16,6 +16,7 @@ from whisperport.bundle import Bundle
 LAYERS = (
     (
         "errors",
+        "progress",
         "interrupts",
         "ranges",
         "spec",

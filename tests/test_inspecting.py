@@ -27,7 +27,7 @@ def test_a_child_finds_what_this_process_does() -> None:
 
     # when
     (ours,) = inspect(STEP, InspectOptions(repeat=1, threads=1, trust=True)).profiles
-    (theirs,) = inspect(STEP, ONCE, say=said.append).profiles
+    (theirs,) = inspect(STEP, ONCE, progress=said.append).profiles
 
     # then
     assert {(node.name, node.where) for node in theirs.nodes} == {

@@ -60,7 +60,7 @@ def untouched(out: Path) -> bool:
 def test_what_is_written_is_of_the_opset_asked_for_and_alone(program: Program, out: Path) -> None:
     stages: list[str] = []
 
-    lowered = lower(program, "onnxruntime", out, LowerOptions(opset=13), say=stages.append)
+    lowered = lower(program, "onnxruntime", out, LowerOptions(opset=13), progress=stages.append)
 
     model = onnx.load(str(out))
     assert [o.version for o in model.opset_import] == [13]

@@ -40,12 +40,12 @@ def test_a_program_placed_by_name_goes_there() -> None:
 
 
 def test_options_configure_each_target_by_name_the_fallback_target_included() -> None:
-    found = placed(options={f"{CHIP}.rows": "24", f"{CPU}.opset": "14"})
+    found = placed(options={f"{CHIP}.sequence-length": "24", f"{CPU}.opset": "14"})
 
-    assert found.placements["encoder"].options == {"rows": "24"}
+    assert found.placements["encoder"].options == {"sequence-length": "24"}
     assert found.placements["step"].options == {"opset": "14"}
     assert found.target_of("step").opset == 14  # type: ignore[attr-defined]
-    assert found.target_of("encoder").options.rows == 24  # type: ignore[attr-defined]
+    assert found.target_of("encoder").options.sequence_length == 24  # type: ignore[attr-defined]
 
 
 def test_a_precision_holds_for_the_target_and_not_for_its_fallback_target() -> None:
@@ -73,7 +73,11 @@ def test_a_precision_can_be_given_for_one_program() -> None:
         ({"options": {"opset": "13"}}, "no option `opset` here", f"{CPU}.opset"),
         ({"options": {f"{CPU}.opsett": "13"}}, "no option `opsett`", f"{CPU}.opset"),
         ({"options": {f"{CPU}.opset": "12"}}, f"`{CPU}.opset` cannot be `12`", "13 to 20"),
-        ({"options": {"xnnpack.opset": "13"}}, "no option `xnnpack.opset` here", f"{CHIP}.rows"),
+        (
+            {"options": {"xnnpack.opset": "13"}},
+            "no option `xnnpack.opset` here",
+            f"{CHIP}.sequence-length",
+        ),
     ],
 )
 def test_what_is_unknown_or_out_of_range_is_rejected_with_what_is_valid(

@@ -48,7 +48,7 @@ def short(
     @cache
     def make(target: str) -> Bundle:
         options = ExportOptions(
-            window=WindowOptions(seconds=1.0, sound_s=1.0), clips=noise_clips(), run=ONE_THREAD
+            window=WindowOptions(seconds=1.0, audio_s=1.0), clips=noise_clips(), run=ONE_THREAD
         )
         return export(checkpoint, target, path.with_name(target), options)
 
@@ -76,7 +76,9 @@ def test_a_short_bundle_is_verified_and_says_its_window(
     report = Report.from_json(manifest.verification)
     assert manifest.verified
     assert {check.level for check in report.checks} == set(LEVELS)
-    assert manifest.window == Window(positions=50, sound=50, heard=100, padding=DEFAULT_PADDING)
+    assert manifest.window == Window(
+        positions=50, audio_positions=50, context_positions=100, padding=DEFAULT_PADDING
+    )
     assert manifest.dims.n_audio_ctx == 50
     shapes = {t.name: t.shape for t in manifest.program("cross_kv").spec.outputs}
     assert manifest.program("encoder").spec.inputs[0].shape == (1, 80, 100)
@@ -88,12 +90,12 @@ def test_a_short_bundle_verifies_again_and_transcribes_what_is_longer(
     target: str, short: Callable[[str], Bundle]
 ) -> None:
     folder = short(target).folder
-    sound = 0.1 * np.random.default_rng(2).standard_normal(3 * 16_000).astype(np.float32)
+    audio = 0.1 * np.random.default_rng(2).standard_normal(3 * 16_000).astype(np.float32)
     greedy = replace(
         ENGLISH, decode=DecodeOptions(language="en", max_tokens=8), temperatures=(0.0,)
     )
 
-    transcript = Transcriber(folder, ONE_THREAD).transcribe(sound, greedy)
+    transcript = Transcriber(folder, ONE_THREAD).transcribe(audio, greedy)
 
     assert verify(folder, run=ONE_THREAD)
     assert transcript.duration_s == pytest.approx(3.0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.model.short_window import SoundPadding
+from whisperport.model.short_window import AudioPadding
 from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program
 from whisperport.programs.variants import whisper_programs
@@ -19,7 +19,9 @@ from whisperport.window import Window
 from .micro import DIMS
 
 NAMES = ("encoder", "cross_kv", "prefill_4", "step", "align")
-SHORT = Window(positions=DIMS.n_audio_ctx, sound=8, heard=14, padding="features")
+SHORT = Window(
+    positions=DIMS.n_audio_ctx, audio_positions=8, context_positions=14, padding="features"
+)
 
 
 def check(programs: Iterable[Program], window: Window | None, heads: int = 1) -> list[str]:
@@ -42,7 +44,7 @@ def test_all_programs_of_a_whole_window_have_the_expected_signatures(micro: Any)
 def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any) -> None:
     model = Whisper(DIMS, SHORT).eval().requires_grad_(False)
     model.load_state_dict(micro.state_dict(), strict=False)
-    assert isinstance(model.padding, SoundPadding)
+    assert isinstance(model.padding, AudioPadding)
 
     parts = Parts(model, [(0, 0)])
     given = ("encoder", "cross_kv", "step", "align")
@@ -59,7 +61,7 @@ def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any)
 def test_the_decoder_without_a_cache_has_the_expected_signature(
     micro: Any, form: UncachedForm
 ) -> None:
-    assert check([uncached_decoder(Parts(micro, [], form))], window=None) == ["decode_full"]
+    assert check([uncached_decoder(Parts(micro, [], form))], window=None) == ["uncached_decoder"]
 
 
 @pytest.mark.parametrize(
@@ -72,9 +74,9 @@ def test_the_decoder_without_a_cache_has_the_expected_signature(
         ProgramSpec("prefill_4097", (), ()),
         ProgramSpec("align", (), ()),
         ProgramSpec("align", (TensorSpec("x", (1,)),), ()),
-        ProgramSpec("decode_full", (), ()),
-        ProgramSpec("decode_full", (), (TensorSpec("logits_0", (1,)),)),
-        ProgramSpec("decode_full", (TensorSpec("a", ()), TensorSpec("b", (1, 16, 7, 1))), ()),
+        ProgramSpec("uncached_decoder", (), ()),
+        ProgramSpec("uncached_decoder", (), (TensorSpec("logits_0", (1,)),)),
+        ProgramSpec("uncached_decoder", (TensorSpec("a", ()), TensorSpec("b", (1, 16, 7, 1))), ()),
     ],
 )
 def test_what_is_no_program_of_ours_has_no_signature(found: ProgramSpec) -> None:

@@ -39,7 +39,7 @@ def test_a_flood_is_not_seen_and_the_result_comes_back(out, capfd, caplog):
 
     # when
     with caplog.at_level(logging.WARNING):
-        result = run_watched(jobs.floods, 21, out=out, say=stages.append)
+        result = run_watched(jobs.floods, 21, out=out, progress=stages.append)
 
     # then
     assert result == 42

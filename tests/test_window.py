@@ -28,31 +28,35 @@ DIMS = Dims(
 
 def test_nothing_asked_for_is_the_checkpoints_own_window() -> None:
     assert WindowOptions().of(DIMS) is None
-    assert WindowOptions(seconds=30, heard_s=30, sound_s=30).of(DIMS) is None
+    assert WindowOptions(seconds=30, context_s=30, audio_s=30).of(DIMS) is None
 
 
 def test_a_short_window_is_padded_to_what_the_decoder_was_trained_on() -> None:
     window = WindowOptions(seconds=10, padding="features").of(DIMS)
 
-    assert window == Window(positions=500, sound=500, heard=1500, padding="features")
+    assert window == Window(
+        positions=500, audio_positions=500, context_positions=1500, padding="features"
+    )
     assert window.padded == 1000
 
 
 def test_less_padding_and_less_sound_can_be_asked_for() -> None:
-    window = WindowOptions(seconds=10, padding="silence", heard_s=14, sound_s=9).of(DIMS)
+    window = WindowOptions(seconds=10, padding="silence", context_s=14, audio_s=9).of(DIMS)
 
-    assert window == Window(positions=500, sound=450, heard=700, padding="silence")
+    assert window == Window(
+        positions=500, audio_positions=450, context_positions=700, padding="silence"
+    )
 
 
 def test_padding_to_the_window_itself_is_none() -> None:
-    assert WindowOptions(seconds=5, padding="features", heard_s=5).of(DIMS) == Window(
-        positions=250, sound=250, heard=250, padding="none"
+    assert WindowOptions(seconds=5, padding="features", context_s=5).of(DIMS) == Window(
+        positions=250, audio_positions=250, context_positions=250, padding="none"
     )
 
 
 def test_a_whole_window_may_hold_less_sound() -> None:
-    assert WindowOptions(sound_s=28).of(DIMS) == Window(
-        positions=1500, sound=1400, heard=1500, padding="none"
+    assert WindowOptions(audio_s=28).of(DIMS) == Window(
+        positions=1500, audio_positions=1400, context_positions=1500, padding="none"
     )
 
 
@@ -73,10 +77,10 @@ def test_every_multiple_of_20_ms_is_a_window(positions: int, padding: str) -> No
         (WindowOptions(seconds=-5), "expected 1 to 30 s"),
         (WindowOptions(seconds=math.nan), "expected 1 to 30 s"),
         (WindowOptions(seconds=math.inf), "expected 1 to 30 s"),
-        (WindowOptions(seconds=10, sound_s=11), "sound of a window cannot be 11 s"),
-        (WindowOptions(seconds=10, sound_s=9.999), "sound of a window cannot be 9.999 s"),
-        (WindowOptions(seconds=10, padding="features", heard_s=9), "cannot hear 9 s"),
-        (WindowOptions(seconds=10, padding="features", heard_s=40), "expected 1 to 30 s"),
+        (WindowOptions(seconds=10, audio_s=11), "audio of a window cannot be 11 s"),
+        (WindowOptions(seconds=10, audio_s=9.999), "audio of a window cannot be 9.999 s"),
+        (WindowOptions(seconds=10, padding="features", context_s=9), "cannot hear 9 s"),
+        (WindowOptions(seconds=10, padding="features", context_s=40), "expected 1 to 30 s"),
         (WindowOptions(seconds=10, padding="mirror"), "no padding `mirror`"),
     ],
 )
@@ -90,12 +94,12 @@ def test_a_window_that_cannot_be_is_refused(asked: WindowOptions, words: str) ->
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"positions": 0, "sound": 0, "heard": 5, "padding": "features"},
-        {"positions": 5, "sound": 6, "heard": 9, "padding": "features"},
-        {"positions": 5, "sound": 5, "heard": 4, "padding": "features"},
-        {"positions": 5, "sound": 5, "heard": 5, "padding": "features"},
-        {"positions": 5, "sound": 5, "heard": 6, "padding": "none"},
-        {"positions": 5, "sound": 5, "heard": 6, "padding": "mirror"},
+        {"positions": 0, "audio_positions": 0, "context_positions": 5, "padding": "features"},
+        {"positions": 5, "audio_positions": 6, "context_positions": 9, "padding": "features"},
+        {"positions": 5, "audio_positions": 5, "context_positions": 4, "padding": "features"},
+        {"positions": 5, "audio_positions": 5, "context_positions": 5, "padding": "features"},
+        {"positions": 5, "audio_positions": 5, "context_positions": 6, "padding": "none"},
+        {"positions": 5, "audio_positions": 5, "context_positions": 6, "padding": "mirror"},
     ],
 )
 def test_sizes_that_contradict_each_other_make_no_window(sizes: dict) -> None:

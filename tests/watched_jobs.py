@@ -12,9 +12,9 @@ from whisperport.bundle import writing_bundle
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
 
 
-def floods(number, say):
+def floods(number, progress):
     """Like a graph's dump: from Python, and from C++ that knows nothing of `sys.stdout`."""
-    say("flooding")
+    progress("flooding")
     print("graph():\n" * 1000)
     for stream in (1, 2):
         os.write(stream, b"  %x : Tensor = aten::mul(%a, %b)\n" * 1000)
@@ -23,8 +23,8 @@ def floods(number, say):
     return 2 * number
 
 
-def fails_with_400_lines(say):
-    say("lowering")
+def fails_with_400_lines(progress):
+    progress("lowering")
     dump = "\n".join(f"%{line} : Tensor = aten::triu(%x)" for line in range(400))
     try:
         raise RuntimeError(f"aten::triu is not supported\n{dump}")
@@ -33,66 +33,66 @@ def fails_with_400_lines(say):
         raise LoweringError("the decoder cannot be lowered", why=why) from error
 
 
-def leaves_a_partial_folder_and_hangs(out, say):
+def leaves_a_partial_folder_and_hangs(out, progress):
     """In C, deaf to interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with writing_bundle(Path(out)) as writer:
         (writer.folder / "half.bin").write_bytes(b"half")
-        say("lowering 6 programs")
+        progress("lowering 6 programs")
         ctypes.PyDLL(None).sleep(600)
 
 
-def is_killed_while_it_writes(*outs, say):
+def is_killed_while_it_writes(*outs, progress):
     """All of them, as a compilation writes its bundle and its work folder."""
-    say("writing")
+    progress("writing")
     with ExitStack() as stack:
         for out in outs:
             stack.enter_context(writing_bundle(out))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hangs_in_python(out, say):
+def hangs_in_python(out, progress):
     """Tidies up when it is interrupted, as every writer here does."""
-    say("lowering 6 programs")
+    progress("lowering 6 programs")
     try:
         time.sleep(600)
     finally:
         Path(out).with_name("tidied").touch()
 
 
-def is_killed(say):
-    say("eating memory")
+def is_killed(progress):
+    progress("eating memory")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def crashes(say):
-    say("dividing by zero in C++")
+def crashes(progress):
+    progress("dividing by zero in C++")
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def has_a_defect(say):
-    say("working")
+def has_a_defect(progress):
+    progress("working")
     return {}["nothing"]
 
 
-def returns_what_cannot_be_sent(say):
+def returns_what_cannot_be_sent(progress):
     return lambda: None
 
 
-def is_refused(say):
+def is_refused(progress):
     raise UsageError("no target is called `toaster`", hint="known: onnxruntime")
 
 
-def lacks_a_package(say):
+def lacks_a_package(progress):
     raise MissingPackageError("cannot lower", hint="pip install it")
 
 
-def is_interrupted(say):
+def is_interrupted(progress):
     raise KeyboardInterrupt
 
 
-def waits(out, say):
-    say("waiting")
+def waits(out, progress):
+    progress("waiting")
     Path(out).write_text(str(os.getpid()))
     try:
         time.sleep(600)

@@ -114,7 +114,7 @@ class Assembler:
 
     # sound ---------------------------------------------------------------------------------------
 
-    def _sound(self, utterance: Utterance, mix: Mix) -> tuple[Frames, float]:
+    def _audio(self, utterance: Utterance, mix: Mix) -> tuple[Frames, float]:
         """One utterance's frames after tempo, vocal tract and microphone, and the factor its times
         shrink by."""
         rng, frames, factor = self.rng, utterance.frames.astype(np.float32), 1.0
@@ -224,8 +224,8 @@ class Assembler:
         )
         words, phones = self._labels(placed, frames // 2)
         content = self._content(placed[-1].end, frames)
-        sound = self._finish_sound(canvas, mix, level, content)
-        return Window(sound, script, offset, self._text_offset(script), words, phones)
+        audio = self._finish_sound(canvas, mix, level, content)
+        return Window(audio, script, offset, self._text_offset(script), words, phones)
 
     def _place(
         self, canvas: Frames, chosen: Sequence[Utterance], at: float, mix: Mix, cut: bool
@@ -236,18 +236,18 @@ class Assembler:
         placed: list[Placed] = []
         levels: list[float] = []
         for utterance in chosen:
-            sound, factor = self._sound(utterance, mix)
+            audio, factor = self._audio(utterance, mix)
             first = int(at * 100)
-            if first + len(sound) > frames and not cut:
+            if first + len(audio) > frames and not cut:
                 if placed:
                     break
-                first = max(0, frames - len(sound))
+                first = max(0, frames - len(audio))
             if first >= frames - 20:
                 break
-            sound = sound + np.float32(rng.uniform(-0.5, 0.5) * mix.strength)
-            levels.append(augment.speech_level(sound))
-            sound = sound[: frames - first]
-            canvas[first : first + len(sound)] = sound
+            audio = audio + np.float32(rng.uniform(-0.5, 0.5) * mix.strength)
+            levels.append(augment.speech_level(audio))
+            audio = audio[: frames - first]
+            canvas[first : first + len(audio)] = audio
             begin = first / 100
             start, end = begin + utterance.start / factor, begin + utterance.end / factor
             placed.append(
@@ -281,8 +281,8 @@ class Assembler:
         empty = np.zeros(len(canvas) // 2, np.int64)
         heavy = Mix(strength=1.0 if self.rng.random() < 0.7 else 0.0)
         content = self._content(float(self.rng.uniform(0, len(canvas) / 100)), len(canvas))
-        sound = self._finish_sound(canvas, heavy, level, content)
-        return Window(sound, script, offset, self._text_offset(script), empty, empty)
+        audio = self._finish_sound(canvas, heavy, level, content)
+        return Window(audio, script, offset, self._text_offset(script), empty, empty)
 
     def _anything(self) -> int:
         """A token for where Whisper may not end at once: punctuation or any word. That no token is

@@ -97,9 +97,9 @@ def join(
     for utterance in chosen:
         assert utterance.samples is not None
         starts.append(sum(map(len, pieces)) / SAMPLE_RATE)
-        sound = utterance.samples.astype(np.float32)
+        audio = utterance.samples.astype(np.float32)
         gap = np.zeros(int(rng.uniform(*clip.gaps) * SAMPLE_RATE), np.float32)
-        pieces += [sound * (0.5 / np.abs(sound).max()), gap]
+        pieces += [audio * (0.5 / np.abs(audio).max()), gap]
     pieces[-1] = (
         pieces[-1][: int(0.6 * SAMPLE_RATE)] if chosen else np.zeros(5 * SAMPLE_RATE, np.float32)
     )

@@ -44,9 +44,9 @@ def window_of(
         if at + utterance.seconds > seconds:
             break
         assert utterance.samples is not None
-        sound = utterance.samples.astype(np.float32)
+        audio = utterance.samples.astype(np.float32)
         gap = np.zeros(int(rng.uniform(0.3, 2.5) * 100) * 160, np.float32)
-        pieces += [sound * (0.4 / np.abs(sound).max()), gap]
+        pieces += [audio * (0.4 / np.abs(audio).max()), gap]
         times.append((at + utterance.start, at + utterance.end))
         kept.append(utterance)
         at += utterance.seconds + len(gap) / SAMPLE_RATE

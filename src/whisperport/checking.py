@@ -1,19 +1,17 @@
 """Check programs against a target's limits: what it rejects, why, what it costs, and what to do."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import MissingPackageError
+from whisperport.progress import Progress
 from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.inspection.check import CheckedProgram
     from whisperport.programs.program import Program
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Checked:
 
 
 def check(
-    program: "Program | str | os.PathLike[str]", target: str, *, say: Say = lambda _: None
+    program: "Program | str | os.PathLike[str]", target: str, *, progress: Progress = lambda _: None
 ) -> Checked:
     """Check a program against a target's limits; needs neither its compiler nor the program's weights.
 
@@ -45,7 +43,7 @@ def check(
         program: a `.pt2`, `.onnx` or `.tflite` file, a bundle, or what
             `whisperport.programs.program.trace` returned.
         target: a name from `TARGETS`.
-        say: told what is being done, in a few words.
+        progress: told what is being done, in a few words.
 
     Raises:
         UsageError: no such target.
@@ -64,7 +62,7 @@ def check(
             hint='pip install "whisperport[export]"',
         ) from error
     if isinstance(program, str | os.PathLike):
-        say(f"reading {Path(program).name}")
+        progress(f"reading {Path(program).name}")
         graphs = read_graphs(Path(program))
     else:
         from whisperport.inspection.read_exported import read_exported

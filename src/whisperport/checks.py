@@ -9,7 +9,7 @@ Level = Literal["arrays", "tokens", "words", "isolation"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 ALL_PROGRAMS = "all programs"  # `Check.program` of what all programs but the uncached decoder did
-UNCACHED_DECODER = "decode_full"
+UNCACHED_DECODER = "uncached_decoder"
 
 
 class Compared(Protocol):

@@ -13,7 +13,7 @@ target's `Compiler` says what is particular, and the stages run in the interpret
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from whisperport.errors import (
 )
 from whisperport.evidence import Evidence, Kind, with_added
 from whisperport.locking import lock_path, locked
+from whisperport.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest, Layout, unchanged
 from whisperport.targets.options import by_target
@@ -50,8 +51,6 @@ from whisperport.toolchain import (
 )
 from whisperport.verification.evidence import today
 from whisperport.verification.machine import machine
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +132,7 @@ def compile(
     bundle: str | os.PathLike[str],
     options: CompileOptions | None = None,
     *,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Compiled:
     """Compile every program of a bundle whose target has a compiler of its own.
 
@@ -159,21 +158,21 @@ def compile(
             hint="leave `--work` out: it is put beside the bundle",
         )
     with _only_user_of(work):
-        return _compiled_bundle(opened, groups, options, say)
+        return _compiled_bundle(opened, groups, options, progress)
 
 
 def _compiled_bundle(
-    opened: Bundle, groups: Sequence[_Group], options: CompileOptions, say: Say
+    opened: Bundle, groups: Sequence[_Group], options: CompileOptions, progress: Progress
 ) -> Compiled:
-    planned = [_prepared(group, opened, options, say) for group in groups]
-    _compile(groups, say)
-    say("checking the compiled files")
+    planned = [_prepared(group, opened, options, progress) for group in groups]
+    _compile(groups, progress)
+    progress("checking the compiled files")
     artifacts = {
-        entry.spec.name: _artifact(group, entry, plan, _checks(opened, plan, options, say))
+        entry.spec.name: _artifact(group, entry, plan, _checks(opened, plan, options, progress))
         for group, plans in zip(groups, planned, strict=True)
         for entry, plan in zip(group.entries, plans, strict=True)
     }
-    say("writing the bundle")
+    progress("writing the bundle")
     made = put_artifacts(opened, artifacts)
     if is_trusted(opened):  # its other programs are copied
         record_own(made.manifest)
@@ -335,17 +334,17 @@ def _check_sdk(group: _Group) -> None:
 
 
 def _prepared(
-    group: _Group, opened: Bundle, options: CompileOptions, say: Say
+    group: _Group, opened: Bundle, options: CompileOptions, progress: Progress
 ) -> tuple[_Planned, ...]:
     """Put everything into the target's work folder that its compiler needs."""
-    planned = tuple(_planned(group, entry, opened, options, say) for entry in group.entries)
+    planned = tuple(_planned(group, entry, opened, options, progress) for entry in group.entries)
     jobs = [plan.job for plan in planned]
     prepare(group.work, group.compiler.script, group.compiler.settings(), jobs)
     return planned
 
 
 def _planned(
-    group: _Group, entry: ProgramEntry, opened: Bundle, options: CompileOptions, say: Say
+    group: _Group, entry: ProgramEntry, opened: Bundle, options: CompileOptions, progress: Progress
 ) -> _Planned:
     folder, compiler, dims = group.work / entry.spec.name, group.compiler, opened.manifest.dims
     folder.mkdir(parents=True, exist_ok=True)
@@ -356,12 +355,12 @@ def _planned(
     if need is not None:
         wanted = CalibrationOptions(source=options.calibration, force=options.force, run=run)
         layout = _encoder_layout(opened)
-        made = calibration_set(opened, entry.spec, need, layout, folder, wanted, say)
+        made = calibration_set(opened, entry.spec, need, layout, folder, wanted, progress)
         arrays, samples = made.arrays, made.samples
     emulator = compiler.emulation(entry.spec, group.options)
     emulation = None
     if emulator is not None:
-        emulation = prepare_emulation(opened, entry.spec, emulator, folder, run, say)
+        emulation = prepare_emulation(opened, entry.spec, emulator, folder, run, progress)
     files = compiler.inputs(entry.files)
     for file in files:
         shutil.copyfile(opened.path(file), folder / Path(file).name)
@@ -401,15 +400,15 @@ def _encoder_layout(opened: Bundle) -> Layout:
     return need.layout if need is not None else unchanged
 
 
-def _compile(groups: Sequence[_Group], say: Say) -> None:
+def _compile(groups: Sequence[_Group], progress: Progress) -> None:
     """Run what is left of every group whose SDK is here, and then complain of those that are not."""
     missing = []
     for group in groups:
         if not is_left(group.work):
-            say(f"{group.target.spec.name}: every stage was done before, and is kept")
+            progress(f"{group.target.spec.name}: every stage was done before, and is kept")
         elif group.interpreter is None:
             missing.append(group)
-        elif failure := run_driver(group.interpreter, group.work, say):
+        elif failure := run_driver(group.interpreter, group.work, progress):
             raise _explained(group, failure)
     for group in missing:
         raise _explained(
@@ -451,12 +450,14 @@ def _explained(group: _Group, failure: Failure) -> LoweringError:
     )
 
 
-def _checks(opened: Bundle, plan: _Planned, options: CompileOptions, say: Say) -> tuple[Check, ...]:
+def _checks(
+    opened: Bundle, plan: _Planned, options: CompileOptions, progress: Progress
+) -> tuple[Check, ...]:
     """What the vendor's emulator computed, compared; nothing where it did not run."""
     if plan.emulation is None:
         return ()
     run = _run_options(options)
-    return emulation_checks(opened, plan.emulation, plan.artifact.parent, run, say)
+    return emulation_checks(opened, plan.emulation, plan.artifact.parent, run, progress)
 
 
 def _artifact(

@@ -1,7 +1,7 @@
 """Show the whole way on the embedded model: export for two targets, verify, transcribe, measure."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from whisperport.audio import load_audio, log_mel
 from whisperport.bench.measure import measure
 from whisperport.bundle import Bundle
 from whisperport.exporting import ExportOptions, export
+from whisperport.progress import Progress
 from whisperport.runtime import DecodeOptions, Engine
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
@@ -19,11 +20,9 @@ from whisperport.verification.clips import Recording, shipped_recordings
 DEMO_TARGETS = ("onnxruntime", "xnnpack")
 STEPS = 32  # tokens timed
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Transcribed:
     """One recording: what was said, what was understood."""
 
     recording: Recording
@@ -44,12 +43,12 @@ class DemoRow:
     tokens_equal: tuple[int, int]  # clips whose tokens equal the reference's, of how many
     encoder_ms: float  # median, one window
     token_ms: float  # median, one step
-    heard: tuple[Heard, ...]
+    transcribed: tuple[Transcribed, ...]
     real_time_factor: float  # processing seconds / audio seconds, over all recordings
 
     @property
     def errors(self) -> TextErrors:
-        return sum((h.errors for h in self.heard), TextErrors())
+        return sum((h.errors for h in self.transcribed), TextErrors())
 
 
 def run_demo(
@@ -58,7 +57,7 @@ def run_demo(
     targets: Sequence[str] = DEMO_TARGETS,
     *,
     threads: int | None = None,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> list[DemoRow]:
     """Export `checkpoint` for each target into `folder`, verify it, and transcribe what is shipped.
 
@@ -74,31 +73,31 @@ def run_demo(
             target,
             out,
             ExportOptions(run=run),
-            say=partial(_tell, say, target),
+            progress=partial(_tell, progress, target),
         )
-        rows.append(_row(bundle, target, out, run, say))
+        rows.append(_row(bundle, target, out, run, progress))
     return rows
 
 
-def _tell(say: Say, target: str, stage: str) -> None:
-    say(f"{target}: {stage}")
+def _tell(progress: Progress, target: str, stage: str) -> None:
+    progress(f"{target}: {stage}")
 
 
-def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, say: Say) -> DemoRow:
+def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, progress: Progress) -> DemoRow:
     report = Report.from_json(bundle.manifest.verification)
     transcriber = Transcriber(bundle, run)
-    heard, processing, duration = [], 0.0, 0.0
+    transcribed, processing, duration = [], 0.0, 0.0
     options = TranscribeOptions(decode=DecodeOptions(language="en"))
     for recording in shipped_recordings():
-        say(f"{target}: transcribing {recording.path.name}")
+        progress(f"{target}: transcribing {recording.path.name}")
         started = time.perf_counter()
         transcript = transcriber.transcribe(recording.path, options)
         processing += time.perf_counter() - started
         duration += transcript.duration_s
         errors = text_errors(transcript.text, recording.text)
-        heard.append(Heard(recording=recording, text=transcript.text, errors=errors))
-    say(f"{target}: timing")
-    encoder_ms, token_ms = _times(transcriber.engine, heard[0].recording)
+        transcribed.append(Transcribed(recording=recording, text=transcript.text, errors=errors))
+    progress(f"{target}: timing")
+    encoder_ms, token_ms = _times(transcriber.engine, transcribed[0].recording)
     free = [c for c in report.checks if c.level == "tokens" and c.what.endswith("free")]
     delegation = [entry.delegation for entry in bundle.manifest.programs]
     return DemoRow(
@@ -111,7 +110,7 @@ def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, say: Say) -> D
         tokens_equal=(sum(c.passed for c in free), len(free)),
         encoder_ms=encoder_ms,
         token_ms=token_ms,
-        heard=tuple(heard),
+        transcribed=tuple(transcribed),
         real_time_factor=processing / duration,
     )
 

@@ -10,7 +10,7 @@ An encoder's outputs are also decoded by the bundle's own decoder, and judged by
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from whisperport.atomic import write_atomic
 from whisperport.bundle import Bundle
 from whisperport.calibration.inputs import emulated, program_inputs
 from whisperport.checks import Check
+from whisperport.progress import Progress
 from whisperport.runner import Array, Runner
 from whisperport.runtime import Engine, load_engine
 from whisperport.spec import ProgramSpec, TensorSpec
@@ -32,8 +33,6 @@ from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import GATES, JUDGED_BY_WORDS
 
 CLIPS = 2  # whose inputs a program besides the encoder is emulated with: several calls of each
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +52,10 @@ def prepare_emulation(
     need: EmulationNeed,
     folder: Path,
     run: RunOptions,
-    say: Say,
+    progress: Progress,
 ) -> Emulation | None:
     """Write the inputs of a program for the reference's clips into its folder; None: there are no clips."""
-    say(f"{spec.name}: recording inputs for the vendor's emulator")
+    progress(f"{spec.name}: recording inputs for the vendor's emulator")
     clips = Reference.from_arrays(bundle.reference()).clips
     if spec.name != "encoder":  # of which every clip is decoded
         clips = clips[:CLIPS]
@@ -80,11 +79,11 @@ def prepare_emulation(
 
 
 def emulation_checks(
-    bundle: Bundle, emulation: Emulation, folder: Path, run: RunOptions, say: Say
+    bundle: Bundle, emulation: Emulation, folder: Path, run: RunOptions, progress: Progress
 ) -> tuple[Check, ...]:
     """Compare the outputs that the emulator wrote into the program's folder."""
     spec = emulation.spec
-    say(f"{spec.name}: comparing what the vendor's emulator computed")
+    progress(f"{spec.name}: comparing what the vendor's emulator computed")
     precision = precisions(bundle)[spec.name]
     outputs = [
         _read(folder / f"{name}.npy", tensor, len(expected))
@@ -99,7 +98,7 @@ def emulation_checks(
     # Where a clip could not be compared, there is nothing to decode.
     if features is not None and all("worst_frame" in check.value for check in checks):
         decoder = _loaded(bundle, run)[0].decoder()
-        checks += words_of_features(bundle, decoder, [*features[:, 0]], precision, say)
+        checks += words_of_features(bundle, decoder, [*features[:, 0]], precision, progress)
     return tuple(checks)
 
 

@@ -3,7 +3,7 @@
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,13 @@ from whisperport.bundle import (
     writing_bundle,
 )
 from whisperport.bundle.origin import record_own
+from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, MissingPackageError, UsageError, VerificationError
 from whisperport.generation import Generation
 from whisperport.placing import Placed, PlacementRequest, place
 from whisperport.preflight import check_fits, estimate_export
-from whisperport.runtime.engine import FULL
+from whisperport.progress import Progress
 from whisperport.spec import TargetSpec, UncachedForm
 from whisperport.targets import RunOptions, Target
 from whisperport.targets.options import with_target
@@ -55,8 +56,6 @@ BUILD_PACKAGES = (
 
 log = logging.getLogger(__name__)
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
@@ -67,7 +66,7 @@ class ExportOptions:
     precision: str = ""  # of the programs on the target named; empty: its default
     precisions: Mapping[str, str] = field(default_factory=dict)  # program -> precision
     options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
-    uncached_decoder: bool = False  # export `decode_full` too, where the target can run it
+    uncached_decoder: bool = False  # export `uncached_decoder` too, where the target can run it
     clips: Sequence[Clip] | None = None  # recordings to verify with; None: those of the package
     allow_unverified: bool = False  # write the bundle although it failed, permanently marked so
     preflight: bool = True  # refuse at once what memory or disk have no room for
@@ -80,7 +79,7 @@ def export(
     out: str | os.PathLike[str],
     options: ExportOptions | None = None,
     *,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Bundle:
     """Lower every program of a checkpoint, prove that the result still transcribes, and write it.
 
@@ -88,7 +87,7 @@ def export(
         checkpoint: a loaded one, or what `load_checkpoint` takes.
         target: a name from `TARGETS`; `options.placement` names another for single programs.
         out: the bundle's folder. A bundle already there stays whole until the new one is complete.
-        say: told what is being done, in a few words.
+        progress: told what is being done, in a few words.
 
     Raises:
         UsageError: no such target, program or option, or no such window for this checkpoint.
@@ -102,9 +101,9 @@ def export(
     _check_torch()
     placed = _placed(target, options)
     check_writable(out)
-    checkpoint = _load(checkpoint, say)
+    checkpoint = _load(checkpoint, progress)
     if options.preflight:
-        _preflight(checkpoint.dims, list(placed.targets.values()), out, say)
+        _preflight(checkpoint.dims, list(placed.targets.values()), out, progress)
     uncached = _uncached_form(placed, checkpoint.dims) if options.uncached_decoder else None
     encoder = placed.target_of("encoder").spec
     window = _known_window(options.window, encoder, checkpoint.dims).of(checkpoint.dims)
@@ -120,17 +119,17 @@ def export(
         torch.set_num_threads(options.run.threads)
     model = build_model(checkpoint, window)
     generation = with_alignment_heads(
-        find_alignment_heads(checkpoint.generation, checkpoint.tokenizer_json, model, say),
+        find_alignment_heads(checkpoint.generation, checkpoint.tokenizer_json, model, progress),
         checkpoint.dims,
     )
     clips = _clips(options, generation)
-    say(f"running the model in torch on {len(clips)} clips")
+    progress(f"running the model in torch on {len(clips)} clips")
     reference = run_eager(model, generation, clips, uncached=uncached)
 
     with writing_bundle(out) as writer:
         programs = _programs(model, generation, placed, uncached)
-        entries, rewrites = _lower(_grouped(programs, placed, say), writer.folder, say)
-        say("writing the embedding, the tokenizer and the reference")
+        entries, rewrites = _lower(_grouped(programs, placed, progress), writer.folder, progress)
+        progress("writing the embedding, the tokenizer and the reference")
         (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
         np.save(writer.folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
         np.save(writer.folder / POSITIONS, _table(checkpoint, "decoder.positional_embedding"))
@@ -153,10 +152,10 @@ def export(
         gc.collect()  # graphs refer to themselves
         run = _emulated(options.run, placed)
         preview = writer.preview(manifest)
-        report = verify(preview, run=run, say=say)
+        report = verify(preview, run=run, progress=progress)
         if not report and not options.allow_unverified:
             raise _not_verified(out, report)
-        say("putting the bundle in its place")
+        progress("putting the bundle in its place")
         manifest = with_evidence(preview.manifest, report, run.options)
         bundle = writer.commit(replace(manifest, verification=report.to_json()))
     record_own(bundle.manifest)
@@ -185,7 +184,7 @@ def _placed(target: str, options: ExportOptions) -> Placed:
         precisions=options.precisions,
         options=options.options,
     )
-    return place(request, (*program_names(), *[FULL] * options.uncached_decoder))
+    return place(request, (*program_names(), *[UNCACHED_DECODER] * options.uncached_decoder))
 
 
 def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:
@@ -195,7 +194,7 @@ def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:
     return [replace(clip, language=generation.any_language) for clip in shipped_clips()]
 
 
-def _preflight(dims: Dims, targets: Sequence[Target], out: Path, say: Say) -> None:
+def _preflight(dims: Dims, targets: Sequence[Target], out: Path, progress: Progress) -> None:
     for target in targets:
         if reason := target.too_large(dims):
             raise LoweringError(
@@ -205,7 +204,7 @@ def _preflight(dims: Dims, targets: Sequence[Target], out: Path, say: Say) -> No
             )
     needed = estimate_export(dims, {target.spec.name for target in targets})
     check_fits(needed, out)
-    say(f"building the model; the export will take {needed}")
+    progress(f"building the model; the export will take {needed}")
 
 
 def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowOptions:
@@ -243,12 +242,12 @@ def _check_torch() -> None:
         ) from error
 
 
-def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", say: Say) -> "Checkpoint":
+def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress) -> "Checkpoint":
     if not isinstance(checkpoint, str | os.PathLike):
         return checkpoint
     from whisperport.checkpoint import load_checkpoint
 
-    say(f"reading {checkpoint}")
+    progress(f"reading {checkpoint}")
     return load_checkpoint(checkpoint if isinstance(checkpoint, str) else Path(checkpoint))
 
 
@@ -266,7 +265,7 @@ def _programs(
 
 
 def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:
-    target = placed.target_of(FULL)
+    target = placed.target_of(UNCACHED_DECODER)
     form = target.uncached_form(dims)
     if form is None:
         raise UsageError(
@@ -277,18 +276,18 @@ def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:
 
 
 def _grouped(
-    programs: Iterable["Program"], placed: Placed, say: Say
+    programs: Iterable["Program"], placed: Placed, progress: Progress
 ) -> list[tuple[Target, list["Program"]]]:
     """The programs of each target."""
     groups: dict[str, list[Program]] = {}
     for program in programs:
-        say(f"traced {program.name}")
+        progress(f"traced {program.name}")
         groups.setdefault(placed.placements[program.name].target, []).append(program)
     return [(placed.targets[name], group) for name, group in groups.items()]
 
 
 def _lower(
-    placed: list[tuple[Target, list["Program"]]], folder: Path, say: Say
+    placed: list[tuple[Target, list["Program"]]], folder: Path, progress: Progress
 ) -> tuple[list[ProgramEntry], dict[str, Any]]:
     """Rewrite and lower each group; returns the manifest's entries and what each rewrite did."""
     from whisperport.rewrites import run_rewrites
@@ -298,11 +297,11 @@ def _lower(
     for target, programs in placed:
         rewritten = []
         for program in programs:
-            say(f"rewriting {program.name} for {target.spec.name}")
+            progress(f"rewriting {program.name} for {target.spec.name}")
             program, outcomes = run_rewrites(program, target.spec.rewrites)
             rewritten.append(program)
             rewrites[program.name] = [asdict(outcome) for outcome in outcomes]
-        entries += target.lower(rewritten, folder, say)
+        entries += target.lower(rewritten, folder, progress)
     return entries, rewrites
 
 

@@ -3,7 +3,7 @@
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,9 @@ from whisperport.atomic import write_atomic
 from whisperport.errors import MissingPackageError, ProgramError
 from whisperport.host_part import HostPart
 from whisperport.preflight import within_memory_of
+from whisperport.progress import Progress
 from whisperport.runner import Array
-from whisperport.spec import Refusal, TargetSpec
+from whisperport.spec import Rejection, TargetSpec
 from whisperport.targets import get_target
 from whisperport.verification.compare import Gate
 from whisperport.verification.equality import (
@@ -33,7 +34,6 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
     from whisperport.rewrites import Outcome
 
-Say = Callable[[str], None]
 Found = Counter[tuple[str, str]]
 """How many nodes the target rejects, or were not seen to compile, by rule and operator."""
 
@@ -64,7 +64,8 @@ class Step:
             "kept": self.kept,
             "changed": list(self.outcome.changed),
             "declined": [
-                {"node": refusal.node, "reason": refusal.reason} for refusal in self.outcome.refused
+                {"node": refusal.node, "reason": refusal.reason}
+                for refusal in self.outcome.rejected
             ],
             "left_out": self.left_out,
             **(self.equality.numbers() if self.equality.compared else {}),
@@ -82,9 +83,9 @@ class Fixed:
     steps: tuple[Step, ...]
     samples: tuple[str, ...]  # what every step was verified on
     gate: Gate  # that every output was held to
-    remaining: tuple[Refusal, ...]  # what the target still rejects, and why
-    lookups: tuple[Refusal, ...]  # what it rejects too, and what computes nothing
-    unseen: tuple[Refusal, ...]  # what was not seen in programs known to compile
+    remaining: tuple[Rejection, ...]  # what the target still rejects, and why
+    lookups: tuple[Rejection, ...]  # what it rejects too, and what computes nothing
+    unseen: tuple[Rejection, ...]  # what was not seen in programs known to compile
 
     @property
     def changed(self) -> int:
@@ -119,7 +120,7 @@ def fix(
     *,
     inputs: Sequence[str | os.PathLike[str]] = (),
     trust: bool = False,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Fixed:
     """Apply a target's rewrites to a program, built-in or third-party; the one given is not changed.
 
@@ -133,7 +134,7 @@ def fix(
         target: a name from `TARGETS`.
         inputs: `.npz` files, each with one array for every input, by its name.
         trust: run the program of a file without a limit on memory.
-        say: told what is being done, in a few words.
+        progress: told what is being done, in a few words.
 
     Raises:
         UsageError: no such target.
@@ -143,14 +144,14 @@ def fix(
     """
     chosen = get_target(target)
     with within_memory_of(program, trust=trust):
-        program = _read(program, say)
+        program = _read(program, progress)
         samples = samples_of(program, inputs)
-        say(f"running {program.name} in torch on {len(samples)} samples")
+        progress(f"running {program.name} in torch on {len(samples)} samples")
         expected = expected_outputs(program, samples)
-        work = _Work(program, chosen.spec, samples, expected, gate_of(REWRITTEN, program), say)
+        work = _Work(program, chosen.spec, samples, expected, gate_of(REWRITTEN, program), progress)
         done = _without_harm(work)
         checked = _check(done.program, chosen.spec)
-    remaining, lookups = _without_lookups(done.program, _refusals(checked, "rejected"))
+    remaining, lookups = _without_lookups(done.program, _rejections(checked, "rejected"))
     return Fixed(
         program=done.program,
         host=done.host,
@@ -160,7 +161,7 @@ def fix(
         gate=work.gate,
         remaining=remaining,
         lookups=lookups,
-        unseen=_refusals(checked, "not seen"),
+        unseen=_rejections(checked, "not seen"),
     )
 
 
@@ -210,7 +211,7 @@ class _Work:
     samples: tuple[Sample, ...]
     expected: dict[str, dict[str, Array]]
     gate: Gate
-    say: Say
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,7 @@ def _apply(work: _Work, left_out: Mapping[str, str]) -> _Done:
     program, host = work.program, HostPart()
     steps, found = [], [_found(_check(program, work.spec))]
     for name in (*work.spec.rewrites, *work.spec.host_rewrites):
-        work.say(f"{name} on {program.name}")
+        work.progress(f"{name} on {program.name}")
         if name in work.spec.host_rewrites:
             candidate, moved, outcome = run_host_rewrite(program, name)
         else:
@@ -309,15 +310,15 @@ def _weight(work: _Work, program: "Program") -> tuple[int, int]:
     return sum(len(kind.places) for kind in checked.rejected), checked.unseen_nodes
 
 
-def _refusals(checked: "CheckedProgram", finding: Any) -> tuple[Refusal, ...]:
+def _rejections(checked: "CheckedProgram", finding: Any) -> tuple[Rejection, ...]:
     return tuple(
-        Refusal(place.name, place.reason, kind.rule)
+        Rejection(place.name, place.reason, kind.rule)
         for kind in checked.of(finding)
         for place in kind.places
     )
 
 
-def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
+def _read(program: "Program | str | os.PathLike[str]", progress: Progress) -> "Program":
     try:
         from whisperport.programs.pt2 import read_pt2
         from whisperport.programs.trial import check_comparable
@@ -329,7 +330,7 @@ def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
         ) from error
     if isinstance(program, str | os.PathLike):
         _check_kind(Path(program))
-        say(f"reading {program}")
+        progress(f"reading {program}")
         program = read_pt2(program)
     check_comparable(program, as_arrays=False)
     return program
@@ -348,8 +349,8 @@ def _check_kind(path: Path) -> None:
 
 
 def _without_lookups(
-    program: "Program", rejected: Sequence[Refusal]
-) -> tuple[tuple[Refusal, ...], tuple[Refusal, ...]]:
+    program: "Program", rejected: Sequence[Rejection]
+) -> tuple[tuple[Rejection, ...], tuple[Rejection, ...]]:
     """What remains and computes, and the lookups of tokens, which read rows and compute nothing."""
     import torch
 

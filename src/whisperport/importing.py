@@ -6,7 +6,7 @@ here: a target's `Importer` reads its files.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from whisperport import targets
 from whisperport.bundle import Bundle, check_writable
 from whisperport.bundle.staging import staging
+from whisperport.checks import UNCACHED_DECODER
 from whisperport.compiling import Artifact, put_artifacts
 from whisperport.errors import BundleError, UsageError
 from whisperport.exporting import ExportOptions, export
-from whisperport.runtime.engine import FULL
+from whisperport.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import by_target, with_target
@@ -25,8 +26,6 @@ from whisperport.window import WindowOptions
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.checkpoint import Checkpoint
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ def import_artifact(
     out: str | os.PathLike[str],
     options: ImportOptions | None = None,
     *,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Bundle:
     """A bundle around an encoder's artifact, which gives window and target; the checkpoint gives the rest.
 
@@ -67,7 +66,7 @@ def import_artifact(
     from whisperport.checkpoint import load_checkpoint
 
     if isinstance(checkpoint, str | os.PathLike):
-        say(f"reading {checkpoint}")
+        progress(f"reading {checkpoint}")
         checkpoint = load_checkpoint(
             checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
         )
@@ -75,13 +74,13 @@ def import_artifact(
     importer.check_checkpoint(artifacts, checkpoint, chosen)
     exporting = ExportOptions(
         window=WindowOptions(seconds=form.window_s),
-        uncached_decoder=FULL in artifacts,
+        uncached_decoder=UNCACHED_DECODER in artifacts,
         options=with_target(form.options, name),
         run=options.run,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     with staging(out.with_name(f"{out.name}.import")) as folders:
-        bundle = export(checkpoint, name, folders.partial / "bundle", exporting, say=say)
+        bundle = export(checkpoint, name, folders.partial / "bundle", exporting, progress=progress)
         imported = {
             program: Artifact(
                 path=path,
@@ -93,7 +92,7 @@ def import_artifact(
             )
             for program, path in artifacts.items()
         }
-        say("writing the bundle")
+        progress("writing the bundle")
         return put_artifacts(bundle, imported, out=out)
 
 

@@ -1,7 +1,7 @@
 """Inspect a compiled program; one of unknown origin runs in a child process with limits."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from whisperport.bundle import MANIFEST, Bundle
 from whisperport.bundle.origin import is_trusted
 from whisperport.errors import ProgramError
 from whisperport.limited import Limits, StoppedError, run_limited
+from whisperport.progress import Progress
 from whisperport.runtime.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
 from whisperport.targets import get_target
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:  # boards have no inspection
 
 BASE_S = 20.0
 RUN_S = 1.5  # for each run of a small program
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class InspectOptions:
 
 
 def inspect(
-    path: Path, options: InspectOptions | None = None, *, say: Say = lambda _: None
+    path: Path, options: InspectOptions | None = None, *, progress: Progress = lambda _: None
 ) -> "Inspected":
     """Run a compiled program, or all of a file or bundle, and say which nodes ran where.
 
@@ -48,7 +47,7 @@ def inspect(
     """
     options = options or InspectOptions()
     if options.trust or _is_own_bundle(path):
-        return _inspect(path, options, say)
+        return _inspect(path, options, progress)
     limits = _limits_of(path, options.repeat)
     arguments = asdict(options) | {"path": os.fspath(path), "options": dict(options.options)}
     unlimited = (
@@ -56,7 +55,7 @@ def inspect(
     )
     arguments["inputs"] = None if options.inputs is None else os.fspath(options.inputs)
     try:
-        found = run_limited("whisperport.inspecting:inspect_in_child", arguments, limits, say)
+        found = run_limited("whisperport.inspecting:inspect_in_child", arguments, limits, progress)
     except StoppedError as error:
         raise ProgramError(
             f"{path.name} cannot be inspected",
@@ -71,17 +70,17 @@ def inspect(
 
 
 def inspect_in_child(
-    *, say: Say, path: str, inputs: str | None, programs: Sequence[str], **options: Any
+    *, progress: Progress, path: str, inputs: str | None, programs: Sequence[str], **options: Any
 ) -> dict[str, Any]:
     """The job of the child: the result as JSON."""
     chosen = InspectOptions(
         inputs=None if inputs is None else Path(inputs), programs=tuple(programs), **options
     )
-    return asdict(_inspect(Path(path), chosen, say))
+    return asdict(_inspect(Path(path), chosen, progress))
 
 
-def _inspect(path: Path, options: InspectOptions, say: Say) -> "Inspected":
-    from whisperport.inspection.check import refusals
+def _inspect(path: Path, options: InspectOptions, progress: Progress) -> "Inspected":
+    from whisperport.inspection.check import rejections
     from whisperport.inspection.inputs import read_inputs
     from whisperport.inspection.lowered import inspect_lowered
     from whisperport.inspection.profile import ProfileOptions
@@ -93,8 +92,8 @@ def _inspect(path: Path, options: InspectOptions, say: Say) -> "Inspected":
         inputs=None if options.inputs is None else read_inputs(options.inputs),
         programs=options.programs,
     )
-    reasons = partial(refusals, spec=get_target("xnnpack").spec)
-    return inspect_lowered(path, how, reasons, say=say)
+    reasons = partial(rejections, spec=get_target("xnnpack").spec)
+    return inspect_lowered(path, how, reasons, progress=progress)
 
 
 def _is_own_bundle(path: Path) -> bool:

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -31,6 +31,7 @@ from typing import IO, Any
 
 from whisperport import errors
 from whisperport.errors import WhisperportError
+from whisperport.progress import Progress
 
 POLL_S = 0.02  # between two looks at the child's memory; it can fill about 0.2 GB meanwhile
 START_S = 120.0  # for Python and a runtime to be imported: torch takes 8 s on a loaded machine
@@ -45,9 +46,6 @@ _BOOT = (
     "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
     "from whisperport.limited import serve; serve(request)"
 )
-
-Say = Callable[[str], None]
-"""A job calls it with what it begins to do. The time limit begins with the first call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +69,15 @@ def threads_within(threads: int | None) -> int:
 
 
 def run_limited(
-    job: str, arguments: dict[str, Any], limits: Limits, say: Say = lambda _: None
+    job: str, arguments: dict[str, Any], limits: Limits, progress: Progress = lambda _: None
 ) -> Any:
     """Run a job in a child process.
 
     Args:
-        job: "package.module:function" of this package. The function is called with `say` and the
-            arguments as keywords. It imports what it needs before it calls `say`.
+        job: "package.module:function" of this package. The function is called with `progress` and the
+            arguments as keywords. It imports what it needs before it calls `progress`.
         arguments: anything that JSON holds.
-        say: told every stage, or the last of several that follow each other quickly.
+        progress: told every stage, or the last of several that follow each other quickly.
 
     Returns:
         What the job returned, as JSON gives it back.
@@ -99,7 +97,7 @@ def run_limited(
     }
     child = _Child.start(request)
     try:
-        code = _watch(child, limits, say)
+        code = _watch(child, limits, progress)
     finally:
         child.end()
     return _result(child, code)
@@ -162,7 +160,7 @@ class _Child:
         self.reader.join(1.0)
 
 
-def _watch(child: _Child, limits: Limits, say: Say) -> int:
+def _watch(child: _Child, limits: Limits, progress: Progress) -> int:
     """The exit code of the child, which stays within its limits.
 
     Raises:
@@ -176,7 +174,7 @@ def _watch(child: _Child, limits: Limits, say: Say) -> int:
         if child.stage != known:
             deadline = deadline if known else now + limits.seconds
             known = child.stage
-            say(known)
+            progress(known)
         if now > deadline:
             took = f"it took more than {limits.seconds:.0f} seconds"
             raise child.stopped(took if known else "its process did not start")
@@ -244,7 +242,7 @@ def serve(request: dict[str, Any]) -> None:
     module, _, function = request["job"].partition(":")
     try:
         job = getattr(import_module(module), function)
-        result = job(say=lambda stage: _send(pipe, {"stage": stage}), **request["arguments"])
+        result = job(progress=lambda stage: _send(pipe, {"stage": stage}), **request["arguments"])
         answer = {"result": result}
     except WhisperportError as error:
         what = {"what": error.what, "why": error.why, "hint": error.hint}

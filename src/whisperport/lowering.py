@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from whisperport.errors import (
 )
 from whisperport.host_part import HostPart
 from whisperport.preflight import check_fits, estimate_lowering, within_memory_of
+from whisperport.progress import Progress
 from whisperport.runner import Array, Runner
 from whisperport.spec import Limit, ProgramSpec
 from whisperport.targets import RunOptions, Target, get_target
@@ -40,8 +41,6 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.inspection.graph import Graph
     from whisperport.inspection.rules import Finding
     from whisperport.programs.program import Program
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def lower(
     out: str | os.PathLike[str],
     options: LowerOptions | None = None,
     *,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Lowered:
     """Lower one program for a target, run it on the target's runtime, and write it if it is equal.
 
@@ -109,7 +108,7 @@ def lower(
         target: a name from `TARGETS`.
         out: the file to write. One already there stays until the new one is complete. What the target moves
             to the host is written beside it, as `NAME.host.json` and `.npy` files: see `HostPart`.
-        say: told what is being done, in a few words.
+        progress: told what is being done, in a few words.
 
     Raises:
         UsageError: no such target, or an option that it does not have.
@@ -123,16 +122,18 @@ def lower(
     chosen = _configured(get_target(target), options)
     with _folder_beside(out) as folder, within_memory_of(program, trust=options.trust):
         given = os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
-        program = _read(program, say)
+        program = _read(program, progress)
         if options.preflight:
             _check_room(program, target, out)
         samples = samples_of(program, options.inputs)
-        say(f"running the program in torch on {len(samples)} samples")
+        progress(f"running the program in torch on {len(samples)} samples")
         expected = expected_outputs(program, samples)
-        rewritten, host, rewrites = _rewritten(program, chosen, _max_rank(options, chosen), say)
+        rewritten, host, rewrites = _rewritten(
+            program, chosen, _max_rank(options, chosen), progress
+        )
         _check_supported(rewritten, chosen, given)
-        entry, facts = _compile(rewritten, chosen, folder / out.name, options, say)
-        say(f"running {out.name} on {target}")
+        entry, facts = _compile(rewritten, chosen, folder / out.name, options, progress)
+        progress(f"running {out.name} on {target}")
         runner = _load(chosen, folder, entry, options.run)
         gate = gate_of(LOWERED, program)
         equality = _compared(runner, host, program.spec, samples, expected, gate)
@@ -186,7 +187,7 @@ def _folder_beside(out: Path) -> Iterator[Path]:
             ) from error
 
 
-def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
+def _read(program: "Program | str | os.PathLike[str]", progress: Progress) -> "Program":
     try:
         from whisperport.programs.pt2 import read_pt2
         from whisperport.programs.trial import check_comparable
@@ -197,7 +198,7 @@ def _read(program: "Program | str | os.PathLike[str]", say: Say) -> "Program":
             hint='pip install "whisperport[export]"',
         ) from error
     if isinstance(program, str | os.PathLike):
-        say(f"reading {program}")
+        progress(f"reading {program}")
         program = read_pt2(program)
     check_comparable(program, as_arrays=True)
     return program
@@ -210,17 +211,17 @@ def _check_room(program: "Program", target: str, out: Path) -> None:
 
 
 def _rewritten(
-    program: "Program", target: Target, max_rank: int, say: Say
+    program: "Program", target: Target, max_rank: int, progress: Progress
 ) -> "tuple[Program, HostPart, dict[str, int]]":
     """By the target's rewrites, and one that folds axes where there are too many."""
     from whisperport.inspection.read_exported import read_exported
     from whisperport.rewrites import run_host_rewrite, run_rewrites
 
     if target.spec.rewrites:
-        say(f"rewriting {program.name} for {target.spec.name}")
+        progress(f"rewriting {program.name} for {target.spec.name}")
     program, outcomes = run_rewrites(program, target.spec.rewrites)
     if _above(read_exported(program.name, program.exported), max_rank):
-        say(f"folding the axes of {program.name}")
+        progress(f"folding the axes of {program.name}")
         program, folded = run_rewrites(program, [f"fold-axes={max_rank}"])
         outcomes += folded
     host = HostPart()
@@ -266,7 +267,7 @@ def _check_rank(name: str, graph: "Graph", max_rank: int) -> None:
 
 
 def _compile(
-    program: "Program", target: Target, path: Path, options: LowerOptions, say: Say
+    program: "Program", target: Target, path: Path, options: LowerOptions, progress: Progress
 ) -> tuple[ProgramEntry, dict[str, Any]]:
     """The entry by which the target loads what was written to the folder of `path`, and facts about it."""
     from whisperport.inspection.read_exported import read_exported
@@ -274,7 +275,7 @@ def _compile(
     max_rank, onnx = _max_rank(options, target), target.spec.lowered_suffix == ".onnx"
     if not onnx:
         _check_rank(program.name, read_exported(program.name, program.exported), max_rank)
-    entry, facts = target.lower_file(program, path, say, simplify=options.simplify)
+    entry, facts = target.lower_file(program, path, progress, simplify=options.simplify)
     # Of the file, since exporters write some operators with more axes than torch has.
     if onnx and facts["nodes"]:  # none: it returns constants
         from whisperport.inspection.read_onnx import read_onnx

@@ -18,7 +18,7 @@ from whisperport.window import Window
 
 PICKED_ROWS = 2  # R: of a prompt's last token, and of the one that tells whether there is speech
 LARGEST_ROWS = 4096  # P; `prefill_64` and `align` have 64
-LARGEST_PIECES = 1024  # of the vocabulary, in `decode_full`; 4 unless a target asks for others
+LARGEST_PIECES = 1024  # of the vocabulary, in `uncached_decoder`; 4 unless a target asks for others
 
 Role = Literal["input", "constant", "state"]
 """How long an input keeps its array; see `roles`."""
@@ -118,8 +118,8 @@ def expected_signature(
         return _step(sizes)
     if found.name == "align":
         return _align(sizes, heads, _in_range("rows", _size(found, 0, 1), 1, LARGEST_ROWS))
-    if found.name == "decode_full":
-        return _decode_full(dims, _uncached_form(found, dims))
+    if found.name == "uncached_decoder":
+        return _uncached_decoder(dims, _uncached_form(found, dims))
     raise ValueError(f"{found.name[:80]!r} is not the name of a program that this version knows")
 
 
@@ -164,14 +164,14 @@ def _align(sizes: _Sizes, heads: int, rows: int) -> ProgramSpec:
     )
 
 
-def _decode_full(dims: Dims, form: UncachedForm) -> ProgramSpec:
+def _uncached_decoder(dims: Dims, form: UncachedForm) -> ProgramSpec:
     embeddings = TensorSpec("embeddings", (1, dims.n_text_state, *form.layout))
     ends = [dims.n_vocab * i // form.pieces for i in range(form.pieces + 1)]
     logits = (
-        TensorSpec(f"logits_{i}", (1, form.rows, end - start))
+        TensorSpec(f"logits_{i}", (1, form.sequence_length, end - start))
         for i, (start, end) in enumerate(pairwise(ends))
     )
-    return ProgramSpec("decode_full", (_features(dims), embeddings), tuple(logits))
+    return ProgramSpec("uncached_decoder", (_features(dims), embeddings), tuple(logits))
 
 
 def _uncached_form(found: ProgramSpec, dims: Dims) -> UncachedForm:
@@ -224,7 +224,7 @@ def _layers(dims: Dims, name: str, rows: Rows, length: int) -> Iterator[TensorSp
 
 def _positions(dims: Dims, window: Window | None) -> int:
     """T: audio positions that the cross-attention reads."""
-    return window.heard if window else dims.n_audio_ctx
+    return window.context_positions if window else dims.n_audio_ctx
 
 
 def _rows_of(tensor: TensorSpec, usual: int, dims: Dims, length: int) -> Rows:

@@ -46,7 +46,7 @@ class ProgramSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """One node left alone, and why: the unit of every 'why not' report."""
 
     node: str
@@ -89,24 +89,27 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class UncachedForm:
-    """Form of `decode_full`, the decoder without KV cache: its inputs and its outputs.
+    """Form of `uncached_decoder`, the decoder without KV cache: its inputs and its outputs.
 
     Raises:
-        ValueError: fewer than 8 rows, of which the prompt alone takes 4, or no piece.
+        ValueError: fewer than 8 tokens, of which the prompt alone has 4, or no piece.
     """
 
-    rows: int  # S: tokens that it takes, of which the prompt is a part
+    sequence_length: int  # S: tokens that it takes, of which the prompt is a part
     positions: Literal["host", "graph"] = "host"  # who adds them to the embeddings
     pieces: int = 4  # of the vocabulary, one output each
 
     def __post_init__(self) -> None:
-        if self.rows < 8 or self.pieces < 1:
-            raise ValueError(f"{self.rows} rows and {self.pieces} pieces; expected 8 and 1 or more")
+        if self.sequence_length < 8 or self.pieces < 1:
+            raise ValueError(
+                f"`sequence_length` is {self.sequence_length} and `pieces` {self.pieces}; "
+                "expected at least 8 and 1"
+            )
 
     @property
     def layout(self) -> tuple[int, int]:
         """The last two axes of the embeddings."""
-        return (self.rows, 1) if self.positions == "host" else (1, self.rows)
+        return (self.sequence_length, 1) if self.positions == "host" else (1, self.sequence_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from typing import Any
 
 from whisperport.bundle.staging import clear_leftovers
 from whisperport.errors import LoweringError, MissingPackageError, WhisperportError
+from whisperport.progress import Progress
 from whisperport.ranges import check_range
 
 STARTING = "starting"  # until the first stage is said
@@ -42,15 +43,13 @@ DUMP_S = 0.5  # for the stacks to be written
 
 log = logging.getLogger(__name__)
 
-Say = Callable[[str], None]
-
 
 def run_watched(
     job: Callable[..., Any],
     *arguments: Any,
     out: Path,
     writes: Path | None = None,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
     stall_s: float = STALL_S,
 ) -> Any:
     """`job(*arguments, say=say)` in a process of its own; whatever it returns or raises.
@@ -71,7 +70,7 @@ def run_watched(
     outputs = tuple(Path(os.path.abspath(path)) for path in (out, writes) if path)
     watch = _Watch.start(job, arguments, outputs)
     try:
-        return watch.listen(say, stall_s)
+        return watch.listen(progress, stall_s)
     except WhisperportError as error:
         failure = error
     finally:
@@ -113,7 +112,7 @@ class _Watch:
         theirs.close()
         return cls(process, ours, Path(log_path), outputs)
 
-    def listen(self, say: Say, stall_s: float) -> Any:
+    def listen(self, progress: Progress, stall_s: float) -> Any:
         """The job's result; raises why there is none."""
         while True:
             limit_s = max(stall_s, START_S) if self.stage == STARTING else stall_s
@@ -125,7 +124,7 @@ class _Watch:
                 raise self._kept(self._died()) from None
             if kind == "stage":
                 self.stage = value
-                say(value)
+                progress(value)
             elif kind == "warning":
                 log.warning("%s", value)
             elif kind == "interrupted":
@@ -230,7 +229,7 @@ def _child(pipe: Connection, log_path: str, job: Callable[..., Any], arguments: 
     _forward_log(sender)
     threading.Thread(target=_end_with_parent, args=(log_path,), daemon=True).start()
     try:
-        result = job(*arguments, say=lambda stage: _enter(stage, sender))
+        result = job(*arguments, progress=lambda stage: _enter(stage, sender))
         sender("done", result)
     except KeyboardInterrupt:
         sender("interrupted", None)

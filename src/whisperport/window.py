@@ -1,4 +1,4 @@
-"""How much sound the programs take at once, where that is less than the checkpoint was trained on."""
+"""The length of audio that the programs process per window, where it is shorter than the checkpoint's."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -16,38 +16,41 @@ SHORTEST_S = 1.0  # shorter ones hold no word
 class Window:
     """A window shorter than the checkpoint's; all sizes in encoder positions of 20 ms.
 
-        ├──── sound ────┤ quiet │           heard            │
-        ├────── positions ──────┤────────── padding ─────────┤
+        ├─ audio_positions ─┤ silence │
+        ├───────── positions ─────────┤───── padding ─────┤
+        ├─────────────── context_positions ───────────────┤
 
-    The encoder takes `positions`, of which the first `sound` are filled with sound. What it returns is
-    padded for the decoder's cross-attention to `heard`.
+    The encoder processes `positions`, of which the first `audio_positions` hold audio and the rest is
+    silence. Its output is padded to `context_positions`, the audio context of the decoder's
+    cross-attention.
 
     Raises:
         ValueError: sizes that do not follow one another, or an unknown padding.
     """
 
-    positions: int  # T
-    sound: int  # at most T
-    heard: int  # T and what is padded: the length of the cross-attention's keys and values
+    positions: int  # T: encoder positions
+    audio_positions: int  # at most T
+    context_positions: int  # T and the padding: length of the cross-attention K/V
     padding: Padding
 
     def __post_init__(self) -> None:
-        if not 1 <= self.sound <= self.positions <= self.heard:
+        if not 1 <= self.audio_positions <= self.positions <= self.context_positions:
             raise ValueError(
-                f"`sound` is {self.sound}, `positions` {self.positions}, `heard` {self.heard}; "
+                f"`audio_positions` is {self.audio_positions}, `positions` {self.positions}, "
+                f"`context_positions` {self.context_positions}; "
                 "expected 1 or more, in rising order"
             )
         if self.padding not in PADDINGS:
             raise ValueError(f"`padding` is {self.padding!r}; expected one of {PADDINGS}")
-        if (self.padding == "none") != (self.heard == self.positions):
+        if (self.padding == "none") != (self.context_positions == self.positions):
             raise ValueError(
-                f"`padding` is {self.padding!r} from {self.positions} to {self.heard} positions"
+                f"`padding` is {self.padding!r} from {self.positions} to {self.context_positions} positions"
             )
 
     @property
     def padded(self) -> int:
         """Positions that are padding."""
-        return self.heard - self.positions
+        return self.context_positions - self.positions
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,8 +62,10 @@ class WindowOptions:
 
     seconds: float | None = None
     padding: Padding = DEFAULT_PADDING
-    heard_s: float | None = None  # the decoder hears as much, the padding included
-    sound_s: float | None = None  # sound put into a window; what is left of it stays quiet
+    context_s: float | None = (
+        None  # length of the audio context that the decoder attends to, with padding
+    )
+    audio_s: float | None = None  # length of audio put into each window; the rest is silence
 
     def of(self, dims: Dims) -> Window | None:
         """This window for a checkpoint of these sizes; None: the checkpoint's own, all of it.
@@ -70,23 +75,31 @@ class WindowOptions:
         """
         trained = dims.n_audio_ctx
         positions = _positions("a window", self.seconds, trained)
-        sound = _positions("the sound of a window", self.sound_s, positions)
+        audio_positions = _positions("the audio of a window", self.audio_s, positions)
         if self.padding not in PADDINGS:
             raise UsageError(
                 f"there is no padding `{self.padding}`", hint=f"one of {', '.join(PADDINGS)}"
             )
-        heard = positions
+        context_positions = positions
         if self.padding != "none":
-            heard = _positions("what the decoder hears", self.heard_s, trained)
-        if heard < positions:
+            context_positions = _positions(
+                "the audio context of the decoder", self.context_s, trained
+            )
+        if context_positions < positions:
             raise UsageError(
-                f"the decoder cannot hear {self.heard_s:g} s of a window of {self.seconds:g} s",
+                f"an audio context of {self.context_s:g} s is shorter than the window of "
+                f"{self.seconds:g} s",
                 hint="pad to the window's length or more, or use `none`",
             )
-        if sound == positions == trained:
+        if audio_positions == positions == trained:
             return None
-        padding: Padding = "none" if heard == positions else self.padding
-        return Window(positions=positions, sound=sound, heard=heard, padding=padding)
+        padding: Padding = "none" if context_positions == positions else self.padding
+        return Window(
+            positions=positions,
+            audio_positions=audio_positions,
+            context_positions=context_positions,
+            padding=padding,
+        )
 
 
 def _positions(what: str, seconds: float | None, longest: int) -> int:
@@ -104,7 +117,7 @@ def _positions(what: str, seconds: float | None, longest: int) -> int:
     if abs(positions * SECONDS_PER_POSITION - seconds) > 1e-6:
         raise UsageError(
             f"{what} cannot be {seconds:g} s",
-            why="the encoder makes one position of 20 ms of sound",
+            why="the encoder makes one position per 20 ms of audio",
             hint=f"{positions * SECONDS_PER_POSITION:g} s is the nearest",
         )
     return positions

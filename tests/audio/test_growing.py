@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.audio import ReadAhead, growing_sound
+from whisperport.audio import ReadAhead, live_audio
 from whisperport.audio.growing import played
 from whisperport.audio.raw import from_raw
 from whisperport.errors import AudioError
@@ -60,13 +60,13 @@ def test_a_pipe_gives_what_it_has_before_it_ends() -> None:
     reader, writer = os.pipe()
     with open(reader, "rb", buffering=0) as file:
         os.write(writer, TONE[:800].tobytes())
-        sound = growing_sound(file, raw_rate=16_000)
+        audio = live_audio(file, raw_rate=16_000)
 
-        first = next(sound)  # would wait for ever if it waited for more
+        first = next(audio)  # would wait for ever if it waited for more
 
         os.write(writer, TONE[800:].tobytes())
         os.close(writer)
-        rest = list(sound)
+        rest = list(audio)
     assert np.array_equal(first, FLOATS[:800])
     assert np.array_equal(np.concatenate([first, *rest]), FLOATS)
 
@@ -88,7 +88,7 @@ def test_a_container_comes_by_a_pipe() -> None:
     thread.start()
 
     with open(reader, "rb", buffering=0) as file:
-        pieces = list(growing_sound(file))
+        pieces = list(live_audio(file))
 
     thread.join()
     assert np.array_equal(np.concatenate(pieces), FLOATS)
@@ -103,7 +103,7 @@ def test_a_named_pipe_is_read_and_not_played(raw_rate: int | None, tmp_path: Pat
     thread = threading.Thread(target=lambda: path.write_bytes(data))
     thread.start()
 
-    samples = np.concatenate(list(growing_sound(path, raw_rate=raw_rate)))
+    samples = np.concatenate(list(live_audio(path, raw_rate=raw_rate)))
 
     thread.join()
     assert np.array_equal(samples, FLOATS)
@@ -112,7 +112,7 @@ def test_a_named_pipe_is_read_and_not_played(raw_rate: int | None, tmp_path: Pat
 @pytest.mark.parametrize("raw_rate", [None, 16_000])
 def test_no_sound_at_all_is_an_error(raw_rate: int | None) -> None:
     with pytest.raises(AudioError):
-        list(growing_sound(io.BytesIO(), raw_rate=raw_rate))
+        list(live_audio(io.BytesIO(), raw_rate=raw_rate))
 
 
 def test_a_file_is_played_at_the_pace_of_its_sound() -> None:
@@ -130,9 +130,9 @@ def test_a_file_is_played_at_the_pace_of_its_sound() -> None:
 def test_who_plays_late_does_not_sleep() -> None:
     now = [0.0]
     slept: list[float] = []
-    sound = played([np.zeros(1600, np.float32)] * 3, clock=lambda: now[0], sleep=slept.append)
+    audio = played([np.zeros(1600, np.float32)] * 3, clock=lambda: now[0], sleep=slept.append)
 
-    for _ in sound:
+    for _ in audio:
         now[0] += 5.0
 
     assert slept == pytest.approx([0.1, 0.0, 0.0])
@@ -226,8 +226,8 @@ class ClosedPipe(io.RawIOBase):
 
 
 def test_a_pipe_that_breaks_says_so_after_what_it_gave() -> None:
-    sound = growing_sound(ClosedPipe(), raw_rate=16_000)  # type: ignore[arg-type]
+    audio = live_audio(ClosedPipe(), raw_rate=16_000)  # type: ignore[arg-type]
 
-    assert np.array_equal(next(sound), FLOATS)
+    assert np.array_equal(next(audio), FLOATS)
     with pytest.raises(AudioError, match="no further"):
-        next(sound)
+        next(audio)

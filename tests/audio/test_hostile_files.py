@@ -97,10 +97,10 @@ def test_a_file_one_may_not_read_is_refused(
     path = tmp_path / "talk.wav"
     path.write_bytes(wav(3200))
 
-    def refuse(*_: object, **__: object) -> None:
+    def reject(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)  # tests may run as root, who may read anything
+    monkeypatch.setattr(Path, "open", reject)  # tests may run as root, who may read anything
     with pytest.raises(AudioError, match=r"cannot open(.|\n)*Permission denied"):
         load_audio(path)
 

@@ -233,15 +233,15 @@ def test_blocks_joined_are_the_sound(block_s: float) -> None:
 def test_windows_begin_every_step_and_each_brings_something_new(
     window: int, step: int, n_samples: int
 ) -> None:
-    sound = EXPECTED[:n_samples]
+    audio = EXPECTED[:n_samples]
 
-    windows = list(audio_windows(sound, window / SAMPLE_RATE, step_s=step / SAMPLE_RATE))
+    windows = list(audio_windows(audio, window / SAMPLE_RATE, step_s=step / SAMPLE_RATE))
 
     seen = 0
     for number, found in enumerate(windows):
         start = round(found.start_s * SAMPLE_RATE)
         assert start == number * step
-        np.testing.assert_array_equal(found.samples, sound[start : start + window])
+        np.testing.assert_array_equal(found.samples, audio[start : start + window])
         assert start + found.samples.size > seen
         seen = start + found.samples.size
     assert seen == n_samples or step > window

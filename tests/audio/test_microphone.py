@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import MissedSoundWarning, microphone_sound
+from whisperport.audio import AudioGapWarning, microphone_audio
 from whisperport.errors import AudioError, MissingPackageError
 
 CHUNK = np.arange(1600, dtype="<i2")
@@ -59,11 +59,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def test_what_is_said_comes_as_samples_until_it_is_pulled_out(device: Any) -> None:
-    sound = microphone_sound("usb")
+    audio = microphone_audio("usb")
 
-    assert np.array_equal(next(sound), CHUNK.astype(np.float32) / 32768)
+    assert np.array_equal(next(audio), CHUNK.astype(np.float32) / 32768)
     with pytest.raises(AudioError, match="stopped"):
-        next(sound)
+        next(audio)
     assert (
         device.opened[0] | {"device": "usb", "samplerate": 16_000, "channels": 1}
         == device.opened[0]
@@ -73,7 +73,7 @@ def test_what_is_said_comes_as_samples_until_it_is_pulled_out(device: Any) -> No
 def test_one_that_cannot_do_16_khz_is_resampled(device: Any) -> None:
     device.rates = (48_000,)
 
-    piece = next(microphone_sound())
+    piece = next(microphone_audio())
 
     assert device.opened[0]["samplerate"] == 48_000
     assert 400 < piece.size <= 1600 // 3 + 1
@@ -82,8 +82,8 @@ def test_one_that_cannot_do_16_khz_is_resampled(device: Any) -> None:
 def test_a_gap_is_warned_of(device: Any) -> None:
     device.overflow = True
 
-    with pytest.warns(MissedSoundWarning, match="gap"):
-        next(microphone_sound())
+    with pytest.warns(AudioGapWarning, match="gap"):
+        next(microphone_audio())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_no_microphone_is_an_error_that_says_how_to_choose_one(
     device.query_devices = lambda *_: fail()
 
     with pytest.raises(AudioError) as raised:
-        next(microphone_sound())
+        next(microphone_audio())
 
     assert raised.value.why == str(error)
     assert "--microphone" in raised.value.hint
@@ -130,6 +130,6 @@ def test_what_is_not_installed_is_named(
     monkeypatch.setattr(sys, "meta_path", [Absent(error), *sys.meta_path])
 
     with pytest.raises(MissingPackageError) as raised:
-        next(microphone_sound())
+        next(microphone_audio())
 
     assert hint in raised.value.hint

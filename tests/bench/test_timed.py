@@ -40,7 +40,7 @@ class Doubles(Runner):
 def test_every_call_is_timed_under_the_name_of_its_program() -> None:
     time = Time()
     clock = Clock(time)
-    runner = clock.around(Doubles(time))
+    runner = clock.wrap_runner(Doubles(time))
 
     outputs = [runner.run({"x": np.ones(2, np.float32)})["y"] for _ in range(3)]
 
@@ -51,13 +51,13 @@ def test_every_call_is_timed_under_the_name_of_its_program() -> None:
 def test_a_timed_program_waits_for_the_same_turn_as_the_program_itself() -> None:
     runner = Doubles(Time())
 
-    assert Clock().around(runner).turn is runner.turn
+    assert Clock().wrap_runner(runner).turn is runner.turn
 
 
 def test_a_call_that_fails_fails_as_before_and_is_timed_too() -> None:
     time = Time()
     clock = Clock(time)
-    runner = clock.around(Doubles(time))
+    runner = clock.wrap_runner(Doubles(time))
 
     with pytest.raises(RuntimeError, match="negative"):
         runner.run({"x": -np.ones(2, np.float32)})
@@ -70,7 +70,7 @@ def test_an_input_of_another_shape_is_refused_before_the_clock_starts() -> None:
     clock = Clock(time)
 
     with pytest.raises(ValueError, match="expects 'x'"):
-        clock.around(Doubles(time)).run({"x": np.ones(3, np.float32)})
+        clock.wrap_runner(Doubles(time)).run({"x": np.ones(3, np.float32)})
 
     assert clock.calls == {}
 
@@ -81,7 +81,7 @@ def test_a_timed_program_keeps_what_is_bound_where_the_program_itself_keeps_it()
     clock = Clock(time)
     runner = Keeps(time)
     state = np.ones(2, np.float32)
-    binding = clock.around(runner).binding()
+    binding = clock.wrap_runner(runner).binding()
 
     binding.bind("self_k_0", state)
     first = binding.run({})

@@ -19,11 +19,11 @@ from whisperport.bench.transcribing import (
     time_uncached,
 )
 from whisperport.bundle import Bundle
+from whisperport.checks import UNCACHED_DECODER
 from whisperport.errors import UsageError
 from whisperport.model.whisper import Whisper
 from whisperport.runner import Binding, Runner
 from whisperport.runtime import DecodeOptions, Engine
-from whisperport.runtime.engine import FULL
 from whisperport.spec import UncachedForm
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
@@ -56,8 +56,10 @@ def test_the_decoder_without_cache_is_timed_beside_the_whole(
     micro: Whisper, eager_runners: Any
 ) -> None:
     clock = Clock()
-    runners = eager_runners(micro) | {FULL: EagerUncached(micro, UncachedForm(12, pieces=2))}
-    timed = {name: clock.around(runner) for name, runner in runners.items()}
+    runners = eager_runners(micro) | {
+        UNCACHED_DECODER: EagerUncached(micro, UncachedForm(12, pieces=2))
+    }
+    timed = {name: clock.wrap_runner(runner) for name, runner in runners.items()}
     tables = micro.decoder.token_embedding.weight, micro.decoder.positional_embedding
     engine = Engine(micro.dims, GENERATION, timed, *(table.numpy() for table in tables))
 
@@ -65,7 +67,7 @@ def test_the_decoder_without_cache_is_timed_beside_the_whole(
 
     assert len(seconds) == UNCACHED_CALLS
     assert min(seconds) > 0
-    without = {name: runner for name, runner in timed.items() if name != FULL}
+    without = {name: runner for name, runner in timed.items() if name != UNCACHED_DECODER}
     assert (
         time_uncached(Engine(micro.dims, GENERATION, without, np.empty(0), np.empty(0)), clock)
         == []
@@ -178,7 +180,7 @@ def test_two_bundles_take_turns(bundle: Bundle, recording: Recording, no_memory:
     copy = Bundle(bundle.folder, bundle.manifest)
     options = BenchOptions(repeat=2, run=ONE_THREAD)
 
-    results = run_bench([bundle, copy], recording.path, options, say=said.append)
+    results = run_bench([bundle, copy], recording.path, options, progress=said.append)
 
     assert [line.split(":")[0] for line in said if "round" in line] == [
         "round 1 of 2",

@@ -44,7 +44,12 @@ def tensor(of: str, side: str, index: int, **values: Any) -> Change:
 
 
 def window(**sizes: Any) -> Change:
-    given = {"positions": 1500, "sound": 1500, "heard": 1500, "padding": "none"}
+    given = {
+        "positions": 1500,
+        "audio_positions": 1500,
+        "context_positions": 1500,
+        "padding": "none",
+    }
     return lambda document: document.update(window=given | sizes)
 
 
@@ -104,8 +109,12 @@ CASES: list[tuple[str, Change, str]] = [
     ("other rows", rename("prefill_4", "prefill_5"), r"programs\[2\].spec.inputs\[0\].shape"),
     ("too many rows", rename("prefill_4", "prefill_100000"), r"programs\[2\].spec"),
     ("an unknown program", rename("step", "step_2"), r"programs\[4\].spec"),
-    ("another program", rename("step", "decode_full"), r"programs\[4\].spec"),
-    ("a shorter cross cache", window(sound=1499, heard=1501, padding="silence"), r"programs\[1\]"),
+    ("another program", rename("step", "uncached_decoder"), r"programs\[4\].spec"),
+    (
+        "a shorter cross cache",
+        window(audio_positions=1499, context_positions=1501, padding="silence"),
+        r"programs\[1\]",
+    ),
     (
         "a layer of another dtype",
         tensor("step", "inputs", 3, dtype="float16"),
@@ -137,7 +146,11 @@ CASES: list[tuple[str, Change, str]] = [
         r"programs\[4\].spec` has `mask` as float16; `prefill_4` has it as float32",
     ),
     ("caches of int8", caches("step", "self new", dtype="int8"), "'int8'; expected 'float32'"),
-    ("a window of 2^40", window(heard=2**40, padding="silence"), r"window.heard"),
+    (
+        "a window of 2^40",
+        window(context_positions=2**40, padding="silence"),
+        r"window.context_positions",
+    ),
 ]
 
 
@@ -160,7 +173,7 @@ def test_a_contradiction_is_found_when_a_bundle_is_opened(
     "change",
     [
         lambda document: document["generation"].pop("language", None),
-        window(sound=1000),
+        window(audio_positions=1000),
         token("suppressed", []),
         token("alignment_heads", [[0, 1], [0, 0]]),
         token("no_speech", 50_361),  # some tokenizers have no token for it

@@ -141,14 +141,14 @@ def test_evidence_needs_a_known_kind_and_a_file() -> None:
         ("prefill, longer", {"cross_kv", "prefill_4", "prefill_64"}),
         ("prefill + step", {"cross_kv", "prefill_4", "prefill_64", "step"}),
         ("align", {"cross_kv", "align"}),
-        ("decode_full", {"decode_full"}),
+        ("uncached_decoder", {"uncached_decoder"}),
         ("all programs", {"encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align"}),
     ],
 )
 def test_a_check_involves_the_programs_that_computed_what_it_compared(
     check: str, programs: set[str]
 ) -> None:
-    names = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align", "decode_full")
+    names = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align", "uncached_decoder")
 
     assert {name for name in names if replace(PASSED, program=check).involves(name)} == programs
 

@@ -112,11 +112,11 @@ def test_the_decoder_without_a_cache_is_verified_by_its_own_checks() -> None:
 
     manifest = changed(add)
 
-    (evidence,) = manifest.program("decode_full").evidence
-    assert {check.program for check in evidence.checks} == {"decode_full"}
-    assert manifest.is_verified("decode_full")
+    (evidence,) = manifest.program("uncached_decoder").evidence
+    assert {check.program for check in evidence.checks} == {"uncached_decoder"}
+    assert manifest.is_verified("uncached_decoder")
     (of_step,) = manifest.program("step").evidence
-    assert not any(check.program == "decode_full" for check in of_step.checks)
+    assert not any(check.program == "uncached_decoder" for check in of_step.checks)
 
 
 @pytest.mark.parametrize(

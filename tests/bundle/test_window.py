@@ -10,7 +10,7 @@ from whisperport.bundle import Manifest
 from whisperport.errors import BundleError
 from whisperport.window import Window
 
-WINDOW = Window(positions=6, sound=5, heard=9, padding="features")
+WINDOW = Window(positions=6, audio_positions=5, context_positions=9, padding="features")
 
 
 def test_a_window_survives_writing_and_reading(manifest: Manifest) -> None:
@@ -33,13 +33,13 @@ def test_the_checkpoints_own_window_is_not_written(manifest: Manifest) -> None:
         {**WINDOW.to_json(), "padding": "mirror"},
         {**WINDOW.to_json(), "padding": 1},
         {**WINDOW.to_json(), "padding": "none"},
-        {**WINDOW.to_json(), "heard": 5},
-        {**WINDOW.to_json(), "sound": 0},
+        {**WINDOW.to_json(), "context_positions": 5},
+        {**WINDOW.to_json(), "audio_positions": 0},
         {**WINDOW.to_json(), "positions": -6},
         {**WINDOW.to_json(), "positions": 6.0},
         {**WINDOW.to_json(), "seconds": 10},
-        {name: size for name, size in WINDOW.to_json().items() if name != "heard"},
-        Window(positions=5, sound=5, heard=9, padding="features").to_json(),
+        {name: size for name, size in WINDOW.to_json().items() if name != "context_positions"},
+        Window(positions=5, audio_positions=5, context_positions=9, padding="features").to_json(),
     ],
 )
 def test_a_window_that_cannot_be_is_refused_by_name(manifest: Manifest, wrong: Any) -> None:

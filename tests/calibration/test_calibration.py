@@ -20,7 +20,7 @@ ENCODER = ProgramSpec(
     "encoder", (TensorSpec("mel", (1, 80, 1, 200)),), (TensorSpec("features", (1, 100, 64)),)
 )
 DECODER = ProgramSpec(
-    "decode_full",
+    "uncached_decoder",
     (TensorSpec("features", (1, 4, 5)), TensorSpec("embeddings", (1, 5, 2, 1))),
     (TensorSpec("logits_0", (1, 2, 7)),),
 )

@@ -72,8 +72,8 @@ def test_a_step_is_recorded_with_the_cache_that_it_had(bundle, recorded, mels):
         assert filled[:length].all()  # what the step sees was computed
         if index % CALLS == 0:
             decoder.listen(decoder.engine.encode(mels[index // CALLS]))
-            sound = dict(decoder._audio)
-        assert all(np.array_equal(sample[name], array) for name, array in sound.items())
+            audio = dict(decoder._audio)
+        assert all(np.array_equal(sample[name], array) for name, array in audio.items())
     lengths = [int((sample["mask"][0, 0] == 0).sum()) for sample in recorded["step"]]
     assert len(set(lengths[:CALLS])) == CALLS  # different steps of one window
     assert lengths[:CALLS] == sorted(lengths[:CALLS])
@@ -96,10 +96,10 @@ def test_a_sample_is_one_of_the_calls_of_its_window_and_no_later_state(bundle, r
     """The engine reuses its cache and its mask for the next token."""
     wrapped = {}
 
-    def around(runner: Runner) -> Runner:
+    def wrap_runner(runner: Runner) -> Runner:
         return wrapped.setdefault(runner.spec.name, _Everything(runner))
 
-    engine = load_engine(bundle, ONE, around)
+    engine = load_engine(bundle, ONE, wrap_runner)
     decode_window(engine.decoder(), engine.encode(mels[0]), DecodeOptions())
 
     for sample in recorded["step"][:CALLS]:

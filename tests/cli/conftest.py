@@ -90,8 +90,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     import whisperport.cli.import_
     import whisperport.cli.lower
 
-    def run_here(job: Callable[..., Any], *arguments: Any, say: Any, **_: Any) -> Any:
-        return job(*arguments, say=say)
+    def run_here(job: Callable[..., Any], *arguments: Any, progress: Any, **_: Any) -> Any:
+        return job(*arguments, progress=progress)
 
     cli = whisperport.cli
     for verb in (cli.compile, cli.export, cli.import_, cli.lower):

@@ -47,7 +47,7 @@ def test_a_source_that_fails_leaves_what_was_said_and_exits_1(
         yield np.frombuffer(raw(), "<i2").astype(np.float32) / 32768
         raise AudioError("the line went dead", hint="call again")
 
-    monkeypatch.setattr(verb, "growing_sound", failing)
+    monkeypatch.setattr(verb, "live_audio", failing)
 
     ran = run("transcribe", "-", "--live", "--format", "srt")
 

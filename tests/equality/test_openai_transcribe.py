@@ -207,7 +207,7 @@ OPTIONS = core_or_all(
 ONE_TARGET = core_or_all(TARGETS[:1], TARGETS)
 
 
-def sound(name: str) -> Samples:
+def audio(name: str) -> Samples:
     if name == "many windows":
         return many_windows()
     return MADE[name]() if name in MADE else load_audio(RECORDINGS[name])
@@ -219,7 +219,7 @@ def originals(openai_model: whisper.Whisper) -> Original:
 
     @cache
     def original(clip: str, case: str) -> dict[str, Any]:
-        return openai_model.transcribe(sound(clip), fp16=False, **CASES[case].theirs)
+        return openai_model.transcribe(audio(clip), fp16=False, **CASES[case].theirs)
 
     return original
 
@@ -281,7 +281,7 @@ def test_drawn_tokens_are_openai_whispers_when_the_draws_are(
         return torch.tensor(draw(self.logits.numpy(), "theirs"))
 
     monkeypatch.setattr(torch.distributions.Categorical, "sample", sample)
-    samples = sound(SEVERAL)
+    samples = audio(SEVERAL)
     options = TranscribeOptions(temperatures=(0.4,), decode=DecodeOptions(best_of=3))
 
     theirs = openai_model.transcribe(samples, fp16=False, temperature=0.4, best_of=3)
@@ -293,7 +293,7 @@ def test_drawn_tokens_are_openai_whispers_when_the_draws_are(
 
 def check(clip: str, case: str, ours: Transcriber, originals: Original) -> None:
     expected = originals(clip, case)
-    actual = ours.transcribe(sound(clip), CASES[case].ours)
+    actual = ours.transcribe(audio(clip), CASES[case].ours)
 
     assert told(actual) == retold(expected)
     # Where a window says a token that is no text, such as a language, the original's whole text names it,

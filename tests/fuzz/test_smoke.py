@@ -79,7 +79,7 @@ def test_a_few_mutated_inputs_of_every_format_are_handled(
         seeds=seeds_folder,
         work=tmp_path / "work",
         findings=tmp_path / "findings",
-        say=lambda _: None,
+        progress=lambda _: None,
     )
 
     campaign.run()

@@ -37,7 +37,7 @@ def test_the_programs_of_a_bundle_are_measured_in_its_order(target: str, exporte
     bundle: Bundle = exported(target)
     said: list[str] = []
 
-    inspected = inspect_lowered(bundle.folder, ONCE, nothing, say=said.append)
+    inspected = inspect_lowered(bundle.folder, ONCE, nothing, progress=said.append)
 
     names = [entry.spec.name for entry in bundle.manifest.programs]
     assert [profile.program for profile in inspected.profiles] == names

@@ -14,7 +14,7 @@ from whisperport.programs.program import Program, as_program, trace
 from whisperport.targets import get_target
 
 from ..extent import core_or_all
-from ..rewrites.strangers import strangers
+from ..rewrites.third_party import third_party_programs
 from .undelegated import undelegated
 
 XNNPACK = get_target("xnnpack").spec
@@ -91,7 +91,7 @@ def test_each_operator_is_refused_where_the_partitioner_leaves_it() -> None:
 def their_programs(
     random_hf_whisper: Callable[..., Any], random_openai_whisper: Callable[..., Any]
 ) -> dict[str, Program]:
-    return strangers(random_hf_whisper, random_openai_whisper)
+    return third_party_programs(random_hf_whisper, random_openai_whisper)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.errors import ProgramError
 from whisperport.inspection import profile_pte as module
-from whisperport.inspection.check import refusals
+from whisperport.inspection.check import rejections
 from whisperport.inspection.cost import cost_of
 from whisperport.inspection.delegation import read_delegation
 from whisperport.inspection.profile import Profile, ProfileOptions
@@ -23,7 +23,7 @@ from whisperport.inspection.read_pte import Instruction, Method, read_pte
 from whisperport.targets import get_target
 
 ONCE = ProfileOptions(repeat=2, threads=1)
-REASONS = partial(refusals, spec=get_target("xnnpack").spec)
+REASONS = partial(rejections, spec=get_target("xnnpack").spec)
 
 
 @pytest.fixture(scope="module")

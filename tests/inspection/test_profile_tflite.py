@@ -98,14 +98,14 @@ def test_a_library_without_a_profiler_is_not_asked(cumsum_tflite: Path) -> None:
 def test_a_refusal_of_the_profiler_leaves_the_whole_measured(
     cumsum_tflite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(litert_run, "profiled_runs", lambda *_: _refuse())
+    monkeypatch.setattr(litert_run, "profiled_runs", lambda *_: _reject())
 
     measured = litert_run._measure(cumsum_tflite, ONCE, profiled=True)
 
     assert (measured.runs, measured.why) == ((), "no signature")
 
 
-def _refuse() -> None:
+def _reject() -> None:
     raise NoProfileError("no signature")
 
 

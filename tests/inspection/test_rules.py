@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from whisperport.inspection.check import check_graph, limits_of, refusals
+from whisperport.inspection.check import check_graph, limits_of, rejections
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.rules import RULES
 from whisperport.inspection.rules.page import rule_index, rule_page
@@ -258,7 +258,7 @@ def test_a_spec_is_all_that_a_new_target_needs() -> None:
         opset=18,
     )
 
-    found = {(refusal.rule, refusal.node) for refusal in refusals(program, NPU)}
+    found = {(refusal.rule, refusal.node) for refusal in rejections(program, NPU)}
 
     assert found == {
         ("WP202", "tokens"),
@@ -293,7 +293,7 @@ def test_refusals_of_a_kind_are_one_row_and_the_costliest_node_is_its_first() ->
 def test_a_node_is_counted_once_by_the_first_limit_that_it_breaks() -> None:
     deep = value("deep", 1, 1, 1, 8, 16)
 
-    found = refusals(graph(node("erf", [X], deep)), NPU)
+    found = rejections(graph(node("erf", [X], deep)), NPU)
 
     assert [refusal.rule for refusal in found] == ["WP101"]
 
@@ -306,7 +306,7 @@ def test_a_warning_refuses_nothing() -> None:
 
     assert [(kind.rule, kind.finding) for kind in checked.kinds] == [("WP501", "warning")]
     assert checked.rejected == ()
-    assert refusals(program, spec) == []
+    assert rejections(program, spec) == []
 
 
 def test_an_operator_that_was_not_seen_to_compile_is_no_rejection() -> None:
@@ -319,7 +319,7 @@ def test_an_operator_that_was_not_seen_to_compile_is_no_rejection() -> None:
     assert found == {("WP104", "not seen", "relu"), ("WP404", "not seen", "")}
     assert (checked.rejected_nodes, checked.unseen_nodes) == (0, 1)
     assert checked.rejected == ()
-    assert refusals(program, spec) == []
+    assert rejections(program, spec) == []
     told = checked.to_json()
     assert (told["rejected_nodes"], told["unseen_nodes"]) == (0, 1)
     assert {kind["finding"] for kind in told["kinds"]} == {"not seen"}

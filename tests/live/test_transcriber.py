@@ -52,29 +52,29 @@ def equal_share(live: str, offline: str) -> float:
 def test_words_come_within_two_seconds_and_are_those_of_the_recording(
     number: str, piece_s: float, embedded: Transcriber, spoken: dict[str, Spoken]
 ) -> None:
-    sound = spoken[number]
+    audio = spoken[number]
 
-    done = listen(embedded, sound.samples, piece_s)
+    done = listen(embedded, audio.samples, piece_s)
 
-    late = delays(done, sound)
-    assert len(late) >= EQUAL * len(sound.words)
+    late = delays(done, audio)
+    assert len(late) >= EQUAL * len(audio.words)
     assert min(late) > 0  # no word is certain before it was spoken
     assert max(late) <= LATEST_S
-    offline = embedded.transcribe(sound.samples).text
+    offline = embedded.transcribe(audio.samples).text
     assert equal_share(done.live.transcript().text, offline) >= EQUAL
 
 
 def test_several_utterances_with_gaps_come_one_by_one(
     embedded: Transcriber, spoken: dict[str, Spoken]
 ) -> None:
-    sound = in_a_row(spoken["05"], spoken["16"], gap_s=2.5)
+    audio = in_a_row(spoken["05"], spoken["16"], gap_s=2.5)
 
-    done = listen(embedded, sound.samples)
+    done = listen(embedded, audio.samples)
 
-    assert max(delays(done, sound)) <= LATEST_S
+    assert max(delays(done, audio)) <= LATEST_S
     segments = done.live.transcript().segments
     assert len(segments) == 2
-    offline = embedded.transcribe(sound.samples).text
+    offline = embedded.transcribe(audio.samples).text
     assert equal_share(done.live.transcript().text, offline) >= EQUAL
     # The first was over before the second began.
     closed = [update.heard_s for update in done.updates if update.closed]
@@ -86,13 +86,13 @@ def test_a_buffer_is_cut_while_speech_goes_on(
 ) -> None:
     """Longer than half a window. A pass a second: a word waits for the second pass after it."""
     words = tuple(word for word in spoken["19"].words if word.end < 22)
-    sound = Spoken(spoken["19"].samples[: 22 * 16_000], words)
+    audio = Spoken(spoken["19"].samples[: 22 * 16_000], words)
 
-    done = listen(embedded, sound.samples, 0.5, LiveOptions(step_s=1.0))
+    done = listen(embedded, audio.samples, 0.5, LiveOptions(step_s=1.0))
 
     transcript = done.live.transcript()
-    assert equal_share(transcript.text, embedded.transcribe(sound.samples).text) >= EQUAL
-    assert max(delays(done, sound)) <= LATEST_S + 1.0
+    assert equal_share(transcript.text, embedded.transcribe(audio.samples).text) >= EQUAL
+    assert max(delays(done, audio)) <= LATEST_S + 1.0
     assert transcript.text == " ".join(s.text.strip() for s in transcript.segments)
 
 

@@ -25,9 +25,9 @@ def test_logits_after_any_runs_of_tokens_are_those_without_a_cache(
     micro: Whisper, runs: list[list[int]]
 ) -> None:
     features = torch.randn(1, 10, 16, generator=torch.Generator().manual_seed(1))
-    sound = micro.sound(features)
-    decoder = CachedDecoder(micro.decoder, sound)
+    cross_kv = micro.cross_kv(features)
+    decoder = CachedDecoder(micro.decoder, cross_kv)
 
     for tokens in runs:
-        expected = micro.logits(torch.tensor(tokens), sound)[-1]
+        expected = micro.logits(torch.tensor(tokens), cross_kv)[-1]
         np.testing.assert_allclose(decoder(tokens), expected, atol=ATOL, rtol=0)

@@ -151,14 +151,14 @@ def test_features_are_theirs(pair: Pair) -> None:
 
 
 def test_logits_without_a_cache_are_theirs(pair: Pair) -> None:
-    sound = pair.model.sound(pair.features)
+    cross_kv = pair.model.cross_kv(pair.features)
     tokens = torch.tensor(tokens_of(pair.checkpoint.dims.n_vocab))
 
-    ours = pair.model.logits(tokens, sound)
+    ours = pair.model.logits(tokens, cross_kv)
 
     assert pair.logits.std() == pytest.approx(LOGIT_SPREAD, rel=0.3)
     np.testing.assert_allclose(ours, pair.logits, atol=ATOL, rtol=0)
-    from_the_second = pair.model.logits(tokens, sound, first=1)
+    from_the_second = pair.model.logits(tokens, cross_kv, first=1)
     np.testing.assert_allclose(from_the_second, pair.logits[1:], atol=ATOL, rtol=0)
 
 
@@ -198,7 +198,7 @@ def test_a_dropped_layer_would_show(pair: Pair) -> None:
     shortened.load_state_dict(kept)
     tokens = torch.tensor(tokens_of(pair.checkpoint.dims.n_vocab))
 
-    ours = shortened.logits(tokens, shortened.sound(pair.features))
+    ours = shortened.logits(tokens, shortened.cross_kv(pair.features))
 
     assert (ours - pair.logits).abs().max() > 100 * ATOL
 

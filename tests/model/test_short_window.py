@@ -51,7 +51,9 @@ def test_attention_over_padded_keys_and_values_is_the_paddings_definition(
 ) -> None:
     # given
     heard = positions if padding == "none" else min(10, positions + more)
-    window = Window(positions=positions, sound=positions, heard=heard, padding=padding)
+    window = Window(
+        positions=positions, audio_positions=positions, context_positions=heard, padding=padding
+    )
     model = build_model(micro_checkpoint, window)
     random = torch.Generator().manual_seed(seed)
     features = torch.randn(1, positions, 16, generator=random)
@@ -60,10 +62,10 @@ def test_attention_over_padded_keys_and_values_is_the_paddings_definition(
     silence = whole.encode(torch.zeros(1, 8, 20))[0, positions:heard].numpy()
 
     # when
-    sound = model.sound(features)
+    cross_kv = model.cross_kv(features)
 
     # then
-    for block, (keys, values) in zip(model.decoder.blocks, sound, strict=True):
+    for block, (keys, values) in zip(model.decoder.blocks, cross_kv, strict=True):
         assert keys.shape == (2, 8, heard)
         assert values.shape == (2, heard, 8)
         taken = torch.bmm(torch.bmm(q, keys).softmax(-1), values)[:, 0].numpy()
@@ -81,20 +83,20 @@ def test_attention_over_padded_keys_and_values_is_the_paddings_definition(
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_the_program_gives_what_the_reference_gives(micro_checkpoint: Any, padding: str) -> None:
     heard = 4 if padding == "none" else 9
-    window = Window(positions=4, sound=4, heard=heard, padding=padding)
+    window = Window(positions=4, audio_positions=4, context_positions=heard, padding=padding)
     model = build_model(micro_checkpoint, window)
     features = torch.randn(1, 4, 16, generator=torch.Generator().manual_seed(0))
 
     with torch.no_grad():
         programs = PaddedCrossKV(model.decoder, model.padding)(features)
 
-    keys, values = zip(*model.sound(features), strict=True)
+    keys, values = zip(*model.cross_kv(features), strict=True)
     for ours, theirs in zip(programs, (*keys, *values), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_the_encoder_has_the_first_positions_of_the_table(micro_checkpoint: Any) -> None:
-    window = Window(positions=4, sound=4, heard=10, padding="features")
+    window = Window(positions=4, audio_positions=4, context_positions=10, padding="features")
 
     model = build_model(micro_checkpoint, window)
 
@@ -105,7 +107,10 @@ def test_the_encoder_has_the_first_positions_of_the_table(micro_checkpoint: Any)
 
 
 def test_a_checkpoint_is_not_changed_by_shortening_it(micro_checkpoint: Any) -> None:
-    build_model(micro_checkpoint, Window(positions=4, sound=4, heard=10, padding="silence"))
+    build_model(
+        micro_checkpoint,
+        Window(positions=4, audio_positions=4, context_positions=10, padding="silence"),
+    )
 
     assert micro_checkpoint.dims.n_audio_ctx == 10
     assert len(micro_checkpoint.weights["encoder.positional_embedding"]) == 10

@@ -22,7 +22,7 @@ def embedded(
     model: Whisper, tokens: torch.Tensor, form: UncachedForm, after: float
 ) -> torch.Tensor:
     """Embeddings (1, d, S, 1) or (1, d, 1, S) of tokens, as written in the spec; `after` in other rows."""
-    rows = torch.full((form.rows, model.dims.n_text_state), after)
+    rows = torch.full((form.sequence_length, model.dims.n_text_state), after)
     rows[: len(tokens)] = model.decoder.token_embedding.weight[tokens]
     if form.positions == "host":
         rows[: len(tokens)] += model.decoder.positional_embedding[: len(tokens)]
@@ -76,7 +76,7 @@ def test_the_decoder_without_a_cache_gives_the_models_logits_whatever_is_in_late
             features, embedded(micro, tokens, form, after)
         )
 
-    expected = micro.logits(tokens, micro.sound(features))
+    expected = micro.logits(tokens, micro.cross_kv(features))
     assert all(piece.shape[:2] == (1, rows) for piece in made)
     torch.testing.assert_close(torch.cat(made, -1)[0, :count], expected, atol=ATOL, rtol=0)
 
@@ -84,7 +84,10 @@ def test_the_decoder_without_a_cache_gives_the_models_logits_whatever_is_in_late
 def test_the_decoder_without_a_cache_attends_to_no_padding(
     micro_checkpoint: Any,
 ) -> None:
-    model = build_model(micro_checkpoint, Window(positions=5, sound=5, heard=9, padding="features"))
+    model = build_model(
+        micro_checkpoint,
+        Window(positions=5, audio_positions=5, context_positions=9, padding="features"),
+    )
     features, tokens, form = torch.randn(1, 5, 16), torch.tensor([50, 3]), UncachedForm(8)
 
     with torch.no_grad():
@@ -92,8 +95,8 @@ def test_the_decoder_without_a_cache_attends_to_no_padding(
             features, embedded(model, tokens, form, 0.0)
         )
 
-    bare = model.logits(tokens, model.sound(features, padded=False))
-    padded = model.logits(tokens, model.sound(features))
+    bare = model.logits(tokens, model.cross_kv(features, padded=False))
+    padded = model.logits(tokens, model.cross_kv(features))
     torch.testing.assert_close(torch.cat(made, -1)[0, :2], bare, atol=ATOL, rtol=0)
     assert not torch.allclose(bare, padded, atol=1e-2)
 

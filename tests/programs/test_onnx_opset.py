@@ -130,7 +130,7 @@ class _Features(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def strangers(random_hf_whisper: Any, random_openai_whisper: Any) -> dict[str, Program]:
+def third_party_programs(random_hf_whisper: Any, random_openai_whisper: Any) -> dict[str, Program]:
     hf, openai = random_hf_whisper(), random_openai_whisper()
     tokens, features = torch.zeros(1, 9, dtype=torch.long), torch.zeros(1, 50, 64)
     mel = torch.zeros(1, 80, 200)
@@ -151,9 +151,9 @@ def strangers(random_hf_whisper: Any, random_openai_whisper: Any) -> dict[str, P
     ),
 )
 def test_strangers_modules_with_no_weight_stored_twice(
-    strangers: dict[str, Program], name: str, tmp_path: Path, torch_writes_once: None
+    third_party_programs: dict[str, Program], name: str, tmp_path: Path, torch_writes_once: None
 ) -> None:
-    program = strangers[name]
+    program = third_party_programs[name]
     unique = {t.untyped_storage().data_ptr(): t for t in program.exported.state_dict.values()}
     weights = sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
 

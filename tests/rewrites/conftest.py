@@ -11,7 +11,7 @@ from torch import Tensor
 from whisperport.programs.program import Program, as_program
 from whisperport.programs.trial import eager_outputs, random_inputs
 
-from .strangers import strangers
+from .third_party import third_party_programs
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def programs(
     random_hf_whisper: Callable[..., Any],
     random_openai_whisper: Callable[..., Any],
 ) -> dict[str, Program]:
-    """Graphs of a whole program's size: our four, and those of `strangers`, two of them decomposed."""
+    """Graphs of complete programs: four built-in ones and the third-party ones, two decomposed."""
     from whisperport.model.whisper import build_model
     from whisperport.programs.variants import whisper_programs
     from whisperport.programs.whisper import Parts
@@ -28,7 +28,7 @@ def programs(
     names = ("encoder", "cross_kv", "prefill_4", "step", "align")
     parts = Parts(build_model(tiny_checkpoint), [(0, 0)])
     ours = {p.name: p for p in whisper_programs(parts, names)}
-    theirs = strangers(random_hf_whisper, random_openai_whisper)
+    theirs = third_party_programs(random_hf_whisper, random_openai_whisper)
     return {
         **ours,
         **theirs,

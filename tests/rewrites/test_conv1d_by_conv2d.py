@@ -42,4 +42,4 @@ def test_others_are_left(convolution: nn.Module, reason: str) -> None:
 
     assert after is before
     assert reason in reasons(outcome)
-    assert bool(outcome.refused) == bool(reason)
+    assert bool(outcome.rejected) == bool(reason)

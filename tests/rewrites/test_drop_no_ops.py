@@ -18,7 +18,7 @@ def test_all_that_does_nothing_goes() -> None:
     _, after, outcome = rewritten(NAME, Idle(), torch.zeros(2, 3))
 
     assert operators(after) == ["aten.relu.default"]
-    assert outcome.refused == ()
+    assert outcome.rejected == ()
 
 
 class Busy(nn.Module):
@@ -35,7 +35,7 @@ def test_what_changes_type_shape_or_value_stays() -> None:
     kept = set(operators(before)) - {"aten._assert_tensor_metadata.default"}
     assert {"aten.mul.Tensor", "aten.div.Tensor", "aten.expand.default", "aten.to.dtype"} <= kept
     assert operators(after).count("aten.to.dtype") == operators(before).count("aten.to.dtype")
-    assert outcome.refused == ()
+    assert outcome.rejected == ()
 
 
 def test_a_dropout_for_training_is_declined() -> None:
@@ -46,4 +46,4 @@ def test_a_dropout_for_training_is_declined() -> None:
     before, after, outcome = rewritten(NAME, Training(), torch.zeros(2, 3))
 
     assert after is before
-    assert "exported for training" in outcome.refused[0].reason
+    assert "exported for training" in outcome.rejected[0].reason

@@ -176,10 +176,10 @@ def test_every_file_shows_its_picture_and_says_why(chosen: Rewrite) -> None:
 def test_a_name_that_is_not_registered_is_refused() -> None:
     program = trace("plain", torch.nn.ReLU(), (torch.zeros(1, 3),))
 
-    with pytest.raises(LoweringError, match="layer-norm-by-hand") as refused:
+    with pytest.raises(LoweringError, match="layer-norm-by-hand") as rejected:
         run_rewrites(program, ["layer-norm-by-linear", "layer-norm-by-hand"])
 
-    assert "layer-norm-by-linear" in refused.value.hint
+    assert "layer-norm-by-linear" in rejected.value.hint
 
 
 @pytest.mark.parametrize("asked", ["layer-norm-by-linear=2", "split-vocab-projection=0"])

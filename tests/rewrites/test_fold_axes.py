@@ -14,7 +14,7 @@ from whisperport.programs.trial import eager_outputs, random_inputs
 
 from ..extent import core_or_all
 from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
-from .strangers import FusedAttention
+from .third_party import FusedAttention
 
 
 class Does(nn.Module):
@@ -55,7 +55,7 @@ def test_any_order_of_axes_is_reached_by_permutations_of_four(sizes: list[int], 
     before, after, outcome = rewritten("fold-axes", Does(permuted), random_tensor(math.prod(sizes)))
 
     assert highest_rank(after) <= 4
-    assert not outcome.refused
+    assert not outcome.rejected
     assert same(before, after)
 
 
@@ -113,7 +113,7 @@ def test_what_else_makes_axes(function: Any, inputs: tuple[Tensor, ...]) -> None
     before, after, outcome = rewritten("fold-axes", Does(function), *inputs)
 
     assert highest_rank(before) > highest_rank(after) == 4
-    assert not outcome.refused
+    assert not outcome.rejected
     assert same(before, after)
 
 
@@ -166,4 +166,4 @@ def test_four_axes_are_left_alone() -> None:
     before, after, outcome = rewritten("fold-axes", module, random_tensor(2, 2, 2, 2))
 
     assert after is before
-    assert not outcome.refused
+    assert not outcome.rejected

@@ -126,7 +126,7 @@ def test_a_lookup_that_cannot_move_is_declined(
 
     assert after is program
     assert not host
-    assert reason in outcome.refused[0].reason
+    assert reason in outcome.rejected[0].reason
 
 
 def test_a_join_at_the_end_moves_and_other_outputs_keep_their_names() -> None:
@@ -164,7 +164,7 @@ def test_a_join_that_cannot_move_is_declined(forward: Callable[..., Any], reason
 
     assert after is program
     assert not host
-    assert reason in " ".join(refusal.reason for refusal in outcome.refused)
+    assert reason in " ".join(refusal.reason for refusal in outcome.rejected)
 
 
 @pytest.mark.parametrize("name", HOST_REWRITES)

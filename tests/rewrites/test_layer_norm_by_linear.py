@@ -55,7 +55,7 @@ def test_a_norm_over_the_last_axis_is_replaced(
     after, outcome = rewritten(program)
 
     assert len(outcome.changed) == 1
-    assert outcome.refused == ()
+    assert outcome.rejected == ()
     assert not any("layer_norm" in name or "mean" in name for name in operators(after))
     assert largest_error(run(after), run(program)) <= EXACT
 
@@ -87,8 +87,8 @@ def test_it_declines_with_the_reason(program: Program, reason: str) -> None:
 
     assert after is program
     assert outcome.changed == ()
-    assert [reason in refusal.reason for refusal in outcome.refused] == [True]
-    assert outcome.refused[0].node
+    assert [reason in refusal.reason for refusal in outcome.rejected] == [True]
+    assert outcome.rejected[0].node
 
 
 def test_it_declines_where_the_mean_is_used_elsewhere() -> None:
@@ -100,7 +100,7 @@ def test_it_declines_where_the_mean_is_used_elsewhere() -> None:
     after, outcome = rewritten(trace("norm", WithMean(), (torch.zeros(2, 64),)))
 
     assert outcome.changed == ()
-    assert "elsewhere" in outcome.refused[0].reason
+    assert "elsewhere" in outcome.rejected[0].reason
     assert any("layer_norm" in name for name in operators(after))
 
 
@@ -113,7 +113,7 @@ def test_one_refusal_does_not_keep_the_others_from_being_replaced(
     after, outcome = rewritten(program)
 
     assert len(outcome.changed) == 2
-    assert len(outcome.refused) == 1
+    assert len(outcome.rejected) == 1
     assert largest_error(run(after), run(program)) <= EXACT
 
 

@@ -69,7 +69,7 @@ def test_other_products_are_left_and_stored_ones_explained(write: Any, reason: s
 
     assert after is before
     assert reason in reasons(outcome)
-    assert bool(outcome.refused) == bool(reason)
+    assert bool(outcome.rejected) == bool(reason)
 
 
 class Matmul(nn.Module):
@@ -102,7 +102,7 @@ def test_sides_of_other_outer_sizes_are_declined() -> None:
 def test_products_of_two_matrices_are_left_alone() -> None:
     _, _, outcome = rewritten("matmul-by-bmm", Matmul(), torch.zeros(5, 4), torch.zeros(4, 6))
 
-    assert (outcome.changed, outcome.refused) == ((), ())
+    assert (outcome.changed, outcome.rejected) == ((), ())
 
 
 def head(vocabulary: int, bias: bool = False) -> nn.Linear:
@@ -153,7 +153,7 @@ def test_what_is_not_cut_and_why(asked: str, vocabulary: int, reason: str) -> No
 
     assert after is before
     assert reason in reasons(outcome)
-    assert bool(outcome.refused) == bool(reason)
+    assert bool(outcome.rejected) == bool(reason)
 
 
 def test_a_computed_weight_is_declined() -> None:

@@ -29,7 +29,7 @@ def micro_decoder(micro: Whisper, eager_runners: Callable[..., Any]) -> Callable
 
 
 @pytest.fixture(scope="session")
-def sound() -> Callable[[int], np.ndarray]:
+def audio() -> Callable[[int], np.ndarray]:
     """`sound(seed)`: features (T, d) of nothing in particular."""
     return lambda seed: (
         np.random.default_rng(seed)

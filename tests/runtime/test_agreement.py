@@ -3,34 +3,34 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.runtime.agreement import Agreement, Heard, spoken_already
+from whisperport.runtime.agreement import Agreement, HypothesisWord, spoken_already
 from whisperport.text import Word
 
 
-def said(text: str, *, each_s: float = 0.5) -> list[Heard]:
+def said(text: str, *, each_s: float = 0.5) -> list[HypothesisWord]:
     """Words of half a second each, from 0 on."""
     return [
-        Heard(Word(f" {word}", i * each_s, (i + 1) * each_s, 1.0), begins=i == 0)
+        HypothesisWord(Word(f" {word}", i * each_s, (i + 1) * each_s, 1.0), begins=i == 0)
         for i, word in enumerate(text.split())
     ]
 
 
-def text_of(words: tuple[Heard, ...]) -> str:
+def text_of(words: tuple[HypothesisWord, ...]) -> str:
     return "".join(heard.word.word for heard in words).strip()
 
 
 def test_one_hypothesis_makes_nothing_certain() -> None:
     agreement = Agreement()
 
-    assert agreement.hear(said("set a timer"), 1.5) == ()
+    assert agreement.update(said("set a timer"), 1.5) == ()
     assert text_of(agreement.tentative) == "set a timer"
 
 
 def test_what_two_in_a_row_begin_with_is_certain() -> None:
     agreement = Agreement()
-    agreement.hear(said("set a timer for ten"), 2.5)
+    agreement.update(said("set a timer for ten"), 2.5)
 
-    new = agreement.hear(said("set a timer for twenty minutes"), 3.0)
+    new = agreement.update(said("set a timer for twenty minutes"), 3.0)
 
     assert text_of(new) == "set a timer for"
     assert text_of(agreement.tentative) == "twenty minutes"
@@ -39,28 +39,28 @@ def test_what_two_in_a_row_begin_with_is_certain() -> None:
 def test_a_word_that_the_first_did_not_hear_to_its_end_is_a_guess() -> None:
     """`lamp` ends at 1.5 s: the hypothesis at 1.2 s cannot have heard it."""
     agreement = Agreement()
-    agreement.hear(said("the office lamp"), 1.2)
+    agreement.update(said("the office lamp"), 1.2)
 
-    assert text_of(agreement.hear(said("the office lamp"), 1.7)) == "the office"
-    assert text_of(agreement.hear(said("the office lamp"), 2.2)) == "lamp"
+    assert text_of(agreement.update(said("the office lamp"), 1.7)) == "the office"
+    assert text_of(agreement.update(said("the office lamp"), 2.2)) == "lamp"
 
 
 def test_certain_words_are_not_said_again() -> None:
     agreement = Agreement()
     for until in (1.0, 1.5, 2.0):
-        agreement.hear(said("turn on"), until)
+        agreement.update(said("turn on"), until)
 
-    agreement.hear(said("turn on the light"), 2.5)
-    assert text_of(agreement.hear(said("turn on the light"), 3.0)) == "the light"
+    agreement.update(said("turn on the light"), 2.5)
+    assert text_of(agreement.update(said("turn on the light"), 3.0)) == "the light"
 
 
 def test_a_certain_word_stays_when_later_hypotheses_hear_another() -> None:
     agreement = Agreement()
     for until in (1.0, 1.5):
-        agreement.hear(said("turn on"), until)
+        agreement.update(said("turn on"), until)
 
     for until in (3.0, 3.5):
-        agreement.hear(said("burn on the light"), until)
+        agreement.update(said("burn on the light"), until)
 
     assert text_of(agreement.committed) == "turn on the light"
 
@@ -68,25 +68,25 @@ def test_a_certain_word_stays_when_later_hypotheses_hear_another() -> None:
 def test_a_sentence_that_goes_on_loses_its_full_stop() -> None:
     agreement = Agreement()
     for until in (1.0, 1.5):
-        agreement.hear(said("open it."), until)
+        agreement.update(said("open it."), until)
 
-    agreement.hear(said("open it, please."), 2.0)
+    agreement.update(said("open it, please."), 2.0)
 
     assert text_of(agreement.committed) == "open it,"
 
 
 def test_the_last_hypothesis_is_taken_whole() -> None:
     agreement = Agreement()
-    agreement.hear(said("one two"), 1.0)
+    agreement.update(said("one two"), 1.0)
 
-    assert text_of(agreement.hear(said("one three four"), 2.0, final=True)) == "one three four"
+    assert text_of(agreement.update(said("one three four"), 2.0, final=True)) == "one three four"
     assert agreement.tentative == ()
 
 
 def test_what_was_cut_away_is_heard_no_more() -> None:
     agreement = Agreement()
     for until in (1.5, 2.0):
-        agreement.hear(said("one two three"), until)
+        agreement.update(said("one two three"), until)
 
     assert text_of(agreement.forget(1.0)) == "one two"
     assert text_of(agreement.committed) == "three"
@@ -106,7 +106,7 @@ words = st.lists(st.sampled_from(["one", "two", "three", "four"]), max_size=6).m
 def test_what_is_certain_only_grows_and_was_heard_twice(texts: list[str]) -> None:
     agreement, certain, before = Agreement(), "", ""
     for i, text in enumerate(texts):
-        new = agreement.hear(said(text), 3.0 + i)
+        new = agreement.update(said(text), 3.0 + i)
         for heard in new:
             assert heard.key in before.split()
             assert heard.key in text.split()

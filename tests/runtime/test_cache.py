@@ -25,12 +25,12 @@ tokens = st.lists(st.integers(0, DIMS.n_vocab - 1), min_size=1, max_size=DIMS.n_
 @given(tokens=tokens, data=st.data())
 @settings(max_examples=60)
 def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
-    micro: Whisper, micro_decoder: Any, sound: Any, tokens: list[int], data: st.DataObject
+    micro: Whisper, micro_decoder: Any, audio: Any, tokens: list[int], data: st.DataObject
 ) -> None:
     decoder = micro_decoder()
-    features = sound(0)
+    features = audio(0)
     one_pass = micro.logits(
-        torch.tensor(tokens), micro.sound(torch.from_numpy(features)[None])
+        torch.tensor(tokens), micro.cross_kv(torch.from_numpy(features)[None])
     ).numpy()
 
     decoder.listen(features)
@@ -52,26 +52,26 @@ def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
 @given(tokens=tokens, before=tokens, size=st.floats(0, 100))
 @settings(max_examples=40)
 def test_rows_beyond_its_length_do_not_matter(
-    micro_decoder: Any, sound: Any, tokens: list[int], before: list[int], size: float
+    micro_decoder: Any, audio: Any, tokens: list[int], before: list[int], size: float
 ) -> None:
     """Rows of an earlier decoding, even a hundred times as large as any key: equal to the last bit."""
     fresh, used = micro_decoder(), micro_decoder()
-    used.listen(sound(1))
+    used.listen(audio(1))
     used.prefill(before)
     for array in used.cache.arrays.values():
         array *= np.float32(size)
 
     for decoder in (fresh, used):
-        decoder.listen(sound(0))
+        decoder.listen(audio(0))
     expected = fresh.prefill(tokens[:1])[0], *map(fresh.step, tokens[1:])
     actual = used.prefill(tokens[:1])[0], *map(used.step, tokens[1:])
 
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_rows_of_a_prompts_padding_are_not_kept(micro_decoder: Any, sound: Any) -> None:
+def test_rows_of_a_prompts_padding_are_not_kept(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder(prefill_rows=(7,))
-    decoder.listen(sound(0))
+    decoder.listen(audio(0))
 
     decoder.prefill([1, 2, 3])
 
@@ -99,9 +99,9 @@ def test_a_new_row_sees_stored_rows_and_itself_and_new_rows_before_it(
         assert seen == {*range(length), *range(rows, rows + i + 1)}
 
 
-def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, sound: Any) -> None:
+def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
-    decoder.listen(sound(0))
+    decoder.listen(audio(0))
     decoder.prefill(list(range(DIMS.n_text_ctx - 1)))
     decoder.step(5)
 
@@ -112,9 +112,9 @@ def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, sound: A
     assert decoder.cache.length == DIMS.n_text_ctx
 
 
-def test_a_prompt_that_is_too_long_is_refused(micro_decoder: Any, sound: Any) -> None:
+def test_a_prompt_that_is_too_long_is_refused(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
-    decoder.listen(sound(0))
+    decoder.listen(audio(0))
 
     with pytest.raises(ValueError, match="do not fit"):
         decoder.prefill([1] * (DIMS.n_text_ctx + 1))
@@ -130,10 +130,10 @@ def test_storing_more_rows_than_there_is_room_for_is_refused() -> None:
     assert cache.length == 20
 
 
-def test_a_cleared_cache_is_as_a_new_one(micro_decoder: Any, sound: Any) -> None:
+def test_a_cleared_cache_is_as_a_new_one(micro_decoder: Any, audio: Any) -> None:
     decoder, fresh = micro_decoder(), micro_decoder()
     for e in (decoder, fresh):
-        e.listen(sound(0))
+        e.listen(audio(0))
     decoder.prefill([1, 2, 3, 4, 5])
 
     decoder.cache.clear()
@@ -142,9 +142,9 @@ def test_a_cleared_cache_is_as_a_new_one(micro_decoder: Any, sound: Any) -> None
     np.testing.assert_array_equal(decoder.step(8), fresh.step(8))
 
 
-def test_a_copy_goes_its_own_way(micro_decoder: Callable[..., Decoder], sound: Any) -> None:
+def test_a_copy_goes_its_own_way(micro_decoder: Callable[..., Decoder], audio: Any) -> None:
     decoder = micro_decoder()
-    decoder.listen(sound(0))
+    decoder.listen(audio(0))
     decoder.prefill([1, 2, 3])
     copy = Cache(DIMS)
 

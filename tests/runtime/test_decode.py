@@ -55,11 +55,11 @@ def test_by_default_half_of_the_positions_are_said() -> None:
 
 
 def test_a_limit_above_the_positions_is_met_at_the_last_position(
-    micro_decoder: Any, sound: Any
+    micro_decoder: Any, audio: Any
 ) -> None:
     never_ends = replace(GENERATION, suppressed=(*GENERATION.suppressed, END))
 
-    decoded = decode_window(micro_decoder(never_ends), sound(0), replace(TEXT, max_tokens=1000))
+    decoded = decode_window(micro_decoder(never_ends), audio(0), replace(TEXT, max_tokens=1000))
 
     prompt = len(start_tokens(GENERATION, "en", "transcribe"))
     assert len(decoded.tokens) == DIMS.n_text_ctx - prompt + 1  # the last is not read again
@@ -76,11 +76,11 @@ def test_an_end_at_once_is_suppressed() -> None:
 @given(seed=st.integers(0, 10_000), timestamps=st.booleans(), beams=st.sampled_from([None, 2]))
 @settings(max_examples=40)
 def test_what_is_suppressed_is_never_said(
-    micro_decoder: Any, sound: Any, seed: int, timestamps: bool, beams: int | None
+    micro_decoder: Any, audio: Any, seed: int, timestamps: bool, beams: int | None
 ) -> None:
     options = replace(TEXT, timestamps=timestamps, beam_size=beams)
 
-    decoded = decode_window(micro_decoder(), sound(seed), options)
+    decoded = decode_window(micro_decoder(), audio(seed), options)
 
     assert not set(decoded.tokens) & {*GENERATION.suppressed, END}
     assert decoded.tokens[:1] != (3,)
@@ -88,12 +88,12 @@ def test_what_is_suppressed_is_never_said(
     assert 0 <= decoded.no_speech_prob <= 1
 
 
-def test_what_was_heard_before_leaves_no_trace(micro_decoder: Any, sound: Any) -> None:
+def test_what_was_heard_before_leaves_no_trace(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
-    alone = decode_window(micro_decoder(), sound(2), DecodeOptions())
+    alone = decode_window(micro_decoder(), audio(2), DecodeOptions())
 
-    decode_window(decoder, sound(1), DecodeOptions(beam_size=3))
-    after = decode_window(decoder, sound(2), DecodeOptions())
+    decode_window(decoder, audio(1), DecodeOptions(beam_size=3))
+    after = decode_window(decoder, audio(2), DecodeOptions())
 
     assert after == alone
 
@@ -168,12 +168,12 @@ def test_the_language_of_a_checkpoint_that_names_its_own_is_not_detected() -> No
     assert decoder.prompts == []
 
 
-def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, sound: Any) -> None:
+def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
     found = set()
 
     for seed in range(20):
-        decoder.listen(sound(seed))
+        decoder.listen(audio(seed))
         found.add(detect_language(decoder))
 
     assert found <= set(GENERATION.languages)
@@ -197,12 +197,12 @@ def test_tokens_that_cannot_be_used_are_refused(options: dict[str, Any], words: 
 
 
 def test_the_longest_prefix_leaves_room_for_the_longest_prompt(
-    micro_decoder: Any, sound: Any
+    micro_decoder: Any, audio: Any
 ) -> None:
     prefix = (5,) * (DIMS.n_text_ctx // 2 - 5)
     options = replace(TEXT, prefix=prefix, prompt=(5,) * DIMS.n_text_ctx)
 
-    assert decode_window(micro_decoder(), sound(0), options).tokens
+    assert decode_window(micro_decoder(), audio(0), options).tokens
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_program_that_is_missing_is_named(
 
 
 def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
-    micro: Whisper, eager_runners: Any, sound: Any
+    micro: Whisper, eager_runners: Any, audio: Any
 ) -> None:
     runners, used = eager_runners(micro, (4, 7)), []
     for name, rows in (("step", 1), ("prefill_4", 4), ("prefill_7", 7)):
@@ -42,7 +42,7 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
     decoder = engine_of(micro, runners).decoder()
 
     for count in (1, 4, 5, 7, 8, 12):
-        decoder.listen(sound(0))
+        decoder.listen(audio(0))
         decoder.prefill([1] * count)
 
     assert used == [1, 4, 7, 7, 7, 1, 7, 7]
@@ -50,32 +50,32 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
 
 @pytest.mark.parametrize(("tokens", "also"), [([], 0), ([1, 2], 2), ([1, 2], -1)])
 def test_a_row_that_is_not_in_the_prompt_is_refused(
-    micro_decoder: Any, sound: Any, tokens: list[int], also: int
+    micro_decoder: Any, audio: Any, tokens: list[int], also: int
 ) -> None:
     decoder = micro_decoder()
-    decoder.listen(sound(0))
+    decoder.listen(audio(0))
 
     with pytest.raises(ValueError, match="`also`"):
         decoder.prefill(tokens, also=also)
 
 
-def test_a_new_window_forgets_the_last_one(micro_decoder: Any, sound: Any) -> None:
+def test_a_new_window_forgets_the_last_one(micro_decoder: Any, audio: Any) -> None:
     decoder, fresh = micro_decoder(), micro_decoder()
-    decoder.listen(sound(1))
+    decoder.listen(audio(1))
     decoder.prefill([1, 2, 3])
     decoder.step(4)
 
     for e in (decoder, fresh):
-        e.listen(sound(2))
+        e.listen(audio(2))
 
     np.testing.assert_array_equal(decoder.prefill([5, 6])[0], fresh.prefill([5, 6])[0])
 
 
-def test_two_decoders_of_one_engine_do_not_share_a_cache(micro_decoder: Any, sound: Any) -> None:
+def test_two_decoders_of_one_engine_do_not_share_a_cache(micro_decoder: Any, audio: Any) -> None:
     first, alone = micro_decoder(), micro_decoder()
     second = first.engine.decoder()
     for decoder in (first, second, alone):
-        decoder.listen(sound(0))
+        decoder.listen(audio(0))
 
     steps = []
     for token in range(6):
@@ -108,13 +108,13 @@ def test_a_spectrogram_of_another_size_is_refused(micro_decoder: Any) -> None:
 
 @pytest.mark.parametrize("count", [1, 5, 6, 13])
 def test_aligned_rows_are_those_of_one_pass(
-    micro: Whisper, micro_decoder: Any, sound: Any, count: int
+    micro: Whisper, micro_decoder: Any, audio: Any, count: int
 ) -> None:
     """In pieces of five rows, the last one padded."""
     decoder, tokens = micro_decoder(), list(range(count))
-    features = torch.from_numpy(sound(0))[None]
-    one_pass = micro.logits(torch.tensor(tokens), micro.sound(features)).numpy()
-    decoder.listen(sound(0))
+    features = torch.from_numpy(audio(0))[None]
+    one_pass = micro.logits(torch.tensor(tokens), micro.cross_kv(features)).numpy()
+    decoder.listen(audio(0))
     decoder.prefill([9, 9, 9])  # forgotten
 
     scores, rows = decoder.align(tokens)
@@ -125,20 +125,20 @@ def test_aligned_rows_are_those_of_one_pass(
 
 
 def test_alignment_scores_are_those_of_the_heads_asked_for(
-    micro: Whisper, micro_decoder: Any, sound: Any
+    micro: Whisper, micro_decoder: Any, audio: Any
 ) -> None:
     decoder, tokens = micro_decoder(), [1, 2, 3, 4, 5, 6, 7]
-    features = torch.from_numpy(sound(0))[None]
+    features = torch.from_numpy(audio(0))[None]
     seen: list[torch.Tensor] = []
     hooks = [
         block.cross_attn.query.register_forward_hook(lambda *call: seen.append(call[-1]))
         for block in micro.decoder.blocks
     ]
-    micro.logits(torch.tensor(tokens), micro.sound(features))
+    micro.logits(torch.tensor(tokens), micro.cross_kv(features))
     for hook in hooks:
         hook.remove()
 
-    decoder.listen(sound(0))
+    decoder.listen(audio(0))
     scores, _ = decoder.align(tokens)
 
     width = DIMS.text_head_width
@@ -149,9 +149,9 @@ def test_alignment_scores_are_those_of_the_heads_asked_for(
         np.testing.assert_allclose(of_head, expected, atol=1e-4)  # scores reach 10
 
 
-def test_nothing_to_align_is_refused(micro_decoder: Any, sound: Any) -> None:
+def test_nothing_to_align_is_refused(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
-    decoder.listen(sound(0))
+    decoder.listen(audio(0))
 
     with pytest.raises(ValueError, match="no tokens"):
         decoder.align([])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from whisperport.checks import UNCACHED_DECODER
 from whisperport.model.uncached_decoder import UncachedDecoder
 from whisperport.model.whisper import Whisper
 from whisperport.runner import Runner
 from whisperport.runtime import Engine
-from whisperport.runtime.engine import FULL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 
@@ -21,13 +21,16 @@ ATOL = 1e-5  # float32 sums in another order
 
 
 class Eager(Runner):
-    """`decode_full` in torch."""
+    """`uncached_decoder` in torch."""
 
     def __init__(self, model: Whisper, form: UncachedForm) -> None:
         d, t = model.dims.n_text_state, model.dims.n_audio_ctx
         inputs = TensorSpec("features", (1, t, d)), TensorSpec("embeddings", (1, d, *form.layout))
-        pieces = [TensorSpec(f"logits_{i}", (1, form.rows, 70 // form.pieces)) for i in range(2)]
-        super().__init__(ProgramSpec(FULL, inputs, tuple(pieces)))
+        pieces = [
+            TensorSpec(f"logits_{i}", (1, form.sequence_length, 70 // form.pieces))
+            for i in range(2)
+        ]
+        super().__init__(ProgramSpec(UNCACHED_DECODER, inputs, tuple(pieces)))
         self.module = UncachedDecoder(model.decoder, form).eval()
 
     def _run(self, inputs: Any) -> Any:
@@ -37,8 +40,10 @@ class Eager(Runner):
 
 @pytest.fixture(params=["host", "graph"])
 def engine(micro: Whisper, eager_runners: Any, request: pytest.FixtureRequest) -> Engine:
-    """Of all programs, `decode_full` of 12 rows among them."""
-    runners = eager_runners(micro) | {FULL: Eager(micro, UncachedForm(12, request.param, pieces=2))}
+    """Of all programs, `uncached_decoder` of 12 rows among them."""
+    runners = eager_runners(micro) | {
+        UNCACHED_DECODER: Eager(micro, UncachedForm(12, request.param, pieces=2))
+    }
     tables = micro.decoder.token_embedding.weight, micro.decoder.positional_embedding
     return Engine(micro.dims, GENERATION, runners, *(table.numpy() for table in tables))
 

@@ -181,22 +181,22 @@ def test_check_refuses_a_rank_above_the_limit(target: Target) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (x.reshape((1,) * limit + (8,)) + 1).reshape(1, 8)
 
-    refusals = target.check(trace("deep", TooDeep(), (torch.zeros(1, 8),)))
+    rejections = target.check(trace("deep", TooDeep(), (torch.zeros(1, 8),)))
 
-    assert {refusal.rule for refusal in refusals} == {"WP201"}
-    assert {refusal.reason for refusal in refusals} == {f"rank {limit + 1} is above {limit}"}
-    assert all(refusal.node for refusal in refusals)
+    assert {refusal.rule for refusal in rejections} == {"WP201"}
+    assert {refusal.reason for refusal in rejections} == {f"rank {limit + 1} is above {limit}"}
+    assert all(refusal.node for refusal in rejections)
 
 
 def test_check_refuses_an_input_of_another_dtype(target: Target) -> None:
     assert "complex64" not in target.spec.dtypes
     program = trace("odd", nn.ReLU(), (torch.zeros(1, 8, dtype=torch.float64),))
 
-    refusals = target.check(program)
+    rejections = target.check(program)
 
-    assert refusals[0].rule == "WP202"
-    assert "float64" in refusals[0].reason
-    assert all(dtype in refusals[0].reason for dtype in target.spec.dtypes)
+    assert rejections[0].rule == "WP202"
+    assert "float64" in rejections[0].reason
+    assert all(dtype in rejections[0].reason for dtype in target.spec.dtypes)
 
 
 # Lowering ----------------------------------------------------------------------------------------

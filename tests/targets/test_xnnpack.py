@@ -114,9 +114,9 @@ def test_an_operator_that_it_cannot_lower_is_refused_beforehand() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.sort(x).values
 
-    refusals = XNNPACK.check(trace("sorted", Sorted(), (torch.zeros(1, 8),)))
+    rejections = XNNPACK.check(trace("sorted", Sorted(), (torch.zeros(1, 8),)))
 
-    assert [refusal.reason for refusal in refusals] == [
+    assert [refusal.reason for refusal in rejections] == [
         "sort is not in the list of supported operators"
     ]
 

@@ -62,20 +62,20 @@ def with_gaps(recordings: list[Recording], gap_s: float) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def sound() -> np.ndarray:
+def audio() -> np.ndarray:
     """Six voices in 95 s, with 12 s of silence between them."""
     return with_gaps(RECORDINGS[:6], 12)
 
 
 @pytest.fixture(scope="module")
-def one_worker(transcriber: Transcriber, sound: np.ndarray) -> Transcript:
-    return transcriber.transcribe(sound, CHUNKED)
+def one_worker(transcriber: Transcriber, audio: np.ndarray) -> Transcript:
+    return transcriber.transcribe(audio, CHUNKED)
 
 
-def test_what_is_said_is_heard_and_where(one_worker: Transcript, sound: np.ndarray) -> None:
+def test_what_is_said_is_heard_and_where(one_worker: Transcript, audio: np.ndarray) -> None:
     spoken = " ".join(r.text for r in RECORDINGS[:6])
     assert text_errors(one_worker.text, spoken).errors == 0
-    assert one_worker.duration_s == sound.size / SECOND
+    assert one_worker.duration_s == audio.size / SECOND
 
     begin = 12.0
     for recording in RECORDINGS[:6]:
@@ -87,30 +87,30 @@ def test_what_is_said_is_heard_and_where(one_worker: Transcript, sound: np.ndarr
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_workers_change_nothing(
-    workers: int, transcriber: Transcriber, sound: np.ndarray, one_worker: Transcript
+    workers: int, transcriber: Transcriber, audio: np.ndarray, one_worker: Transcript
 ) -> None:
-    assert transcriber.transcribe(sound, replace(CHUNKED, workers=workers)) == one_worker
+    assert transcriber.transcribe(audio, replace(CHUNKED, workers=workers)) == one_worker
 
 
-def test_workers_draw_the_same_tokens(transcriber: Transcriber, sound: np.ndarray) -> None:
+def test_workers_draw_the_same_tokens(transcriber: Transcriber, audio: np.ndarray) -> None:
     drawn = replace(CHUNKED, temperatures=(0.8,))
 
     one, three = (
-        transcriber.transcribe(sound, replace(drawn, workers=workers)) for workers in (1, 3)
+        transcriber.transcribe(audio, replace(drawn, workers=workers)) for workers in (1, 3)
     )
 
     assert one == three
 
 
 def test_workers_of_programs_that_run_one_at_a_time_change_nothing(
-    exported: Callable[[str], Bundle], sound: np.ndarray
+    exported: Callable[[str], Bundle], audio: np.ndarray
 ) -> None:
     """ExecuTorch's methods are not made for several threads; a random model says a lot."""
     transcriber = Transcriber(exported("xnnpack"), ONE_THREAD)
-    sound = sound[: 60 * SECOND]
+    audio = audio[: 60 * SECOND]
 
     one, four = (
-        transcriber.transcribe(sound, replace(LITTLE, workers=workers)) for workers in (1, 4)
+        transcriber.transcribe(audio, replace(LITTLE, workers=workers)) for workers in (1, 4)
     )
 
     assert one == four
@@ -118,16 +118,16 @@ def test_workers_of_programs_that_run_one_at_a_time_change_nothing(
 
 
 def test_a_chunk_is_transcribed_as_if_it_were_alone(
-    transcriber: Transcriber, sound: np.ndarray, one_worker: Transcript
+    transcriber: Transcriber, audio: np.ndarray, one_worker: Transcript
 ) -> None:
     """Neither the text before it nor the state it left changes anything."""
-    with AudioStream(sound, look_back_s=0) as stream:
+    with AudioStream(audio, look_back_s=0) as stream:
         speech = list(speech_spans(stream, VadOptions()))
     chunks = list(cut_chunks(speech, 3000, pad=30, longest_silence=200))
     plain = replace(CHUNKED, vad=None, condition_on_previous_text=False)
 
     alone = [
-        transcriber.transcribe(sound, replace(plain, clips=(chunk.start / 100, chunk.end / 100)))
+        transcriber.transcribe(audio, replace(plain, clips=(chunk.start / 100, chunk.end / 100)))
         for chunk in chunks
     ]
 
@@ -156,22 +156,22 @@ def test_silence_is_not_transcribed(transcriber: Transcriber) -> None:
     assert told == [(40.0, 40.0)]
 
 
-def test_progress_moves_in_audio_time(transcriber: Transcriber, sound: np.ndarray) -> None:
+def test_progress_moves_in_audio_time(transcriber: Transcriber, audio: np.ndarray) -> None:
     told: list[tuple[float, float | None]] = []
 
-    transcriber.transcribe(sound, replace(CHUNKED, workers=2), progress=lambda *at: told.append(at))
+    transcriber.transcribe(audio, replace(CHUNKED, workers=2), progress=lambda *at: told.append(at))
 
     done = [at for at, _ in told]
     assert done == sorted(done)
     assert len(done) > 3
-    assert told[-1] == (sound.size / SECOND, sound.size / SECOND)
-    assert {of for _, of in told} == {sound.size / SECOND}
+    assert told[-1] == (audio.size / SECOND, audio.size / SECOND)
+    assert {of for _, of in told} == {audio.size / SECOND}
 
 
 def test_words_have_the_times_of_the_recording(transcriber: Transcriber) -> None:
-    sound = with_gaps(RECORDINGS[:2], 20)
+    audio = with_gaps(RECORDINGS[:2], 20)
 
-    transcript = transcriber.transcribe(sound, replace(CHUNKED, word_timestamps=True))
+    transcript = transcriber.transcribe(audio, replace(CHUNKED, word_timestamps=True))
 
     words = [word for segment in transcript.segments for word in segment.words]
     second = 40 + RECORDINGS[0].seconds
@@ -195,17 +195,17 @@ def short_windows(
 
 
 def test_speech_longer_than_a_window_is_read_window_by_window(short_windows: Transcriber) -> None:
-    sound = with_gaps(RECORDINGS[:2], 1)
+    audio = with_gaps(RECORDINGS[:2], 1)
 
     one, three = (
-        short_windows.transcribe(sound, replace(LITTLE, workers=workers)) for workers in (1, 3)
+        short_windows.transcribe(audio, replace(LITTLE, workers=workers)) for workers in (1, 3)
     )
 
     seeks = {segment.seek for segment in one.segments}
     assert one == three
     assert len(seeks) > 10
     assert min(seeks) > 100
-    assert max(seeks) < sound.size // 160 - 100
+    assert max(seeks) < audio.size // 160 - 100
 
 
 class Watched(Runner):
@@ -224,15 +224,15 @@ class Watched(Runner):
         return outputs
 
 
-def test_a_program_made_for_one_thread_is_run_by_one_at_a_time(sound: np.ndarray) -> None:
+def test_a_program_made_for_one_thread_is_run_by_one_at_a_time(audio: np.ndarray) -> None:
     watched: list[Watched] = []
 
     def watch(runner: Runner) -> Runner:
         watched.append(Watched(runner))
         return watched[-1]
 
-    transcriber = Transcriber(default_bundle(), ONE_THREAD, around=watch)
-    transcriber.transcribe(sound, replace(CHUNKED, workers=4))
+    transcriber = Transcriber(default_bundle(), ONE_THREAD, wrap_runner=watch)
+    transcriber.transcribe(audio, replace(CHUNKED, workers=4))
 
     assert {runner.most for runner in watched if runner.spec.name != "prefill_64"} <= {0, 1}
     assert any(runner.most == 1 for runner in watched)
@@ -275,7 +275,7 @@ class Meeting(Runner):
 
 
 def test_the_next_chunk_is_encoded_while_one_is_decoded(
-    sound: np.ndarray, one_worker: Transcript
+    audio: np.ndarray, one_worker: Transcript
 ) -> None:
     barrier = threading.Barrier(2)
 
@@ -284,14 +284,14 @@ def test_the_next_chunk_is_encoded_while_one_is_decoded(
         name = runner.spec.name
         return Meeting(runner, calls[name], barrier) if name in calls else runner
 
-    transcriber = Transcriber(default_bundle(), ONE_THREAD, around=meet)
+    transcriber = Transcriber(default_bundle(), ONE_THREAD, wrap_runner=meet)
 
-    assert transcriber.transcribe(sound, CHUNKED) == one_worker
+    assert transcriber.transcribe(audio, CHUNKED) == one_worker
 
 
 def test_what_was_said_before_a_failure_is_kept(
     transcriber: Transcriber,
-    sound: np.ndarray,
+    audio: np.ndarray,
     one_worker: Transcript,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -306,7 +306,7 @@ def test_what_was_said_before_a_failure_is_kept(
     monkeypatch.setattr(Engine, "encode", fail_in_the_end)
 
     with pytest.raises(IncompleteError, match="only to") as caught:
-        transcriber.transcribe(sound, CHUNKED)
+        transcriber.transcribe(audio, CHUNKED)
 
     assert caught.value.why == "RuntimeError: the device is gone"
     assert caught.value.transcript.segments == one_worker.segments[:4]
@@ -314,7 +314,7 @@ def test_what_was_said_before_a_failure_is_kept(
 
 def test_what_was_read_before_the_sound_broke_off_is_kept(
     transcriber: Transcriber,
-    sound: np.ndarray,
+    audio: np.ndarray,
     one_worker: Transcript,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -327,7 +327,7 @@ def test_what_was_read_before_the_sound_broke_off_is_kept(
     monkeypatch.setattr(chunked, "cut_chunks", broken_off)
 
     with pytest.raises(IncompleteError) as caught:
-        transcriber.transcribe(sound, CHUNKED)
+        transcriber.transcribe(audio, CHUNKED)
 
     assert caught.value.why == "the sound broke off"
     assert caught.value.transcript.segments == one_worker.segments[:3]
@@ -337,14 +337,14 @@ def test_what_was_read_before_the_sound_broke_off_is_kept(
 def test_what_a_chunk_said_before_it_failed_is_kept(
     workers: int, short_windows: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound, options = with_gaps(RECORDINGS[:2], 1), replace(LITTLE, workers=workers)
-    whole = short_windows.transcribe(sound, options)
+    audio, options = with_gaps(RECORDINGS[:2], 1), replace(LITTLE, workers=workers)
+    whole = short_windows.transcribe(audio, options)
     seeks = sorted({segment.seek for segment in whole.segments})
     middle = len(seeks) * 3 // 4  # of the second span of speech, which is one chunk
     on_window(middle, fail, monkeypatch)
 
     with pytest.raises(IncompleteError) as caught:
-        short_windows.transcribe(sound, options)
+        short_windows.transcribe(audio, options)
 
     assert caught.value.why == "RuntimeError: the device is gone"
     before = tuple(s for s in whole.segments if s.seek < seeks[middle])
@@ -355,12 +355,12 @@ def test_what_a_chunk_said_before_it_failed_is_kept(
 def test_ctrl_c_ends_a_long_chunk_and_keeps_what_it_said(
     workers: int, short_windows: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound, options = with_gaps(RECORDINGS[:2], 1), replace(LITTLE, workers=workers)
-    whole = short_windows.transcribe(sound, options)
+    audio, options = with_gaps(RECORDINGS[:2], 1), replace(LITTLE, workers=workers)
+    whole = short_windows.transcribe(audio, options)
     on_window(5, interrupt, monkeypatch)
 
     with pytest.raises(Interrupted) as caught:
-        short_windows.transcribe(sound, options)
+        short_windows.transcribe(audio, options)
 
     said = caught.value.transcript.segments
     assert 0 < len(said) < len(whole.segments)
@@ -372,14 +372,14 @@ def test_ctrl_c_ends_a_long_chunk_and_keeps_what_it_said(
 def test_ctrl_c_keeps_every_chunk_that_was_at_work(
     workers: int,
     transcriber: Transcriber,
-    sound: np.ndarray,
+    audio: np.ndarray,
     one_worker: Transcript,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_window(3, interrupt, monkeypatch)
 
     with pytest.raises(Interrupted) as caught:
-        transcriber.transcribe(sound, replace(CHUNKED, workers=workers))
+        transcriber.transcribe(audio, replace(CHUNKED, workers=workers))
 
     said = caught.value.transcript.segments
     assert len(said) >= 4
@@ -413,12 +413,12 @@ def threads() -> list[threading.Thread]:
 
 
 def test_a_failure_in_a_worker_is_not_swallowed(
-    transcriber: Transcriber, sound: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    transcriber: Transcriber, audio: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_window(0, fail, monkeypatch)
 
     with pytest.raises(RuntimeError, match="the device is gone"):
-        transcriber.transcribe(sound, CHUNKED)
+        transcriber.transcribe(audio, CHUNKED)
     assert not threads()
 
 
@@ -440,6 +440,6 @@ def test_sound_that_is_heard_only_once_is_refused(transcriber: Transcriber) -> N
         transcriber.transcribe(file, CHUNKED)
 
 
-def test_injected_draws_are_for_one_worker(transcriber: Transcriber, sound: np.ndarray) -> None:
+def test_injected_draws_are_for_one_worker(transcriber: Transcriber, audio: np.ndarray) -> None:
     with pytest.raises(UsageError, match="one worker"):
-        transcriber.transcribe(sound, replace(CHUNKED, workers=2), draw=lambda rows: [0])
+        transcriber.transcribe(audio, replace(CHUNKED, workers=2), draw=lambda rows: [0])

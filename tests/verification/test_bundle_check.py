@@ -68,7 +68,7 @@ def first_clip(
 def test_an_untouched_bundle_passes_at_every_level(bundle: Bundle) -> None:
     told: list[str] = []
 
-    report = verify(bundle.folder, run=ONE_THREAD, say=told.append)
+    report = verify(bundle.folder, run=ONE_THREAD, progress=told.append)
 
     assert report
     assert {check.level for check in report.checks} == set(LEVELS)

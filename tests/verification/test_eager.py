@@ -16,7 +16,7 @@ from whisperport.model.cached_decoder import CachedDecoder
 from whisperport.model.whisper import Whisper, build_model
 from whisperport.transcription import default_bundle
 from whisperport.verification.clips import Clip, shipped_clips
-from whisperport.verification.eager import KEPT_LOGITS, Sound, greedy_tokens, run_eager
+from whisperport.verification.eager import KEPT_LOGITS, CrossKV, greedy_tokens, run_eager
 from whisperport.verification.reference import Reference
 
 from .. import micro as sizes
@@ -33,32 +33,32 @@ MAX_TOKENS = DIMS.n_text_ctx - len(PROMPT)
 SOUNDS = 16
 ATOL = 1e-5 * 15  # of logits: sums of 16 float32 products in two orders, through two layers
 
-Make = Callable[[Whisper, Sound], Callable[[list[int]], Tensor]]
+Make = Callable[[Whisper, CrossKV], Callable[[list[int]], Tensor]]
 
 
-def one_by_one(model: Whisper, sound: Sound) -> list[int]:
+def one_by_one(model: Whisper, cross_kv: CrossKV) -> list[int]:
     """Greedy decoding that computes everything again for every token."""
     tokens: list[int] = []
     while len(tokens) < MAX_TOKENS and 49 not in tokens:
-        logits = model.logits(torch.tensor(PROMPT + tokens), sound)[-1]
+        logits = model.logits(torch.tensor(PROMPT + tokens), cross_kv)[-1]
         hidden = GENERATION.suppressed + (() if tokens else GENERATION.suppressed_at_start)
         logits[list(hidden)] = -torch.inf
         tokens.append(int(logits.argmax()))
     return tokens
 
 
-def sounds(model: Whisper) -> Iterator[Sound]:
+def sounds(model: Whisper) -> Iterator[CrossKV]:
     for seed in range(SOUNDS):
         random = torch.Generator().manual_seed(seed)
-        yield model.sound(3 * torch.randn(1, 10, 16, generator=random))
+        yield model.cross_kv(3 * torch.randn(1, 10, 16, generator=random))
 
 
-def right(model: Whisper, sound: Sound) -> Callable[[list[int]], Tensor]:
-    return lambda tokens: model.logits(torch.tensor(tokens), sound)[-1]
+def right(model: Whisper, cross_kv: CrossKV) -> Callable[[list[int]], Tensor]:
+    return lambda tokens: model.logits(torch.tensor(tokens), cross_kv)[-1]
 
 
-def cached(model: Whisper, sound: Sound) -> Callable[[list[int]], Tensor]:
-    return CachedDecoder(model.decoder, sound)
+def cached(model: Whisper, cross_kv: CrossKV) -> Callable[[list[int]], Tensor]:
+    return CachedDecoder(model.decoder, cross_kv)
 
 
 def random_tokens(*_: Any) -> Callable[[list[int]], Tensor]:
@@ -76,9 +76,9 @@ def not_finite(*_: Any) -> Callable[[list[int]], Tensor]:
     return lambda _: torch.full((DIMS.n_vocab,), torch.nan)
 
 
-def without_the_sound(model: Whisper, sound: Sound) -> Callable[[list[int]], Tensor]:
+def without_the_sound(model: Whisper, cross_kv: CrossKV) -> Callable[[list[int]], Tensor]:
     """Right about some tokens, wrong about others."""
-    return right(model, tuple((0 * keys, values) for keys, values in sound))
+    return right(model, tuple((0 * keys, values) for keys, values in cross_kv))
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_tokens_are_those_of_decoding_one_by_one_whatever_is_guessed(
     micro: Whisper, draft: Make
 ) -> None:
     lengths = set()
-    for sound in sounds(micro):
-        made = draft(micro, sound)
-        tokens = greedy_tokens(micro, GENERATION, PROMPT, sound, MAX_TOKENS, made)
+    for cross_kv in sounds(micro):
+        made = draft(micro, cross_kv)
+        tokens = greedy_tokens(micro, GENERATION, PROMPT, cross_kv, MAX_TOKENS, made)
 
-        assert tokens == one_by_one(micro, sound)
+        assert tokens == one_by_one(micro, cross_kv)
         lengths.add(len(tokens))
     assert len(lengths) > 1  # some end early
 
@@ -103,21 +103,21 @@ def test_tokens_are_those_of_decoding_one_by_one_whatever_is_guessed(
 def test_right_guesses_take_one_pass(
     micro: Whisper, draft: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for sound in sounds(micro):
-        made = draft(micro, sound)
-        expected = one_by_one(micro, sound)
+    for cross_kv in sounds(micro):
+        made = draft(micro, cross_kv)
+        expected = one_by_one(micro, cross_kv)
         passes: list[list[int]] = []
 
         def seen(
-            tokens: Tensor, sound: Sound, *, first: int = 0, passes: list[list[int]] = passes
+            tokens: Tensor, cross_kv: CrossKV, *, first: int = 0, passes: list[list[int]] = passes
         ) -> Tensor:
             if first:
                 passes.append(tokens.tolist())
-            return Whisper.logits(micro, tokens, sound, first=first)
+            return Whisper.logits(micro, tokens, cross_kv, first=first)
 
         with monkeypatch.context() as patch:
             patch.setattr(micro, "logits", seen)
-            greedy_tokens(micro, GENERATION, PROMPT, sound, MAX_TOKENS, made)
+            greedy_tokens(micro, GENERATION, PROMPT, cross_kv, MAX_TOKENS, made)
 
         assert passes == [PROMPT + expected[:-1]]
 
@@ -149,11 +149,11 @@ def test_a_reference_made_with_wrong_guesses_is_the_same(
 def test_kept_logits_are_those_that_each_of_the_first_tokens_was_chosen_by(micro: Whisper) -> None:
     clip = reference(micro).clips[0]
 
-    sound = micro.sound(torch.from_numpy(clip.features)[None])
+    cross_kv = micro.cross_kv(torch.from_numpy(clip.features)[None])
     assert len(clip.logits) == min(KEPT_LOGITS, len(clip.tokens))
     for count, row in enumerate(clip.logits):
         fed = torch.tensor([*clip.prompt, *clip.tokens[:count]])
-        np.testing.assert_allclose(row, micro.logits(fed, sound)[-1], atol=ATOL, rtol=0)
+        np.testing.assert_allclose(row, micro.logits(fed, cross_kv)[-1], atol=ATOL, rtol=0)
 
 
 def test_the_shipped_reference_is_what_the_shipped_checkpoint_chooses() -> None:

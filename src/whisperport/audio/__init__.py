@@ -2,10 +2,10 @@
 
 from whisperport.audio.chunks import cut_chunks
 from whisperport.audio.decode import ClippedAudioWarning, DamagedAudioWarning
-from whisperport.audio.growing import growing_sound
+from whisperport.audio.growing import live_audio
 from whisperport.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
 from whisperport.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_filters
-from whisperport.audio.microphone import MissedSoundWarning, microphone_sound
+from whisperport.audio.microphone import AudioGapWarning, microphone_audio
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.read_ahead import ReadAhead
 from whisperport.audio.recording import RecordingMel
@@ -16,23 +16,23 @@ __all__ = [
     "FRAMES_PER_SECOND",
     "HOP_LENGTH",
     "SAMPLE_RATE",
+    "AudioGapWarning",
     "AudioSource",
     "AudioStream",
     "AudioWindow",
     "ClippedAudioWarning",
     "DamagedAudioWarning",
-    "MissedSoundWarning",
     "ReadAhead",
     "RecordingMel",
     "Span",
     "VadOptions",
     "audio_windows",
     "cut_chunks",
-    "growing_sound",
     "iter_audio",
+    "live_audio",
     "load_audio",
     "log_mel",
     "mel_filters",
-    "microphone_sound",
+    "microphone_audio",
     "speech_spans",
 ]

@@ -22,9 +22,7 @@ _CHUNK = 1 << 16  # bytes asked for at most; a pipe gives what it has
 Pieces = Iterator[NDArray[np.float32]]
 
 
-def growing_sound(
-    source: str | os.PathLike[str] | BinaryIO, *, raw_rate: int | None = None
-) -> Pieces:
+def live_audio(source: str | os.PathLike[str] | BinaryIO, *, raw_rate: int | None = None) -> Pieces:
     """Pieces (n,) float32 of a sound, mono at 16 kHz, as they come.
 
     A file on disk is played: its pieces come when they would be heard. A pipe is read as it grows;

@@ -16,18 +16,18 @@ PIECE_S = 0.1
 _LIST = "python -m sounddevice"  # lists every device
 
 
-class MissedSoundWarning(UserWarning):
+class AudioGapWarning(UserWarning):
     """The computer was too busy to take what the microphone gave."""
 
 
-def microphone_sound(device: str | int | None = None) -> Iterator[NDArray[np.float32]]:
+def microphone_audio(device: str | int | None = None) -> Iterator[NDArray[np.float32]]:
     """Pieces (n,) float32 of what is said, mono at 16 kHz, without end.
 
     Args:
         device: a number, or part of a name, of `python -m sounddevice`; None: the system's default.
 
     Warns:
-        MissedSoundWarning: PortAudio reported an overflow.
+        AudioGapWarning: PortAudio reported an overflow.
 
     Raises:
         MissingPackageError: `sounddevice`, or the PortAudio library that it needs, is not installed.
@@ -83,7 +83,7 @@ def _chunks(sounddevice: Any, device: str | int | None, rate: int) -> Iterator[b
 
     def take(data: Any, _frames: int, _time: Any, status: Any) -> None:
         if status.input_overflow:
-            warnings.warn("the microphone's sound has a gap", MissedSoundWarning, stacklevel=2)
+            warnings.warn("the microphone's sound has a gap", AudioGapWarning, stacklevel=2)
         come.put(bytes(data))
 
     with sounddevice.RawInputStream(

@@ -35,7 +35,7 @@ class Clock:
         """Forget all calls, such as those of a warm-up."""
         self.calls = {}
 
-    def around(self, runner: Runner) -> Runner:
+    def wrap_runner(self, runner: Runner) -> Runner:
         """`runner`, timed under its program's name."""
         return _TimedRunner(runner, self)
 

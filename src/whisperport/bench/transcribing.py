@@ -1,7 +1,7 @@
 """Where the time of transcribing goes: programs, spectrogram and Python, beside how much was right."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ import numpy as np
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
+from whisperport.checks import UNCACHED_DECODER
+from whisperport.progress import Progress
 from whisperport.ranges import MAX_REPEAT, check_range
 from whisperport.runtime import Engine
-from whisperport.runtime.engine import FULL
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import TextErrors, Unit, text_errors, unit_of
@@ -24,8 +25,6 @@ PYTHON = "Python"
 DEFAULT_RECORDING = "19-long.flac"  # three windows, and words enough for an error rate
 UNCACHED_CALLS = 3  # timed of the decoder without KV cache, in every round
 WARM_UP_S = 1.0  # of sound: every program but `align` runs once, and no more
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def run_bench(
     recording: Path,
     options: BenchOptions | None = None,
     *,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> list[BenchResult]:
     """Time bundles on one recording, their rounds interleaved: a busy moment falls on all alike.
 
@@ -108,12 +107,12 @@ def run_bench(
     rounds: list[list[_Round]] = [[] for _ in bundles]
     for number in range(1, options.repeat + 1):
         for bundle, done in zip(bundles, rounds, strict=True):
-            say(f"round {number} of {options.repeat}: {bundle.folder}")
+            progress(f"round {number} of {options.repeat}: {bundle.folder}")
             done.append(_one_round(bundle, recording, options, Clock()))
     results = []
     unit = options.unit or unit_of(next((done[0].language for done in rounds), "en"))
     for bundle, done in zip(bundles, rounds, strict=True):
-        say(f"memory: {bundle.folder}")
+        progress(f"memory: {bundle.folder}")
         peak = peak_memory_mib(bundle.folder, recording, words=options.words, run=options.run)
         results.append(_result(bundle, recording, done, peak, options.transcript, unit))
     return results
@@ -127,7 +126,9 @@ def default_recording() -> Path:
 def _one_round(bundle: Bundle, recording: Path, options: BenchOptions, clock: Clock) -> _Round:
     transcribe = TranscribeOptions(word_timestamps=options.words)
     with clock.timing(LOAD):
-        transcriber = Transcriber(Bundle.open(bundle.folder), options.run, around=clock.around)
+        transcriber = Transcriber(
+            Bundle.open(bundle.folder), options.run, wrap_runner=clock.wrap_runner
+        )
     load = clock.calls[LOAD]
     transcriber.transcribe(recording, TranscribeOptions(clips=(0.0, WARM_UP_S)))
     clock.reset()
@@ -157,7 +158,7 @@ def time_uncached(engine: Engine, clock: Clock) -> list[float]:
     clock.reset()
     for _ in range(UNCACHED_CALLS):
         decoder.step(engine.generation.start_of_transcript)
-    return clock.calls[FULL]
+    return clock.calls[UNCACHED_DECODER]
 
 
 def _result(
@@ -191,7 +192,9 @@ def _result(
 def _uncached(seconds: Sequence[float]) -> Part | None:
     if not seconds:
         return None
-    return Part(FULL, len(seconds), 1e3 * sum(seconds), 1e3 * statistics.median(seconds))
+    return Part(
+        UNCACHED_DECODER, len(seconds), 1e3 * sum(seconds), 1e3 * statistics.median(seconds)
+    )
 
 
 def _parts(typical: _Round, rounds: Sequence[_Round], programs: Sequence[str]) -> tuple[Part, ...]:

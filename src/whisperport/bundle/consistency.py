@@ -49,24 +49,24 @@ def _check_tokens(manifest: Manifest) -> None:
     generation, n_vocab = manifest.generation, manifest.dims.n_vocab
     for path, token in _tokens(generation):
         if token >= n_vocab:
-            _refuse(path, f"is {token}; the vocabulary has ids 0 to {n_vocab - 1}")
+            _reject(path, f"is {token}; the vocabulary has ids 0 to {n_vocab - 1}")
     # What is below `end_of_text` is text, and what is above `no_timestamps` is a timestamp: the search
     # compares the two, so that neither may be empty.
     if not 0 < generation.end_of_text < generation.no_timestamps:
-        _refuse(
+        _reject(
             "generation.end_of_text",
             f"is {generation.end_of_text}; expected a token between text and timestamps, "
             f"1 to {generation.no_timestamps - 1}",
         )
     if generation.timestamp_begin >= n_vocab:
-        _refuse(
+        _reject(
             "generation.no_timestamps",
             f"is {generation.no_timestamps}, the last id of the vocabulary; timestamps come after it",
         )
     if generation.start_of_transcript == generation.end_of_text:
-        _refuse("generation.start_of_transcript", "is the same token as `end_of_text`")
+        _reject("generation.start_of_transcript", "is the same token as `end_of_text`")
     if generation.start_of_transcript == generation.no_timestamps:
-        _refuse("generation.start_of_transcript", "is the same token as `no_timestamps`")
+        _reject("generation.start_of_transcript", "is the same token as `no_timestamps`")
 
 
 def _tokens(generation: Generation) -> Iterator[tuple[str, int]]:
@@ -85,7 +85,7 @@ def _check_alignment_heads(manifest: Manifest) -> None:
     layers, heads = manifest.dims.n_text_layer, manifest.dims.n_text_head
     for i, (layer, head) in enumerate(manifest.generation.alignment_heads):
         if layer >= layers or head >= heads:
-            _refuse(
+            _reject(
                 f"generation.alignment_heads[{i}]",
                 f"is layer {layer}, head {head}; the decoder has {layers} layers of {heads} heads",
             )
@@ -108,12 +108,12 @@ def _check_signature(path: str, entry: ProgramEntry, manifest: Manifest) -> None
 
 def _compare(path: str, found: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...]) -> None:
     if len(found) != len(expected):
-        _refuse(path, f"has {len(found)} tensors; expected {len(expected)} for these `dims`")
+        _reject(path, f"has {len(found)} tensors; expected {len(expected)} for these `dims`")
     for i, (one, wanted) in enumerate(zip(found, expected, strict=True)):
         for part in ("name", "shape", "dtype"):
             value, right = getattr(one, part), getattr(wanted, part)
             if value != right:
-                _refuse(
+                _reject(
                     f"{path}[{i}].{part}",
                     f"is {str(value)[:80]!r}; expected {str(right)!r} for these `dims`, `window`, "
                     "`generation.alignment_heads` and this program's caches of layer 0",
@@ -127,7 +127,7 @@ def _check_memory(spec: ProgramSpec, manifest: Manifest) -> None:
     tensors = (*spec.inputs, *spec.outputs)
     needed = sum(ITEM_BYTES[tensor.dtype] * math.prod(tensor.shape) for tensor in tensors)
     if needed > limit:
-        _refuse(
+        _reject(
             "dims",
             f"asks for {needed} bytes of inputs and outputs of `{spec.name}`; expected at most {limit} "
             f"for files of {stored} bytes",
@@ -143,7 +143,7 @@ def _check_form(manifest: Manifest) -> None:
         for name, found in form_of(entry.spec, manifest.dims, manifest.window).items():
             program, expected = first.setdefault(name, (entry.spec.name, found))
             if found != expected:
-                _refuse(
+                _reject(
                     f"programs[{i}].spec",
                     f"has `{name}` as {_named(found)}; `{program}` has it as {_named(expected)}",
                 )
@@ -155,5 +155,5 @@ def _named(form: Rows | str) -> str:
     return f"{form.dtype} (heads, {'width, rows' if form.axis == 2 else 'rows, width'})"
 
 
-def _refuse(path: str, why: str) -> NoReturn:
-    Field(None, path, MANIFEST).refuse(why)
+def _reject(path: str, why: str) -> NoReturn:
+    Field(None, path, MANIFEST).reject(why)

@@ -29,7 +29,7 @@ def read_evidence(evidence: Field) -> Evidence:
     """Raises BundleError, naming the field, for anything `evidence_to_json` would not have written."""
     m = evidence.members([f.name for f in fields(Evidence)])
     if not re.fullmatch(r"(\d{4}-\d{2}-\d{2})?", m["date"].text(), re.ASCII):
-        m["date"].refuse(f"is {m['date'].text()[:80]!r}; expected a date such as 2026-11-22")
+        m["date"].reject(f"is {m['date'].text()[:80]!r}; expected a date such as 2026-11-22")
     try:
         return Evidence(
             kind=m["kind"].one_of(KINDS),
@@ -40,7 +40,7 @@ def read_evidence(evidence: Field) -> Evidence:
             checks=tuple(read_check(check) for check in m["checks"].elements()),
         )
     except ValueError as error:
-        evidence.refuse(f"contradicts itself: {error}")
+        evidence.reject(f"contradicts itself: {error}")
 
 
 def check_to_json(check: Check) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def read_check(check: Field) -> Check:
             reason=m["reason"].text(),
         )
     except ValueError as error:
-        check.refuse(f"contradicts itself: {error}")
+        check.reject(f"contradicts itself: {error}")
 
 
 def _number(number: float) -> float | str:

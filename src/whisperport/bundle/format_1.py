@@ -7,12 +7,15 @@ report is no evidence about it.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from whisperport.bundle.evidence_json import check_to_json, read_check
 from whisperport.bundle.strict_json import Field
-from whisperport.checks import Check
+from whisperport.checks import UNCACHED_DECODER, Check
 
+PROGRAM_NAMES = {"decode_full": UNCACHED_DECODER}  # version 1's names of programs -> version 2's
+WINDOW_MEMBERS = {"sound": "audio_positions", "heard": "context_positions"}  # likewise
 STATUSES = ("run here", "compiled here", "checked against contract")
 
 
@@ -25,7 +28,7 @@ def upgraded(top: Field) -> Field:
     m = top.mapping()
     for name in ("programs", "precision", "verification", "verified", "machine", "files"):
         if name not in m:
-            top.refuse(f"has no `{name}`")
+            top.reject(f"has no `{name}`")
     report = _Report(m["verification"], m["verified"].flag())
     hashes = {path: entry.mapping() for path, entry in m["files"].mapping().items()}
     sha256 = {path: entry["sha256"].value for path, entry in hashes.items() if "sha256" in entry}
@@ -34,6 +37,8 @@ def upgraded(top: Field) -> Field:
     ]
     left = {n: v for n, v in top.value.items() if n not in ("precision", "verified")}
     left |= {"format_version": 2, "programs": programs, "verification": report.kept}
+    if isinstance(left.get("window"), Mapping):
+        left["window"] = {WINDOW_MEMBERS.get(n, n): v for n, v in left["window"].items()}
     return Field(left, "", top.document)
 
 
@@ -46,7 +51,7 @@ class _Report:
         self.kept = report.free() | ({} if verified else {"passed": False})
         self.checks: list[Check] = []
         if verified and "checks" in found:
-            self.checks = [read_check(check) for check in found["checks"].elements()]
+            self.checks = [_check(check) for check in found["checks"].elements()]
         self.runtime = found["versions"].free() if "versions" in found else {}
         self.machine = found["machine"].free() if "machine" in found else {}
 
@@ -58,6 +63,11 @@ class _Report:
         return [{"kind": kind, "files": files, **facts}]
 
 
+def _check(check: Field) -> Check:
+    read = read_check(check)
+    return replace(read, program=PROGRAM_NAMES.get(read.program, read.program))
+
+
 def _program(
     entry: Field, precision: str, report: _Report, sha256: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -67,7 +77,8 @@ def _program(
     facts = m["delegation"].free()
     hashes = {path: sha256[path] for path in files if path in sha256}
     artifact = {p: h for p, h in hashes.items() if p == files[0]} if files else {}
-    name = str(m["spec"].free().get("name", ""))
+    spec = m["spec"].free()
+    name = PROGRAM_NAMES.get(str(spec.get("name", "")), str(spec.get("name", "")))
     evidence = []
     if status == "run here":
         evidence += report.evidence("run", name, hashes)
@@ -80,7 +91,7 @@ def _program(
         done = {"runtime": compiler, "machine": {}, "date": "", "checks": []}
         evidence.append({"kind": "compiled", "files": artifact, **done})
     return {
-        "spec": m["spec"].value,
+        "spec": {**spec, "name": name},
         "placement": {"target": m["target"].value, "precision": precision, "options": {}},
         "method": m["method"].value,
         "files": files,

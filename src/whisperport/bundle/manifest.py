@@ -140,10 +140,10 @@ class Manifest:
         members = top.mapping()
         _check_version(members, top)
         if "checksum" not in members:
-            top.refuse("has no `checksum`")
+            top.reject("has no `checksum`")
         data = {name: value for name, value in top.value.items() if name != "checksum"}
         if members["checksum"].text() != _checksum(data):
-            members["checksum"].refuse("does not match the rest of the file")
+            members["checksum"].reject("does not match the rest of the file")
         return _manifest(Field(data, "", MANIFEST))
 
 
@@ -156,9 +156,9 @@ def _check_version(members: Mapping[str, Field], top: Field) -> None:
     """Before anything else: a newer version may have renamed every other field."""
     for name in ("format", "format_version"):
         if name not in members:
-            top.refuse(f"has no `{name}`")
+            top.reject(f"has no `{name}`")
     if members["format"].text() != FORMAT:
-        members["format"].refuse(f"is not {FORMAT!r}")
+        members["format"].reject(f"is not {FORMAT!r}")
     version = members["format_version"].integer(at_least=1)
     if version > FORMAT_VERSION:
         raise BundleError(
@@ -190,10 +190,10 @@ def _manifest(top: Field) -> Manifest:
         files=_files(m["files"]),
     )
     if manifest.window and manifest.window.positions != manifest.dims.n_audio_ctx:
-        m["window"].refuse(f"has other positions than `dims`: {manifest.dims.n_audio_ctx}")
+        m["window"].reject(f"has other positions than `dims`: {manifest.dims.n_audio_ctx}")
     names = [entry.spec.name for entry in manifest.programs]
     if len(set(names)) != len(names):
-        m["programs"].refuse("names a program twice")
+        m["programs"].reject("names a program twice")
     return manifest
 
 
@@ -201,7 +201,7 @@ def _files(listed: Field) -> dict[str, FileEntry]:
     entries = {}
     for path, entry in listed.mapping().items():
         if safe_path(Field(path, listed.path, listed.document)) == MANIFEST:
-            listed.refuse(f"lists {MANIFEST} itself")
+            listed.reject(f"lists {MANIFEST} itself")
         e = entry.members(["sha256", "bytes"])
         entries[path] = FileEntry(e["sha256"].sha256(), e["bytes"].integer())
     return entries
@@ -212,7 +212,7 @@ def _dims(dims: Field) -> Dims:
     try:
         return Dims(**{name: size.integer(1, LARGEST[name]) for name, size in sizes.items()})
     except ValueError as error:
-        dims.refuse(f"is impossible: {error}")
+        dims.reject(f"is impossible: {error}")
 
 
 def _window(window: Field) -> Window:
@@ -220,12 +220,12 @@ def _window(window: Field) -> Window:
     try:
         return Window(
             positions=m["positions"].integer(1, LARGEST["n_audio_ctx"]),
-            sound=m["sound"].integer(1, LARGEST["n_audio_ctx"]),
-            heard=m["heard"].integer(1, LARGEST["n_audio_ctx"]),
+            audio_positions=m["audio_positions"].integer(1, LARGEST["n_audio_ctx"]),
+            context_positions=m["context_positions"].integer(1, LARGEST["n_audio_ctx"]),
             padding=m["padding"].one_of(PADDINGS),
         )
     except ValueError as error:
-        window.refuse(f"is impossible: {error}")
+        window.reject(f"is impossible: {error}")
 
 
 def _generation(generation: Field) -> Generation:
@@ -233,7 +233,7 @@ def _generation(generation: Field) -> Generation:
     m = generation.members([n for n in names if n != "language" or n in generation.mapping()])
     languages = {code: i.integer() for code, i in m["languages"].mapping().items()}
     if "language" in m and m["language"].text() not in languages:
-        m["language"].refuse("is none of `languages`")
+        m["language"].reject("is none of `languages`")
 
     def ids(name: str) -> tuple[int, ...]:
         return tuple(i.integer() for i in m[name].elements())
@@ -242,7 +242,7 @@ def _generation(generation: Field) -> Generation:
     for head in m["alignment_heads"].elements():
         pair = [i.integer() for i in head.elements()]
         if len(pair) != 2:
-            head.refuse("is not a (layer, head) pair")
+            head.reject("is not a (layer, head) pair")
         heads.append((pair[0], pair[1]))
     return Generation(
         start_of_transcript=m["start_of_transcript"].integer(),

@@ -12,9 +12,9 @@ def safe_path(path: Field) -> str:
     """
     text = path.text()
     if not text or text.startswith("/"):
-        path.refuse(f"is {text[:80]!r}; expected a path relative to the bundle")
+        path.reject(f"is {text[:80]!r}; expected a path relative to the bundle")
     if "\\" in text or ":" in text or any(ord(c) < 32 or ord(c) == 127 for c in text):
-        path.refuse(f"is {text[:80]!r}; backslashes, colons and control characters are not allowed")
+        path.reject(f"is {text[:80]!r}; backslashes, colons and control characters are not allowed")
     if any(part in ("", ".", "..") for part in text.split("/")):
-        path.refuse(f"is {text[:80]!r}; empty parts, `.` and `..` are not allowed")
+        path.reject(f"is {text[:80]!r}; empty parts, `.` and `..` are not allowed")
     return text

@@ -56,7 +56,7 @@ def read_program(entry: Field) -> ProgramEntry:
     m = entry.members([f.name for f in fields(ProgramEntry)])
     files = tuple(safe_path(path) for path in m["files"].elements())
     if not files:
-        m["files"].refuse("is empty; a program has at least one file")
+        m["files"].reject("is empty; a program has at least one file")
     return ProgramEntry(
         spec=_spec(m["spec"]),
         placement=_placement(m["placement"]),

@@ -22,7 +22,7 @@ class Field:
     path: str  # "programs[0].files"; empty at the top
     document: str  # "manifest.json"
 
-    def refuse(self, why: str) -> NoReturn:
+    def reject(self, why: str) -> NoReturn:
         where = f"field `{self.path}`" if self.path else "the top level"
         raise BundleError(
             f"{self.document} is not valid: {where} {why}",
@@ -31,7 +31,7 @@ class Field:
 
     def mapping(self) -> dict[str, "Field"]:
         if not isinstance(self.value, dict):
-            self.refuse(f"is {_kind(self.value)}; expected an object")
+            self.reject(f"is {_kind(self.value)}; expected an object")
         prefix = f"{self.path}." if self.path else ""
         return {
             name: Field(value, prefix + name, self.document) for name, value in self.value.items()
@@ -42,28 +42,28 @@ class Field:
         found = self.mapping()
         for name in names:
             if name not in found:
-                self.refuse(f"has no `{name}`")
+                self.reject(f"has no `{name}`")
         for name in found:
             if name not in names:
-                self.refuse(f"has an unknown member {name[:80]!r}")
+                self.reject(f"has an unknown member {name[:80]!r}")
         return found
 
     def elements(self) -> list["Field"]:
         if not isinstance(self.value, list):
-            self.refuse(f"is {_kind(self.value)}; expected an array")
+            self.reject(f"is {_kind(self.value)}; expected an array")
         return [
             Field(value, f"{self.path}[{i}]", self.document) for i, value in enumerate(self.value)
         ]
 
     def text(self) -> str:
         if not isinstance(self.value, str):
-            self.refuse(f"is {_kind(self.value)}; expected a string")
+            self.reject(f"is {_kind(self.value)}; expected a string")
         return self.value
 
     def word(self) -> str:
         """A string that is not empty."""
         if not self.text():
-            self.refuse("is empty")
+            self.reject("is empty")
         return self.text()
 
     def one_of(self, known: Sequence[T]) -> T:
@@ -71,13 +71,13 @@ class Field:
         text = self.text()
         found = next((one for one in known if one == text), None)
         if found is None:
-            self.refuse(f"is {text[:80]!r}; expected one of {', '.join(known)}")
+            self.reject(f"is {text[:80]!r}; expected one of {', '.join(known)}")
         return found
 
     def sha256(self) -> str:
         text = self.text()
         if len(text) != 64 or set(text) - set("0123456789abcdef"):
-            self.refuse("is not 64 lower-case hexadecimal digits")
+            self.reject("is not 64 lower-case hexadecimal digits")
         return text
 
     def free(self) -> dict[str, Any]:
@@ -87,21 +87,21 @@ class Field:
 
     def integer(self, at_least: int = 0, at_most: int = MAX_INTEGER) -> int:
         if isinstance(self.value, bool) or not isinstance(self.value, int):
-            self.refuse(f"is {_kind(self.value)}; expected an integer")
+            self.reject(f"is {_kind(self.value)}; expected an integer")
         if self.value < at_least:
-            self.refuse(f"is {self.value}; expected at least {at_least}")
+            self.reject(f"is {self.value}; expected at least {at_least}")
         if self.value > at_most:
-            self.refuse(f"is {self.value}; expected at most {at_most}")
+            self.reject(f"is {self.value}; expected at most {at_most}")
         return self.value
 
     def number(self) -> float:
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
-            self.refuse(f"is {_kind(self.value)}; expected a number")
+            self.reject(f"is {_kind(self.value)}; expected a number")
         return float(self.value)
 
     def flag(self) -> bool:
         if not isinstance(self.value, bool):
-            self.refuse(f"is {_kind(self.value)}; expected true or false")
+            self.reject(f"is {_kind(self.value)}; expected true or false")
         return self.value
 
 
@@ -139,7 +139,7 @@ def plain(value: Any, document: str) -> Field:
     while level:  # by level, not recursive: the depth is the stranger's choice
         depth += 1
         if depth > MAX_DEPTH:
-            top.refuse(f"is nested deeper than {MAX_DEPTH}")
+            top.reject(f"is nested deeper than {MAX_DEPTH}")
         below: list[Any] = []
         for item in level:
             if isinstance(item, dict):
@@ -161,21 +161,21 @@ def _check_scalar(item: Any, top: Field) -> None:
         _check_text(item, top)
     elif isinstance(item, int):
         if abs(item) > MAX_INTEGER:
-            top.refuse("holds an integer beyond 64 bits")
+            top.reject("holds an integer beyond 64 bits")
     elif isinstance(item, float):
         if not math.isfinite(item):
-            top.refuse(f"holds {item}, which JSON has no word for")
+            top.reject(f"holds {item}, which JSON has no word for")
     else:
-        top.refuse(f"holds a {type(item).__name__}, which JSON has no word for")
+        top.reject(f"holds a {type(item).__name__}, which JSON has no word for")
 
 
 def _check_text(item: Any, top: Field) -> None:
     if not isinstance(item, str):
-        top.refuse(f"holds a member whose name is a {type(item).__name__}")
+        top.reject(f"holds a member whose name is a {type(item).__name__}")
     try:
         item.encode("utf-8")
     except UnicodeEncodeError:
-        top.refuse("holds half of a surrogate pair, which is no character")
+        top.reject("holds half of a surrogate pair, which is no character")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

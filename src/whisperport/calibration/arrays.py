@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import AudioError
+from whisperport.progress import Progress
 from whisperport.runner import Array
 from whisperport.spec import ProgramSpec
-from whisperport.targets.base import Say
 from whisperport.targets.compiler import CalibrationNeed
 
 
@@ -29,7 +29,7 @@ def write_arrays(
     spec: ProgramSpec,
     need: CalibrationNeed,
     folder: Path,
-    say: Say,
+    progress: Progress,
 ) -> int:
     """Write at most as many samples of a program's inputs as are needed.
 
@@ -53,7 +53,7 @@ def write_arrays(
             array[count] = need.layout(one)
         count += 1
         if count % max(1, need.samples // 10) == 0:
-            say(f"{spec.name}: {count} of {need.samples} calibration samples")
+            progress(f"{spec.name}: {count} of {need.samples} calibration samples")
         if count == need.samples:
             break
     for path, array in zip(paths, arrays, strict=True):

@@ -28,9 +28,9 @@ from whisperport.calibration.spectrograms import (
     stored_spectrograms,
 )
 from whisperport.errors import AudioError
+from whisperport.progress import Progress
 from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions
-from whisperport.targets.base import Say
 from whisperport.targets.compiler import CalibrationNeed, Layout
 from whisperport.verification.clips import shipped_recordings
 from whisperport.verification.reference import Reference
@@ -62,7 +62,7 @@ def calibration_set(
     encoder_layout: Layout,
     folder: Path,
     options: CalibrationOptions,
-    say: Say,
+    progress: Progress,
 ) -> CalibrationSet:
     """The set that lies in a program's folder, if it was made from the same; else a new one.
 
@@ -75,7 +75,7 @@ def calibration_set(
     arrays, kept = array_files(need), _kept(folder, spec, need)
     enough = kept and (options.force or kept["samples"] >= need.samples)
     if enough and options.source is None:
-        say(f"{spec.name}: the calibration set is kept")
+        progress(f"{spec.name}: the calibration set is kept")
         return CalibrationSet(arrays=arrays, samples=kept["samples"])
     files = _files(options.source)
     made_from = _plain(
@@ -89,10 +89,10 @@ def calibration_set(
         }
     )
     if kept and kept["from"] == made_from:
-        say(f"{spec.name}: the calibration set is kept")
+        progress(f"{spec.name}: the calibration set is kept")
         return CalibrationSet(arrays=arrays, samples=kept["samples"])
-    say(f"{spec.name}: making the calibration set")
-    count = _made(bundle, spec, need, encoder_layout, folder, files, options, say)
+    progress(f"{spec.name}: making the calibration set")
+    count = _made(bundle, spec, need, encoder_layout, folder, files, options, progress)
     noted = {"from": made_from, "files": list(arrays), "samples": count}
     write_atomic(folder / MADE_FROM, json.dumps(noted).encode("utf-8"))
     return CalibrationSet(arrays=arrays, samples=count)
@@ -125,7 +125,7 @@ def _made(
     folder: Path,
     files: Sequence[Path],
     options: CalibrationOptions,
-    say: Say,
+    progress: Progress,
 ) -> int:
     encoder = bundle.manifest.program("encoder").spec
     recordings = _recordings(bundle, files, force=options.force)
@@ -137,7 +137,7 @@ def _made(
     else:
         mels = spectrograms_of(recordings, encoder)
     samples = program_inputs(bundle, spec, mels, options.run)
-    count = write_arrays(samples, spec, need, folder, say)
+    count = write_arrays(samples, spec, need, folder, progress)
     check_enough(spec, need, count, recordings)
     return count
 
@@ -176,7 +176,7 @@ def _files(source: Path | None) -> list[Path]:
 def _recordings(bundle: Bundle, files: Sequence[Path], *, force: bool) -> Recordings:
     """Cut as the transcriber cuts them, without those of the bundle's reference."""
     window, dims = bundle.manifest.window, bundle.manifest.dims
-    frames = 2 * window.sound if window else dims.n_frames
+    frames = 2 * window.audio_positions if window else dims.n_frames
     reference = Reference.from_arrays(bundle.reference())
     return Recordings(
         files=files,

@@ -11,6 +11,7 @@ import numpy as np
 
 from whisperport.bundle import Bundle
 from whisperport.calibration.recordings import Floats
+from whisperport.checks import UNCACHED_DECODER
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
 from whisperport.runtime import (
@@ -20,7 +21,7 @@ from whisperport.runtime import (
     load_engine,
     start_tokens,
 )
-from whisperport.runtime.engine import FULL, PREFILL
+from whisperport.runtime.engine import PREFILL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
@@ -113,7 +114,7 @@ class _Source:
         features = self.decoder.engine.encode(mel)
         if self.program.name == "cross_kv":
             self.decoder.listen(features)
-        elif self.program.name == FULL:
+        elif self.program.name == UNCACHED_DECODER:
             self._without_cache(features)
         else:
             self._decode(features)
@@ -157,7 +158,7 @@ class _Source:
 
 
 def _has_room(full: WithoutCache) -> bool:
-    return len(full.tokens) < full.rows
+    return len(full.tokens) < full.sequence_length
 
 
 def emulated(bundle: Bundle, run: RunOptions) -> RunOptions:

@@ -45,7 +45,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], Dims]:
         )
     config = read_json_object(path)
     where = f"`config.json` in `{folder}`"
-    _refuse_other_architectures(config, where)
+    _reject_other_architectures(config, where)
     config = _UNSTATED | config
     missing = sorted({word for word in _WORDS.values() if word not in config})
     if missing:
@@ -65,7 +65,7 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     return config.get("tie_word_embeddings") is not False
 
 
-def _refuse_other_architectures(config: Mapping[str, Any], where: str) -> None:
+def _reject_other_architectures(config: Mapping[str, Any], where: str) -> None:
     if config.get("model_type") != "whisper":
         raise CheckpointError(
             f"{where} is not a Whisper's",

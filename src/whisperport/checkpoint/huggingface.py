@@ -14,9 +14,9 @@ from whisperport.checkpoint.encoder_positions import sinusoids
 from whisperport.checkpoint.generation_settings import read_generation
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.names import from_huggingface, to_huggingface, unwrapped
-from whisperport.checkpoint.other_forms import refuse_other_forms
+from whisperport.checkpoint.other_forms import reject_other_forms
 from whisperport.checkpoint.sizes import quoted, shortened
-from whisperport.checkpoint.tensor_check import check_tensors, refuse_halves
+from whisperport.checkpoint.tensor_check import check_tensors, reject_halves
 from whisperport.checkpoint.tokenizer_files import read_tokenizer
 from whisperport.checkpoint.weight_files import read_weights
 from whisperport.dims import Dims
@@ -33,8 +33,8 @@ def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
 
     Raises CheckpointError or TokenizerError: see `load_checkpoint`.
     """
-    _refuse_adapter(folder)
-    refuse_other_forms(folder)
+    _reject_adapter(folder)
+    reject_other_forms(folder)
     config, dims = read_config(folder)
     stored = read_weights(folder)
     weights = _canonical(stored.tensors, config, dims, str(folder))
@@ -59,11 +59,11 @@ def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
 
 def check_texts(folder: Path) -> None:
     """Raises CheckpointError where the small files alone say that this is no Whisper to be loaded."""
-    _refuse_adapter(folder)
+    _reject_adapter(folder)
     read_config(folder)
 
 
-def _refuse_adapter(folder: Path) -> None:
+def _reject_adapter(folder: Path) -> None:
     if not (folder / "adapter_config.json").is_file():
         return
     adapter = read_json_object(folder / "adapter_config.json")
@@ -98,7 +98,7 @@ def _canonical(
             unexpected.append(name)
         else:
             weights[ours] = tensor
-    refuse_halves(weights, where=where)
+    reject_halves(weights, where=where)
     if _EMBEDDING not in weights and _PROJECTION in tensors and is_tied(config):
         weights[_EMBEDDING] = tensors[_PROJECTION]  # one of the two names was kept, and is enough
     if _POSITIONS not in weights and dims.n_audio_state % 2 == 0 and dims.n_audio_state >= 4:

@@ -9,7 +9,7 @@ from whisperport.checkpoint.hub import fetch
 from whisperport.checkpoint.huggingface import check_texts, load_folder
 from whisperport.checkpoint.names import HUB_IDS, default_checkpoint_folder
 from whisperport.checkpoint.openai import load_pt
-from whisperport.checkpoint.other_forms import refuse_other_file
+from whisperport.checkpoint.other_forms import reject_other_file
 from whisperport.checkpoint.sizes import shortened
 from whisperport.errors import CheckpointError, UsageError
 
@@ -33,10 +33,10 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
     name = str(source)
     path = _expanded(source)
     if _exists(path):
-        _refuse_revision(revision, name)
+        _reject_revision(revision, name)
         return _load_path(path, name)
     if name == "default":
-        _refuse_revision(revision, name)
+        _reject_revision(revision, name)
         folder = default_checkpoint_folder()
         if not folder.is_dir():
             raise CheckpointError(
@@ -63,7 +63,7 @@ def _load_path(path: Path, name: str) -> Checkpoint:
     if path.suffix in _PICKLED and path.is_file():
         return load_pt(path, name=name)
     if path.is_file():
-        refuse_other_file(path)
+        reject_other_file(path)
     if path.suffix in {".safetensors", ".bin", ".json"}:
         raise CheckpointError(
             f"`{name}` is one file of a checkpoint",
@@ -91,7 +91,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _refuse_revision(revision: str | None, name: str) -> None:
+def _reject_revision(revision: str | None, name: str) -> None:
     if revision is not None:
         raise UsageError(
             f"`{name}` has no revisions",

@@ -13,7 +13,7 @@ from whisperport.checkpoint.names import unwrapped
 from whisperport.checkpoint.openai_releases import alignment_heads
 from whisperport.checkpoint.pickled_file import plain_tensors, read_pickled
 from whisperport.checkpoint.sizes import checked_dims, quoted
-from whisperport.checkpoint.tensor_check import check_tensors, refuse_halves
+from whisperport.checkpoint.tensor_check import check_tensors, reject_halves
 from whisperport.checkpoint.tokenizer_files import assumed_tokenizer
 from whisperport.checkpoint.weight_files import sha256_of
 from whisperport.dims import Dims
@@ -52,8 +52,8 @@ def load_pt(path: Path, *, name: str) -> Checkpoint:
             hint="give a file openai-whisper can load, or a Hugging Face folder",
         )
     weights = _weights(data, path)
-    _refuse_foreign_names(weights, path)
-    refuse_halves(weights, where=str(path))
+    _reject_foreign_names(weights, path)
+    reject_halves(weights, where=str(path))
     warnings: tuple[str, ...] = ()
     if "dims" in data:
         dims = _stated_dims(data["dims"], path)
@@ -149,7 +149,7 @@ def _inferred_dims(weights: Mapping[str, Tensor], path: Path) -> Dims:
     return checked_dims(sizes, what=f"the tensors in `{path}` have impossible sizes", words={})
 
 
-def _refuse_foreign_names(weights: Mapping[str, Tensor], path: Path) -> None:
+def _reject_foreign_names(weights: Mapping[str, Tensor], path: Path) -> None:
     if any(".layers." in name or name.endswith("embed_tokens.weight") for name in weights):
         raise CheckpointError(
             f"`{path}` holds a Hugging Face state_dict, not an openai-whisper one",

@@ -30,7 +30,7 @@ _GGML = b"lmgg"  # the first bytes of whisper.cpp's files
 _HINT = "give the checkpoint it was made from"
 
 
-def refuse_other_forms(folder: Path) -> None:
+def reject_other_forms(folder: Path) -> None:
     """Raises CheckpointError for a folder that holds a Whisper, in a form that is not read here."""
     if find_weights(folder) is not None:
         return
@@ -49,7 +49,7 @@ def refuse_other_forms(folder: Path) -> None:
             )
 
 
-def refuse_other_file(path: Path) -> None:
+def reject_other_file(path: Path) -> None:
     """Raises CheckpointError for a file that is a Whisper, or a part of one, for another program."""
     suffix = path.suffix.lower()
     if suffix in _PROGRAMS:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from whisperport.checkpoint.pickle_size import TooManyObjectsError, check_pickles
+from whisperport.checkpoint.placeholder import PLACEHOLDER_BYTES, reject_placeholder
 from whisperport.checkpoint.sizes import shortened
-from whisperport.checkpoint.stand_in import STAND_IN_BYTES, refuse_stand_in
 from whisperport.errors import CheckpointError
 from whisperport.unpacking import UnpacksToMoreError, check_unpacked_size
 
@@ -28,7 +28,7 @@ def read_pickled(path: Path) -> Any:
     what = f"cannot read `{path.name}` in `{path.parent}`"
     try:
         with path.open("rb") as file:
-            refuse_stand_in(file.read(STAND_IN_BYTES), what)
+            reject_placeholder(file.read(PLACEHOLDER_BYTES), what)
     except OSError as error:
         raise CheckpointError(
             what,

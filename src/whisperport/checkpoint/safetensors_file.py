@@ -12,8 +12,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from whisperport.checkpoint.placeholder import PLACEHOLDER_BYTES, reject_placeholder
 from whisperport.checkpoint.sizes import quoted, shortened
-from whisperport.checkpoint.stand_in import STAND_IN_BYTES, refuse_stand_in
 from whisperport.errors import CheckpointError
 
 _LARGEST_HEADER = 8 << 20  # bytes; large-v3's is under 200 KB
@@ -42,8 +42,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def _check_header(path: Path, what: str) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
-        head = file.read(STAND_IN_BYTES)
-        refuse_stand_in(head, what)
+        head = file.read(PLACEHOLDER_BYTES)
+        reject_placeholder(head, what)
         if len(head) < 8:
             raise CheckpointError(
                 what, why=f"it is {size} bytes long, less than a header", hint=_HINT
@@ -59,7 +59,7 @@ def _check_header(path: Path, what: str) -> None:
         file.seek(8)
         raw = file.read(length)
     try:
-        header = json.loads(raw, object_pairs_hook=_refuse_duplicates)
+        header = json.loads(raw, object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(what, why=f"its header is damaged: {error}", hint=_HINT) from error
     if not isinstance(header, dict):
@@ -80,7 +80,7 @@ def _check_header(path: Path, what: str) -> None:
         )
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

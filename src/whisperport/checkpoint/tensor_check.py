@@ -57,7 +57,7 @@ def _block(
     yield f"{prefix}.mlp_ln.bias", (d,)
 
 
-def refuse_halves(names: Iterable[str], *, where: str) -> None:
+def reject_halves(names: Iterable[str], *, where: str) -> None:
     """Raises CheckpointError for an encoder without a decoder, or a decoder alone."""
     sides = {name.partition(".")[0] for name in names} & {"encoder", "decoder"}
     if len(sides) == 1:
@@ -87,7 +87,7 @@ def check_tensors(
     shapes = expected_shapes(dims)
     missing = [spell(name) for name in shapes if name not in weights]
     unknown = [*unexpected, *(spell(name) for name in weights if name not in shapes)]
-    misshaped, mistyped, sound = [], [], []
+    misshaped, mistyped, well_formed = [], [], []
     for name, shape in shapes.items():
         if name not in weights:
             continue
@@ -97,7 +97,7 @@ def check_tensors(
         elif weights[name].dtype not in _DTYPES:
             mistyped.append(f"{spell(name)} ({str(weights[name].dtype).removeprefix('torch.')})")
         else:
-            sound.append(name)
+            well_formed.append(name)
     faults = [
         _listing("missing", missing),
         _listing("unexpected", unknown),
@@ -112,7 +112,7 @@ def check_tensors(
             if faults[:3] == ["", "", ""]
             else "check that weights and sizes are of one checkpoint, and were saved whole",
         )
-    wild = [spell(name) for name in sound if not bool(torch.isfinite(weights[name]).all())]
+    wild = [spell(name) for name in well_formed if not bool(torch.isfinite(weights[name]).all())]
     if wild:
         raise CheckpointError(
             f"weights in `{where}` are not numbers",

@@ -95,10 +95,10 @@ def bench(
         unit=unit,
         run=run_options_of(threads, run_options, trust=trust),
     )
-    with stages() as say:
-        say("checking the bundles")
+    with stages() as progress:
+        progress("checking the bundles")
         bundles = [Bundle.open(folder) for folder in folders]
-        results = run_bench(bundles, recording, options, say=say)
+        results = run_bench(bundles, recording, options, progress=progress)
     if as_json:
         print_json(_as_json(results, threads))
     else:

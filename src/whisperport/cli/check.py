@@ -97,8 +97,8 @@ def check(
     if out is not None:
         run_fix(program, target, out, inputs, overwrite=overwrite, trust=trust, as_json=as_json)
         return
-    with stages() as say:
-        checked = check_program(program, target, say=say)
+    with stages() as progress:
+        checked = check_program(program, target, progress=progress)
     if as_json:
         print_json(checked.to_json())
     else:

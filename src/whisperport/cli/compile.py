@@ -106,9 +106,11 @@ def compile_verb(
     log = (
         bundle.absolute().parent / f"{bundle.resolve().name}.compile"
     )  # of `.` too, which has no name
-    with stages() as say:
+    with stages() as progress:
         job = (run_compile, bundle, options)
-        compiled = run_watched(*job, out=log, writes=bundle, say=say, stall_s=60 * stall_after)
+        compiled = run_watched(
+            *job, out=log, writes=bundle, progress=progress, stall_s=60 * stall_after
+        )
     if as_json:
         print_json([_to_json(program) for program in compiled.programs])
     else:

@@ -65,13 +65,13 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
     """
     for target in targets:
         _check_installed(target)
-    with stages() as say:
-        rows = run_demo("default", out, targets, threads=threads, say=say)
+    with stages() as progress:
+        rows = run_demo("default", out, targets, threads=threads, progress=progress)
     if as_json:
         print_json([_as_json(row) for row in rows])
         return
     print_rows(rows)
-    recording = rows[-1].heard[0].recording.path
+    recording = rows[-1].transcribed[0].recording.path
     print_next("transcribe", shown_path(recording), "--bundle", rows[-1].folder)
 
 
@@ -117,12 +117,12 @@ def _print_transcripts(row: DemoRow) -> None:
         ("recording", "voice", "errors", f"understood by {row.target}"),
         [
             (
-                heard.recording.path.name,
-                "held out" if heard.recording.held_out else "trained",
-                f"{heard.errors.errors} of {heard.errors.length}",
-                _clipped(heard.text) or "(silence)",
+                transcribed.recording.path.name,
+                "held out" if transcribed.recording.held_out else "trained",
+                f"{transcribed.errors.errors} of {transcribed.errors.length}",
+                _clipped(transcribed.text) or "(silence)",
             )
-            for heard in row.heard
+            for transcribed in row.transcribed
         ],
     )
     print_lines("")
@@ -135,6 +135,6 @@ def _clipped(text: str) -> str:
 
 def _as_json(row: DemoRow) -> dict[str, object]:
     data = asdict(row) | {"folder": str(row.folder), "wer": row.errors.rate}
-    for heard in data["heard"]:
-        heard["recording"]["path"] = heard["recording"]["path"].name
+    for transcribed in data["transcribed"]:
+        transcribed["recording"]["path"] = transcribed["recording"]["path"].name
     return data

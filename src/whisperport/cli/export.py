@@ -59,7 +59,7 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     "[default: the checkpoint's]",
 )
 @click.option(
-    "--sound",
+    "--audio",
     type=float,
     metavar="SECONDS",
     help="Length of audio put into each window; the rest of it is silence  [default: the "
@@ -101,7 +101,7 @@ def export(
     window: float | None,
     padding: Padding,
     pad_to: float | None,
-    sound: float | None,
+    audio: float | None,
     placement: tuple[str, ...],
     precisions: tuple[str, ...],
     uncached_decoder: bool,
@@ -122,7 +122,7 @@ def export(
       $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
     """
     options = ExportOptions(
-        window=WindowOptions(seconds=window, padding=padding, heard_s=pad_to, sound_s=sound),
+        window=WindowOptions(seconds=window, padding=padding, context_s=pad_to, audio_s=audio),
         placement=pairs("--placement", placement),
         precision=_of_all(precisions),
         precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
@@ -132,9 +132,9 @@ def export(
         preflight=not no_preflight,
         run=RunOptions(threads=threads),
     )
-    with stages() as say:
+    with stages() as progress:
         job = (run_export, checkpoint, target, out, options)
-        bundle = run_watched(*job, out=out, say=say, stall_s=60 * stall_after)
+        bundle = run_watched(*job, out=out, progress=progress, stall_s=60 * stall_after)
     manifest = bundle.manifest
     if as_json:
         print_json(manifest_json(manifest))

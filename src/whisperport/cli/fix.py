@@ -20,10 +20,10 @@ def run_fix(
 ) -> None:
     """Exits 1 if a rewrite failed its verification, or the target rejects something that computes."""
     check_free(out, overwrite=overwrite)
-    with stages() as say:
-        fixed = fix(program, target, inputs=inputs, trust=trust, say=say)
+    with stages() as progress:
+        fixed = fix(program, target, inputs=inputs, trust=trust, progress=progress)
         if fixed.changed:
-            say(f"writing {out.name}")
+            progress(f"writing {out.name}")
             write_fixed(fixed, out, overwrite=overwrite)
     if as_json:
         written = str(out) if fixed.changed else None
@@ -47,7 +47,7 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
     remaining = [
         *((one.sample, one.comparison.reason) for s in fixed.steps for one in s.equality.failed),
         *((step.outcome.rewrite, step.left_out) for step in fixed.steps if step.left_out),
-        *((r.node, r.reason) for step in fixed.steps for r in step.outcome.refused),
+        *((r.node, r.reason) for step in fixed.steps for r in step.outcome.rejected),
         *((r.node, r.reason) for r in (*fixed.remaining, *fixed.lookups)),
     ]
     if remaining:
@@ -64,7 +64,7 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
 
 def _row(step: Step) -> tuple[str, ...]:
     name, changed = step.outcome.rewrite, len(step.outcome.changed)
-    declined = str(len(step.outcome.refused))
+    declined = str(len(step.outcome.rejected))
     if step.left_out:
         return (name, str(changed), declined, "-", "-", "-", "left out")
     if not changed:

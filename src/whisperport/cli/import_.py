@@ -56,7 +56,7 @@ IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is n
     "programs",
     multiple=True,
     metavar="PROGRAM=FILE",
-    help="Also the compiled file of another program, such as decode_full; may be repeated",
+    help="Also the compiled file of another program, such as uncached_decoder; may be repeated",
 )
 @target_option
 @stall_after
@@ -88,9 +88,9 @@ def import_verb(
         options=pairs("--option", target_options),
         run=RunOptions(threads=threads),
     )
-    with stages() as say:
+    with stages() as progress:
         job = (run_import, artifact, checkpoint, out, options)
-        bundle = run_watched(*job, out=out, say=say, stall_s=60 * stall_after)
+        bundle = run_watched(*job, out=out, progress=progress, stall_s=60 * stall_after)
     manifest = bundle.manifest
     if as_json:
         print_json(manifest_json(manifest))

@@ -105,8 +105,8 @@ def inspect(
         programs=programs,
         trust=trust,
     )
-    with stages() as say:
-        inspected = run_inspect(lowered, options, say=say)
+    with stages() as progress:
+        inspected = run_inspect(lowered, options, progress=progress)
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
         print_json({"programs": programs_as_json, "skipped": list(inspected.skipped)})

@@ -13,7 +13,7 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
-from whisperport.audio import ReadAhead, growing_sound, microphone_sound
+from whisperport.audio import ReadAhead, live_audio, microphone_audio
 from whisperport.cli.console import print_note, print_warning, stderr, write
 from whisperport.errors import AudioError, IncompleteError, Interrupted
 from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
@@ -140,10 +140,10 @@ def transcribe_live(
     transcriber = Transcriber(bundle, options.transcribe.run)
     if recording is None:
         is_number = device is not None and device.isdecimal() and len(device) < 10
-        pieces = microphone_sound(int(device) if device and is_number else device)
+        pieces = microphone_audio(int(device) if device and is_number else device)
         print_note("listening; Ctrl-C to stop")
     else:
-        pieces = growing_sound(recording, raw_rate=raw_rate)
+        pieces = live_audio(recording, raw_rate=raw_rate)
     live, source = LiveTranscriber(transcriber, options), ReadAhead(pieces)
     try:
         with _stopped_by_ctrl_c(source) as stopped:

@@ -110,12 +110,12 @@ def transcribe(
         _print_incomplete(transcript, failure)
         sys.exit(1 if isinstance(failure, IncompleteError) else interrupts.exit_status())
     if not as_json:
-        sound = [] if recording is None else [recording]
+        audio = [] if recording is None else [recording]
         with_bundle = [] if bundle is None else ["--bundle", str(bundle)]
         otherwise = ["--format", "srt"] if form == "txt" else ["--json"]
         how = ["--live"] * (live or recording is None)
         same = run_option_words(run_options, trust=trust)
-        print_next("transcribe", *sound, *how, *with_bundle, *same, *otherwise)
+        print_next("transcribe", *audio, *how, *with_bundle, *same, *otherwise)
 
 
 def _transcribed(

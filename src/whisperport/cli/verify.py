@@ -60,9 +60,9 @@ def verify(
       $ whisperport verify build/tiny-xnnpack
     """
     opened = Bundle.open(bundle)
-    with stages() as say:
+    with stages() as progress:
         run = run_options_of(threads, run_options, trust=trust)
-        report = (verify_and_record if record else run_verify)(opened, run=run, say=say)
+        report = (verify_and_record if record else run_verify)(opened, run=run, progress=progress)
     if as_json:
         print_json(report.to_json())
     else:

@@ -7,7 +7,7 @@ from typing import Any
 from whisperport.inspection.cost import Cost, NodeCost, cost_of
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.rules import RULES, Finding
-from whisperport.spec import FindingKind, Limit, Refusal, TargetSpec
+from whisperport.spec import FindingKind, Limit, Rejection, TargetSpec
 
 FOLD_CONSTANTS = "fold-constants"  # does without whatever depends on no input
 ORDER: tuple[FindingKind, ...] = ("rejected", "not seen", "warning")
@@ -139,10 +139,10 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
     return CheckedProgram(graph, cost, tuple(kinds))
 
 
-def refusals(graph: Graph, spec: TargetSpec) -> list[Refusal]:
+def rejections(graph: Graph, spec: TargetSpec) -> list[Rejection]:
     """What is rejected, as a plain list in the order of the program."""
     return [
-        Refusal(finding.place, finding.reason, limit.rule)
+        Rejection(finding.place, finding.reason, limit.rule)
         for limit, finding in _findings(graph, spec)
         if limit.kind == "rejected"
     ]

@@ -1,6 +1,6 @@
 """Open what was compiled, and measure it: `.pte`, `.onnx`, OpenVINO's `.xml`, `.tflite`, or a bundle."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,12 +12,11 @@ from whisperport.inspection.profile_onnx import profile_onnx
 from whisperport.inspection.profile_openvino import profile_openvino
 from whisperport.inspection.profile_pte import Reasons, profile_pte
 from whisperport.inspection.profile_tflite import profile_tflite
+from whisperport.progress import Progress
 from whisperport.regular_file import other_kind
 
 EXECUTORCH, TFLITE, ONNX_IR_VERSION, ZIP = b"ET", b"TFL3", b"\x08", b"PK\x03\x04"
 HINT = "give a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Inspected:
 
 
 def inspect_lowered(
-    path: Path, options: ProfileOptions, reasons: Reasons, *, say: Say = lambda _: None
+    path: Path, options: ProfileOptions, reasons: Reasons, *, progress: Progress = lambda _: None
 ) -> Inspected:
     """Run a compiled program, or all of a file or bundle, and say which nodes ran where.
 
@@ -42,8 +41,8 @@ def inspect_lowered(
         MissingPackageError: the runtime of its format is not installed.
     """
     if path.is_dir():
-        return _of_bundle(path, options, reasons, say)
-    say(f"running {path.name}")
+        return _of_bundle(path, options, reasons, progress)
+    progress(f"running {path.name}")
     head = _head(path)
     if head[4:6] == EXECUTORCH and head[6:8].isdigit():
         return Inspected(tuple(profile_pte(path, options, reasons)), ())
@@ -89,7 +88,9 @@ def _one(path: Path, head: bytes, options: ProfileOptions) -> Profile:
     )
 
 
-def _of_bundle(folder: Path, options: ProfileOptions, reasons: Reasons, say: Say) -> Inspected:
+def _of_bundle(
+    folder: Path, options: ProfileOptions, reasons: Reasons, progress: Progress
+) -> Inspected:
     if not (folder / MANIFEST).is_file():
         raise ProgramError(
             f"{folder} is a folder, and no bundle", why=f"it has no {MANIFEST}", hint=HINT
@@ -101,7 +102,7 @@ def _of_bundle(folder: Path, options: ProfileOptions, reasons: Reasons, say: Say
     for entries in _by_file(wanted or bundle.manifest.programs):
         file = bundle.path(entries[0].files[0])
         names = [entry.spec.name for entry in entries]
-        say(f"running {', '.join(names)}")
+        progress(f"running {', '.join(names)}")
         if file.suffix == ".pte":
             profiles += _methods(file, entries, options, reasons)
         elif file.suffix == ".onnx":

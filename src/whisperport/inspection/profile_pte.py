@@ -27,10 +27,10 @@ from whisperport.inspection.quiet import quiet
 from whisperport.inspection.read_pte import Instruction, Method, missing_executorch, read_pte
 from whisperport.inspection.read_xnnpack import BACKEND
 from whisperport.runner import Array
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
-Reasons = Callable[[Graph], Sequence[Refusal]]
-"""What an accelerator would reject of a graph: `check.refusals` with a target's spec."""
+Reasons = Callable[[Graph], Sequence[Rejection]]
+"""What an accelerator would reject of a graph: `check.rejections` with a target's spec."""
 
 Key = tuple[int, int, str]
 """Chain, instruction, and inside of a delegate the delegate's own name of a node."""
@@ -135,7 +135,7 @@ def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
     keys = dict.fromkeys(key for times in measured for key in times)
     ms = {key: statistics.median(times.get(key, 0.0) for times in measured) for key in keys}
     backends = dict.fromkeys(i.backend for i in method.instructions.values() if i.backend)
-    refused = _refused(method.graph, reasons) if BACKEND in backends or not backends else {}
+    refused = _rejected(method.graph, reasons) if BACKEND in backends or not backends else {}
     rate = _rates(method, ms)
     calls = {place: number for number, place in enumerate(_delegates(method), start=1)}
     nodes = []
@@ -159,10 +159,10 @@ def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
     )
 
 
-def _refused(graph: Graph, reasons: Reasons) -> dict[str, Refusal]:
+def _rejected(graph: Graph, reasons: Reasons) -> dict[str, Rejection]:
     """Why XNNPACK leaves each node, by name: a rule of ours, or that its partitioner never asks."""
     refused = {
-        node.name: Refusal(node.name, why)
+        node.name: Rejection(node.name, why)
         for node in graph.nodes
         if (why := _unknown_to_partitioner(node.written))
     }
@@ -216,7 +216,7 @@ def _left(
     place: tuple[int, int],
     ms: float,
     instruction: Instruction,
-    refused: Mapping[str, Refusal],
+    refused: Mapping[str, Rejection],
     rate: Rates,
 ) -> NodeProfile:
     """A node outside any delegate, by ETDump's name for it."""

@@ -174,12 +174,12 @@ def _nodes(
             if inner.domain not in OWN_DOMAINS:
                 written = f"{inner.domain}.{inner.op_type}"
                 yield Node(f"{name}/{inner.name or place}", written, written, (), (), custom=True)
-        around = [values.get(n, Value(n)) for n in dict.fromkeys(read_outside(node))]
+        wrap_runner = [values.get(n, Value(n)) for n in dict.fromkeys(read_outside(node))]
         yield Node(
             name,
             op,
             f"{node.domain}.{node.op_type}" if custom else node.op_type,
-            (*without_arguments(op, inputs), *around),
+            (*without_arguments(op, inputs), *wrap_runner),
             tuple(outputs),
             arguments,
             custom,

@@ -14,12 +14,12 @@ class Buffer:
 
     Args:
         n_mels, n_frames: of one window of the model.
-        sound_frames: how many of these may hold sound.
+        audio_frames: how many of these may hold sound.
     """
 
-    def __init__(self, n_mels: int, n_frames: int, sound_frames: int) -> None:
+    def __init__(self, n_mels: int, n_frames: int, audio_frames: int) -> None:
         self._n_mels, self._n_frames = n_mels, n_frames
-        self._capacity = sound_frames * HOP_LENGTH
+        self._capacity = audio_frames * HOP_LENGTH
         self._samples = np.empty(0, np.float32)
         self._peak = -np.inf  # log10 power of the loudest bin so far, as of a pipe's
         self.start = 0  # mel frame at which it begins

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from whisperport.audio import FRAMES_PER_SECOND, SAMPLE_RATE
 from whisperport.errors import AudioError
 from whisperport.live.buffer import Buffer, Floats
-from whisperport.live.hearing import Hypothesis, hear
 from whisperport.live.options import LiveOptions
-from whisperport.runtime.agreement import Agreement, Heard
+from whisperport.live.recognition import Hypothesis, recognize
+from whisperport.runtime.agreement import Agreement, HypothesisWord
 from whisperport.runtime.decode import prompt_room
 from whisperport.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
@@ -60,8 +60,8 @@ class LiveTranscriber:
         self._transcriber = transcriber
         self._live = options or LiveOptions()
         engine = transcriber.engine
-        self._window_s = engine.sound_frames / FRAMES_PER_SECOND
-        self._buffer = Buffer(engine.dims.n_mels, engine.dims.n_frames, engine.sound_frames)
+        self._window_s = engine.audio_frames / FRAMES_PER_SECOND
+        self._buffer = Buffer(engine.dims.n_mels, engine.dims.n_frames, engine.audio_frames)
         self._waiting = 0  # samples since the last pass
         self._agreement = Agreement()
         self._initial = self._initial_prompt()
@@ -97,7 +97,7 @@ class LiveTranscriber:
     def finish(self) -> LiveUpdate:
         """The sound has ended: what is left is decoded once more, and committed."""
         n_closed = len(self._segments)
-        heard = self._hear(self._live.transcribe.temperatures)
+        heard = self._recognize(self._live.transcribe.temperatures)
         committed = [] if heard is None else self._commit(heard, heard.words, final=True)
         self._close()
         self._cut(self._buffer.end_s)
@@ -118,7 +118,7 @@ class LiveTranscriber:
         """Hear the buffer, commit what is certain, and cut away what need not be heard again."""
         self._waiting = 0
         temperatures = self._live.transcribe.temperatures
-        heard = self._hear(temperatures if full else temperatures[:1])
+        heard = self._recognize(temperatures if full else temperatures[:1])
         if heard is None:
             if full or not self._agreement.committed:
                 self._cut(self._buffer.end_s - LEAD_S)
@@ -136,12 +136,12 @@ class LiveTranscriber:
             committed += self._make_room(heard)
         return committed
 
-    def _hear(self, temperatures: tuple[float, ...]) -> Hypothesis | None:
+    def _recognize(self, temperatures: tuple[float, ...]) -> Hypothesis | None:
         options = self._live.transcribe
         decode = replace(options.decode, language=self._language)
         certain = self._agreement.committed
         with self._transcriber.turns.turn():
-            return hear(
+            return recognize(
                 self._transcriber,
                 self._buffer,
                 replace(options, decode=decode, temperatures=temperatures),
@@ -170,10 +170,10 @@ class LiveTranscriber:
         return tokens
 
     def _commit(
-        self, heard: Hypothesis, words: Sequence[Heard], *, final: bool = False
+        self, heard: Hypothesis, words: Sequence[HypothesisWord], *, final: bool = False
     ) -> list[Word]:
         """Take the words that are certain; one that begins a segment closes that before it."""
-        committed = self._agreement.hear(words, self._buffer.end_s, final=final)
+        committed = self._agreement.update(words, self._buffer.end_s, final=final)
         before = self._agreement.committed[: len(self._agreement.committed) - len(committed)]
         if self._open and before:
             self._open[-1] = before[-1].word  # its punctuation may be new

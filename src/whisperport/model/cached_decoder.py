@@ -12,11 +12,11 @@ from whisperport.model.decoder import Decode, Decoder
 class CachedDecoder:
     """Logits after growing runs of tokens; rows that a run shares with the one before are kept."""
 
-    def __init__(self, decoder: Decoder, sound: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, decoder: Decoder, cross_kv: Sequence[tuple[Tensor, Tensor]]) -> None:
         """sound: cross-attention keys (H, D, T) and values (H, T, D) of each layer."""
         self._decoder = decoder
         self._decode = Decode(decoder)
-        self._cross_k, self._cross_v = (list(layers) for layers in zip(*sound, strict=True))
+        self._cross_k, self._cross_v = (list(layers) for layers in zip(*cross_kv, strict=True))
         self._tokens: list[int] = []  # whose keys and values are cached
         self._self_k = [keys[:, :, :0] for keys in self._cross_k]  # L × (H, D, cached)
         self._self_v = [values[:, :0] for values in self._cross_v]  # L × (H, cached, D)

@@ -20,7 +20,7 @@ from whisperport.window import Window
 POSITIONS = "encoder.positional_embedding"
 
 
-class SoundPadding(nn.Module):
+class AudioPadding(nn.Module):
     """What follows the sound in the decoder's cross-attention.
 
     features         rows of zeros after the encoder's output: keys are 0, values their bias
@@ -57,16 +57,16 @@ class SoundPadding(nn.Module):
 class PaddedCrossKV(CrossKV):
     """The `cross_kv` program of a short window."""
 
-    def __init__(self, decoder: Decoder, padding: SoundPadding) -> None:
+    def __init__(self, decoder: Decoder, padding: AudioPadding) -> None:
         super().__init__(decoder)
         self.padding = padding
 
     def forward(self, features: Tensor) -> tuple[Tensor, ...]:
         """features (1, T, d) to L keys (H, D, heard), then L values (H, heard, D)."""
-        sound = super().forward(self.padding.of_features(features))
-        n_layer = len(sound) // 2
-        keys = [self.padding.of_keys(keys) for keys in sound[:n_layer]]
-        return (*keys, *(self.padding.of_values(values) for values in sound[n_layer:]))
+        cross_kv = super().forward(self.padding.of_features(features))
+        n_layer = len(cross_kv) // 2
+        keys = [self.padding.of_keys(keys) for keys in cross_kv[:n_layer]]
+        return (*keys, *(self.padding.of_values(values) for values in cross_kv[n_layer:]))
 
 
 def shortened(checkpoint: Checkpoint, positions: int) -> Checkpoint:
@@ -86,4 +86,4 @@ def silent_features(encoder: nn.Module, window: Window, dims: Dims) -> Tensor:
     """
     with torch.no_grad():
         features = cast(Tensor, encoder(torch.zeros(1, dims.n_mels, dims.n_frames)))
-    return features[:, window.positions : window.heard].clone()
+    return features[:, window.positions : window.context_positions].clone()

@@ -16,7 +16,7 @@ MASKED = -torch.inf
 
 
 class UncachedDecoder(nn.Module):
-    """The `decode_full` program, over the weights of `decoder`.
+    """The `uncached_decoder` program, over the weights of `decoder`.
 
     The host looks up the tokens' embeddings and joins the pieces of the logits: published graphs are cut at
     the same places. The targets that export this program name their source.
@@ -28,10 +28,10 @@ class UncachedDecoder(nn.Module):
     def __init__(self, decoder: Decoder, form: UncachedForm) -> None:
         super().__init__()
         self.blocks, self.ln, self.form = decoder.blocks, decoder.ln, form
-        causal = torch.full((form.rows, form.rows), MASKED).triu(1)
+        causal = torch.full((form.sequence_length, form.sequence_length), MASKED).triu(1)
         self.register_buffer("causal", causal, persistent=False)
         if form.positions == "graph":
-            positions = decoder.positional_embedding[: form.rows].clone()
+            positions = decoder.positional_embedding[: form.sequence_length].clone()
             self.register_buffer("positions", positions, persistent=False)
         self.heads = nn.ModuleList(_pieces(decoder.token_embedding.weight, form.pieces))
 

@@ -9,7 +9,7 @@ from whisperport.checkpoint import Checkpoint
 from whisperport.dims import Dims
 from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.encoder import Encoder
-from whisperport.model.short_window import SoundPadding, shortened, silent_features
+from whisperport.model.short_window import AudioPadding, shortened, silent_features
 from whisperport.window import Window
 
 
@@ -25,7 +25,7 @@ class Whisper(nn.Module):
         super().__init__()
         self.dims = dims
         self.window = window
-        self.padding = SoundPadding(window) if window else None
+        self.padding = AudioPadding(window) if window else None
         self.encoder = Encoder(dims)
         self.decoder = Decoder(dims)
 
@@ -35,7 +35,9 @@ class Whisper(nn.Module):
         return cast(Tensor, self.encoder(mel))
 
     @torch.no_grad()
-    def sound(self, features: Tensor, *, padded: bool = True) -> tuple[tuple[Tensor, Tensor], ...]:
+    def cross_kv(
+        self, features: Tensor, *, padded: bool = True
+    ) -> tuple[tuple[Tensor, Tensor], ...]:
         """features (1, T, d) to cross-attention keys (H, D, T) and values (H, T, D) of each layer.
 
         With a short window, keys and values are padded to the positions that are heard, unless told
@@ -51,10 +53,10 @@ class Whisper(nn.Module):
 
     @torch.no_grad()
     def logits(
-        self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...], *, first: int = 0
+        self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...], *, first: int = 0
     ) -> Tensor:
-        """tokens (S,) int64 and what `sound` gave to logits (S - first, V), from row `first` on."""
-        rows = self._hidden(tokens, sound)[first:]
+        """tokens (S,) int64 and what `cross_kv` gave to logits (S - first, V), from row `first` on."""
+        rows = self._hidden(tokens, cross_kv)[first:]
         return rows @ self.decoder.token_embedding.weight.T
 
     def unload(self) -> None:
@@ -65,12 +67,12 @@ class Whisper(nn.Module):
         for parameter in self.parameters():
             parameter.data = torch.empty(0)
 
-    def _hidden(self, tokens: Tensor, sound: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+    def _hidden(self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
         """The decoder's rows (S, d), normalized."""
         decoder, n_rows = self.decoder, tokens.shape[0]
         x = (decoder.token_embedding(tokens) + decoder.positional_embedding[:n_rows])[None]
         mask = torch.full((n_rows, n_rows), -torch.inf).triu(1)
-        for block, (keys, values) in zip(decoder.blocks, sound, strict=True):
+        for block, (keys, values) in zip(decoder.blocks, cross_kv, strict=True):
             x = _decode_block(cast(DecoderBlock, block), x, mask, keys, values)
         return cast(Tensor, decoder.ln(x)[0])
 
@@ -96,7 +98,7 @@ def build_model(checkpoint: Checkpoint, window: Window | None = None) -> Whisper
     model = _model(shortened(checkpoint, window.positions), window)
     if window.padding == "silence":
         whole = _model(checkpoint, None).encoder
-        model.padding = SoundPadding(window, silent_features(whole, window, checkpoint.dims))
+        model.padding = AudioPadding(window, silent_features(whole, window, checkpoint.dims))
     return model
 
 

@@ -30,9 +30,9 @@ VARIANTS: Mapping[tuple[str, str], Builder] = {
     **{(f"prefill_{tokens}", "cached"): partial(prefill, tokens=tokens) for tokens in PREFILLS},
     ("step", "cached"): step,
     ("align", "cached"): align,
-    ("decode_full", "uncached"): uncached_decoder,
+    ("uncached_decoder", "uncached"): uncached_decoder,
 }
-ON_REQUEST = ("decode_full",)  # programs that are exported only where they are asked for
+ON_REQUEST = ("uncached_decoder",)  # programs that are exported only where they are asked for
 
 
 def program_names() -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def align(parts: Parts) -> Program:
 
 
 def uncached_decoder(parts: Parts) -> Program:
-    """`decode_full`, the decoder without KV cache: features and embeddings to logits in pieces."""
+    """`uncached_decoder`, the decoder without KV cache: features and embeddings to logits in pieces."""
     dims, form = parts.model.dims, parts.uncached
     if form is None:
         raise ValueError("the decoder without KV cache needs `Parts.uncached`")
@@ -80,7 +80,7 @@ def uncached_decoder(parts: Parts) -> Program:
     embeddings = torch.zeros(1, dims.n_text_state, *form.layout)
     names = [f"logits_{piece}" for piece in range(form.pieces)]
     module = UncachedDecoder(parts.model.decoder, form)
-    return trace("decode_full", module, (features, embeddings), names)
+    return trace("uncached_decoder", module, (features, embeddings), names)
 
 
 def _layers(dims: Dims, *names: str) -> list[str]:
@@ -95,7 +95,7 @@ def _tokens(dims: Dims, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _caches(model: Whisper) -> tuple[list[torch.Tensor], ...]:
     dims = model.dims
     heads, width, cached = dims.n_text_head, dims.text_head_width, dims.n_text_ctx
-    cross = model.window.heard if model.window else dims.n_audio_ctx
+    cross = model.window.context_positions if model.window else dims.n_audio_ctx
     shapes = (
         (heads, width, cached),
         (heads, cached, width),

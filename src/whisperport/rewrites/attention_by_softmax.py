@@ -23,25 +23,25 @@ from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, store, stored, value
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 MASKED = -30_000.0
 
 
 @rewrite("attention-by-softmax", exact=True)
-def attention_by_softmax(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+def attention_by_softmax(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     """Replace each fused attention; decline dropout, grouped queries, and rows that see nothing."""
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     masks: dict[Any, Node] = {}  # one node for all layers that share a mask
     for node in calls(module, aten.scaled_dot_product_attention.default):
         given = arguments(node)
         if reason := _obstacle(module, given):
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
             continue
         _replace(module, node, given, masks)
         changed.append(node.name)
-    return changed, refused
+    return changed, rejected
 
 
 def _obstacle(module: GraphModule, given: dict[str, Any]) -> str:

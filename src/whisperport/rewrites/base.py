@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from whisperport.errors import LoweringError
 from whisperport.programs.program import Program, as_program
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Outcome:
 
     rewrite: str
     changed: tuple[str, ...]  # names of the nodes replaced
-    refused: tuple[Refusal, ...]  # nodes of its kind that were left alone, and why
+    rejected: tuple[Rejection, ...]  # nodes of its kind that were left alone, and why
 
 
-Apply = Callable[..., tuple[list[str], list[Refusal]]]
+Apply = Callable[..., tuple[list[str], list[Rejection]]]
 """Edit a graph in place; return the names of the nodes replaced, and the refusals.
 
 Called with the graph, and with the number where the rewrite takes one.
@@ -98,8 +98,8 @@ def _run_one(program: Program, asked: str, chosen: Rewrite) -> tuple[Program, Ou
     module = program.exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     apply = chosen.apply if chosen.number is None else partial(chosen.apply, number=chosen.number)
-    changed, refused = apply(module)
-    outcome = Outcome(asked, tuple(changed), tuple(refused))
+    changed, rejected = apply(module)
+    outcome = Outcome(asked, tuple(changed), tuple(rejected))
     if not changed:
         return program, outcome
     module.graph.eliminate_dead_code()

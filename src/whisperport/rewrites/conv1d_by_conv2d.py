@@ -13,26 +13,26 @@ from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, store, stored
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 CONVOLUTIONS = (aten.conv1d.default, aten.conv1d.padding, aten.convolution.default)
 
 
 @rewrite("conv1d-by-conv2d", exact=True)
-def conv1d_by_conv2d(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+def conv1d_by_conv2d(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     """Replace each rank-3 convolution; decline computed weights and what Whisper has not."""
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     for node in calls(module, *CONVOLUTIONS):
         given = arguments(node)
         if len(shape(node)) != 3:
             continue
         if reason := _obstacle(module, given):
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
             continue
         _replace(module, node, given)
         changed.append(node.name)
-    return changed, refused
+    return changed, rejected
 
 
 def _obstacle(module: GraphModule, given: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, value
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 CASTS = (aten.to.dtype, aten.to.dtype_layout)
 DROPOUTS = (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default)
@@ -26,21 +26,23 @@ SHAPES = (aten.expand.default, aten.view.default, aten.reshape.default)
 
 
 @rewrite("drop-no-ops", exact=True)
-def drop_no_ops(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+def drop_no_ops(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     """Drop each; decline a dropout that was exported for training."""
     changed = []
-    refused = []
+    rejected = []
     for node in calls(module, aten._assert_tensor_metadata.default):
         changed.append(node.name)
         module.graph.erase_node(node)
     for node in calls(module, *CASTS, *DROPOUTS, *NAMES, *SCALES, *SHAPES):
         source = node.args[0]
         if node.target in DROPOUTS and arguments(node)["train"]:
-            refused.append(Refusal(node.name, "it is a dropout exported for training; call eval()"))
+            rejected.append(
+                Rejection(node.name, "it is a dropout exported for training; call eval()")
+            )
         elif isinstance(source, Node) and _is_its_input(node, source):
             changed.append(node.name)
             replace(node, source)
-    return changed, refused
+    return changed, rejected
 
 
 def _is_its_input(node: Node, source: Node) -> bool:

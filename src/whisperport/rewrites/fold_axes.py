@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, replace, shape
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 RESHAPES = frozenset(
     {
@@ -40,10 +40,10 @@ class _RankError(Exception):
 
 
 @rewrite("fold-axes", exact=True, number=4)
-def fold_axes(module: GraphModule, number: int) -> tuple[list[str], list[Refusal]]:
+def fold_axes(module: GraphModule, number: int) -> tuple[list[str], list[Rejection]]:
     """Fold around every node of a higher rank; decline operators whose axes are not known here."""
     changed: list[str] = []
-    refused: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     for node in [n for n in module.graph.nodes if n.op == "call_function"]:
         if node.target is getitem:
             continue  # of the pieces of a node that was folded, or refused
@@ -61,22 +61,22 @@ def fold_axes(module: GraphModule, number: int) -> tuple[list[str], list[Refusal
                     _fold(node, number)
                 changed.append(node.name)
             except _RankError as error:
-                refused[node.name] = str(error)
+                rejected[node.name] = str(error)
     module.graph.eliminate_dead_code()
-    return changed, [*_left(module, number, refused)]
+    return changed, [*_left(module, number, rejected)]
 
 
-def _left(module: GraphModule, number: int, refused: dict[str, str]) -> list[Refusal]:
+def _left(module: GraphModule, number: int, rejected: dict[str, str]) -> list[Rejection]:
     """What still has too many axes: inputs, outputs, and nodes that were not folded."""
     reasons = []
     for node in module.graph.nodes:
-        if node.name in refused:
-            reasons.append(Refusal(node.name, refused[node.name]))
+        if node.name in rejected:
+            reasons.append(Rejection(node.name, rejected[node.name]))
         elif node.op == "placeholder" and _rank(node) > number:
-            reasons.append(Refusal(node.name, f"an input of rank {_rank(node)}, above {number}"))
+            reasons.append(Rejection(node.name, f"an input of rank {_rank(node)}, above {number}"))
         elif node.op == "output":
             reasons += [
-                Refusal(given.name, f"an output of rank {_rank(given)}, above {number}")
+                Rejection(given.name, f"an output of rank {_rank(given)}, above {number}")
                 for given in node.all_input_nodes
                 if _rank(given) > number and given.op != "placeholder"
             ]

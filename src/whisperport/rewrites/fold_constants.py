@@ -20,27 +20,27 @@ from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import replace, store, stored
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 LARGEST = 64 * 2**20  # bytes of one result: the mask of 1500 by 1500 positions has 9 MB
 
 
 @rewrite("fold-constants", exact=True)
-def fold_constants(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+def fold_constants(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     """Store each constant that something needs; decline the large, the random and the transposed."""
     constants = _constants(module)
     values: dict[Node, Any] = {}
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     for node in [n for n in constants if n.op == "call_function" and _is_needed(n, constants)]:
         if reason := _obstacle(module, node, values):
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
             continue
         with module.graph.inserting_before(node):
             constant = store(module, f"constant_{node.name}", _kept(module, node, values[node]))
         replace(node, constant)
         changed.append(node.name)
-    return changed, refused
+    return changed, rejected
 
 
 def _constants(module: GraphModule) -> dict[Node, None]:

@@ -15,7 +15,7 @@ from whisperport.errors import LoweringError
 from whisperport.host_part import HostPart
 from whisperport.programs.program import Program, as_program
 from whisperport.rewrites.base import Outcome
-from whisperport.spec import ProgramSpec, Refusal
+from whisperport.spec import ProgramSpec, Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Moved:
     host: HostPart
     outputs: tuple[str, ...]  # names of the outputs of the program that is left
     changed: tuple[str, ...]  # names of the nodes that were moved
-    refused: tuple[Refusal, ...]  # nodes of its kind that were not, and why
+    rejected: tuple[Rejection, ...]  # nodes of its kind that were not, and why
 
 
 Move = Callable[[GraphModule, ProgramSpec], Moved]
@@ -60,7 +60,7 @@ def run_host_rewrite(program: Program, name: str) -> tuple[Program, HostPart, Ou
     unlifted.graph.set_codegen(CodeGen())  # tensors in and out, without the caller's structure
     module = GraphModule(unlifted, unlifted.graph)
     moved = HOST_REWRITES[name](module, program.spec)
-    outcome = Outcome(name, moved.changed, moved.refused)
+    outcome = Outcome(name, moved.changed, moved.rejected)
     if not moved.changed:
         return program, HostPart(), outcome
     module.graph.eliminate_dead_code()

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from whisperport.host_part import HostPart, Join
 from whisperport.rewrites.graph import aten, shape
 from whisperport.rewrites.host import Moved, host_rewrite
-from whisperport.spec import ProgramSpec, Refusal
+from whisperport.spec import ProgramSpec, Rejection
 
 
 @host_rewrite("join-on-host")
@@ -25,12 +25,12 @@ def join_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
     names: list[str] = []
     joins: list[Join] = []
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     for node, tensor in zip(returned, spec.outputs, strict=True):
         pieces = _pieces(node)
         reason = _obstacle(node, pieces, returned) if pieces else ""
         if not pieces or reason:
-            refused += [Refusal(node.name, reason)] if reason else []
+            rejected += [Rejection(node.name, reason)] if reason else []
             nodes, names = [*nodes, node], [*names, tensor.name]
             continue
         own = tuple(f"{tensor.name}_{index}" for index in range(len(pieces)))
@@ -38,7 +38,7 @@ def join_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
         joins.append(Join(tensor, own))
         changed.append(node.name)
     output.args = (tuple(nodes),)
-    return Moved(HostPart(joins=tuple(joins)), tuple(names), tuple(changed), tuple(refused))
+    return Moved(HostPart(joins=tuple(joins)), tuple(names), tuple(changed), tuple(rejected))
 
 
 def _pieces(node: Node) -> list[Node]:

@@ -17,22 +17,22 @@ from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import aten
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 
 @rewrite("layer-norm-by-linear", exact=True)
-def layer_norm_by_linear(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+def layer_norm_by_linear(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     """Replace each layer norm over the last axis; decline the others."""
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     # All are judged before any is replaced: what is put in has no recorded dtype to judge by.
     for node, reason in [(node, _obstacle(node)) for node in _layer_norms(module)]:
         if reason:
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
             continue
         _replace(module, node)
         changed.append(node.name)
-    return changed, refused
+    return changed, rejected
 
 
 def _layer_norms(module: GraphModule) -> list[Node]:

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from whisperport.host_part import HostPart, Lookup
 from whisperport.rewrites.graph import aten, calls, shape, stored, value
 from whisperport.rewrites.host import Moved, host_rewrite
-from whisperport.spec import ProgramSpec, Refusal, TensorSpec
+from whisperport.spec import ProgramSpec, Rejection, TensorSpec
 
 SAME_IDS = (  # of an input of token ids: what changes its dtype or shape, and no id
     *(aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.alias.default),
@@ -33,20 +33,22 @@ def lookup_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
         module.graph.erase_node(check)  # export writes them again; they keep inputs in use
     lookups: list[Lookup] = []
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     for node in calls(module, aten.embedding.default):
         if stored(module, node.args[1]) is not None:
             continue
         tokens = _tokens(node)
         if tokens is None:
-            refused.append(Refusal(node.name, "its indices are not an input that it alone reads"))
+            rejected.append(
+                Rejection(node.name, "its indices are not an input that it alone reads")
+            )
         elif reason := _obstacle(module, node):
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
         else:
             lookups.append(_move(module, node, tokens, spec))
             changed.append(node.name)
     outputs = tuple(tensor.name for tensor in spec.outputs)
-    return Moved(HostPart(tuple(lookups)), outputs, tuple(changed), tuple(refused))
+    return Moved(HostPart(tuple(lookups)), outputs, tuple(changed), tuple(rejected))
 
 
 def _tokens(embedding: Node) -> Node | None:

@@ -13,14 +13,14 @@ from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import aten, calls, replace, shape
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 
 @rewrite("matmul-by-bmm", exact=True)
-def matmul_by_bmm(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+def matmul_by_bmm(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     """Replace each product of two tensors of rank 4 or more; decline those that broadcast."""
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     for node in calls(module, aten.matmul.default):
         a, b = node.args
         assert isinstance(a, Node)
@@ -32,11 +32,11 @@ def matmul_by_bmm(module: GraphModule) -> tuple[list[str], list[Refusal]]:
             reason = (
                 f"its sides have the outer sizes {outer} and {right}; only equal ones are handled"
             )
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
             continue
         _replace(module, node, a, b)
         changed.append(node.name)
-    return changed, refused
+    return changed, rejected
 
 
 def _replace(module: GraphModule, node: Node, a: Node, b: Node) -> None:

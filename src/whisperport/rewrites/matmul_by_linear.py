@@ -22,14 +22,14 @@ from whisperport.rewrites.graph import (
     stored,
     transposed_weight,
 )
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 
 @rewrite("matmul-by-linear", exact=True)
-def matmul_by_linear(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+def matmul_by_linear(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     """Replace each product whose right side is a stored matrix, transposed; decline stored others."""
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     for node in calls(module, aten.matmul.default, aten.mm.default, aten.addmm.default):
         given = arguments(node)
         x, right = (
@@ -42,16 +42,16 @@ def matmul_by_linear(module: GraphModule) -> tuple[list[str], list[Refusal]]:
         if weight is None:
             if stored(module, right) is not None:
                 reason = "its matrix is stored untransposed; a linear would need a copy of it"
-                refused.append(Refusal(node.name, reason))
+                rejected.append(Rejection(node.name, reason))
             continue
         if reason := _obstacle(given, bias, weight):
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
             continue
         with module.graph.inserting_before(node):
             linear = module.graph.call_function(aten.linear.default, (x, weight, bias))
         replace(node, linear)
         changed.append(node.name)
-    return changed, refused
+    return changed, rejected
 
 
 def _obstacle(given: dict[str, object], bias: object, weight: Node) -> str:

@@ -13,29 +13,29 @@ from torch.fx import GraphModule, Node
 
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 PERMUTES = (aten.permute.default, aten.transpose.int)
 
 
 @rewrite("merge-permutes", exact=True)
-def merge_permutes(module: GraphModule) -> tuple[list[str], list[Refusal]]:
+def merge_permutes(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     """Merge each permute into the one it reads; decline where others read that one as well."""
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     for node in calls(module, *PERMUTES):
         path = _path(node)
         if path[-1].target not in PERMUTES or not shape(node):
             continue  # a number without axes has nothing to merge
         if shared := [read for read in path if len(read.users) > 1]:
             reason = f"`{shared[0].name}` is read elsewhere too, so it is copied in any case"
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
             continue
         _merge(module, path[-1], node)
         changed.append(node.name)
     if changed:
         _let_views_copy(module)
-    return changed, refused
+    return changed, rejected
 
 
 def _path(node: Node) -> list[Node]:

@@ -25,23 +25,23 @@ from whisperport.rewrites.graph import (
     store,
     stored,
 )
-from whisperport.spec import Refusal
+from whisperport.spec import Rejection
 
 
 @rewrite("split-vocab-projection", exact=True, number=4)
-def split_vocab_projection(module: GraphModule, number: int) -> tuple[list[str], list[Refusal]]:
+def split_vocab_projection(module: GraphModule, number: int) -> tuple[list[str], list[Rejection]]:
     """Cut each linear that widens as a vocabulary does; decline what is cut, or cannot be."""
     changed: list[str] = []
-    refused: list[Refusal] = []
+    rejected: list[Rejection] = []
     for node in calls(module, aten.linear.default):
         if not is_vocabulary(node):
             continue
         if reason := _obstacle(module, node, number):
-            refused.append(Refusal(node.name, reason))
+            rejected.append(Rejection(node.name, reason))
             continue
         _replace(module, node, number)
         changed.append(node.name)
-    return changed, refused
+    return changed, rejected
 
 
 def _obstacle(module: GraphModule, node: Node, number: int) -> str:

@@ -8,7 +8,7 @@ from whisperport.runtime.decode import (
     start_tokens,
 )
 from whisperport.runtime.decoder import Decoder
-from whisperport.runtime.engine import Around, Engine, load_engine
+from whisperport.runtime.engine import Engine, RunnerWrapper, load_engine
 from whisperport.runtime.fallback import (
     TEMPERATURES,
     Thresholds,
@@ -22,7 +22,6 @@ from whisperport.runtime.segments import Cut, Piece, cut_segments
 
 __all__ = [
     "TEMPERATURES",
-    "Around",
     "Cache",
     "Cut",
     "DecodeOptions",
@@ -32,6 +31,7 @@ __all__ = [
     "Engine",
     "Floats",
     "Piece",
+    "RunnerWrapper",
     "Thresholds",
     "compression_ratio",
     "cut_segments",

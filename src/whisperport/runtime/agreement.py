@@ -17,7 +17,7 @@ from whisperport.text.normalize import normalize
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HypothesisWord:
     """A word of a hypothesis, and whether a segment begins with it."""
 
     word: Word
@@ -33,13 +33,13 @@ class Agreement:
     """The words of one stretch of sound, as hypotheses about it follow one another."""
 
     def __init__(self) -> None:
-        self.committed: tuple[Heard, ...] = ()  # of the stretch that is still heard
-        self.tentative: tuple[Heard, ...] = ()  # the rest of the last hypothesis
+        self.committed: tuple[HypothesisWord, ...] = ()  # of the stretch that is still heard
+        self.tentative: tuple[HypothesisWord, ...] = ()  # the rest of the last hypothesis
         self._until = 0.0  # seconds at which the sound of the last hypothesis ended
 
-    def hear(
-        self, hypothesis: Sequence[Heard], until: float, *, final: bool = False
-    ) -> tuple[Heard, ...]:
+    def update(
+        self, hypothesis: Sequence[HypothesisWord], until: float, *, final: bool = False
+    ) -> tuple[HypothesisWord, ...]:
         """Take a hypothesis about the whole stretch, and commit what it confirms.
 
         A word is confirmed by two that heard it to its end: what a model adds where the sound stops
@@ -60,13 +60,13 @@ class Agreement:
         self.tentative, self._until = rest[agreed:], until
         return rest[:agreed]
 
-    def forget(self, before_s: float) -> tuple[Heard, ...]:
+    def forget(self, before_s: float) -> tuple[HypothesisWord, ...]:
         """The stretch now begins at `before_s`: returns the committed words that ended by then."""
         gone = tuple(heard for heard in self.committed if heard.word.end <= before_s)
         self.committed = tuple(heard for heard in self.committed if heard.word.end > before_s)
         return gone
 
-    def _renew_punctuation(self, spoken: Sequence[Heard]) -> None:
+    def _renew_punctuation(self, spoken: Sequence[HypothesisWord]) -> None:
         """A sentence that seemed to end may go on: the last word is as this hypothesis writes it."""
         if self.committed and spoken and spoken[-1].key == self.committed[-1].key:
             last = self.committed[-1]
@@ -74,7 +74,9 @@ class Agreement:
             self.committed = (*self.committed[:-1], replace(last, word=word))
 
 
-def spoken_already(committed: Sequence[Heard], hypothesis: Sequence[Heard]) -> int:
+def spoken_already(
+    committed: Sequence[HypothesisWord], hypothesis: Sequence[HypothesisWord]
+) -> int:
     """How many words at the beginning of `hypothesis` are those committed.
 
     The beginning of least edit distance; of several, the one whose end is nearest in time.
@@ -94,7 +96,9 @@ def spoken_already(committed: Sequence[Heard], hypothesis: Sequence[Heard]) -> i
     return min(range(len(ends)), key=lambda i: (distances[i], abs(ends[i] - end)))
 
 
-def _confirmed(before: Sequence[Heard], now: Sequence[Heard], until: float) -> int:
+def _confirmed(
+    before: Sequence[HypothesisWord], now: Sequence[HypothesisWord], until: float
+) -> int:
     """How many words both begin with that end by `until`, where the sound of `before` ends."""
     count = 0
     for old, new in zip(before, now, strict=False):

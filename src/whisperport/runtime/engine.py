@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from whisperport.bundle import Bundle
+from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
@@ -20,9 +21,8 @@ from whisperport.targets.options import by_target
 from whisperport.window import Window
 
 PREFILL = "prefill_"
-FULL = "decode_full"
 
-Around = Callable[[Runner], Runner]
+RunnerWrapper = Callable[[Runner], Runner]
 """Puts a runner around another: one that times it, for instance."""
 
 
@@ -52,8 +52,12 @@ class Engine:
         """
         self.dims = dims
         self.window = window
-        self.sound_frames = 2 * window.sound if window else dims.n_frames  # of 10 ms, in a window
-        self.latest_timestamp = window.sound if window else None  # of 20 ms; None: no limit
+        self.audio_frames = (
+            2 * window.audio_positions if window else dims.n_frames
+        )  # of 10 ms, in a window
+        self.latest_timestamp = (
+            window.audio_positions if window else None
+        )  # of 20 ms; None: no limit
         self.generation = generation
         self.encoder = _required(runners, "encoder")
         self.cross_kv = _required(runners, "cross_kv")
@@ -61,7 +65,7 @@ class Engine:
         self.align = _required(runners, "align")
         self.cache_form = CacheForm(**form_of(self.step.spec, dims, window))
         self._prefills = _prefills(runners)
-        self._full = runners.get(FULL)
+        self._full = runners.get(UNCACHED_DECODER)
         self._embedding = embedding
         self._positions = positions
 
@@ -105,14 +109,16 @@ class Engine:
 
 
 def load_engine(
-    bundle: Bundle, options: RunOptions | None = None, around: Around = lambda runner: runner
+    bundle: Bundle,
+    options: RunOptions | None = None,
+    wrap_runner: RunnerWrapper = lambda runner: runner,
 ) -> Engine:
     """Load every program of a bundle on its own target.
 
     The programs of a bundle of unknown origin first pass a trial run; see `runtime/trial.py`.
 
     Args:
-        around: given every runner, returns the one that the engine uses.
+        wrap_runner: given every runner, returns the one that the engine uses.
 
     Raises:
         MissingPackageError: a target's runtime is not installed.
@@ -125,7 +131,7 @@ def load_engine(
     _check_options(options, names)
     ensure_tried(bundle, options)
     with bundle.unchanged():
-        used = {name: around(runner) for name, runner in load_runners(bundle, options).items()}
+        used = {name: wrap_runner(runner) for name, runner in load_runners(bundle, options).items()}
         embedding, positions = bundle.embedding(), bundle.positions()
     return Engine(manifest.dims, manifest.generation, used, embedding, positions, manifest.window)
 

@@ -27,7 +27,8 @@ from whisperport.errors import (
     TokenizerError,
     WhisperportError,
 )
-from whisperport.limited import Limits, Say, StoppedError, first_line, run_limited, threads_within
+from whisperport.limited import Limits, StoppedError, first_line, run_limited, threads_within
+from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
@@ -95,7 +96,7 @@ def try_bundle(bundle: Bundle, options: RunOptions, limits: Limits) -> None:
 
 
 def run_once(
-    *, say: Say, folder: str, checksum: str, threads: int | None, options: dict[str, str]
+    *, progress: Progress, folder: str, checksum: str, threads: int | None, options: dict[str, str]
 ) -> None:
     """The job of the child: load the bundle as `load_engine` does, and run each program on zeros."""
     from whisperport.runtime.engine import load_runners
@@ -109,11 +110,11 @@ def run_once(
     run = RunOptions(threads=threads_within(threads), options=_options_of(names, options))
     for name in names:  # the imports of a runtime do not count as the bundle's time
         get_target(name).load(bundle.folder, [], run)
-    say("loading the tokenizer")
+    progress("loading the tokenizer")
     Tokenizer.from_json(bundle.tokenizer_json(), bundle.manifest.generation)
-    say("loading the programs")
+    progress("loading the programs")
     for name, runner in load_runners(bundle, run).items():
-        say(f"running `{name}`")
+        progress(f"running `{name}`")
         _run_on_zeros(runner)
 
 

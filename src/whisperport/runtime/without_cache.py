@@ -12,7 +12,7 @@ PADDING = 0
 
 
 class WithoutCache:
-    """`decode_full` behind the calls of a `Decoder`: `listen`, then `prefill`, then `step`.
+    """`uncached_decoder` behind the calls of a `Decoder`: `listen`, then `prefill`, then `step`.
 
     For measuring what a cache saves, and for verifying the program. It decodes one sequence of tokens, at
     most as many as the program has rows, from the features as they are, without a short window's padding.
@@ -21,7 +21,7 @@ class WithoutCache:
     def __init__(self, runner: Runner, embedding: Array, positions: Array) -> None:
         """
         Args:
-            runner: of `decode_full`; whether it adds positions shows in the shape of its second input:
+            runner: of `uncached_decoder`; whether it adds positions shows in the shape of its second input:
                 (1, d, S, 1) takes rows that have theirs, (1, d, 1, S) rows that have not.
             embedding: (V, d) float32 or float16.
             positions: of the decoder, (N, d) float32 or float16.
@@ -29,7 +29,7 @@ class WithoutCache:
         self._runner = runner
         self._features, self._embeddings = runner.spec.inputs
         self._positions_here = self._embeddings.shape[3] == 1
-        self.rows = max(self._embeddings.shape[2:])  # S
+        self.sequence_length = max(self._embeddings.shape[2:])  # S
         self._embedding, self._positions = embedding, positions
         self._binding: Binding | None = None  # to a window's features
         self.tokens: list[int] = []
@@ -63,8 +63,8 @@ class WithoutCache:
 
     def _run(self, tokens: Sequence[int]) -> list[Floats]:
         """Logits (1, S, V / pieces) of each piece of the vocabulary."""
-        if len(tokens) > self.rows:
-            raise ValueError(f"{len(tokens)} tokens do not fit {self.rows} rows")
+        if len(tokens) > self.sequence_length:
+            raise ValueError(f"{len(tokens)} tokens do not fit {self.sequence_length} rows")
         if self._binding is None:
             raise ValueError("there are no features yet: call `listen` first")
         return list(self._binding.run({self._embeddings.name: self._image(tokens)}).values())
@@ -76,10 +76,10 @@ class WithoutCache:
         graphs. The causal mask hides them from the rows before. They are not zeros: the layer norm of a row
         of zeros divides by √ε, and the factor of 316 could widen the ranges that calibration measures.
         """
-        padded = [*tokens, *[PADDING] * (self.rows - len(tokens))]
+        padded = [*tokens, *[PADDING] * (self.sequence_length - len(tokens))]
         rows = self._embedding[padded].astype(np.float32)
         if self._positions_here:
-            rows += self._positions[: self.rows]
+            rows += self._positions[: self.sequence_length]
         return np.ascontiguousarray(rows.T).reshape(self._embeddings.shape)
 
 

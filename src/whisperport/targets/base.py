@@ -1,7 +1,7 @@
 """What a target is: a spec, three methods, and what only some targets have."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from whisperport.bundle import ProgramEntry
 from whisperport.dims import Dims
 from whisperport.errors import UsageError
+from whisperport.progress import Progress
 from whisperport.ranges import MAX_THREADS, check_range
 from whisperport.runner import Runner
-from whisperport.spec import Refusal, TargetSpec, UncachedForm
+from whisperport.spec import Rejection, TargetSpec, UncachedForm
 from whisperport.targets.compiler import Compiler
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import NoOptions, own_options, parse_options
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
-
-Say = Callable[[str], None]
-"""Told what is being done, in a few words, for a progress line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +56,13 @@ class Target(ABC):
     importer: Importer | None = None  # of files that the vendor's compiler made elsewhere
 
     @abstractmethod
-    def check(self, program: "Program") -> list[Refusal]:
+    def check(self, program: "Program") -> list[Rejection]:
         """What this target rejects of a program as it stands; needs no SDK and no runtime."""
 
     @abstractmethod
-    def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
         """Compile programs, already rewritten, into files in `folder`, the root of a bundle.
 
         Raises:
@@ -71,7 +71,7 @@ class Target(ABC):
         """
 
     def lower_file(
-        self, program: "Program", path: Path, say: Say, *, simplify: bool = False
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Compile one program, already rewritten, into files that no other program shares.
 
@@ -93,7 +93,7 @@ class Target(ABC):
                 f"`{self.spec.name}` writes no ONNX that could be simplified",
                 hint="leave `--simplify` out",
             )
-        (entry,) = self.lower([program], path.parent, say)
+        (entry,) = self.lower([program], path.parent, progress)
         return entry, dict(entry.delegation)
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Target(ABC):
         return self
 
     def uncached_form(self, dims: Dims) -> UncachedForm | None:
-        """The form of `decode_full` for a checkpoint of these sizes; None: this target does not run it."""
+        """The form of `uncached_decoder` at these sizes; None: this target does not run it."""
         return None
 
     def too_large(self, dims: Dims) -> str:

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from whisperport.spec import Refusal, TargetSpec
+from whisperport.spec import Rejection, TargetSpec
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 
-def refusals(program: "Program", spec: TargetSpec) -> list[Refusal]:
+def rejections(program: "Program", spec: TargetSpec) -> list[Rejection]:
     """Every node of `program` that `spec` rejects, with the value met and the limit."""
-    from whisperport.inspection.check import refusals as refusals_of
+    from whisperport.inspection.check import rejections as rejections_of
     from whisperport.inspection.read_exported import read_exported
 
-    return refusals_of(read_exported(program.name, program.exported), spec)
+    return rejections_of(read_exported(program.name, program.exported), spec)

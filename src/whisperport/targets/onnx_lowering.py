@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from whisperport.bundle import ProgramEntry
 from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.placement import Placement
-from whisperport.targets.base import Say, Target
+from whisperport.progress import Progress
+from whisperport.targets.base import Target
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.onnx_file import OnnxFacts
@@ -16,7 +17,7 @@ if TYPE_CHECKING:  # boards have no torch
 
 
 def lower_to_onnx(
-    target: Target, programs: Sequence["Program"], folder: Path, opset: int, say: Say
+    target: Target, programs: Sequence["Program"], folder: Path, opset: int, progress: Progress
 ) -> list[ProgramEntry]:
     """Write each program, with its weights, as `TARGET/PROGRAM.onnx` in the root of a bundle.
 
@@ -30,7 +31,7 @@ def lower_to_onnx(
     entries = []
     for program in programs:
         path = folder / target.spec.name / f"{program.name}.onnx"
-        entry, _ = lower_file_to_onnx(target, program, path, opset, say)
+        entry, _ = lower_file_to_onnx(target, program, path, opset, progress)
         files = tuple(f"{target.spec.name}/{file}" for file in entry.files)
         entries.append(replace(entry, files=files))
     return entries
@@ -41,7 +42,7 @@ def lower_file_to_onnx(
     program: "Program",
     path: Path,
     opset: int,
-    say: Say,
+    progress: Progress,
     *,
     simplify: bool = False,
 ) -> tuple[ProgramEntry, dict[str, Any]]:
@@ -57,7 +58,7 @@ def lower_file_to_onnx(
     """
     name = target.spec.name
     write = _writer(name)
-    say(f"{program.name} to ONNX opset {opset} for {name}")
+    progress(f"{program.name} to ONNX opset {opset} for {name}")
     facts = write(program, path, opset=opset, simplify=simplify)
     entry = ProgramEntry(
         spec=program.spec,

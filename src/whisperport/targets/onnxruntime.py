@@ -9,9 +9,10 @@ from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import MissingPackageError
 from whisperport.placement import Placement
+from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import Refusal, TargetSpec
-from whisperport.targets.base import RunOptions, Say, Target
+from whisperport.spec import Rejection, TargetSpec
+from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.onnx_lowering import lower_file_to_onnx
 from whisperport.targets.onnx_runner import CPU, OnnxRunner
 from whisperport.targets.onnx_weights import OnnxWeights
@@ -79,12 +80,14 @@ class OnnxRuntime(Target):
     def configured(self, options: Any) -> Self:
         return type(self)(cast(LowerOptions, options).opset)
 
-    def check(self, program: "Program") -> list[Refusal]:
-        from whisperport.targets.graph_check import refusals
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
 
-        return refusals(program, self.spec)
+        return rejections(program, self.spec)
 
-    def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
         try:
             from whisperport.programs.onnx import SharedWeights, write_onnx
         except ImportError as error:
@@ -97,7 +100,7 @@ class OnnxRuntime(Target):
         weights = SharedWeights(folder / FOLDER / "weights.bin")
         entries = []
         for program in programs:
-            say(f"{program.name} to ONNX opset {self.opset}")
+            progress(f"{program.name} to ONNX opset {self.opset}")
             path = folder / FOLDER / f"{program.name}.onnx"
             nodes = write_onnx(program, path, weights, opset=self.opset)
             entries.append(
@@ -117,10 +120,10 @@ class OnnxRuntime(Target):
         return entries
 
     def lower_file(
-        self, program: "Program", path: Path, say: Say, *, simplify: bool = False
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one ONNX file with its weights inside."""
-        return lower_file_to_onnx(self, program, path, self.opset, say, simplify=simplify)
+        return lower_file_to_onnx(self, program, path, self.opset, progress, simplify=simplify)
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions

@@ -14,9 +14,10 @@ from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.placement import Placement
 from whisperport.process import SPAWN, OwnProcess
+from whisperport.progress import Progress
 from whisperport.runner import Array, Runner
-from whisperport.spec import Limit, ProgramSpec, Refusal, TargetSpec
-from whisperport.targets.base import RunOptions, Say, Target
+from whisperport.spec import Limit, ProgramSpec, Rejection, TargetSpec
+from whisperport.targets.base import RunOptions, Target
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.inspection.delegation import Delegation
@@ -245,17 +246,19 @@ class Xnnpack(Target):
         },
     )
 
-    def check(self, program: "Program") -> list[Refusal]:
-        from whisperport.targets.graph_check import refusals
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
 
-        return refusals(program, self.spec)
+        return rejections(program, self.spec)
 
-    def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
         from whisperport.inspection.quiet import quiet
         from whisperport.programs.node_history import shared_node_history
 
-        edge, delegated = _lower_to_edge(programs, say)
-        say("writing the ExecuTorch file")
+        edge, delegated = _lower_to_edge(programs, progress)
+        progress("writing the ExecuTorch file")
         path = folder / FILE
         path.parent.mkdir()
         with quiet(), shared_node_history(), path.open("wb") as file:
@@ -300,7 +303,7 @@ def _delegation(path: Path) -> "dict[str, Delegation]":
         return read_delegation(mapped)
 
 
-def _lower_to_edge(programs: Sequence["Program"], say: Say) -> tuple[Any, dict[str, int]]:
+def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[Any, dict[str, int]]:
     """The lowered methods, and for each the number of nodes in its delegates.
 
     Programs are lowered one by one: ExecuTorch copies the weights of the program that it lowers, and
@@ -325,7 +328,7 @@ def _lower_to_edge(programs: Sequence["Program"], say: Say) -> tuple[Any, dict[s
     weights: dict[bytes, bytes] = {}
     try:
         for program in programs:
-            say(f"lowering {program.name} to XNNPACK")
+            progress(f"lowering {program.name} to XNNPACK")
             with quiet(), shared_node_history():
                 edge = to_edge_transform_and_lower(
                     {program.name: program.exported},

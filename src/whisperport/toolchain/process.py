@@ -5,20 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from whisperport.progress import Progress
 from whisperport.toolchain import driver
 
 SCRIPT = "compile.py"  # the driver's copy in a work folder
 LOG = "driver.log"  # in a work folder: standard error of the driver itself
 GRACE_S = 5.0  # for the driver to end after an interrupt, before its group is killed
 PROBE_S = 300.0  # an SDK that imports TensorFlow takes tens of seconds to be imported
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ class _Driver:
                 stream.close()
 
 
-def run_driver(interpreter: Path, work: Path, say: Say) -> Failure | None:
+def run_driver(interpreter: Path, work: Path, progress: Progress) -> Failure | None:
     """Do what is left of a prepared work folder; None: everything is done.
 
     The output of every stage is kept in `PROGRAM/STAGE.log`, that of the driver in `driver.log`.
@@ -90,7 +89,7 @@ def run_driver(interpreter: Path, work: Path, say: Say) -> Failure | None:
         last: Mapping[str, Any] = {"event": "starting"}
         try:
             for last in running.events():
-                _tell(last, say)
+                _tell(last, progress)
             code = running.process.wait()
         finally:
             running.stop()
@@ -118,11 +117,11 @@ def probe(interpreter: Path, script: Path, settings: Mapping[str, Any]) -> Failu
     return Failure(kind="died", message=(err.strip().splitlines() or ["it printed nothing"])[-1])
 
 
-def _tell(event: Mapping[str, Any], say: Say) -> None:
+def _tell(event: Mapping[str, Any], progress: Progress) -> None:
     if event["event"] == "stage":
-        say(f"{event['program']}: {event['stage']}")
+        progress(f"{event['program']}: {event['stage']}")
     elif event["event"] == "kept":
-        say(f"{event['program']}: {event['stage']} was done before, and is kept")
+        progress(f"{event['program']}: {event['stage']} was done before, and is kept")
 
 
 def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:

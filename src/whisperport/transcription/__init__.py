@@ -1,11 +1,12 @@
 """From sound to text, as openai-whisper's `transcribe` goes: `Transcriber`, over a loaded bundle."""
 
+from whisperport.progress import ProgressCallback
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber, default_bundle, transcribe
-from whisperport.transcription.transcript import Heard, Transcript
+from whisperport.transcription.transcript import Transcript
 
 __all__ = [
-    "Heard",
+    "ProgressCallback",
     "TranscribeOptions",
     "Transcriber",
     "Transcript",

@@ -31,12 +31,13 @@ from whisperport.audio import (
     speech_spans,
 )
 from whisperport.errors import IncompleteError, Interrupted, UsageError
+from whisperport.progress import ProgressCallback
 from whisperport.runtime import Decoder, Draw, Engine, Floats
 from whisperport.text import Tokenizer
 from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Mel, Session, spoken_language
-from whisperport.transcription.transcript import Heard, Transcript
+from whisperport.transcription.transcript import Transcript
 
 Result = tuple[Span, Transcript]
 
@@ -108,7 +109,7 @@ class ChunkedTranscription:
         self._stop = Event()
         self._results: list[Transcript] = []
 
-    def run(self, stream: AudioStream, mel: RecordingMel, progress: Heard) -> Transcript:
+    def run(self, stream: AudioStream, mel: RecordingMel, progress: ProgressCallback) -> Transcript:
         """Transcribe a recording, given twice: `stream` runs ahead to find speech, `mel` follows.
 
         Raises:
@@ -137,7 +138,7 @@ class ChunkedTranscription:
     def _chunks(self, stream: AudioStream) -> Iterator[Span]:
         return cut_chunks(
             speech_spans(stream, self._vad),
-            self._engine.sound_frames,
+            self._engine.audio_frames,
             pad=round(self._vad.pad_s * FRAMES_PER_SECOND),
             longest_silence=round(self._vad.max_silence_s * FRAMES_PER_SECOND),
         )
@@ -187,7 +188,7 @@ class ChunkedTranscription:
         """Each chunk's result to come; a failure to read more is the last one's."""
         try:
             for chunk in chunks:
-                if chunk.n_frames <= self._engine.sound_frames:
+                if chunk.n_frames <= self._engine.audio_frames:
                     held = ChunkMel(mel, chunk)
                     features = self._encoders.submit(self._engine.encode, held.frames)
                     yield self._decoders.submit(self._decoded, chunk, held, features.result)

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from whisperport.audio import FRAMES_PER_SECOND
+from whisperport.progress import ProgressCallback
 from whisperport.runtime import (
     Cut,
     Decoded,
@@ -32,7 +33,7 @@ from whisperport.runtime.words import add_words
 from whisperport.text import Segment, Tokenizer, language_code
 from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
-from whisperport.transcription.transcript import Heard, Transcript
+from whisperport.transcription.transcript import Transcript
 
 WARM = 0.5  # above this temperature what was said is no context for what follows
 SHOWN = 200  # characters of a text that was cut
@@ -89,7 +90,7 @@ class Session:
         self.detected: Language | None = None  # until the first window is encoded
         self.heard_s = 0.0  # seconds until the last window's end
 
-    def run(self, progress: Heard) -> Transcript:
+    def run(self, progress: ProgressCallback) -> Transcript:
         """To the end of the recording.
 
         Raises:
@@ -122,7 +123,7 @@ class Session:
             self.seek = max(start, self.seek)
             while end is None or self.seek < end:
                 mel, n_frames = self.mel.window(self.seek)
-                n_frames = min(n_frames, self.engine.sound_frames)
+                n_frames = min(n_frames, self.engine.audio_frames)
                 if end is not None:
                     n_frames = min(n_frames, end - self.seek)
                 if n_frames == 0:
@@ -146,7 +147,7 @@ class Session:
             return
         begin = self.engine.generation.timestamp_begin
         cut = whole = cut_segments(decoded.tokens, begin, n_frames)
-        if self.engine.window is not None and n_frames == self.engine.sound_frames:
+        if self.engine.window is not None and n_frames == self.engine.audio_frames:
             cut = leave_open(whole, begin, n_frames)
         if not decoded.ended and cut == whole:  # what was left open is heard again
             self.truncated.append(seek / FRAMES_PER_SECOND)
@@ -202,7 +203,7 @@ class Session:
         window = Window(
             seek / FRAMES_PER_SECOND,
             n_frames / FRAMES_PER_SECOND,
-            self.engine.sound_frames / FRAMES_PER_SECOND,
+            self.engine.audio_frames / FRAMES_PER_SECOND,
             self.mel.duration_s,
         )
         spoken_until = _spoken_until(segments)
@@ -301,7 +302,7 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
     if not known or engine.generation.language:
         return Language(detect_language(decoder))  # for which nothing is encoded
     window, _ = mel.window(start)
-    window[:, engine.sound_frames :] = 0
+    window[:, engine.audio_frames :] = 0
     features = engine.encode(window)
     decoder.listen(features)
     return Language(detect_language(decoder), (window, features))

@@ -8,13 +8,14 @@ from whisperport.audio import AudioSource, AudioStream, RecordingMel
 from whisperport.audio.recording import can_be_read_twice
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, UsageError
-from whisperport.runtime import Around, Draw, Engine, load_engine
+from whisperport.progress import ProgressCallback
+from whisperport.runtime import Draw, Engine, RunnerWrapper, load_engine
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Session, clip_frames
-from whisperport.transcription.transcript import Heard, Transcript
+from whisperport.transcription.transcript import Transcript
 from whisperport.transcription.turns import Turns
 
 
@@ -35,7 +36,7 @@ class Transcriber:
 
     Args:
         bundle: None: the embedded default model.
-        around: given every runner, returns the one to use, such as one that times it.
+        wrap_runner: given every runner, returns the one to use, such as one that times it.
         max_concurrent: calls that are processed at once, 1 or more; None: the number of CPU cores that this
             process may use.
 
@@ -50,13 +51,13 @@ class Transcriber:
         bundle: Bundle | str | os.PathLike[str] | None = None,
         run: RunOptions | None = None,
         *,
-        around: Around = lambda runner: runner,
+        wrap_runner: RunnerWrapper = lambda runner: runner,
         max_concurrent: int | None = None,
     ) -> None:
         self.turns = Turns(max_concurrent)
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
         self.bundle = opened
-        self.engine: Engine = load_engine(opened, run, around)
+        self.engine: Engine = load_engine(opened, run, wrap_runner)
         self.tokenizer = Tokenizer.from_json(opened.tokenizer_json(), self.engine.generation)
 
     def transcribe(
@@ -65,7 +66,7 @@ class Transcriber:
         options: TranscribeOptions | None = None,
         *,
         sample_rate: int | None = None,
-        progress: Heard = lambda _done, _of: None,
+        progress: ProgressCallback = lambda _done, _of: None,
         draw: Draw | None = None,
     ) -> Transcript:
         """Transcribe a recording of any length, one window in memory at a time.
@@ -109,7 +110,7 @@ class Transcriber:
         mel: RecordingMel,
         options: TranscribeOptions | None = None,
         *,
-        progress: Heard = lambda _done, _of: None,
+        progress: ProgressCallback = lambda _done, _of: None,
         draw: Draw | None = None,
     ) -> Transcript:
         """As `transcribe`, for a spectrogram that the caller opens for this model, and closes.
@@ -135,7 +136,7 @@ def transcribe(
     options: TranscribeOptions | None = None,
     *,
     sample_rate: int | None = None,
-    progress: Heard = lambda _done, _of: None,
+    progress: ProgressCallback = lambda _done, _of: None,
 ) -> Transcript:
     """Transcribe one recording; see `Transcriber.transcribe`.
 

@@ -1,12 +1,8 @@
 """What comes out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from whisperport.text import Segment
-
-Heard = Callable[[float, float | None], None]
-"""Told how many seconds were transcribed, and of how many where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def find_alignment_heads(
     generation: Generation,
     tokenizer_json: bytes,
     model: "Whisper",
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Generation:
     """`generation` with alignment heads, if it has none and some head clearly follows the sound.
 
@@ -69,7 +69,7 @@ def find_alignment_heads(
     english = generation.any_language == "en"
     recordings = shipped_recordings() if english else ()
     fitting = [r for r in recordings if r.words and r.seconds <= dims.window_s]
-    say("looking for heads that follow the sound")
+    progress("looking for heads that follow the sound")
     read: list[_Read] = []
     for recording in fitting[:N_RECORDINGS]:
         read.append(_read(model, generation, tokenizer, recording, heads))
@@ -83,7 +83,7 @@ def find_alignment_heads(
         )
         return generation
     named = ", ".join(f"{layer}.{head}" for layer, head in found)
-    say(f"words are aligned by {named} (layer.head)")
+    progress(f"words are aligned by {named} (layer.head)")
     return replace(generation, alignment_heads=found)
 
 
@@ -131,14 +131,14 @@ def _scores(model: "Whisper", mel: Floats, tokens: list[int], heads: Sequence[He
     cache = Cache(dims)
     mask = torch.from_numpy(cache.mask(n_tokens))
     with torch.no_grad():
-        sound = model.sound(model.encode(torch.from_numpy(mel)[None]))
+        cross_kv = model.cross_kv(model.encode(torch.from_numpy(mel)[None]))
         embedded = decoder.token_embedding(torch.tensor(tokens))
         x = (embedded + decoder.positional_embedding[:n_tokens])[None]
         caches = [
             [torch.from_numpy(cache.arrays[f"{name}_{i}"]) for i in range(dims.n_text_layer)]
             for name in ("self_k", "self_v")
         ]
-        keys, values = (list(layers) for layers in zip(*sound, strict=True))
+        keys, values = (list(layers) for layers in zip(*cross_kv, strict=True))
         scores: Floats = Align(decoder, heads)(x, mask, *caches, keys, values)[1].numpy()
     return scores
 

@@ -3,19 +3,19 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
-from whisperport.checks import Check, Level
+from whisperport.checks import UNCACHED_DECODER, Check, Level
 from whisperport.dims import Dims
 from whisperport.errors import NumericalError
 from whisperport.generation import Generation
+from whisperport.progress import Progress
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
-from whisperport.runtime.engine import FULL
 from whisperport.runtime.without_cache import WithoutCache
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
@@ -31,14 +31,12 @@ from whisperport.verification.tolerances import GATES, JUDGED_BY_WORDS
 RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch")
 MAX_CHANGE = {"fp32": 0.001, "fp16": 0.001}  # of WER and CER, absolute; 0.005 for other precisions
 
-Say = Callable[[str], None]
-
 
 def verify(
     bundle: Bundle | str | os.PathLike[str],
     *,
     run: RunOptions | None = None,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Report:
     """Run a bundle on the reference it carries, and compare arrays, tokens, words, and isolation.
 
@@ -51,10 +49,10 @@ def verify(
     started = time.perf_counter()
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     reference = Reference.from_arrays(opened.reference())
-    checks, last = _session_checks(opened, reference, run, say)
+    checks, last = _session_checks(opened, reference, run, progress)
     if last:
-        say("clip by clip in a fresh session")
-        checks.append(_isolation_check(opened, reference, last, run, say))
+        progress("clip by clip in a fresh session")
+        checks.append(_isolation_check(opened, reference, last, run, progress))
     return Report(
         subject=_subject(opened, run),
         checks=tuple(checks),
@@ -101,18 +99,18 @@ class _Session:
 
 
 def _session_checks(
-    bundle: Bundle, reference: Reference, run: RunOptions | None, say: Say
+    bundle: Bundle, reference: Reference, run: RunOptions | None, progress: Progress
 ) -> tuple[list[Check], Decoded | None]:
     """Arrays, tokens and words, and what was decoded of the last clip; None: nothing was.
 
     The session's programs are deleted at the end: those of two sessions would take twice the memory.
     """
-    say("loading the programs")
+    progress("loading the programs")
     session = _Session(bundle, run)
     precision = precisions(bundle, run)
-    checks = list(_array_checks(session, reference, precision, say))
+    checks = list(_array_checks(session, reference, precision, progress))
     try:
-        decoded = [_transcribe(session, clip, reference, say) for clip in reference.clips]
+        decoded = [_transcribe(session, clip, reference, progress) for clip in reference.clips]
     except NumericalError as error:
         return [*checks, _not_finite("tokens", "transcripts", error)], None
     checks += _decoded_checks(bundle, reference, decoded, coarsest(precision.values()))
@@ -124,7 +122,7 @@ def words_of_features(
     decoder: Decoder,
     features: Sequence[np.ndarray],
     precision: str,
-    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> list[Check]:
     """Tokens and words that a bundle's decoder makes of features that something else has computed.
 
@@ -135,7 +133,7 @@ def words_of_features(
     reference, heard = Reference.from_arrays(bundle.reference()), []
     try:
         for clip, encoded in zip(reference.clips, features, strict=True):
-            say(f"decoding {clip.name}")
+            progress(f"decoding {clip.name}")
             heard.append(_decode(decoder, encoded, clip, reference))
     except NumericalError as error:
         return [_not_finite("words", "transcripts", error)]
@@ -153,12 +151,12 @@ def _decoded_checks(
 
 
 def _array_checks(
-    session: _Session, reference: Reference, precision: Mapping[str, str], say: Say
+    session: _Session, reference: Reference, precision: Mapping[str, str], progress: Progress
 ) -> Iterator[Check]:
     """Encoder output, and logits under teacher forcing, for the clips that hold them."""
     for clip in reference.clips:
         if clip.features.size and clip.logits.size:
-            say(f"comparing arrays of {clip.name}")
+            progress(f"comparing arrays of {clip.name}")
             try:
                 yield from _clip_checks(session, clip, precision)
             except NumericalError as error:
@@ -174,7 +172,9 @@ def _clip_checks(
     features: else the encoder's error would be found again in every program.
     """
     decoder, of_encoder = session.decoder, precision["encoder"]
-    of_decoder = coarsest(p for name, p in precision.items() if name not in ("encoder", FULL))
+    of_decoder = coarsest(
+        p for name, p in precision.items() if name not in ("encoder", UNCACHED_DECODER)
+    )
     by_words = of_encoder in JUDGED_BY_WORDS
     gate, encoder_gate = GATES[of_decoder], JUDGED_BY_WORDS.get(of_encoder, GATES[of_encoder])
     features = session.features(clip)
@@ -205,13 +205,13 @@ def _clip_checks(
     yield _reported(check) if by_words else check
     if without := decoder.engine.without_cache():
         rows = _full_logits(without, given, clip)
-        full = compare("logits", rows, clip.full_logits, GATES[precision[FULL]])
-        yield Check.of("arrays", FULL, clip.name, full)
+        full = compare("logits", rows, clip.full_logits, GATES[precision[UNCACHED_DECODER]])
+        yield Check.of("arrays", UNCACHED_DECODER, clip.name, full)
 
 
 def reference_mel(dims: Dims, clip: ReferenceClip) -> np.ndarray:
     """The spectrogram (n_mels, 2T) of a clip, of one window."""
-    return log_mel(clip.sound, dims.n_mels, n_frames=dims.n_frames)
+    return log_mel(clip.audio, dims.n_mels, n_frames=dims.n_frames)
 
 
 def _forced_logits(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
@@ -247,8 +247,10 @@ def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
     return (*clip.prompt, *clip.tokens[: len(clip.logits) - 1])
 
 
-def _transcribe(session: _Session, clip: ReferenceClip, reference: Reference, say: Say) -> Decoded:
-    say(f"transcribing {clip.name}")
+def _transcribe(
+    session: _Session, clip: ReferenceClip, reference: Reference, progress: Progress
+) -> Decoded:
+    progress(f"transcribing {clip.name}")
     return _decode(session.decoder, session.features(clip), clip, reference)
 
 
@@ -335,11 +337,11 @@ def _word_check(
 
 
 def _isolation_check(
-    bundle: Bundle, reference: Reference, after: Decoded, run: RunOptions | None, say: Say
+    bundle: Bundle, reference: Reference, after: Decoded, run: RunOptions | None, progress: Progress
 ) -> Check:
     """The last clip alone, against the same clip after all others: equal to the last bit."""
     try:
-        alone = _transcribe(_Session(bundle, run), reference.clips[-1], reference, say)
+        alone = _transcribe(_Session(bundle, run), reference.clips[-1], reference, progress)
     except NumericalError as error:
         return _not_finite("isolation", f"{reference.clips[-1].name} after others", error)
     same = alone == after

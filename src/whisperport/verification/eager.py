@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # boards have no torch
 KEPT = 2  # clips whose features and logits are kept: they are the bulk of a reference
 KEPT_LOGITS = 6  # rows of logits kept of each; V float32 a row, 0.2 MB
 
-Sound = tuple[tuple["Tensor", "Tensor"], ...]  # what `Whisper.sound` returns
+CrossKV = tuple[tuple["Tensor", "Tensor"], ...]  # what `Whisper.cross_kv` returns
 Draft = Callable[[list[int]], "Tensor"]
 """The tokens so far, the prompt included, to logits (V,) that may be wrong; see `greedy_tokens`."""
 
@@ -78,10 +78,10 @@ def _run_clip(
     samples = whole[: round(dims.window_s * SAMPLE_RATE)]
     mel = log_mel(samples.astype(np.float32) / 32768, dims.n_mels, n_frames=dims.n_frames)
     features = model.encode(torch.from_numpy(mel)[None])
-    sound = model.sound(features)
+    cross_kv = model.cross_kv(features)
 
-    draft = CachedDecoder(model.decoder, sound)
-    tokens = greedy_tokens(model, generation, prompt, sound, max_tokens, draft)
+    draft = CachedDecoder(model.decoder, cross_kv)
+    tokens = greedy_tokens(model, generation, prompt, cross_kv, max_tokens, draft)
     none = np.empty((0, dims.n_vocab), np.float32)
     return ReferenceClip(
         name=clip.name,
@@ -90,7 +90,7 @@ def _run_clip(
         prompt=tuple(prompt),
         tokens=tuple(tokens),
         features=features[0].numpy() if keep else np.empty((0, dims.n_audio_state), np.float32),
-        logits=_logits(model, sound, prompt, tokens[:-1]) if keep else none,
+        logits=_logits(model, cross_kv, prompt, tokens[:-1]) if keep else none,
         full_logits=_unpadded(model, features, prompt, tokens, uncached)
         if keep and uncached
         else none,
@@ -101,7 +101,7 @@ def greedy_tokens(
     model: "Whisper",
     generation: Generation,
     prompt: list[int],
-    sound: Sound,
+    cross_kv: CrossKV,
     max_tokens: int,
     draft: Draft,
 ) -> list[int]:
@@ -121,7 +121,7 @@ def greedy_tokens(
             guess = _choice(generation, draft(prompt + guessed), at_start=not guessed)
             guessed.append(guess)
         fed, n_right = torch.tensor(prompt + guessed[:-1]), len(tokens)
-        rows = model.logits(fed, sound, first=len(prompt) - 1 + n_right)
+        rows = model.logits(fed, cross_kv, first=len(prompt) - 1 + n_right)
         for row, guess in zip(rows, guessed[n_right:], strict=True):
             tokens.append(_choice(generation, row, at_start=not tokens))
             if tokens[-1] != guess:
@@ -143,7 +143,11 @@ def _choice(generation: Generation, logits: "Tensor", *, at_start: bool) -> int:
 
 
 def _logits(
-    model: "Whisper", sound: Sound, prompt: list[int], tokens: list[int], rows: int | None = None
+    model: "Whisper",
+    cross_kv: CrossKV,
+    prompt: list[int],
+    tokens: list[int],
+    rows: int | None = None,
 ) -> NDArray[np.float32]:
     """Logits (K, V) after the prompt and after each of the first tokens, `KEPT_LOGITS` of them at most.
 
@@ -152,7 +156,7 @@ def _logits(
     import torch
 
     fed = torch.tensor((prompt + tokens)[: len(prompt) + KEPT_LOGITS - 1][:rows])
-    return model.logits(fed, sound, first=len(prompt) - 1).numpy()
+    return model.logits(fed, cross_kv, first=len(prompt) - 1).numpy()
 
 
 def _unpadded(
@@ -163,5 +167,5 @@ def _unpadded(
     uncached: UncachedForm,
 ) -> NDArray[np.float32]:
     """Logits (K, V) as `ReferenceClip.logits`, of features (1, T, d) that nothing is put after."""
-    sound = model.sound(features, padded=False)
-    return _logits(model, sound, prompt, tokens, uncached.rows)
+    cross_kv = model.cross_kv(features, padded=False)
+    return _logits(model, cross_kv, prompt, tokens, uncached.sequence_length)

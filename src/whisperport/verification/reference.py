@@ -23,10 +23,10 @@ class ReferenceClip:
     tokens: tuple[int, ...]  # the tokens that followed, end of text included where it came
     features: Floats  # (T, d) encoder output; (0, d) where it was not kept
     logits: Floats  # (K, V) after the prompt and after each of the first K - 1 tokens; (0, V): none
-    full_logits: Floats  # the same of a decoder that hears no padding, for `decode_full`
+    full_logits: Floats  # the same of a decoder that hears no padding, for `uncached_decoder`
 
     @property
-    def sound(self) -> Floats:
+    def audio(self) -> Floats:
         """(n_samples,) float32 within [-1, 1]."""
         return self.samples.astype(np.float32) / np.float32(32768)
 

@@ -80,7 +80,7 @@ class Report:
             required=tuple(level.one_of(LEVELS) for level in m["required"].elements()),
         )
         if m["passed"].flag() != bool(report):
-            m["passed"].refuse(f"is {m['passed'].value}, and its checks say {bool(report)}")
+            m["passed"].reject(f"is {m['passed'].value}, and its checks say {bool(report)}")
         return report
 
 

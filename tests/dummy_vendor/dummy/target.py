@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, final
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
+from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import Refusal, TargetSpec
-from whisperport.targets.base import RunOptions, Say, Target
+from whisperport.spec import Rejection, TargetSpec
+from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.dummy.artifact import SUFFIX
 from whisperport.targets.dummy.compiler import DummyCompiler
 from whisperport.targets.dummy.importer import DummyImporter
@@ -66,13 +67,15 @@ class Dummy(Target):
         self.compiler = DummyCompiler(chip)
         self.importer = DummyImporter(chip)
 
-    def check(self, program: "Program") -> list[Refusal]:
-        from whisperport.targets.graph_check import refusals
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
 
-        return refusals(program, self.spec)
+        return rejections(program, self.spec)
 
-    def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
-        return lower_to_onnx(self, programs, folder, OPSET, say)
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        return lower_to_onnx(self, programs, folder, OPSET, progress)
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions

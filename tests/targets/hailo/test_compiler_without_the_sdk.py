@@ -35,7 +35,7 @@ ENCODER = ProgramSpec(
 
 @pytest.fixture
 def sdk(monkeypatch: pytest.MonkeyPatch) -> FakeSdk:
-    fake = FakeSdk({"encoder": b"a HEF", "decode_full": b"another HEF"})
+    fake = FakeSdk({"encoder": b"a HEF", "uncached_decoder": b"another HEF"})
     monkeypatch.setitem(sys.modules, "hailo_sdk_client", fake)
     return fake
 
@@ -128,13 +128,15 @@ def test_without_the_sdk_every_stage_is_called_as_recorded_and_in_order(work, sd
 
 def test_without_the_sdk_a_decoders_set_is_given_by_the_names_of_layers(tmp_path, sdk):
     features, rows = TensorSpec("features", (1, 4, 5)), TensorSpec("embeddings", (1, 5, 2, 1))
-    decoder = ProgramSpec("decode_full", (features, rows), (TensorSpec("logits_0", (1, 2, 7)),))
+    decoder = ProgramSpec(
+        "uncached_decoder", (features, rows), (TensorSpec("logits_0", (1, 2, 7)),)
+    )
 
     _run(_prepared(tmp_path / "work", decoder))
 
     assert set(dict(sdk.calls)["ClientRunner.optimize"]["calib_data"]) == {
-        "decode_full/input_layer1",
-        "decode_full/input_layer2",
+        "uncached_decoder/input_layer1",
+        "uncached_decoder/input_layer2",
     }
 
 
@@ -417,17 +419,17 @@ def test_the_shape_of_the_embeddings_alone_must_be_the_very_one(
     tmp_path, layout, stream, fits, features
 ):
     decoder = ProgramSpec(
-        "decode_full",
+        "uncached_decoder",
         (TensorSpec("features", (1, 100, 64)), TensorSpec("embeddings", (1, 64, *layout))),
         (TensorSpec("logits_0", (1, 8, 70)),),
     )
     inputs = {"net/input_layer1": features, "net/input_layer2": stream}
-    path = tmp_path / "decode_full.hef"
+    path = tmp_path / "uncached_decoder.hef"
     path.write_bytes(hef_bytes(3, inputs, {"net/conv1": (1, 8, 70)}))
     if fits:
         check_hef(path, HAILO8L, decoder)
         return
-    with pytest.raises(BundleError, match="does not compute `decode_full`"):
+    with pytest.raises(BundleError, match="does not compute `uncached_decoder`"):
         check_hef(path, HAILO8L, decoder)
 
 

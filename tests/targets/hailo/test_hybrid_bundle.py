@@ -13,11 +13,11 @@ import pytest
 from fuzz.format_1 import as_format_1
 
 from whisperport.bundle import Bundle
+from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, without_cache
-from whisperport.runtime.engine import FULL
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.hailo.options import LowerOptions
 from whisperport.targets.options import with_target
@@ -57,7 +57,7 @@ def test_the_encoder_goes_to_the_chip_and_the_cached_decoder_to_the_cpu(hybrid: 
     manifest = hybrid.manifest
     there = {e.spec.name for e in manifest.programs if e.target == "hailo8"}
 
-    assert there == {"encoder", FULL}
+    assert there == {"encoder", UNCACHED_DECODER}
     assert {e.target for e in manifest.programs if e.spec.name not in there} == {"onnxruntime"}
     assert {manifest.status(name) for name in there} == {"checked against vendor documentation"}
     assert manifest.status("step") == "run here"
@@ -70,7 +70,7 @@ def test_the_window_is_the_one_known_to_compile_and_the_decoder_hears_it_padded(
     window = hybrid.manifest.window
 
     assert window is not None
-    assert (window.positions, window.heard, window.padding) == (500, 1500, "silence")
+    assert (window.positions, window.context_positions, window.padding) == (500, 1500, "silence")
 
 
 def test_it_is_verified_and_says_that_onnx_stood_in(hybrid: Bundle) -> None:
@@ -78,7 +78,7 @@ def test_it_is_verified_and_says_that_onnx_stood_in(hybrid: Bundle) -> None:
 
     assert hybrid.manifest.verified
     assert report.subject.endswith(", hailo8.emulation=onnx")
-    assert {"encoder", "step", FULL} <= {check.program for check in report.checks}
+    assert {"encoder", "step", UNCACHED_DECODER} <= {check.program for check in report.checks}
 
 
 def test_it_verifies_again_emulated(hybrid: Bundle) -> None:
@@ -104,7 +104,7 @@ def test_a_bundle_of_format_1_with_both_decoders_opens_emulated_and_transcribes_
 
     # then
     assert opened.manifest.verified
-    assert {opened.manifest.status(name) for name in ("encoder", FULL)} == {
+    assert {opened.manifest.status(name) for name in ("encoder", UNCACHED_DECODER)} == {
         "checked against vendor documentation"
     }
     assert opened.manifest.status("step") == "run here"
@@ -123,7 +123,7 @@ def test_a_wrong_decoder_without_a_cache_is_found(
     report = verify(hybrid.folder, run=EMULATED)
 
     assert not report
-    assert {check.program for check in report.checks if not check.passed} == {FULL}
+    assert {check.program for check in report.checks if not check.passed} == {UNCACHED_DECODER}
 
 
 def test_the_decoder_without_a_cache_has_a_reference_that_hears_no_padding(hybrid: Bundle) -> None:
@@ -182,10 +182,10 @@ def write(micro_checkpoint: Any, tmp_path: Path) -> Callable[..., Bundle]:
         ({"encoder-opset": "18"}, "`hailo8.encoder-opset` cannot be `18`"),
         ({"decoder-opset": "18"}, "`hailo8.decoder-opset` cannot be `18`"),
         ({"decoder-opset": ""}, "`hailo8.decoder-opset` cannot be ``"),
-        ({"rows": "7"}, "`hailo8.rows` cannot be `7`"),
-        ({"rows": "-9"}, "`hailo8.rows` cannot be `-9`"),
-        ({"rows": "٣٢"}, "`hailo8.rows` cannot be `٣٢`"),
-        ({"rows": "9" * 5000}, "`hailo8.rows` cannot be"),
+        ({"sequence-length": "7"}, "`hailo8.sequence-length` cannot be `7`"),
+        ({"sequence-length": "-9"}, "`hailo8.sequence-length` cannot be `-9`"),
+        ({"sequence-length": "٣٢"}, "`hailo8.sequence-length` cannot be `٣٢`"),
+        ({"sequence-length": "9" * 5000}, "`hailo8.sequence-length` cannot be"),
         ({"positions": "npu"}, "`hailo8.positions` cannot be `npu`"),
         ({"precision": "int4"}, "has no option `precision`"),
     ],
@@ -282,5 +282,7 @@ def test_a_program_beyond_the_limits_is_not_lowered(
 
 
 def test_more_rows_than_the_decoder_has_positions_are_refused(micro_checkpoint: Any) -> None:
-    with pytest.raises(UsageError, match=r"`hailo8\.rows` cannot be `25`"):
-        get_target("hailo8").configured(LowerOptions(rows=25)).uncached_form(micro_checkpoint.dims)
+    with pytest.raises(UsageError, match=r"`hailo8\.sequence-length` cannot be `25`"):
+        get_target("hailo8").configured(LowerOptions(sequence_length=25)).uncached_form(
+            micro_checkpoint.dims
+        )

@@ -63,13 +63,13 @@ def test_published_layers_are_refused_for_a_graph_they_were_not_counted_in():
 
 
 def test_the_script_of_bases_decoder_holds_the_vendors_commands():
-    assert _lines("hailo8", 512, program="decode_full") == BASE_DECODER
+    assert _lines("hailo8", 512, program="uncached_decoder") == BASE_DECODER
     published = ScriptOptions(sixteen_bit="published-layers")
-    lines = _lines("hailo8", 512, published, program="decode_full")
+    lines = _lines("hailo8", 512, published, program="uncached_decoder")
     assert lines == BASE_DECODER | _convs(set(range(12, 49, 2)))
 
 
-@pytest.mark.parametrize("program", ["encoder", "decode_full"])
+@pytest.mark.parametrize("program", ["encoder", "uncached_decoder"])
 def test_the_10h_adds_its_own_treatment_of_norms(program):
     ten, eight = (_lines(chip, 512, program=program) for chip in ("hailo10h", "hailo8"))
     assert {line.split("(")[1].split(",")[0] for line in ten - eight} == {
@@ -78,8 +78,12 @@ def test_the_10h_adds_its_own_treatment_of_norms(program):
 
 
 def test_the_10h_leaves_tinys_decoder_more_room():
-    assert "resources_param(max_utilization=0.7)" in _lines("hailo10h", 384, program="decode_full")
-    assert "resources_param(max_utilization=0.8)" in _lines("hailo8", 384, program="decode_full")
+    assert "resources_param(max_utilization=0.7)" in _lines(
+        "hailo10h", 384, program="uncached_decoder"
+    )
+    assert "resources_param(max_utilization=0.8)" in _lines(
+        "hailo8", 384, program="uncached_decoder"
+    )
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -107,7 +111,7 @@ def test_samples_needed_are_those_of_the_longest_reader():
     assert samples_needed(384) == 3340
     assert samples_needed(512) == 2048
     assert samples_needed(384, ScriptOptions(finetune=False)) == 1024
-    assert samples_needed(384, program="decode_full") == 1024
+    assert samples_needed(384, program="uncached_decoder") == 1024
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def lowered(model: Whisper, name: str, options: dict[str, str], folder: Path) ->
     target = target.configured(parse_options(target.lower_options, options, name))
     assert isinstance(target, Hailo)
     parts = Parts(model, [], target.uncached_form(model.dims))
-    programs = list(whisper_programs(parts, ("encoder", "decode_full"), target.spec.variants))
+    programs = list(whisper_programs(parts, ("encoder", "uncached_decoder"), target.spec.variants))
     entries = target.lower(programs, folder, lambda _: None)
     run = RunOptions(threads=1, options={f"{name}.emulation": "onnx"})
     runners = target.load(folder, entries, run)
@@ -97,7 +97,7 @@ CASES: dict[str, Any] = {
     ),
     "the embedded model": (
         "hailo10h",
-        {"rows": "64"},
+        {"sequence-length": "64"},
         lambda: build_model(
             checkpoint := load_checkpoint("default"),
             WindowOptions(seconds=10.0).of(checkpoint.dims),
@@ -124,7 +124,7 @@ def test_the_encoder_takes_an_image_of_one_row_and_agrees_with_torch(case: Lower
     assert compare("features", features, expected, LOWERED["float32"])
 
 
-def test_decode_full_gives_four_pieces_of_the_vocabulary_and_agrees_with_torch(
+def test_the_uncached_decoder_gives_four_pieces_of_the_vocabulary_and_agrees_with_torch(
     case: Lowered,
 ) -> None:
     dims, form = case.model.dims, case.target.uncached_form(case.model.dims)
@@ -133,24 +133,24 @@ def test_decode_full_gives_four_pieces_of_the_vocabulary_and_agrees_with_torch(
     rows = case.model.decoder.token_embedding.weight.numpy()[list(TOKENS)]
     if form.positions == "host":
         rows = rows + case.model.decoder.positional_embedding.numpy()[: len(TOKENS)]
-    image = random.standard_normal((1, dims.n_text_state, form.rows)).astype(np.float32)
+    image = random.standard_normal((1, dims.n_text_state, form.sequence_length)).astype(np.float32)
     image[0, :, : len(TOKENS)] = rows.T
     inputs = {"features": features, "embeddings": image.reshape(1, -1, *form.layout)}
 
-    pieces = case.runners["decode_full"].run(inputs)
+    pieces = case.runners["uncached_decoder"].run(inputs)
 
     joined = np.concatenate(list(pieces.values()), axis=2)
-    sound = case.model.sound(torch.from_numpy(features), padded=False)
-    expected = case.model.logits(torch.tensor(TOKENS), sound).numpy()
+    cross_kv = case.model.cross_kv(torch.from_numpy(features), padded=False)
+    expected = case.model.logits(torch.tensor(TOKENS), cross_kv).numpy()
     assert {name: piece.shape for name, piece in pieces.items()} == {
-        **{f"logits_{i}": (1, form.rows, 12966) for i in range(3)},
-        "logits_3": (1, form.rows, 12967),
+        **{f"logits_{i}": (1, form.sequence_length, 12966) for i in range(3)},
+        "logits_3": (1, form.sequence_length, 12967),
     }
-    assert joined.shape == (1, form.rows, 51865)
+    assert joined.shape == (1, form.sequence_length, 51865)
     assert compare("logits", joined[0, : len(TOKENS)], expected, LOWERED["float32"])
 
 
-@pytest.mark.parametrize("program", ["encoder", "decode_full"])
+@pytest.mark.parametrize("program", ["encoder", "uncached_decoder"])
 def test_check_refuses_nothing_and_warns_of_nothing(case: Lowered, program: str) -> None:
     graph = read_onnx(case.file(program))
 
@@ -168,7 +168,7 @@ def test_encoders_are_written_in_opset_17_and_decoders_in_13_unless_asked_for_ot
     assert (asked.encoder_opset, asked.decoder_opset) == (17, 17)
 
 
-@pytest.mark.parametrize("program", ["encoder", "decode_full"])
+@pytest.mark.parametrize("program", ["encoder", "uncached_decoder"])
 def test_the_file_is_valid_whole_and_static(case: Lowered, program: str) -> None:
     path = case.file(program)
 
@@ -210,8 +210,8 @@ def test_a_model_script_lies_beside_each(case: Lowered) -> None:
 
 def test_the_rewrites_for_others_find_nothing_to_do_in_ours(micro: Whisper) -> None:
     spec = get_target("hailo8").spec
-    small = replace(get_target("hailo8").uncached_form(micro.dims), rows=8)
-    names = ("encoder", "decode_full")
+    small = replace(get_target("hailo8").uncached_form(micro.dims), sequence_length=8)
+    names = ("encoder", "uncached_decoder")
     for program in whisper_programs(Parts(micro, [], small), names, spec.variants):
         _, outcomes = run_rewrites(program, spec.rewrites)
 

@@ -28,7 +28,7 @@ from ...docs.pages import ROOT
 from .fake_platform import FakeHef, FakePlatform, failed
 
 HEF = Path("encoder.hef")
-FULL = Path("decode_full.hef")
+DECODER_HEF = Path("uncached_decoder.hef")
 ENCODER = ProgramSpec(
     "encoder",
     (TensorSpec("mel", (1, 3, 1, 8)),),
@@ -38,7 +38,7 @@ ENCODER = ProgramSpec(
 
 def _decoder(layout: tuple[int, int]) -> ProgramSpec:
     return ProgramSpec(
-        "decode_full",
+        "uncached_decoder",
         (TensorSpec("features", (1, 4, 5)), TensorSpec("embeddings", (1, 5, *layout))),
         tuple(TensorSpec(f"logits_{i}", (1, 2, 7)) for i in range(4)),
     )
@@ -169,8 +169,10 @@ def test_without_a_device_results_stay_when_the_runner_runs_again(platform):
 
 
 def test_without_a_device_a_read_only_input_is_copied_for_the_chip(platform):
-    platform(hefs={FULL: _decoder_hef((2, 1, 5))})
-    runner = load_hefs(HAILO8, [_decoder((2, 1))], {"decode_full": FULL})["decode_full"]
+    platform(hefs={DECODER_HEF: _decoder_hef((2, 1, 5))})
+    runner = load_hefs(HAILO8, [_decoder((2, 1))], {"uncached_decoder": DECODER_HEF})[
+        "uncached_decoder"
+    ]
     features = np.zeros((1, 4, 5), np.float32)
     features.setflags(write=False)
     runner.run({"features": features, "embeddings": np.zeros((1, 5, 2, 1), np.float32)})
@@ -187,8 +189,10 @@ def test_without_a_device_both_generations_of_decoders_give_their_pieces_in_orde
     seen = []
     compute = hef.compute
     hef.compute = lambda given: seen.append(given["net/input_layer2"].copy()) or compute(given)
-    platform(hefs={FULL: hef})
-    runner = load_hefs(HAILO8, [_decoder(layout)], {"decode_full": FULL})["decode_full"]
+    platform(hefs={DECODER_HEF: hef})
+    runner = load_hefs(HAILO8, [_decoder(layout)], {"uncached_decoder": DECODER_HEF})[
+        "uncached_decoder"
+    ]
     embeddings = np.arange(10, dtype=np.float32).reshape(1, 5, *layout)
 
     outputs = runner.run({"features": np.zeros((1, 4, 5), np.float32), "embeddings": embeddings})
@@ -199,14 +203,14 @@ def test_without_a_device_both_generations_of_decoders_give_their_pieces_in_orde
 
 
 def test_without_a_device_a_generation_that_the_program_is_not_of_is_refused(platform):
-    platform(hefs={FULL: _decoder_hef((1, 2, 5))})
+    platform(hefs={DECODER_HEF: _decoder_hef((1, 2, 5))})
     with pytest.raises(BundleError, match="other shapes"):
-        load_hefs(HAILO8, [_decoder((2, 1))], {"decode_full": FULL})
+        load_hefs(HAILO8, [_decoder((2, 1))], {"uncached_decoder": DECODER_HEF})
 
 
 def test_without_a_device_one_virtual_device_serves_all_and_is_released_with_the_last(platform):
-    fake = platform(hefs={HEF: _encoder_hef(), FULL: _decoder_hef((2, 1, 5))})
-    specs, hefs = [ENCODER, _decoder((2, 1))], {"encoder": HEF, "decode_full": FULL}
+    fake = platform(hefs={HEF: _encoder_hef(), DECODER_HEF: _decoder_hef((2, 1, 5))})
+    specs, hefs = [ENCODER, _decoder((2, 1))], {"encoder": HEF, "uncached_decoder": DECODER_HEF}
     runners = load_hefs(HAILO8, specs, hefs)
     again = load_hefs(HAILO8, specs, hefs)
     assert fake.names().count("VDevice") == 1

@@ -81,7 +81,7 @@ class Chip:
     """One chip: its target's spec, and how the vendor's tools name it."""
 
     spec: TargetSpec
-    rows: Mapping[int, int]  # width -> tokens of the published decoder
+    sequence_length: Mapping[int, int]  # width -> tokens of the published decoder
     architectures: frozenset[int]  # of HEFs that it runs: see hef.ARCHITECTURES
     compiled_for: frozenset[int]  # of HEFs that are meant for this chip
     compiler: tuple[int, int]  # the oldest that serves it; a later major version serves others
@@ -119,7 +119,7 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         host_rewrites=("lookup-on-host", "join-on-host"),
         rejects_programs=True,
         lowered_suffix=".onnx",
-        programs=frozenset({"encoder", "decode_full"}),
+        programs=frozenset({"encoder", "uncached_decoder"}),
         fallback="onnxruntime",
         precisions=("w8a8",),  # adds in 16 bits
         # Source: TOOLKIT export/export_whisper_model.py and the patch beside it, which also gives
@@ -146,21 +146,21 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
 # hailo-ai/hailort, libhailort/src/device_common/device_internal.cpp: 739 (4.23) and 736 (5.2).
 HAILO8 = Chip(
     spec=_spec("hailo8", "Hailo-8: the encoder; the decoder on the CPU", {TINY: 10.0, BASE: 5.0}),
-    rows={TINY: 32, BASE: 24},
+    sequence_length={TINY: 32, BASE: 24},
     architectures=frozenset({1, 2, 3}),
     compiled_for=frozenset({1, 2}),
     compiler=COMPILER_3,
 )
 HAILO8L = Chip(
     spec=_spec("hailo8l", "Hailo-8L: as hailo8, on the smaller chip", {TINY: 10.0, BASE: 5.0}),
-    rows={TINY: 32, BASE: 24},
+    sequence_length={TINY: 32, BASE: 24},
     architectures=frozenset({3}),
     compiled_for=frozenset({3}),
     compiler=COMPILER_3,
 )
 HAILO10H = Chip(
     spec=_spec("hailo10h", "Hailo-10H: as hailo8, by compiler 5", {TINY: 10.0, BASE: 10.0}),
-    rows={TINY: 32, BASE: 64},
+    sequence_length={TINY: 32, BASE: 64},
     architectures=frozenset({4, 103, 104, 105}),
     compiled_for=frozenset({4, 103, 104, 105}),
     compiler=COMPILER_5,

@@ -148,7 +148,7 @@ class HailoCompiler(Compiler):
 
 def _recipe_of(spec: ProgramSpec) -> str:
     """The program whose published recipe is used."""
-    return spec.name if spec.name == "decode_full" else "encoder"
+    return spec.name if spec.name == "uncached_decoder" else "encoder"
 
 
 def _layers(spec: ProgramSpec) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class HailoImporter(Importer):
 
     options: ClassVar[type[Any]] = ImportChoices
     suffix: ClassVar[str] = ".hef"
-    programs: ClassVar[frozenset[str]] = frozenset({"encoder", "decode_full"})
+    programs: ClassVar[frozenset[str]] = frozenset({"encoder", "uncached_decoder"})
 
     def __init__(self, chip: Chip) -> None:
         self._chip = chip
@@ -56,7 +56,7 @@ class HailoImporter(Importer):
     def form(self, artifacts: Mapping[str, Path], dims: Dims) -> ImportForm:
         encoder = artifacts["encoder"]
         positions = _positions(_network(self._read(encoder), encoder), dims, encoder)
-        decoder = artifacts.get("decode_full")
+        decoder = artifacts.get("uncached_decoder")
         return ImportForm(
             window_s=positions * SECONDS_PER_POSITION,
             options={} if decoder is None else _decoder_form(self._read(decoder), decoder, dims),
@@ -120,7 +120,7 @@ def _decoder_form(hef: Hef, path: Path, dims: Dims) -> dict[str, str]:
             hint="give the checkpoint that the HEF was made of",
         )
     positions = "host" if shape[1] == 1 else "graph"
-    return {"rows": str(max(shape[:2])), "positions": positions}
+    return {"sequence-length": str(max(shape[:2])), "positions": positions}
 
 
 def _check_assets(folder: Path, checkpoint: "Checkpoint") -> None:

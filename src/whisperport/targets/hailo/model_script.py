@@ -88,7 +88,7 @@ _RECIPES = {
         finetune_batch=4,
         layers=(*_TINY_CONVS, 20, 21, 22, 24, 25, 26),
     ),
-    ("decode_full", TINY): _Recipe(
+    ("uncached_decoder", TINY): _Recipe(
         calibration=128,
         calibration_batch=4,
         finetune=1024,
@@ -97,7 +97,7 @@ _RECIPES = {
         layers=(*range(12, 33, 2), 25, 31),
         wide_outputs=True,
     ),
-    ("decode_full", BASE): _Recipe(
+    ("uncached_decoder", BASE): _Recipe(
         calibration=256,
         calibration_batch=4,
         finetune=1024,
@@ -120,7 +120,7 @@ def model_script(
 
     Args:
         chip: `hailo8`, `hailo8l` or `hailo10h`.
-        program: `encoder` or `decode_full`.
+        program: `encoder` or `uncached_decoder`.
         samples: calibration samples that there are; None: as many as are needed.
 
     Raises:

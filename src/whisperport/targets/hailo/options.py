@@ -15,12 +15,12 @@ class LowerOptions:
     """How programs are written for the compiler.
 
     Raises:
-        UsageError: fewer than 8 rows.
+        UsageError: `sequence_length` is below 8.
     """
 
     encoder_opset: Annotated[Opset, Option("ONNX operator set of encoders")] = 17
     decoder_opset: Annotated[Opset, Option("ONNX operator set of decoders")] = 13
-    rows: Annotated[
+    sequence_length: Annotated[
         int | None,
         Option(
             "Tokens that the uncached decoder takes; without it, as published for this width", low=8

@@ -9,9 +9,10 @@ from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, UsageError
+from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec, Refusal, UncachedForm
-from whisperport.targets.base import RunOptions, Say, Target
+from whisperport.spec import ProgramSpec, Rejection, UncachedForm
+from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.hailo import options as hailo_options
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.compiler import HailoCompiler
@@ -24,7 +25,7 @@ from whisperport.targets.onnx_runner import OnnxRunner
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
-ROWS = 32  # of `decode_full`, where none is published for a checkpoint's width
+ROWS = 32  # of `uncached_decoder`, where none is published for a checkpoint's width
 SUFFIX = ".hef"
 
 
@@ -48,37 +49,39 @@ class Hailo(Target):
         """The published one, of hailocs/hailo-whisper@ebe7a85: its parser begins after the lookup of
         tokens, at a reshape, and ends before the pieces of the logits are joined; its causal mask is -inf.
         """
-        published = min(self.chip.rows.get(dims.n_text_state, ROWS), dims.n_text_ctx)
-        rows = self.options.rows or published
-        if rows > dims.n_text_ctx:
+        published = min(self.chip.sequence_length.get(dims.n_text_state, ROWS), dims.n_text_ctx)
+        sequence_length = self.options.sequence_length or published
+        if sequence_length > dims.n_text_ctx:
             raise UsageError(
-                f"the option `{self.spec.name}.rows` cannot be `{rows}`",
+                f"the option `{self.spec.name}.sequence-length` cannot be `{sequence_length}`",
                 hint=f"expected at most {dims.n_text_ctx}, the decoder's positions",
             )
-        return UncachedForm(rows, self.options.positions)
+        return UncachedForm(sequence_length, self.options.positions)
 
     def too_large(self, dims: Dims) -> str:
         return too_large(dims)
 
-    def check(self, program: "Program") -> list[Refusal]:
-        from whisperport.targets.graph_check import refusals
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
 
-        return refusals(program, self.spec)
+        return rejections(program, self.spec)
 
-    def lower(self, programs: Sequence["Program"], folder: Path, say: Say) -> list[ProgramEntry]:
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
         """Write each program as one ONNX file with its weights, and the script that compiles it."""
         return [
             self._with_script(entry, folder)
             for program in programs
-            for entry in lower_to_onnx(self, [program], folder, self._opset(program.spec), say)
+            for entry in lower_to_onnx(self, [program], folder, self._opset(program.spec), progress)
         ]
 
     def lower_file(
-        self, program: "Program", path: Path, say: Say, *, simplify: bool = False
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one ONNX file with its weights inside, and beside it the script that compiles it."""
         entry, facts = lower_file_to_onnx(
-            self, program, path, self._opset(program.spec), say, simplify=simplify
+            self, program, path, self._opset(program.spec), progress, simplify=simplify
         )
         script = path.with_suffix(".alls")
         script.write_text(_script(self.chip, program.spec), encoding="utf-8")
@@ -122,7 +125,7 @@ def _script(chip: Chip, spec: ProgramSpec) -> str:
     if not _is_decoder(spec):
         return model_script(chip.name, spec.outputs[0].shape[-1])
     features = next((tensor for tensor in spec.inputs if len(tensor.shape) == 3), spec.inputs[0])
-    return model_script(chip.name, features.shape[-1], program="decode_full")
+    return model_script(chip.name, features.shape[-1], program="uncached_decoder")
 
 
 def _file(chip: Chip, entry: ProgramEntry, suffix: str) -> str:

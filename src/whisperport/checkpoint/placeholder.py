@@ -2,10 +2,10 @@
 
 from whisperport.errors import CheckpointError
 
-STAND_IN_BYTES = 64  # of a file's beginning, enough to know one by
+PLACEHOLDER_BYTES = 64  # of a file's beginning, enough to know one by
 
 
-def refuse_stand_in(head: bytes, what: str) -> None:
+def reject_placeholder(head: bytes, what: str) -> None:
     """Raises CheckpointError, saying `what`, where a file's first bytes are such a text's."""
     if head.startswith(b"version https://git-lfs"):
         raise CheckpointError(

@@ -1,13 +1,13 @@
 """Other people's Whisper on XNNPACK: as exported, fixed by `check --fix`, and torch eager, in one run.
 
-    python benchmarks/strangers.py [--threads 2] [--rounds 9]
+    python benchmarks/third_party.py [--threads 2] [--rounds 9]
 
 openai-whisper's own TextDecoder and AudioEncoder and transformers' own, at the sizes of tiny.en, random
 weights; 128 tokens, 1500 positions. *Products* is what the matrix products of the fixed program would take
 alone, at the speed of plain linears on XNNPACK: rewrites that keep them do not get below it. Rounds are
 interleaved, so that a busy moment of the machine falls on all alike; a ratio is the median of the rounds'
 ratios, and that of the best times is given beside it: on a busy machine the second is nearer to the truth.
-Takes about five minutes. Writes `results/strangers_DATE.json` and prints a table.
+Takes about five minutes. Writes `results/third_party_DATE.json` and prints a table.
 """
 
 import argparse
@@ -92,9 +92,9 @@ def cases() -> dict[str, Case]:
 def openai_whisper() -> Any:
     from whisper.model import ModelDimensions, Whisper
 
-    sound = (80, POSITIONS, WIDTH, HEADS, LAYERS)
+    audio = (80, POSITIONS, WIDTH, HEADS, LAYERS)
     text = (VOCABULARY, 448, WIDTH, HEADS, LAYERS)
-    model = Whisper(ModelDimensions(*sound, *text)).eval()
+    model = Whisper(ModelDimensions(*audio, *text)).eval()
     # As large as in trained models: with torch's own 1.0 logits would reach 400.
     nn.init.normal_(model.decoder.token_embedding.weight, std=0.05)
     nn.init.normal_(model.decoder.positional_embedding, std=0.05)
@@ -205,9 +205,10 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
         "machine": machine(),
         "versions": versions(("whisperport", "torch", "executorch", "transformers")),
         "measured_on": datetime.date.today().isoformat(),
-        "command": f"python benchmarks/strangers.py --threads {options.threads} --rounds {options.rounds}",
+        "command": f"python benchmarks/third_party.py --threads {options.threads} "
+        f"--rounds {options.rounds}",
     }
-    path = RESULTS / f"strangers_{result['measured_on']}.json"
+    path = RESULTS / f"third_party_{result['measured_on']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(
         f"\n{'program':26}{'eager':>8}{'naive':>8}{'fixed':>8}{'naive/fixed':>16}{'fixed/eager':>16}"

@@ -83,7 +83,7 @@ def small_transformers(random_hf_whisper: Callable[..., Any], attention: str) ->
     return model
 
 
-def strangers(
+def third_party_programs(
     random_hf_whisper: Callable[..., Any], random_openai_whisper: Callable[..., Any]
 ) -> dict[str, Program]:
     """Their encoders and decoders, with each form of attention, as torch.export gives them."""

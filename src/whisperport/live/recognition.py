@@ -12,7 +12,7 @@ from whisperport.runtime import (
     decode_with_fallback,
     is_silence,
 )
-from whisperport.runtime.agreement import Heard
+from whisperport.runtime.agreement import HypothesisWord
 from whisperport.runtime.alignment import align_words
 from whisperport.runtime.words import add_words
 from whisperport.text import Segment, Tokenizer
@@ -25,13 +25,13 @@ MIN_FRAMES = 10  # of 10 ms; shorter sound holds no word
 class Hypothesis:
     """What a buffer seems to say; at least one word."""
 
-    words: tuple[Heard, ...]
+    words: tuple[HypothesisWord, ...]
     complete: int  # how many of them are in segments that have ended
     decoded: Decoded
     ratio: float  # compression ratio of the text
 
 
-def hear(
+def recognize(
     transcriber: Transcriber,
     buffer: Buffer,
     options: TranscribeOptions,
@@ -65,7 +65,9 @@ def hear(
             decoder, transcriber.tokenizer, buffer, options, decoded, pieces, last_speech
         )
     ]
-    words = tuple(Heard(word, begins=i == 0) for words in said for i, word in enumerate(words))
+    words = tuple(
+        HypothesisWord(word, begins=i == 0) for words in said for i, word in enumerate(words)
+    )
     complete = sum(len(words) for words in said[:n_complete])
     return Hypothesis(words, complete, decoded, ratio) if words else None
 
