@@ -101,7 +101,7 @@ def test_both_generations_of_decoders_are_told_apart_by_their_shape(
         "uncached_decoder": _file(tmp_path, _decoder(embeddings), "decoder.hef"),
     }
     form = get_target("hailo8l").importer.form(artifacts, tiny_checkpoint.dims)
-    assert form.options == {"rows": "8", "positions": positions}
+    assert form.options == {"sequence-length": "8", "positions": positions}
     assert form.window_s == 2.0
 
 

@@ -79,7 +79,7 @@ def test_every_multiple_of_20_ms_is_a_window(positions: int, padding: str) -> No
         (WindowOptions(seconds=math.inf), "expected 1 to 30 s"),
         (WindowOptions(seconds=10, audio_s=11), "audio of a window cannot be 11 s"),
         (WindowOptions(seconds=10, audio_s=9.999), "audio of a window cannot be 9.999 s"),
-        (WindowOptions(seconds=10, padding="features", context_s=9), "cannot hear 9 s"),
+        (WindowOptions(seconds=10, padding="features", context_s=9), "audio context of 9 s is shorter"),
         (WindowOptions(seconds=10, padding="features", context_s=40), "expected 1 to 30 s"),
         (WindowOptions(seconds=10, padding="mirror"), "no padding `mirror`"),
     ],

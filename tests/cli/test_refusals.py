@@ -38,7 +38,7 @@ def edited(manifest: Path, change) -> None:
 
 @pytest.mark.parametrize(
     ("window", "says"),
-    [("10.01", "20 ms of sound"), ("31", "expected 1 to 30 s"), ("0.5", "expected 1 to 30 s")],
+    [("10.01", "20 ms of audio"), ("31", "expected 1 to 30 s"), ("0.5", "expected 1 to 30 s")],
 )
 def test_a_window_that_the_checkpoint_cannot_have_is_refused(run, tmp_path, window, says):
     # when

@@ -299,12 +299,12 @@ def test_doctor_exits_1_when_the_shipped_bundle_is_damaged(run, copied_bundle, m
 def demo_row(bundle):
     from pathlib import Path
 
-    from whisperport.demo import DemoRow, Heard
+    from whisperport.demo import DemoRow, Transcribed
     from whisperport.verification import TextErrors
     from whisperport.verification.clips import Recording
 
     recording = Recording(Path("one.wav"), "Lock the door.", "a voice", True, 1.0, ())
-    heard = Heard(recording=recording, text="Lock a door.", errors=TextErrors(1, 0, 0, 3))
+    heard = Transcribed(recording=recording, text="Lock a door.", errors=TextErrors(1, 0, 0, 3))
     return DemoRow(
         target="onnxruntime",
         folder=bundle,
@@ -315,7 +315,7 @@ def demo_row(bundle):
         tokens_equal=(6, 6),
         encoder_ms=77.3,
         token_ms=1.49,
-        heard=(heard,),
+        transcribed=(heard,),
         real_time_factor=0.013,
     )
 
