@@ -44,7 +44,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(
     assert list(tmp_path.iterdir()) == [path]
     if isinstance(caught.value, WhisperportError):
         assert "No space left" in caught.value.why
-        assert "old file is untouched" in caught.value.hint
+        assert "old file is unchanged" in caught.value.hint
 
 
 def test_a_replaced_file_keeps_its_permissions_and_a_new_one_follows_the_umask(

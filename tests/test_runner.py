@@ -85,7 +85,7 @@ def test_an_input_that_is_neither_bound_nor_given_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["x", "self_k_1", ""])
 def test_only_constants_and_state_can_be_bound(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'step' has no constant and no state '{name}'"):
+    with pytest.raises(ValueError, match=f"'step' has no constant or state input '{name}'"):
         Sums().binding().bind(name, filled("x", 0))
 
 

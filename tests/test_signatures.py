@@ -12,7 +12,7 @@ from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program
 from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts, prefill, uncached_decoder
-from whisperport.signatures import MASKED, CacheForm, Rows, expected_signature, form_of, roles
+from whisperport.signatures import MASKED, CacheForm, KvLayout, expected_signature, form_of, roles
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
 
@@ -88,10 +88,10 @@ def test_what_is_no_program_of_ours_has_no_signature(found: ProgramSpec) -> None
 
 HEADS, WIDTH = DIMS.n_text_head, DIMS.text_head_width
 HALF_TURNED = CacheForm(
-    self_k=Rows(1, "float16"),
-    self_v=Rows(2, "float16"),
-    cross_k=Rows(1, "float16"),
-    cross_v=Rows(1, "float32"),
+    self_k=KvLayout(1, "float16"),
+    self_v=KvLayout(2, "float16"),
+    cross_k=KvLayout(1, "float16"),
+    cross_v=KvLayout(1, "float32"),
     mask="float16",
 )
 
@@ -136,7 +136,7 @@ def test_a_cache_with_as_many_rows_as_a_head_is_wide_has_the_usual_layout() -> N
 def test_a_dtype_that_no_cache_has_is_not_expected() -> None:
     step = ProgramSpec("step", (TensorSpec("self_k_0", (HEADS, WIDTH, 24), "int8"),), ())
 
-    assert form_of(step, DIMS, None) == {"self_k": Rows(2, "float32")}
+    assert form_of(step, DIMS, None) == {"self_k": KvLayout(2, "float32")}
 
 
 @pytest.mark.parametrize("dtype", sorted(MASKED))

@@ -1,4 +1,4 @@
-"""Write a file completely or not at all."""
+"""Atomic file writes: a file is written completely or not at all."""
 
 import os
 import re
@@ -14,14 +14,14 @@ TEMPORARY = re.compile(r"\..{1,40}\.[0-9a-f]{12}\.tmp", re.DOTALL)
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path`; whoever reads sees the old file or the new one, never a part.
+    """Write `data` to `path`. A reader sees either the old file or the complete new one.
 
-    A temporary file in the same folder is filled, flushed to the disk and renamed. A link is
-    followed, and a file that is replaced keeps its permissions. On any failure, an interrupt
-    among them, the old file is untouched and nothing is left beside it.
+    The data goes to a temporary file in the same folder, which is flushed to the disk and then renamed.
+    Symbolic links are followed. The new file has the permissions of the file that it replaces. After any
+    failure, including an interrupt, the old file is unchanged and the temporary file is deleted.
 
     Raises:
-        WhisperportError: the folder is missing, the disk full, writing not permitted, or `path`
+        WhisperportError: the folder is missing, the disk is full, writing is not permitted, or `path`
             is a folder or a device.
     """
     try:
@@ -30,7 +30,9 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         is_old = target.exists()
         if is_old and not stat.S_ISREG(target.stat().st_mode):
             raise WhisperportError(
-                f"cannot write `{path}`", why="it is a folder or a device", hint="name a file"
+                f"cannot write `{path}`",
+                why="it is a folder or a device",
+                hint="give the path of a file",
             )
         try:
             _write_through(temporary, data)
@@ -47,12 +49,14 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         raise WhisperportError(
             f"cannot write `{path}`",
             why=getattr(error, "strerror", None) or str(error),
-            hint=hint or "check the free space and the permissions; the old file is untouched",
+            hint=hint or "check the free space and the permissions; the old file is unchanged",
         ) from error
 
 
 def clear_temporaries(folder: Path) -> None:
-    """Delete what killed calls of `write_atomic` have left in a folder where nobody else writes now.
+    """Delete the temporary files that killed calls of `write_atomic` left in a folder.
+
+    The caller makes sure that no other process writes to this folder at the same time.
 
     Raises:
         OSError: the folder cannot be read, or a file cannot be deleted.
@@ -62,17 +66,17 @@ def clear_temporaries(folder: Path) -> None:
             os.unlink(entry.path)
 
 
-def repeat_if_interrupted(tidy: Callable[[], None]) -> None:
-    """Tidy up, and again from the start if Ctrl-C arrives during it, before passing that on."""
+def repeat_if_interrupted(clean_up: Callable[[], None]) -> None:
+    """Call `clean_up`; if Ctrl-C interrupts it, call it a second time and then raise the interrupt."""
     try:
-        tidy()
+        clean_up()
     except BaseException:
-        tidy()
+        clean_up()
         raise
 
 
 def _write_through(path: Path, data: bytes) -> None:
-    # Not `tempfile`: its files are private, and the result would be too, whatever the umask.
+    # Not `tempfile`: only the owner may read its files, so the umask would have no effect on the result.
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -80,7 +84,7 @@ def _write_through(path: Path, data: bytes) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut; only POSIX lets a folder be opened for it.
+    """Flush a folder to the disk, so that a rename in it survives a power failure. POSIX systems only.
 
     Raises:
         OSError: the disk reports an error.

@@ -1,4 +1,4 @@
-"""One comparison of a program with its reference, and whether it passed."""
+"""Checks: single comparisons of a program with its reference, each passed or failed."""
 
 import math
 from collections.abc import Mapping
@@ -8,12 +8,14 @@ from typing import Literal, Protocol, get_args
 Level = Literal["arrays", "tokens", "words", "isolation"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-ALL_PROGRAMS = "all programs"  # `Check.program` of what all programs but the uncached decoder did
+ALL_PROGRAMS = (
+    "all programs"  # `Check.program` for a result of all programs but the uncached decoder
+)
 UNCACHED_DECODER = "uncached_decoder"
 
 
 class Compared(Protocol):
-    """What `compare`, `compare_logits` and `compare_tokens` return."""
+    """The result of a comparison, as `compare`, `compare_logits` and `compare_tokens` return it."""
 
     @property
     def rule(self) -> str: ...
@@ -24,29 +26,44 @@ class Compared(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One comparison. It cannot pass without a number, or with a NaN among its numbers."""
+    """One comparison of a program with its reference.
+
+    Attributes:
+        level: what is compared: arrays, tokens, words, or the isolation of sessions.
+        program: the program that computed the result, such as "encoder". For several programs:
+            "prefill + step", "prefill, longer" or "all programs".
+        what: the output or the clip that is compared, such as "features".
+        value: name of a number -> the number. A check without numbers cannot pass, and neither can a check
+            with a NaN.
+        rule: the limits, as a sentence.
+        passed: whether the comparison passed.
+        reason: why the comparison failed; empty if it passed.
+
+    Raises:
+        ValueError: the level is unknown, or `passed` contradicts `reason` or `value`.
+    """
 
     level: Level
-    program: str  # "encoder"; "prefill + step", "prefill, longer" or "all programs" for several
-    what: str  # the output or clip: "features"
+    program: str
+    what: str
     value: Mapping[str, float]
-    rule: str  # in words
+    rule: str
     passed: bool
-    reason: str = ""  # why it failed; empty when it passed
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
-            raise ValueError(f"level {self.level!r} is none of {LEVELS}")
+            raise ValueError(f"level {self.level!r} is not one of {LEVELS}")
         if self.passed == bool(self.reason):
-            raise ValueError("a check that failed has a reason, and one that passed has none")
+            raise ValueError("a failed check needs a reason, and a passed check must have none")
         if self.passed and not self.value:
-            raise ValueError("a check that measured nothing cannot pass")
+            raise ValueError("a check without numbers cannot pass")
         if self.passed and any(math.isnan(number) for number in self.value.values()):
-            raise ValueError("a check that measured a NaN cannot pass")
+            raise ValueError("a check with a NaN cannot pass")
 
     @classmethod
     def of(cls, level: Level, program: str, what: str, compared: Compared) -> "Check":
-        """A check from a comparison."""
+        """Create a check from the result of a comparison."""
         return cls(
             level=level,
             program=program,
@@ -58,9 +75,9 @@ class Check:
         )
 
     def involves(self, program: str) -> bool:
-        """Whether the program of this name had a part in what was compared.
+        """Return whether the named program contributed to the compared result.
 
-        `cross_kv` has a part in whatever the decoder with a cache does.
+        `cross_kv` contributes to every result of the decoder with KV cache.
         """
         if self.program == program:
             return True

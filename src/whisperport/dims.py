@@ -1,14 +1,14 @@
-"""The sizes of one Whisper model, read from its checkpoint and never assumed."""
+"""Sizes of a Whisper model. Every size is read from the checkpoint."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SAMPLES_PER_POSITION = 320  # 16 kHz, hop 160, and the second convolution has stride 2
+SAMPLES_PER_POSITION = 320  # samples at 16 kHz: hop 160, and the second convolution has stride 2
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / 16_000  # 0.02
 
-# The largest sizes that are read from a file, so that a damaged one is rejected before anything is
-# allocated. Each is about ten times the largest of OpenAI's models (large-v3: 128 mel bins, width 1280,
-# 20 heads, 32 layers, vocabulary 51866), and the positions allow windows of 21 minutes.
+# The largest sizes that are accepted from a file: a damaged file is rejected before memory is allocated.
+# Each is about ten times the size in OpenAI's largest model (large-v3: 128 mel bins, width 1280, 20 heads,
+# 32 layers, vocabulary 51866). The positions allow windows of 21 minutes.
 LARGEST = {
     "n_mels": 1024,
     "n_audio_ctx": 65_536,
@@ -27,20 +27,40 @@ LARGEST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
-    """Sizes of a Whisper model. Letters are the project's axis words (see ARCHITECTURE.md)."""
+    """Sizes of a Whisper model; the names are openai-whisper's. ARCHITECTURE.md defines the axis letters.
 
-    n_mels: int  # mel bins: 80, or 128 for large-v3 and turbo
-    n_audio_ctx: int  # T: encoder positions of 20 ms; 1500 for 30 s
-    n_audio_state: int  # d: width of the encoder
-    n_audio_head: int  # H of the encoder
-    n_audio_layer: int  # encoder layers
-    n_text_ctx: int  # N: cache rows, the checkpoint's `max_target_positions`; 448
-    n_text_state: int  # d: width of the decoder, equal to the encoder's
-    n_text_head: int  # H of the decoder
-    n_text_layer: int  # L: decoder layers
-    n_vocab: int  # V: 51864 (.en), 51865, or 51866 (large-v3, turbo)
-    n_audio_ffn: int  # width inside the encoder's feed-forward block; 4 d in every OpenAI model
-    n_text_ffn: int  # width inside the decoder's feed-forward block
+    Attributes:
+        n_mels: number of mel bins: 80, or 128 for large-v3 and turbo.
+        n_audio_ctx: T, number of encoder positions of 20 ms: 1500 for a window of 30 s.
+        n_audio_state: d, width of the encoder.
+        n_audio_head: H, number of attention heads of the encoder.
+        n_audio_layer: number of encoder layers.
+        n_text_ctx: N, number of rows of the KV cache; the checkpoint's `max_target_positions`, 448 in every
+            OpenAI model.
+        n_text_state: d, width of the decoder; equal to `n_audio_state`.
+        n_text_head: H, number of attention heads of the decoder.
+        n_text_layer: L, number of decoder layers.
+        n_vocab: V, size of the vocabulary: 51864 (.en), 51865, or 51866 (large-v3, turbo).
+        n_audio_ffn: width inside the encoder's feed-forward block; 4 d in every OpenAI model.
+        n_text_ffn: width inside the decoder's feed-forward block; 4 d in every OpenAI model.
+
+    Raises:
+        ValueError: a size is not a positive integer, the widths differ, or a width is not a multiple of
+            its number of heads.
+    """
+
+    n_mels: int
+    n_audio_ctx: int
+    n_audio_state: int
+    n_audio_head: int
+    n_audio_layer: int
+    n_text_ctx: int
+    n_text_state: int
+    n_text_head: int
+    n_text_layer: int
+    n_vocab: int
+    n_audio_ffn: int
+    n_text_ffn: int
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -49,7 +69,7 @@ class Dims:
         if self.n_audio_state != self.n_text_state:
             raise ValueError(
                 f"encoder width {self.n_audio_state} differs from decoder width {self.n_text_state}; "
-                "cross-attention needs them equal"
+                "cross-attention needs equal widths"
             )
         for width, heads, side in (
             (self.n_audio_state, self.n_audio_head, "encoder"),
@@ -60,22 +80,22 @@ class Dims:
 
     @property
     def n_frames(self) -> int:
-        """Mel frames of 10 ms in one window: 2 T."""
+        """Number of mel frames of 10 ms in one window: 2 T."""
         return 2 * self.n_audio_ctx
 
     @property
     def window_s(self) -> float:
-        """Seconds of audio in one window."""
+        """Length of one window in seconds."""
         return self.n_audio_ctx * SECONDS_PER_POSITION
 
     @property
     def text_head_width(self) -> int:
-        """D of the decoder."""
+        """D, width of one attention head of the decoder."""
         return self.n_text_state // self.n_text_head
 
     @property
     def encoder_weights(self) -> int:
-        """Numbers that the encoder is made of, without its table of positions."""
+        """Number of the encoder's weights, without the table of positional embeddings."""
         d, wide = self.n_audio_state, self.n_audio_ffn
         stem = 3 * self.n_mels * d + d + 3 * d * d + d
         attention, feed_forward = 4 * d * d + 3 * d, 2 * d * wide + d + wide
@@ -83,9 +103,15 @@ class Dims:
         return stem + self.n_audio_layer * (attention + feed_forward + 2 * norm) + norm
 
     def to_json(self) -> dict[str, int]:
+        """Return the sizes as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Dims":
-        """Raises TypeError for a missing or unknown name, ValueError for an impossible size."""
+        """Create `Dims` from a JSON object.
+
+        Raises:
+            TypeError: a name is missing or unknown.
+            ValueError: a size is out of range.
+        """
         return cls(**data)

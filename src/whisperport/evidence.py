@@ -1,4 +1,4 @@
-"""What was done with one program, on which files, where and when; and the status that follows from it.
+"""Evidence: records of what was done with a program, and the status that follows from these records.
 
 A status is never stored. It is computed from the evidence about files that have not changed since.
 """
@@ -11,7 +11,7 @@ from whisperport.checks import Check
 
 Kind = Literal["partitioned", "compiled", "emulated", "simulated", "run"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RAN = frozenset({"emulated", "simulated", "run"})  # kinds that compared outputs of the program
+RAN = frozenset({"emulated", "simulated", "run"})  # kinds that compare outputs of the program
 
 Status = Literal[
     "checked against vendor documentation",
@@ -22,8 +22,7 @@ Status = Literal[
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)  # weakest first
 
-# Emulation on the CPU is not in the table: it runs what the vendor's compiler is given, not what the
-# compiler makes of it.
+# Emulation on the CPU gives no status: it runs the input of the vendor's compiler, not its output.
 _STATUS_OF: Mapping[Kind, Status] = {
     "partitioned": "accepted by the vendor's partitioner",
     "compiled": "compiled here",
@@ -34,43 +33,51 @@ _STATUS_OF: Mapping[Kind, Status] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One thing that was done with a program.
+    """A record that a program was partitioned, compiled, emulated, simulated or run.
+
+    Attributes:
+        kind: what was done with the program.
+        files: path in the bundle -> SHA-256 of the file at that time.
+        runtime: name of the package or tool that was used -> its version.
+        machine: description of the machine that was used, as JSON.
+        date: the date in UTC, such as 2026-11-22; empty if it is not known.
+        checks: comparisons that were made, if any.
 
     Raises:
-        ValueError: no such kind, or no file.
+        ValueError: the kind is unknown, or `files` is empty.
     """
 
     kind: Kind
-    files: Mapping[str, str]  # path in the bundle -> SHA-256 of the file at that time
-    runtime: Mapping[str, str]  # package or tool that did it -> version
-    machine: Mapping[str, Any]  # JSON: where it was done
-    date: str  # as 2026-11-22, in UTC; empty: not known
-    checks: tuple[Check, ...] = ()  # what was compared
+    files: Mapping[str, str]
+    runtime: Mapping[str, str]
+    machine: Mapping[str, Any]
+    date: str
+    checks: tuple[Check, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"kind {self.kind!r} is none of {KINDS}")
+            raise ValueError(f"kind {self.kind!r} is not one of {KINDS}")
         if not self.files:
-            raise ValueError("it is about no file")
+            raise ValueError("the evidence names no file")
 
     @property
     def passed(self) -> bool:
-        """Whether every comparison passed. A program that ran without a comparison did not pass."""
+        """Whether every comparison passed. Evidence of a run without a comparison has not passed."""
         return all(check.passed for check in self.checks) and (
             bool(self.checks) or self.kind not in RAN
         )
 
 
 def with_added(old: Iterable[Evidence], new: Evidence) -> tuple[Evidence, ...]:
-    """Evidence with one more; it replaces what the same runtime did before on that machine."""
+    """Return `old` and `new`; `new` replaces evidence of the same kind, runtime and machine."""
 
-    def how(one: Evidence) -> tuple[object, ...]:
+    def key(one: Evidence) -> tuple[object, ...]:
         return one.kind, one.runtime, one.machine
 
-    return (*(one for one in old if how(one) != how(new)), new)
+    return (*(one for one in old if key(one) != key(new)), new)
 
 
 def status_of(evidence: Iterable[Evidence]) -> Status:
-    """The strongest status that the evidence supports; evidence that did not pass supports none."""
+    """Return the strongest status that the evidence supports. Evidence that did not pass is ignored."""
     found = [_STATUS_OF[one.kind] for one in evidence if one.passed and one.kind in _STATUS_OF]
     return max(found, key=STATUSES.index, default=STATUSES[0])

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: each raises KeyboardInterrupt, and gives the exit status of its number."""
+"""Handling of SIGINT, SIGTERM and SIGHUP: each raises KeyboardInterrupt and determines the exit status."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ _last = int(signal.SIGINT)
 
 
 def install() -> None:
-    """Let `kill`, `timeout` and a closed terminal interrupt as Ctrl-C does; `nohup` is respected."""
+    """Make `kill`, `timeout` and a closed terminal interrupt like Ctrl-C. `nohup` keeps its effect."""
     global _last
     _last = int(signal.SIGINT)
     for number, handler in _handled():
@@ -19,19 +19,19 @@ def install() -> None:
 
 
 def restore() -> None:
-    """From now on a signal ends the process at once, and prints nothing."""
+    """Restore the default handlers: a following signal ends the process immediately, without output."""
     for number, handler in _handled():
         if handler is _interrupt:
             signal.signal(number, signal.SIG_DFL)
 
 
 def exit_status() -> int:
-    """That of a process which the last signal ended, as shells give it: 130, 143 or 129."""
+    """Return the exit status for the last signal, as a shell reports it: 130, 143 or 129."""
     return 128 + _last
 
 
 def leave() -> NoReturn:
-    """End as interrupted. Another signal meanwhile ends the process at once."""
+    """Exit with the status of an interrupted process. Another signal ends the process immediately."""
     restore()
     if sys.stderr is not None:
         print("interrupted: nothing was left half-written", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The process that an object belongs to: a fork copies its memory, and none of its threads."""
+"""Checks that an object is used in its own process: a fork copies memory but no threads."""
 
 import ctypes
 import os
@@ -12,18 +12,23 @@ _kept: WeakSet[object] = WeakSet()
 
 
 class OwnProcess:
-    """The process in which this object was made."""
+    """The process that created this object."""
 
     def __init__(self) -> None:
         self._id = os.getpid()
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling code runs in that process."""
+        """Whether the calling code runs in the process that created this object."""
         return os.getpid() == self._id
 
     def check(self, what: str, hint: str = f"load the bundle in that process, or {SPAWN}") -> None:
-        """Raise ForkError if the calling code runs in a fork of that process; `what` is the subject."""
+        """Raise ForkError if the calling code runs in a fork of the process that created this object.
+
+        Args:
+            what: subject of the error message, such as "the program `encoder`".
+            hint: hint of the error.
+        """
         if os.getpid() != self._id:
             raise ForkError(
                 f"{what} cannot be used in a fork of the process that loaded it",
@@ -34,9 +39,9 @@ class OwnProcess:
 
 
 def keep_in_forks(native: object) -> None:
-    """Never destroy this object in a fork of this process, not even when the fork exits.
+    """Prevent the destruction of this object in forks of this process, even when a fork exits.
 
-    The destructors of ONNX Runtime's sessions wait for threads that the fork does not have.
+    The destructors of ONNX Runtime's sessions wait for threads that do not exist in a fork.
     """
     _kept.add(native)
 

@@ -1,9 +1,9 @@
-"""Types of the functions that long work calls to report its progress."""
+"""Types of the functions that receive the progress of long operations."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str], None]
-"""Called with the name of each stage when it begins: a few words, in lower case, for one line."""
+"""Called with the name of each stage when the stage begins: a few words in lower case, for one line."""
 
 ProgressCallback = Callable[[float, float | None], None]
-"""Called with the seconds of audio transcribed so far and the total, None where that is not known."""
+"""Called with two lengths in seconds: audio transcribed so far, and all audio; None if not known."""

@@ -1,17 +1,19 @@
-"""Classes for messages of a vendor's or standard's protobuf schema, from the few fields that are used."""
+"""Protobuf message classes, built from the fields of a schema that whisperport uses."""
 
 from collections.abc import Mapping
 from typing import Any
 
 Field = tuple[str, int, str]
-"""Name, number, type; a type in brackets is repeated."""
+"""(name, number, type) of a field. A type in brackets marks a repeated field."""
 
 
 def message_class(schema: Mapping[str, tuple[Field, ...]], root: str) -> Any:
-    """The class of the message `root`, made in a pool of its own.
+    """Create the class of the message `root` in a separate descriptor pool.
 
     Args:
-        schema: message -> its fields. protobuf keeps those that are left out, and writes them again.
+        schema: name of a message -> the fields that are used. protobuf preserves all other fields when a
+            message is read and written again.
+        root: name of the message whose class is returned.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 

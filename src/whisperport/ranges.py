@@ -1,14 +1,18 @@
-"""Numbers that a user gives, held against their range."""
+"""Range checks for numbers that a user gives."""
 
 from whisperport.errors import UsageError
 
-# ONNX Runtime and XNNPACK were seen to run with as many, in 0.6 GB and 0.4 GB; 100,000 crash both.
+# ONNX Runtime and XNNPACK ran with 1024 threads, in 0.6 GB and 0.4 GB of memory; 100,000 crash both.
 MAX_THREADS = 1024
-MAX_REPEAT = 10_000  # a measurement that runs longer is a mistake
+MAX_REPEAT = 10_000  # runs of a measurement; more are taken as a mistake
 
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
-    """Raises UsageError where a value is given and is not within `low` to `high`; NaN is not."""
+    """Check that `value` is None or lies within `low` to `high`, both included. NaN is out of range.
+
+    Raises:
+        UsageError: `value` is out of range; the message names `name`.
+    """
     if value is not None and not low <= value <= high:
         raise UsageError(
             f"`{name}` is {value}",

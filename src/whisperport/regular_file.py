@@ -1,4 +1,4 @@
-"""What a path leads to where it is no regular file: a pipe may block its reader, a device has no end."""
+"""Detection of paths that are not regular files: reading a pipe can block, and a device has no end."""
 
 import os
 import stat
@@ -14,9 +14,12 @@ _KINDS = (
 
 
 def other_kind(path: str | os.PathLike[str]) -> str:
-    """What it is, such as "a folder" or "a pipe"; empty for a regular file, and where there is nothing."""
+    """Return the kind of a path that is not a regular file, such as "a folder" or "a pipe".
+
+    Returns "" for a regular file and for a path that does not exist.
+    """
     try:
         mode = Path(path).stat().st_mode
-    except (OSError, ValueError):  # ValueError: a zero byte in the name
+    except (OSError, ValueError):  # ValueError: a NUL byte in the path
         return ""
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), "")

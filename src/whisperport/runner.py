@@ -1,4 +1,4 @@
-"""A lowered program that is ready to run: named arrays in, named arrays out."""
+"""Runners of lowered programs: arrays by input name in, arrays by output name out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from whisperport.spec import ProgramSpec
 
 Array = NDArray[Any]
 
-Turn = AbstractContextManager[Any]
-"""Held while a program runs: a lock, or `nullcontext()` for a runtime that runs in parallel."""
+RunLock = AbstractContextManager[Any]
+"""A lock that is held while a program runs; `nullcontext()` for a runtime that allows parallel runs."""
 
 Part = tuple[slice, ...]
 """An index that selects a part of an array."""
@@ -27,17 +27,19 @@ class Runner(ABC):
     """One loaded program. A target implements `_run`; callers use `run` and `binding`, from any thread.
 
     Args:
-        turn: held while the program runs. Runners that share memory must share one lock. None: a lock of
-            this runner's own, so that this program runs in one thread at a time.
+        spec: the program's signature.
+        run_lock: the lock that is held while the program runs. Runners that share memory must share one
+            lock. Default: None, a separate lock for this runner, so that this program runs in one thread
+            at a time.
 
     Attributes:
-        roles: the role of every input, by its name; see `whisperport.signatures.roles`.
+        roles: input name -> role; see `whisperport.signatures.roles`.
     """
 
-    def __init__(self, spec: ProgramSpec, turn: Turn | None = None) -> None:
+    def __init__(self, spec: ProgramSpec, run_lock: RunLock | None = None) -> None:
         self.spec = spec
         self.roles = roles(spec)
-        self.turn: Turn = Lock() if turn is None else turn
+        self.run_lock: RunLock = Lock() if run_lock is None else run_lock
         self._process = OwnProcess()
         keep_in_forks(self)
         self._inputs = tuple((t.name, t.shape, np.dtype(t.dtype)) for t in spec.inputs)
@@ -45,28 +47,28 @@ class Runner(ABC):
 
     @final
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once.
+        """Run the program once.
 
         Args:
-            inputs: one array per input of `spec`, of exactly its shape and dtype. Arrays that are
-                C-contiguous are read in place, others are copied.
+            inputs: input name -> array, for every input of `spec`, of exactly its shape and dtype.
+                C-contiguous arrays are read in place; other arrays are copied.
 
         Returns:
-            One array per output of `spec`, which later runs do not overwrite.
+            Output name -> array, for every output of `spec`. Later runs do not overwrite these arrays.
 
         Raises:
-            ValueError: an input is missing, or of another shape or dtype.
-            BundleError: the program returned an output of another shape or dtype than it states.
-            ForkError: this is a fork of the process that loaded the program.
+            ValueError: an input is missing, or has the wrong shape or dtype.
+            BundleError: the program returned an output with a shape or dtype other than `spec` states.
+            ForkError: the current process is a fork of the process that loaded the program.
         """
         self.check_process()
         feed = [self.checked(index, inputs.get(t[0])) for index, t in enumerate(self._inputs)]
-        with self.turn:
+        with self.run_lock:
             outputs = self._run(feed)
         return self.named(outputs)
 
     def binding(self) -> "Binding":
-        """A new binding, with nothing bound. A target that has memory of its own returns its own class."""
+        """Return a new `Binding` with nothing bound; a target with device memory returns a subclass."""
         return Binding(self)
 
     @abstractmethod
@@ -75,18 +77,18 @@ class Runner(ABC):
 
     @final
     def check_process(self) -> None:
-        """Raise ForkError in a fork of the process that loaded the program.
+        """Raise ForkError if the current process is a fork of the process that loaded the program.
 
-        It comes before `turn` is taken: a fork copies locks, held ones too.
+        Call this before acquiring `run_lock`: a fork copies locks, including locks that are held.
         """
         self._process.check(f"the program `{self.spec.name}`")
 
     @final
     def checked(self, index: int, array: Array | None) -> Array:
-        """An array for the input at `index` of `spec.inputs`, C-contiguous.
+        """Return `array` as a C-contiguous array for the input `spec.inputs[index]`.
 
         Raises:
-            ValueError: it is missing, or of another shape or dtype.
+            ValueError: the array is None, or has the wrong shape or dtype.
         """
         name, shape, dtype = self._inputs[index]
         if array is None or array.shape != shape or array.dtype != dtype:
@@ -96,17 +98,17 @@ class Runner(ABC):
 
     @final
     def named(self, outputs: Sequence[Array]) -> dict[str, Array]:
-        """The outputs of one run by their names.
+        """Return the outputs of one run as a dictionary: output name -> array.
 
         Raises:
-            BundleError: one has another shape or dtype than `spec` states.
+            BundleError: an output has a shape or dtype other than `spec` states.
         """
         found = {}
         for (name, shape, dtype), array in zip(self._outputs, outputs, strict=True):
             if array.shape != shape or array.dtype != dtype:
                 raise BundleError(
                     f"the program {self.spec.name!r} returned {name!r} as {array.shape} {array.dtype}",
-                    why=f"it states {shape} {dtype}",
+                    why=f"its signature states {shape} {dtype}",
                     hint="export the bundle again",
                 )
             found[name] = array
@@ -114,76 +116,80 @@ class Runner(ABC):
 
 
 class Binding:
-    """A program with arrays bound to its constants and its state: a run needs its other inputs only.
+    """A program with arrays bound to its constant and state inputs; a run takes the other inputs only.
 
-    A binding belongs to one call and is used by one thread at a time; any number of bindings share a
-    runner. Who binds an array keeps to its role:
+    A binding serves one call, such as the transcription of one audio file, and is used by one thread at a
+    time. Any number of bindings can share a runner. The caller that binds an array follows these rules:
 
-    constant  Nobody writes to the array as long as it is bound.
-    state     Its owner may write to the array between runs, and then calls `changed` before the next run.
+    constant  Nobody writes to the array while it is bound.
+    state     The caller may write to the array between runs. It then calls `changed` before the next run.
 
-    So a target may copy what is bound to its device once, and afterwards only the parts that changed. It
-    derives its own class, which implements `_bind`, `changed` and `_run`. This class copies nothing: every
-    run reads the bound arrays in place, together with those that it is given.
+    A target can therefore copy bound arrays to its device once, and later copy only the changed parts. Such
+    a target subclasses `Binding` and implements `_bind`, `changed` and `_run`. This base class copies
+    nothing: every run reads the bound arrays in place.
     """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         names = [tensor.name for tensor in runner.spec.inputs]
-        self._open = dict(enumerate(names))  # inputs to which nothing is bound
+        self._unbound = dict(enumerate(names))  # index -> name, of inputs that have no array bound
         self._index = {name: index for index, name in enumerate(names)}
-        self._feed: list[Any] = [None] * len(names)  # an array for each input, in their order
+        self._feed: list[Any] = [None] * len(
+            names
+        )  # one array per input, in the order of the signature
 
     @final
     def bind(self, name: str, array: Array) -> None:
-        """Use `array` as this input of every run from now on, in place of what was bound before.
+        """Use `array` as the input `name` of every following run; it replaces an array bound before.
 
         Args:
-            array: of exactly the input's shape and dtype. An array of state must be C-contiguous.
+            name: name of an input with the role `constant` or `state`.
+            array: an array of exactly the input's shape and dtype. The array of a `state` input must be
+                C-contiguous.
 
         Raises:
-            ValueError: no input has this name, its role is `input`, or the array is another one than it
-                expects.
+            ValueError: no input has this name, the input's role is `input`, or the array has the wrong
+                shape, dtype or memory order.
         """
         role = self.runner.roles.get(name)
         if role not in ("constant", "state"):
-            raise ValueError(f"{self.runner.spec.name!r} has no constant and no state {name!r}")
+            raise ValueError(f"{self.runner.spec.name!r} has no constant or state input {name!r}")
         index = self._index[name]
         found = self.runner.checked(index, array)
         if role == "state" and not array.flags.c_contiguous:  # a copy would miss later changes
-            raise ValueError(f"the array for the state {name!r} is not C-contiguous")
+            raise ValueError(f"the array for the state input {name!r} is not C-contiguous")
         self._feed[index] = found
-        self._open.pop(index, None)
+        self._unbound.pop(index, None)
         self._bind(name, found)
 
     def changed(self, name: str, part: Part) -> None:
-        """Say that `array[part]` of the array bound to a state was written to since the last run."""
+        """Report that a part of the array bound to the state `name` was written since the last run."""
 
     @final
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once, on what is bound and on these inputs.
+        """Run the program once on the bound arrays and on `inputs`.
 
         Args:
-            inputs: one array for each input to which nothing is bound, as for `Runner.run`; others are
-                ignored.
+            inputs: input name -> array, for every input that has no array bound, as for `Runner.run`.
+                Other names are ignored.
 
         Returns:
-            One array per output, which later runs do not overwrite.
+            Output name -> array. Later runs do not overwrite these arrays.
 
         Raises:
             ValueError, BundleError, ForkError: as for `Runner.run`.
         """
         runner = self.runner
         runner.check_process()
-        for index, name in self._open.items():
+        for index, name in self._unbound.items():
             self._feed[index] = runner.checked(index, inputs.get(name))
-        with runner.turn:
+        with runner.run_lock:
             outputs = self._run(self._feed)
         return runner.named(outputs)
 
     def _bind(self, name: str, array: Array) -> None:
-        """Take an array to where the program reads it."""
+        """Make a bound array available to the program, for example copy it to the device."""
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        """As `Runner._run`: `inputs` holds every input, what is bound too."""
+        """Run as `Runner._run` does; `inputs` holds every input, including the bound arrays."""
         return self.runner._run(inputs)

@@ -1,8 +1,8 @@
-"""The signatures of a bundle's programs, as they follow from the model's sizes, and their inputs' roles.
+"""The expected signature of every program of a bundle, derived from the model's sizes; roles of inputs.
 
-A manifest is checked against them when a bundle is opened and before one is written, so a program that
-was exported with another signature never becomes a bundle. Letters are the project's axis words (see
-ARCHITECTURE.md).
+A manifest is checked against these signatures when a bundle is opened and before a bundle is written. A
+program with another signature is therefore never part of a bundle. ARCHITECTURE.md defines the axis
+letters.
 """
 
 import re
@@ -16,57 +16,65 @@ from whisperport.dims import Dims
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
 
-PICKED_ROWS = 2  # R: of a prompt's last token, and of the one that tells whether there is speech
-LARGEST_ROWS = 4096  # P; `prefill_64` and `align` have 64
-LARGEST_PIECES = 1024  # of the vocabulary, in `uncached_decoder`; 4 unless a target asks for others
+# R: logits are computed for two tokens of a prompt: its last, and the one that the no-speech probability is
+# read at.
+PICKED_ROWS = 2
+MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
+MAX_PIECES = (
+    1024  # most pieces that `uncached_decoder` splits the vocabulary into; the default is 4
+)
 
 Role = Literal["input", "constant", "state"]
 """How long an input keeps its array; see `roles`."""
 
-# Added to the scores of hidden tokens, by the mask's dtype. Both dtypes hold it; its `exp` is 0 in both.
+# Dtype of the mask -> value added to the attention scores of hidden tokens. Both dtypes can represent it,
+# and its `exp` is 0 in both.
 MASKED: Mapping[str, float] = MappingProxyType({"float32": -30_000.0, "float16": -30_000.0})
 
 _PREFILL = re.compile("prefill_([1-9][0-9]{0,8})")
 _LAYER = re.compile("_[0-9]+$")
-_ROLES: Mapping[str, Role] = {  # by an input's name without its layer; any other is an `input`
+_ROLES: Mapping[str, Role] = {  # input name without its layer number -> role; other names: `input`
     "features": "constant",
     "cross_k": "constant",
     "cross_v": "constant",
     "self_k": "state",
     "self_v": "state",
 }
-_RUN_ONCE = {"encoder", "cross_kv"}  # per window, so that binding their inputs would save nothing
+_RUN_ONCE = {
+    "encoder",
+    "cross_kv",
+}  # run once per window, so binding their inputs would save nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """How keys or values are stored. A row holds a token's, or an audio position's, H × D numbers."""
+class KvLayout:
+    """Layout of cached keys or values. A row holds the H × D numbers of one token or audio position."""
 
-    axis: int  # of the rows: 2 in (H, D, N), 1 in (H, N, D)
+    axis: int  # the axis that counts rows: 2 for (H, D, N), 1 for (H, N, D)
     dtype: str = "float32"  # or "float16"
 
     def shape(self, heads: int, width: int, length: int) -> tuple[int, int, int]:
-        """The shape of `length` rows of H heads, each D wide."""
+        """Return the shape of `length` rows of `heads` heads, each `width` wide."""
         return (heads, width, length) if self.axis == 2 else (heads, length, width)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """The layouts and dtypes of keys, values and masks: one form for all decode programs of a bundle."""
+    """Layouts and dtypes of keys, values and masks. All decode programs of a bundle share one form."""
 
-    self_k: Rows = Rows(axis=2)
-    self_v: Rows = Rows(axis=1)
-    cross_k: Rows = Rows(axis=2)
-    cross_v: Rows = Rows(axis=1)
-    mask: str = "float32"  # the mask's dtype, or "float16"
+    self_k: KvLayout = KvLayout(axis=2)
+    self_v: KvLayout = KvLayout(axis=1)
+    cross_k: KvLayout = KvLayout(axis=2)
+    cross_v: KvLayout = KvLayout(axis=1)
+    mask: str = "float32"  # dtype of the mask: "float32" or "float16"
 
 
 def roles(program: ProgramSpec) -> dict[str, Role]:
-    """The role of every input of a program, by the input's name.
+    """Return the role of every input of a program: input name -> role.
 
     input     a new array for every run
-    constant  one array for a window: the keys and values of its audio, or its features
-    state     the self-attention cache, to which the host adds rows between runs
+    constant  one array per window: the cross-attention K/V or the encoder's features
+    state     the self-attention cache (KV cache), to which the host appends rows between runs
     """
     known = {} if program.name in _RUN_ONCE else _ROLES
     return {
@@ -75,9 +83,18 @@ def roles(program: ProgramSpec) -> dict[str, Role]:
 
 
 def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, Any]:
-    """The fields of `CacheForm` that a program has, read from its tensors of layer 0 and its mask.
+    """Read the fields of `CacheForm` from a program's mask and its tensors of decoder layer 0.
 
-    Where a cache has as many rows as a head is wide, both layouts have one shape: the usual one counts.
+    If the number of rows equals the width of a head, both layouts have the same shape. The default layout
+    is assumed then.
+
+    Args:
+        found: the program's signature.
+        dims: sizes of the model.
+        window: the bundle's window; None for the checkpoint's own window.
+
+    Returns:
+        Field of `CacheForm` -> value, for the tensors that the program has.
     """
     lengths = {"self": dims.n_text_ctx, "cross": _positions(dims, window)}
     tensors = {tensor.name: tensor for tensor in (*found.outputs, *found.inputs)}
@@ -85,7 +102,7 @@ def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, 
     for cache, length in lengths.items():
         for name in (f"{cache}_k", f"{cache}_v"):
             if tensor := tensors.get(f"{name}_0"):
-                form[name] = _rows_of(tensor, getattr(CacheForm(), name).axis, dims, length)
+                form[name] = _layout_of(tensor, getattr(CacheForm(), name).axis, dims, length)
     if mask := tensors.get("mask"):
         form["mask"] = _float(mask)
     return form
@@ -94,22 +111,24 @@ def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, 
 def expected_signature(
     found: ProgramSpec, dims: Dims, window: Window | None, heads: int
 ) -> ProgramSpec:
-    """The signature that a program must have.
+    """Return the signature that a program must have.
 
     Args:
-        found: the program as it is listed. Its name says which program it is. What the sizes of the
-            model leave open is read from it: the form of the encoder's input, the number of rows, the
-            number of pieces of the vocabulary, and the form of the caches and the mask.
-        window: where it is not the one the checkpoint was trained on.
+        found: the program's signature in the manifest. Its name tells which program it is. The model's
+            sizes do not determine everything, so these facts are read from `found`: the form of the
+            encoder's input, the number of tokens, the number of vocabulary pieces, and the form of the
+            caches and the mask.
+        dims: sizes of the model.
+        window: the bundle's window; None for the checkpoint's own window.
         heads: number of alignment heads.
 
     Raises:
-        ValueError: no program has this name, or it has an impossible number of rows or pieces.
+        ValueError: no program has this name, or the number of tokens or pieces is out of range.
     """
     sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(found, dims, window)))
     prefill = _PREFILL.fullmatch(found.name)
     if prefill:
-        return _prefill(sizes, _in_range("rows", int(prefill[1]), 1, LARGEST_ROWS))
+        return _prefill(sizes, _in_range("tokens", int(prefill[1]), 1, MAX_TOKENS))
     if found.name == "encoder":
         return _encoder(dims, nchw=_rank(found, 0) == 4)
     if found.name == "cross_kv":
@@ -117,18 +136,18 @@ def expected_signature(
     if found.name == "step":
         return _step(sizes)
     if found.name == "align":
-        return _align(sizes, heads, _in_range("rows", _size(found, 0, 1), 1, LARGEST_ROWS))
+        return _align(sizes, heads, _in_range("tokens", _size(found, 0, 1), 1, MAX_TOKENS))
     if found.name == "uncached_decoder":
         return _uncached_decoder(dims, _uncached_form(found, dims))
-    raise ValueError(f"{found.name[:80]!r} is not the name of a program that this version knows")
+    raise ValueError(f"this version of whisperport has no program named {found.name[:80]!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What the signatures of the decode programs follow from."""
+    """The sizes that determine the signatures of the decode programs."""
 
     dims: Dims
-    cross: int  # T: audio positions of the cross-attention
+    cross: int  # T: audio positions that the cross-attention reads
     form: CacheForm
 
 
@@ -137,30 +156,30 @@ def _encoder(dims: Dims, *, nchw: bool) -> ProgramSpec:
     return ProgramSpec("encoder", (TensorSpec("mel", shape),), (_features(dims),))
 
 
-def _prefill(sizes: _Sizes, rows: int) -> ProgramSpec:
-    pick = TensorSpec("pick", (1, PICKED_ROWS, rows))
+def _prefill(sizes: _Sizes, tokens: int) -> ProgramSpec:
+    pick = TensorSpec("pick", (1, PICKED_ROWS, tokens))
     logits = TensorSpec("logits", (PICKED_ROWS, sizes.dims.n_vocab))
     return ProgramSpec(
-        f"prefill_{rows}",
-        (*_tokens(sizes, rows), pick, *_caches(sizes)),
-        (logits, *_new_rows(sizes, rows)),
+        f"prefill_{tokens}",
+        (*_token_inputs(sizes, tokens), pick, *_caches(sizes)),
+        (logits, *_new_rows(sizes, tokens)),
     )
 
 
 def _step(sizes: _Sizes) -> ProgramSpec:
     logits = TensorSpec("logits", (1, sizes.dims.n_vocab))
     return ProgramSpec(
-        "step", (*_tokens(sizes, 1), *_caches(sizes)), (logits, *_new_rows(sizes, 1))
+        "step", (*_token_inputs(sizes, 1), *_caches(sizes)), (logits, *_new_rows(sizes, 1))
     )
 
 
-def _align(sizes: _Sizes, heads: int, rows: int) -> ProgramSpec:
-    hidden = TensorSpec("rows", (1, rows, sizes.dims.n_text_state))
-    scores = TensorSpec("scores", (heads, rows, sizes.cross))
+def _align(sizes: _Sizes, heads: int, tokens: int) -> ProgramSpec:
+    hidden = TensorSpec("rows", (1, tokens, sizes.dims.n_text_state))
+    scores = TensorSpec("scores", (heads, tokens, sizes.cross))
     return ProgramSpec(
         "align",
-        (*_tokens(sizes, rows), *_caches(sizes)),
-        (hidden, scores, *_new_rows(sizes, rows)),
+        (*_token_inputs(sizes, tokens), *_caches(sizes)),
+        (hidden, scores, *_new_rows(sizes, tokens)),
     )
 
 
@@ -175,22 +194,28 @@ def _uncached_decoder(dims: Dims, form: UncachedForm) -> ProgramSpec:
 
 
 def _uncached_form(found: ProgramSpec, dims: Dims) -> UncachedForm:
-    """Positions are added by the host to (1, d, S, 1), and by the program to (1, d, 1, S)."""
-    pieces = _in_range("pieces", len(found.outputs), 1, min(LARGEST_PIECES, dims.n_vocab))
+    """Read the form from a program's signature.
+
+    The shape of the embeddings tells where positions are added: (1, d, S, 1) by the host, (1, d, 1, S) by
+    the program.
+    """
+    pieces = _in_range("pieces", len(found.outputs), 1, min(MAX_PIECES, dims.n_vocab))
     if _size(found, 1, 3) == 1:
         return UncachedForm(
-            _in_range("rows", _size(found, 1, 2), 8, dims.n_text_ctx), "host", pieces
+            _in_range("tokens", _size(found, 1, 2), 8, dims.n_text_ctx), "host", pieces
         )
-    return UncachedForm(_in_range("rows", _size(found, 1, 3), 8, dims.n_text_ctx), "graph", pieces)
+    return UncachedForm(
+        _in_range("tokens", _size(found, 1, 3), 8, dims.n_text_ctx), "graph", pieces
+    )
 
 
 def _features(dims: Dims) -> TensorSpec:
     return TensorSpec("features", (1, dims.n_audio_ctx, dims.n_audio_state))
 
 
-def _tokens(sizes: _Sizes, rows: int) -> tuple[TensorSpec, TensorSpec]:
-    x = TensorSpec("x", (1, rows, sizes.dims.n_text_state))
-    return x, TensorSpec("mask", (1, rows, sizes.dims.n_text_ctx + rows), sizes.form.mask)
+def _token_inputs(sizes: _Sizes, tokens: int) -> tuple[TensorSpec, TensorSpec]:
+    x = TensorSpec("x", (1, tokens, sizes.dims.n_text_state))
+    return x, TensorSpec("mask", (1, tokens, sizes.dims.n_text_ctx + tokens), sizes.form.mask)
 
 
 def _caches(sizes: _Sizes) -> tuple[TensorSpec, ...]:
@@ -209,35 +234,35 @@ def _cross_cache(sizes: _Sizes) -> tuple[TensorSpec, ...]:
     )
 
 
-def _new_rows(sizes: _Sizes, rows: int) -> tuple[TensorSpec, ...]:
+def _new_rows(sizes: _Sizes, tokens: int) -> tuple[TensorSpec, ...]:
     return (
-        *_layers(sizes.dims, "new_k", sizes.form.self_k, rows),
-        *_layers(sizes.dims, "new_v", sizes.form.self_v, rows),
+        *_layers(sizes.dims, "new_k", sizes.form.self_k, tokens),
+        *_layers(sizes.dims, "new_v", sizes.form.self_v, tokens),
     )
 
 
-def _layers(dims: Dims, name: str, rows: Rows, length: int) -> Iterator[TensorSpec]:
-    """The keys, or the values, of every decoder layer."""
-    shape = rows.shape(dims.n_text_head, dims.text_head_width, length)
-    return (TensorSpec(f"{name}_{i}", shape, rows.dtype) for i in range(dims.n_text_layer))
+def _layers(dims: Dims, name: str, layout: KvLayout, length: int) -> Iterator[TensorSpec]:
+    """Yield the tensor of keys, or of values, of every decoder layer."""
+    shape = layout.shape(dims.n_text_head, dims.text_head_width, length)
+    return (TensorSpec(f"{name}_{i}", shape, layout.dtype) for i in range(dims.n_text_layer))
 
 
 def _positions(dims: Dims, window: Window | None) -> int:
-    """T: audio positions that the cross-attention reads."""
+    """Return T: the number of audio positions that the cross-attention reads."""
     return window.context_positions if window else dims.n_audio_ctx
 
 
-def _rows_of(tensor: TensorSpec, usual: int, dims: Dims, length: int) -> Rows:
-    """How a tensor of `length` rows stores them: along the axis `usual`, or the other of 1 and 2."""
+def _layout_of(tensor: TensorSpec, usual: int, dims: Dims, length: int) -> KvLayout:
+    """Return the layout of a tensor of `length` rows; `usual` is the row axis of the default layout."""
     heads, width, dtype = dims.n_text_head, dims.text_head_width, _float(tensor)
-    other = Rows(3 - usual, dtype)
+    other = KvLayout(3 - usual, dtype)
     if tensor.shape == other.shape(heads, width, length) and length != width:
         return other
-    return Rows(usual, dtype)
+    return KvLayout(usual, dtype)
 
 
 def _float(tensor: TensorSpec) -> str:
-    """Its dtype, or float32 where it has none that the host can store."""
+    """Return the tensor's dtype, or float32 if the host cannot store that dtype."""
     return tensor.dtype if tensor.dtype in MASKED else "float32"
 
 
@@ -246,7 +271,7 @@ def _rank(found: ProgramSpec, tensor: int) -> int:
 
 
 def _size(found: ProgramSpec, tensor: int, axis: int) -> int:
-    """A size of one of the inputs; 0 where there is no such axis."""
+    """Return the size of one axis of an input; 0 if there is no such axis."""
     return found.inputs[tensor].shape[axis] if axis < _rank(found, tensor) else 0
 
 

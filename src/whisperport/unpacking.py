@@ -1,23 +1,26 @@
-"""A limit on what an archive unpacks to, so that a file of kilobytes cannot fill the memory."""
+"""A limit on the unpacked size of an archive, so that a file of a few kilobytes cannot fill the memory."""
 
 import zipfile
 
-MAX_EXPANSION = 8  # times the size on disk: weights in float32 do not compress half as well
-MIN_UNPACKED_BYTES = 64 * 2**20  # allowed to any archive: silence and zeros compress well
+MAX_EXPANSION = 8  # unpacked size / size on disk; float32 weights do not reach half of this ratio
+MIN_UNPACKED_BYTES = 64 * 2**20  # allowed for every archive: silence and zeros compress well
 
 
 class UnpacksToMoreError(ValueError):
-    """An archive states that it unpacks to more than is allowed."""
+    """The unpacked size that an archive states exceeds the limit."""
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
-    """Check the stated sizes of all members; zip readers never unpack more of a member than is stated.
+    """Check the total of the unpacked sizes that an archive states for its members.
+
+    zip readers never unpack more of a member than the archive states.
 
     Args:
+        archive: the open archive.
         size: bytes of the archive on disk.
 
     Raises:
-        UnpacksToMoreError: together they exceed eight times `size`, and 64 MiB.
+        UnpacksToMoreError: the total exceeds both 64 MiB and eight times `size`.
     """
     total = sum(member.file_size for member in archive.infolist())
     limit = max(MIN_UNPACKED_BYTES, MAX_EXPANSION * size)

@@ -363,4 +363,4 @@ def test_an_output_of_another_shape_than_stated_is_an_error(
     with pytest.raises(BundleError, match=r"'y' as \(1,\) float32") as caught:
         runner.run({"x": np.array([1, -2], np.float32)})
 
-    assert caught.value.why == "it states (2,) float32"
+    assert caught.value.why == "its signature states (2,) float32"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from whisperport.model.whisper import Whisper
 from whisperport.runner import Binding
 from whisperport.runtime import Cache, Decoder
-from whisperport.signatures import MASKED, CacheForm, Rows
+from whisperport.signatures import MASKED, CacheForm, KvLayout
 
 from ..micro import DIMS
 
@@ -159,7 +159,7 @@ def test_a_copy_goes_its_own_way(micro_decoder: Callable[..., Decoder], audio: A
 
 FORMS = [
     CacheForm(),
-    CacheForm(self_k=Rows(1, "float16"), self_v=Rows(2, "float16"), mask="float16"),
+    CacheForm(self_k=KvLayout(1, "float16"), self_v=KvLayout(2, "float16"), mask="float16"),
 ]
 
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Engine, decode_window, load_engine
-from whisperport.signatures import CacheForm, Rows
+from whisperport.signatures import CacheForm, KvLayout
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_recordings
 
@@ -25,9 +25,9 @@ from ..hostile_bundle import SHIPPED, copy_of_shipped, rehash
 ONNX = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 DECODING = ("cross_kv", "prefill_4", "prefill_64", "step", "align")
 RUN = RunOptions(threads=1, trust=True)
-HALF = CacheForm(*(Rows(axis, "float16") for axis in (2, 1, 2, 1)), mask="float16")
-TURNED = CacheForm(*(Rows(axis) for axis in (1, 2, 1, 2)))
-HALF_TURNED = CacheForm(*(Rows(axis, "float16") for axis in (1, 2, 1, 2)), mask="float16")
+HALF = CacheForm(*(KvLayout(axis, "float16") for axis in (2, 1, 2, 1)), mask="float16")
+TURNED = CacheForm(*(KvLayout(axis) for axis in (1, 2, 1, 2)))
+HALF_TURNED = CacheForm(*(KvLayout(axis, "float16") for axis in (1, 2, 1, 2)), mask="float16")
 
 
 def in_form(name: str, form: CacheForm) -> tuple[str, bool] | None:

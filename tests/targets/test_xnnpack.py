@@ -167,7 +167,7 @@ def test_one_program_of_a_process_runs_at_a_time(exported: Callable[[str], Bundl
 
     loads = [XNNPACK.load(bundle.folder, entries, RunOptions(threads=1)) for _ in range(2)]
 
-    assert len({id(runner.turn) for runners in loads for runner in runners.values()}) == 1
+    assert len({id(runner.run_lock) for runners in loads for runner in runners.values()}) == 1
 
 
 def test_what_executorch_prints_when_it_is_imported_stays_off_the_screen() -> None:

@@ -1,4 +1,4 @@
-"""Put a clock around what a transcription calls, so that none of it knows that it is timed."""
+"""Measure the time of the functions that a transcription calls, without changing those functions."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +12,15 @@ from whisperport.runtime import Floats
 MEL = "mel"
 
 Now = Callable[[], float]
-"""Seconds from a fixed moment on."""
+"""Returns the current time in seconds since any fixed moment, such as `time.perf_counter`."""
 
 
 class Clock:
-    """Seconds of every call, by the name of what was called."""
+    """Records how long every call took.
+
+    Attributes:
+        calls: name of what was called -> seconds of each call.
+    """
 
     def __init__(self, now: Now = time.perf_counter) -> None:
         self.now = now
@@ -24,7 +28,7 @@ class Clock:
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
-        """Time one call; one that raises counts too, for its time is gone."""
+        """Measure the time of the block. A block that raises is counted too."""
         started = self.now()
         try:
             yield
@@ -32,19 +36,19 @@ class Clock:
             self.calls.setdefault(name, []).append(self.now() - started)
 
     def reset(self) -> None:
-        """Forget all calls, such as those of a warm-up."""
+        """Remove all recorded calls, such as those of a warm-up."""
         self.calls = {}
 
     def wrap_runner(self, runner: Runner) -> Runner:
-        """`runner`, timed under its program's name."""
+        """Return a runner that runs `runner` and records its calls under the program's name."""
         return _TimedRunner(runner, self)
 
 
 class _TimedRunner(Runner):
-    """Checking and copying the inputs happen before `_run`, and so count as Python's time."""
+    """A runner that measures another one. The time of checking and copying inputs is not included."""
 
     def __init__(self, timed: Runner, clock: Clock) -> None:
-        super().__init__(timed.spec, timed.turn)
+        super().__init__(timed.spec, timed.run_lock)
         self._timed, self._clock = timed, clock
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -56,7 +60,7 @@ class _TimedRunner(Runner):
 
 
 class _TimedBinding(Binding):
-    """The target's own binding, timed."""
+    """A binding that measures the target's own binding."""
 
     def __init__(self, runner: Runner, timed: Binding, clock: Clock) -> None:
         super().__init__(runner)
@@ -74,7 +78,7 @@ class _TimedBinding(Binding):
 
 
 class TimedMel(RecordingMel):
-    """A recording's spectrogram whose decoding, first pass and windows are timed as `mel`."""
+    """The spectrogram of an audio file; the time of decoding audio and of computing mel counts as `mel`."""
 
     def __init__(self, source: AudioSource, dims: Dims, clock: Clock) -> None:
         self._clock = clock

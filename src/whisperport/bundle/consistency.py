@@ -14,7 +14,7 @@ from whisperport.bundle.program_entry import ProgramEntry
 from whisperport.bundle.strict_json import Field
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
-from whisperport.signatures import Rows, expected_signature, form_of
+from whisperport.signatures import KvLayout, expected_signature, form_of
 from whisperport.spec import ProgramSpec, TensorSpec
 
 # Inputs and outputs of a program may have MAX_EXPANSION times the bytes of all files, and MIN_BYTES in any
@@ -149,7 +149,7 @@ def _check_form(manifest: Manifest) -> None:
                 )
 
 
-def _named(form: Rows | str) -> str:
+def _named(form: KvLayout | str) -> str:
     if isinstance(form, str):
         return form
     return f"{form.dtype} (heads, {'width, rows' if form.axis == 2 else 'rows, width'})"

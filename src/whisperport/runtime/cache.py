@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from whisperport.dims import Dims
 from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.signatures import MASKED, CacheForm, Rows
+from whisperport.signatures import MASKED, CacheForm, KvLayout
 
 Floats = NDArray[np.float32]
 
@@ -83,7 +83,7 @@ class Cache:
         mask[..., self.rows :] = np.triu(np.full((new, new), self._masked, self._form.mask), 1)
         return mask
 
-    def _layers(self, rows: Rows) -> list[Array]:
+    def _layers(self, rows: KvLayout) -> list[Array]:
         shape = rows.shape(self._dims.n_text_head, self._dims.text_head_width, self.rows)
         return [np.zeros(shape, rows.dtype) for _ in range(self._dims.n_text_layer)]
 
