@@ -37,13 +37,13 @@ from whisperport.evidence import Evidence, Kind, with_added
 from whisperport.locking import lock_path, locked
 from whisperport.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.compiler import Compiler, CompileRequest, Layout, unchanged
+from whisperport.targets.compiler import Compiler, CompileRequest, Layout, same_layout
 from whisperport.targets.options import by_target
 from whisperport.toolchain import (
     Failure,
     Job,
     find_interpreter,
-    is_left,
+    has_unfinished_stages,
     prepare,
     probe,
     run_driver,
@@ -395,16 +395,16 @@ def _encoder_layout(opened: Bundle) -> Layout:
     entry = opened.manifest.program("encoder")
     compiler = get_target(entry.target).compiler
     if compiler is None:
-        return unchanged
+        return same_layout
     need = compiler.calibration(entry.spec, opened.manifest.dims, compiler.options())
-    return need.layout if need is not None else unchanged
+    return need.layout if need is not None else same_layout
 
 
 def _compile(groups: Sequence[_Group], progress: Progress) -> None:
     """Run what is left of every group whose SDK is here, and then complain of those that are not."""
     missing = []
     for group in groups:
-        if not is_left(group.work):
+        if not has_unfinished_stages(group.work):
             progress(f"{group.target.spec.name}: every stage was done before, and is kept")
         elif group.interpreter is None:
             missing.append(group)

@@ -51,7 +51,7 @@ def test_every_call_is_timed_under_the_name_of_its_program() -> None:
 def test_a_timed_program_waits_for_the_same_turn_as_the_program_itself() -> None:
     runner = Doubles(Time())
 
-    assert Clock().wrap_runner(runner).turn is runner.turn
+    assert Clock().wrap_runner(runner).run_lock is runner.run_lock
 
 
 def test_a_call_that_fails_fails_as_before_and_is_timed_too() -> None:

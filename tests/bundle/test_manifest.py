@@ -78,12 +78,12 @@ def test_a_newer_format_says_to_upgrade_even_if_all_else_has_changed() -> None:
 
 def test_each_missing_field_is_named(manifest: Manifest) -> None:
     document = with_a_file(manifest).to_json()
-    free = {"source", "rewrites", "versions", "machine", "verification", "delegation"}
-    free |= {"languages", "tasks", "runtime", "value"}
+    free_form = {"source", "rewrites", "versions", "machine", "verification", "delegation"}
+    free_form |= {"languages", "tasks", "runtime", "value"}
     checked = 0
 
     for path in paths_into(document):
-        if not isinstance(path[-1], str) or free & set(path[:-1]) or path[-2:-1] == ("files",):
+        if not isinstance(path[-1], str) or free_form & set(path[:-1]) or path[-2:-1] == ("files",):
             continue
         damaged = copy.deepcopy(document)
         del holder(damaged, path)[path[-1]]
@@ -97,11 +97,11 @@ def test_each_missing_field_is_named(manifest: Manifest) -> None:
 @pytest.mark.parametrize("wrong", [None, True, 1.5, "text", [], {}, -1, [[1]], {"a": {}}])
 def test_each_field_of_a_wrong_type_is_named(manifest: Manifest, wrong: Any) -> None:
     document = with_a_file(manifest).to_json()
-    free = {"source", "rewrites", "machine", "verification", "delegation", "value"}
+    free_form = {"source", "rewrites", "machine", "verification", "delegation", "value"}
     refused = 0
 
     for path in paths_into(document):
-        if free & set(path[:-1]) or type(holder(document, path)[path[-1]]) is type(wrong):
+        if free_form & set(path[:-1]) or type(holder(document, path)[path[-1]]) is type(wrong):
             continue
         damaged = copy.deepcopy(document)
         holder(damaged, path)[path[-1]] = wrong

@@ -89,7 +89,7 @@ def test_where_nothing_can_be_recorded_nothing_is_known(
 
 def test_the_oldest_records_are_dropped(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
-    monkeypatch.setattr(origin, "MOST", 3)
+    monkeypatch.setattr(origin, "MAX_RECORDS", 3)
     for number in range(3):
         record("own", f"{number}" * 64)
         os.utime(state / f"own-{f'{number}' * 64}", (1000 + number, 1000 + number))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from whisperport.bundle import Bundle, check_writable, renaming, replacing, writing_bundle
-from whisperport.bundle.ownership import delete_ours
+from whisperport.bundle.ownership import delete_listed
 from whisperport.errors import BundleError
 from whisperport.exporting import export
 
@@ -257,7 +257,7 @@ def test_a_hostile_manifest_deletes_nothing_outside_of_its_folder(tmp_path: Path
         % (tmp_path / "thesis.tex")
     )
 
-    delete_ours(tmp_path / "old")
+    delete_listed(tmp_path / "old")
 
     assert os.listdir(tmp_path) == ["thesis.tex"]
 

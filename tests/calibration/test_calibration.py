@@ -199,7 +199,7 @@ def test_files_are_mixed_and_always_in_the_same_order(tmp_path):
 def test_too_few_say_how_many_hours_are_needed_unless_forced(tmp_path):
     sounds = Recordings(files=[], seconds=10.0)
     with pytest.raises(AudioError) as caught:
-        check_enough(ENCODER, need(3340, fewer="`--fast` needs fewer"), 57, sounds)
+        check_enough(ENCODER, need(3340, fewer_hint="`--fast` needs fewer"), 57, sounds)
     assert "57 samples of 10 s" in caught.value.why
     assert "3.1 h" in caught.value.why
     assert "`--fast` needs fewer" in caught.value.hint

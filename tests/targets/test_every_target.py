@@ -184,7 +184,9 @@ def test_check_refuses_a_rank_above_the_limit(target: Target) -> None:
     rejections = target.check(trace("deep", TooDeep(), (torch.zeros(1, 8),)))
 
     assert {refusal.rule for refusal in rejections} == {"WP201"}
-    assert {refusal.reason for refusal in rejections} == {f"rank {limit + 1} is above {limit}"}
+    assert {refusal.reason for refusal in rejections} == {
+        f"rank {limit + 1} is above the limit of {limit}; fold axes"
+    }
     assert all(refusal.node for refusal in rejections)
 
 

@@ -294,7 +294,7 @@ def test_a_damaged_graph_raises_nothing_but_what_the_runner_expects(
         for graph in graphs:
             if graph in weights:
                 with contextlib.suppress(ValueError, OSError):
-                    weights.give(graph, onnxruntime.SessionOptions())
+                    weights.session_model(graph, onnxruntime.SessionOptions())
 
 
 @pytest.fixture(scope="module")

@@ -97,8 +97,8 @@ def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_pat
 
     model = onnx.load(str(tmp_path / entry.files[0]), load_external_data=False)
     assert [(o.domain, o.version) for o in model.opset_import] == [("", opset)]
-    for ours, theirs in zip(found.values(), eager_outputs(step, inputs), strict=True):
-        np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-4, rtol=0)
+    for array, expected in zip(found.values(), eager_outputs(step, inputs), strict=True):
+        np.testing.assert_allclose(array, expected.numpy(), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("opset", ["12", "21", "", "13.0", "newest"])

@@ -20,7 +20,7 @@ from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program, trace
 from whisperport.rewrites import run_rewrites
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.xnnpack import FILE
+from whisperport.targets.xnnpack.target import FILE
 
 from ..extent import core_or_all
 

@@ -16,7 +16,7 @@ from whisperport.toolchain import (
     Stage,
     driver,
     find_interpreter,
-    is_left,
+    has_unfinished_stages,
     prepare,
     probe,
     run_driver,
@@ -91,14 +91,14 @@ def test_a_stage_is_run_told_and_kept_with_its_log(tmp_path):
     assert (work / "p" / "out").read_text() == "text"
     log = (work / "p" / "copy.log").read_text()
     assert {"python's stream", "a child of it", "standard error"} <= set(log.splitlines())
-    assert not is_left(work)
+    assert not has_unfinished_stages(work)
 
 
 @pytest.mark.parametrize("change", ["input", "settings", "program", "output", "state"])
 def test_a_stage_is_left_when_what_it_read_or_wrote_has_changed(tmp_path, change):
     work = _work(tmp_path)
     driver.run(work, lambda _event, **_facts: None)
-    assert not is_left(work)
+    assert not has_unfinished_stages(work)
     if change == "settings":
         _work(tmp_path, settings={"chip": "b"})
     elif change == "program":
@@ -106,7 +106,7 @@ def test_a_stage_is_left_when_what_it_read_or_wrote_has_changed(tmp_path, change
     else:
         files = {"input": "p/in", "output": "p/out", "state": "state.json"}
         (work / files[change]).write_text("{")
-    assert is_left(work)
+    assert has_unfinished_stages(work)
 
 
 @pytest.mark.parametrize(

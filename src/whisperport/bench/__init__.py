@@ -1,1 +1,1 @@
-"""Measure: what, on what machine, how to repeat."""
+"""Measure how long transcribing takes, how much memory it needs, and how accurate it is."""

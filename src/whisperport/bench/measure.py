@@ -1,4 +1,4 @@
-"""Time one thing, so that somebody else can repeat it."""
+"""Measure the time of one function over several runs."""
 
 import statistics
 import time
@@ -8,16 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds of n runs after the warm-up."""
+    """The times of `n` runs after the warm-up, in milliseconds."""
 
     median_ms: float
     best_ms: float
-    p90_ms: float
+    p90_ms: float  # 90th percentile
     n: int
 
 
 def measure(run: Callable[[], object], *, warmup: int = 2, n: int = 10) -> Timing:
-    """Time `run`, which must return only once its result is ready.
+    """Measure the time of `run`, which must not return before its result is ready.
+
+    Args:
+        warmup: number of runs before the measured ones.
+        n: number of measured runs.
 
     Raises:
         ValueError: `n` is below 1.

@@ -1,6 +1,8 @@
-"""Peak memory of transcribing, in a process of its own: what else ran here does not count.
+"""Measure the peak memory of a transcription in a separate process, so that nothing else is counted.
 
-python -m whisperport.bench.memory BUNDLE RECORDING WORDS THREADS TRUST [OPTION=VALUE]...
+python -m whisperport.bench.memory BUNDLE AUDIO WORD_TIMESTAMPS THREADS TRUST [OPTION=VALUE]...
+
+prints the peak in MiB. WORD_TIMESTAMPS and TRUST are 0 or 1; THREADS is 0 where the runtime chooses.
 """
 
 import subprocess
@@ -14,10 +16,16 @@ from whisperport.transcription import TranscribeOptions, Transcriber
 STATUS = Path("/proc/self/status")
 
 
-def peak_memory_mib(bundle: Path, recording: Path, *, words: bool, run: RunOptions) -> float | None:
-    """MiB resident at most while a fresh process loads the bundle and transcribes; None: unknown."""
+def peak_memory_mib(
+    bundle: Path, audio: Path, *, word_timestamps: bool, run: RunOptions
+) -> float | None:
+    """Measure the peak resident memory of a new process that loads a bundle and transcribes a file.
+
+    Returns:
+        The peak in MiB; None if the process failed or the system does not report it.
+    """
     options = [f"{name}={value}" for name, value in run.options.items()]
-    arguments = [bundle, recording, int(words), run.threads or 0, int(run.trust), *options]
+    arguments = [bundle, audio, int(word_timestamps), run.threads or 0, int(run.trust), *options]
     command = [sys.executable, "-m", "whisperport.bench.memory", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     last = done.stdout.split()[-1:]
@@ -25,7 +33,7 @@ def peak_memory_mib(bundle: Path, recording: Path, *, words: bool, run: RunOptio
 
 
 def _peak_of_this_process() -> float | None:
-    """Linux's high-water mark. `getrusage` would count the parent's memory before `exec` as ours."""
+    """Read Linux's high-water mark, in MiB. `getrusage` would include the parent's memory before `exec`."""
     try:
         lines = STATUS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -34,11 +42,13 @@ def _peak_of_this_process() -> float | None:
     return int(kib) / 1024 if kib else None
 
 
-def _main(bundle: str, recording: str, words: str, threads: str, trust: str, *options: str) -> None:
+def _main(
+    bundle: str, audio: str, word_timestamps: str, threads: str, trust: str, *options: str
+) -> None:
     pairs = dict(option.split("=", 1) for option in options)
     run = RunOptions(threads=int(threads) or None, options=pairs, trust=trust == "1")
     transcriber = Transcriber(Bundle.open(bundle), run)
-    transcriber.transcribe(recording, TranscribeOptions(word_timestamps=words == "1"))
+    transcriber.transcribe(audio, TranscribeOptions(word_timestamps=word_timestamps == "1"))
     print(_peak_of_this_process())
 
 

@@ -1,4 +1,4 @@
-"""Where the time of transcribing goes: programs, spectrogram and Python, beside how much was right."""
+"""Measure how the time of transcribing splits into programs, spectrogram and Python, and the error rate."""
 
 import statistics
 from collections.abc import Sequence
@@ -22,23 +22,23 @@ from whisperport.verification.clips import shipped_recordings
 
 LOAD = "load"
 PYTHON = "Python"
-DEFAULT_RECORDING = "19-long.flac"  # three windows, and words enough for an error rate
-UNCACHED_CALLS = 3  # timed of the decoder without KV cache, in every round
-WARM_UP_S = 1.0  # of sound: every program but `align` runs once, and no more
+DEFAULT_AUDIO = "19-long.flac"  # it has three windows, and enough words for an error rate
+UNCACHED_CALLS = 3  # measured calls of the decoder without KV cache, per round
+WARM_UP_S = 1.0  # seconds of audio: every program but `align` runs at least once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """How bundles are timed.
+    """Options of `run_bench`.
 
     Raises:
         UsageError: `repeat` is out of its range.
     """
 
-    repeat: int = 3  # rounds; in each, every bundle is loaded and transcribes once
-    words: bool = False  # word times as well, by the `align` program
-    transcript: str | None = None  # what is said; None: known for shipped recordings only
-    unit: Unit | None = None  # in which errors are counted; None: by the language first heard
+    repeat: int = 3  # number of rounds; in each, every bundle is loaded and transcribes once
+    word_timestamps: bool = False  # compute word timestamps too, with the `align` program
+    transcript: str | None = None  # correct text; None: that of a shipped audio file, if it is one
+    unit: Unit | None = None  # unit of the error rate; None: chosen by the detected language
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
@@ -49,29 +49,29 @@ class BenchOptions:
 class Part:
     """One part of the time of loading and transcribing."""
 
-    name: str  # "load", "mel", a program's name, or "Python": the rest
-    calls: int  # in one round; 0 where calls have no meaning
-    total_ms: float  # in the round that took the median time
-    median_ms: float | None  # of a call, over all rounds
+    name: str  # "load", "mel", a program's name, or "Python" for all other time
+    calls: int  # number of calls in one round; 0 where calls are not counted
+    total_ms: float  # time of all calls in the round with the median total time
+    median_ms: float | None  # median time of one call, over all rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """One bundle on one recording. The parts add up to `whole_ms`."""
+    """The result of one bundle on one audio file. The times of the parts add up to `total_ms`."""
 
     bundle: Path
-    name: str  # the manifest's
-    recording: str
+    name: str  # name of the bundle in its manifest
+    audio: str  # name of the audio file
     audio_s: float
     parts: tuple[Part, ...]
-    whole_ms: float  # loading and transcribing, in the median round
-    real_time_factor: float  # transcribing seconds, without loading, / audio seconds
+    total_ms: float  # loading and transcribing, in the round with the median total time
+    real_time_factor: float  # seconds of transcribing, without loading, / seconds of audio
     peak_memory_mib: float | None  # None: not measured on this system
     text: str
-    errors: TextErrors | None  # None: nobody knows what is said
+    errors: TextErrors | None  # None: the correct transcript is not known
     rounds: int
-    # The decoder without KV cache, where the bundle has it: each call decodes one token. It is not a part
-    # of the whole, since no transcription uses it.
+    # The decoder without KV cache, if the bundle has it; each call decodes one token. It is not included
+    # in `total_ms`, since no transcription uses it.
     uncached: Part | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -81,24 +81,27 @@ class BenchResult:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One bundle, loaded and run once."""
+    """The measurements of loading one bundle and transcribing once."""
 
-    calls: dict[str, list[float]]  # seconds
-    whole_s: float
+    calls: dict[str, list[float]]  # name of the part -> seconds of each call
+    total_s: float
     audio_s: float
     text: str
-    language: str  # code
-    uncached: list[float] = field(default_factory=list)  # seconds of calls without KV cache
+    language: str  # language code
+    # Seconds of each call of the decoder without KV cache.
+    uncached: list[float] = field(default_factory=list)
 
 
 def run_bench(
     bundles: Sequence[Bundle],
-    recording: Path,
+    audio: Path,
     options: BenchOptions | None = None,
     *,
     progress: Progress = lambda _: None,
 ) -> list[BenchResult]:
-    """Time bundles on one recording, their rounds interleaved: a busy moment falls on all alike.
+    """Measure bundles on one audio file.
+
+    The bundles take turns in every round, so that other load on the machine affects all of them alike.
 
     Raises:
         AudioError, BundleError, MissingPackageError, UsageError: see `Transcriber`.
@@ -108,47 +111,50 @@ def run_bench(
     for number in range(1, options.repeat + 1):
         for bundle, done in zip(bundles, rounds, strict=True):
             progress(f"round {number} of {options.repeat}: {bundle.folder}")
-            done.append(_one_round(bundle, recording, options, Clock()))
+            done.append(_one_round(bundle, audio, options, Clock()))
     results = []
     unit = options.unit or unit_of(next((done[0].language for done in rounds), "en"))
     for bundle, done in zip(bundles, rounds, strict=True):
-        progress(f"memory: {bundle.folder}")
-        peak = peak_memory_mib(bundle.folder, recording, words=options.words, run=options.run)
-        results.append(_result(bundle, recording, done, peak, options.transcript, unit))
+        progress(f"measuring peak memory: {bundle.folder}")
+        peak = peak_memory_mib(
+            bundle.folder, audio, word_timestamps=options.word_timestamps, run=options.run
+        )
+        results.append(_result(bundle, audio, done, peak, options.transcript, unit))
     return results
 
 
-def default_recording() -> Path:
-    """The shipped recording that is timed where none is given."""
-    return next(r.path for r in shipped_recordings() if r.path.name == DEFAULT_RECORDING)
+def default_audio() -> Path:
+    """The shipped audio file that is used if none is given."""
+    return next(r.path for r in shipped_recordings() if r.path.name == DEFAULT_AUDIO)
 
 
-def _one_round(bundle: Bundle, recording: Path, options: BenchOptions, clock: Clock) -> _Round:
-    transcribe = TranscribeOptions(word_timestamps=options.words)
+def _one_round(bundle: Bundle, audio: Path, options: BenchOptions, clock: Clock) -> _Round:
+    transcribe = TranscribeOptions(word_timestamps=options.word_timestamps)
     with clock.timing(LOAD):
         transcriber = Transcriber(
             Bundle.open(bundle.folder), options.run, wrap_runner=clock.wrap_runner
         )
     load = clock.calls[LOAD]
-    transcriber.transcribe(recording, TranscribeOptions(clips=(0.0, WARM_UP_S)))
+    transcriber.transcribe(audio, TranscribeOptions(clips=(0.0, WARM_UP_S)))
     clock.reset()
     started = clock.now()
-    mel = TimedMel(recording, transcriber.engine.dims, clock)
+    mel = TimedMel(audio, transcriber.engine.dims, clock)
     try:
         transcript = transcriber.transcribe_mel(mel, transcribe)
     finally:
         mel.close()
-    whole = clock.now() - started
+    transcribing_s = clock.now() - started
     calls = {LOAD: load, **clock.calls}
     duration, text, language = transcript.duration_s, transcript.text, transcript.language
     uncached = time_uncached(transcriber.engine, clock)
-    return _Round(calls, whole + load[0], duration, text, language, uncached)
+    return _Round(calls, transcribing_s + load[0], duration, text, language, uncached)
 
 
 def time_uncached(engine: Engine, clock: Clock) -> list[float]:
-    """Seconds of single calls of the decoder without KV cache; none where the bundle has none.
+    """Measure single calls of the decoder without KV cache, in seconds; empty if the bundle has none.
 
-    Its shapes are static and every call computes all rows, so neither audio nor tokens change its time.
+    Its shapes are static and every call computes all positions, so its time does not depend on the audio
+    or the tokens.
     """
     decoder = engine.without_cache()
     if decoder is None:
@@ -163,24 +169,24 @@ def time_uncached(engine: Engine, clock: Clock) -> list[float]:
 
 def _result(
     bundle: Bundle,
-    recording: Path,
+    audio: Path,
     rounds: Sequence[_Round],
     peak_memory_mib: float | None,
     transcript: str | None,
     unit: Unit,
 ) -> BenchResult:
-    typical = sorted(rounds, key=lambda r: r.whole_s)[(len(rounds) - 1) // 2]
+    typical = sorted(rounds, key=lambda r: r.total_s)[(len(rounds) - 1) // 2]
     loading = sum(typical.calls[LOAD])
     if transcript is None:
-        transcript = _known_transcript(recording)
+        transcript = _known_transcript(audio)
     return BenchResult(
         bundle=bundle.folder,
         name=bundle.manifest.name,
-        recording=recording.name,
+        audio=audio.name,
         audio_s=typical.audio_s,
         parts=_parts(typical, rounds, [e.spec.name for e in bundle.manifest.programs]),
-        whole_ms=1e3 * typical.whole_s,
-        real_time_factor=(typical.whole_s - loading) / typical.audio_s,
+        total_ms=1e3 * typical.total_s,
+        real_time_factor=(typical.total_s - loading) / typical.audio_s,
         peak_memory_mib=peak_memory_mib,
         text=typical.text,
         errors=None if transcript is None else text_errors(typical.text, transcript, unit),
@@ -198,18 +204,18 @@ def _uncached(seconds: Sequence[float]) -> Part | None:
 
 
 def _parts(typical: _Round, rounds: Sequence[_Round], programs: Sequence[str]) -> tuple[Part, ...]:
-    """In the order in which they first run; what no clock saw is Python."""
+    """The parts in the order of their first call; all time outside of measured calls is `Python`."""
     parts = []
     for name in (LOAD, MEL, *programs):
         if calls := typical.calls.get(name):
             everywhere = [second for r in rounds for second in r.calls.get(name, ())]
             median = 1e3 * statistics.median(everywhere)
             parts.append(Part(name, len(calls), 1e3 * sum(calls), median))
-    rest = 1e3 * typical.whole_s - sum(part.total_ms for part in parts)
+    rest = 1e3 * typical.total_s - sum(part.total_ms for part in parts)
     return (*parts, Part(PYTHON, 0, rest, None))
 
 
-def _known_transcript(recording: Path) -> str | None:
-    """What is said, where the recording is one of the package's."""
-    same = (r.text for r in shipped_recordings() if r.path.resolve() == recording.resolve())
+def _known_transcript(audio: Path) -> str | None:
+    """The correct text of an audio file that comes with the package; None for other files."""
+    same = (r.text for r in shipped_recordings() if r.path.resolve() == audio.resolve())
     return next(same, None)

@@ -35,7 +35,7 @@ def read_evidence(evidence: Field) -> Evidence:
             kind=m["kind"].one_of(KINDS),
             files={path: sha256.sha256() for path, sha256 in m["files"].mapping().items()},
             runtime={name: version.text() for name, version in m["runtime"].mapping().items()},
-            machine=m["machine"].free(),
+            machine=m["machine"].json_object(),
             date=m["date"].text(),
             checks=tuple(read_check(check) for check in m["checks"].elements()),
         )
@@ -66,7 +66,7 @@ def read_check(check: Field) -> Check:
             what=m["what"].text(),
             value=_numbers(m["value"]),
             rule=m["rule"].text(),
-            passed=m["passed"].flag(),
+            passed=m["passed"].boolean(),
             reason=m["reason"].text(),
         )
     except ValueError as error:

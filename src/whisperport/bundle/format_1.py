@@ -29,7 +29,7 @@ def upgraded(top: Field) -> Field:
     for name in ("programs", "precision", "verification", "verified", "machine", "files"):
         if name not in m:
             top.reject(f"has no `{name}`")
-    report = _Report(m["verification"], m["verified"].flag())
+    report = _Report(m["verification"], m["verified"].boolean())
     hashes = {path: entry.mapping() for path, entry in m["files"].mapping().items()}
     sha256 = {path: entry["sha256"].value for path, entry in hashes.items() if "sha256" in entry}
     programs = [
@@ -48,12 +48,12 @@ class _Report:
     def __init__(self, report: Field, verified: bool) -> None:
         found = report.mapping()
         # One that was not verified stays so permanently.
-        self.kept = report.free() | ({} if verified else {"passed": False})
+        self.kept = report.json_object() | ({} if verified else {"passed": False})
         self.checks: list[Check] = []
         if verified and "checks" in found:
             self.checks = [_check(check) for check in found["checks"].elements()]
-        self.runtime = found["versions"].free() if "versions" in found else {}
-        self.machine = found["machine"].free() if "machine" in found else {}
+        self.runtime = found["versions"].json_object() if "versions" in found else {}
+        self.machine = found["machine"].json_object() if "machine" in found else {}
 
     def evidence(self, kind: str, program: str, files: Mapping[str, Any]) -> list[dict[str, Any]]:
         checks = [check_to_json(check) for check in self.checks if check.involves(program)]
@@ -74,10 +74,10 @@ def _program(
     m = entry.members(["spec", "target", "method", "files", "status", "delegation"])
     files = [path.text() for path in m["files"].elements()]
     status = m["status"].one_of(STATUSES)
-    facts = m["delegation"].free()
+    facts = m["delegation"].json_object()
     hashes = {path: sha256[path] for path in files if path in sha256}
     artifact = {p: h for p, h in hashes.items() if p == files[0]} if files else {}
-    spec = m["spec"].free()
+    spec = m["spec"].json_object()
     name = PROGRAM_NAMES.get(str(spec.get("name", "")), str(spec.get("name", "")))
     evidence = []
     if status == "run here":

@@ -177,16 +177,16 @@ def _manifest(top: Field) -> Manifest:
     m = top.members([name for name in names if name != "window" or name in top.mapping()])
     manifest = Manifest(
         format_version=m["format_version"].integer(at_least=1),
-        name=m["name"].word(),
-        source=m["source"].free(),
+        name=m["name"].non_empty_text(),
+        source=m["source"].json_object(),
         dims=_dims(m["dims"]),
         generation=_generation(m["generation"]),
         programs=tuple(read_program(entry) for entry in m["programs"].elements()),
         window=_window(m["window"]) if "window" in m else None,
-        rewrites=m["rewrites"].free(),
+        rewrites=m["rewrites"].json_object(),
         versions={name: version.text() for name, version in m["versions"].mapping().items()},
-        machine=m["machine"].free(),
-        verification=m["verification"].free(),
+        machine=m["machine"].json_object(),
+        verification=m["verification"].json_object(),
         files=_files(m["files"]),
     )
     if manifest.window and manifest.window.positions != manifest.dims.n_audio_ctx:

@@ -86,7 +86,7 @@ class OnnxGraph:
         return self.files.path(self.name)
 
     def read(self) -> Any:
-        """The parsed model, by `SCHEMA`; parsed once, and kept until `take`.
+        """The parsed model, by `SCHEMA`; parsed once, and kept until `detach`.
 
         Raises:
             BundleError: it is no ONNX file, or refers to a file that is not one of the program's.
@@ -97,7 +97,7 @@ class OnnxGraph:
             self._model = model
         return self._model
 
-    def take(self) -> Any:
+    def detach(self) -> Any:
         """As `read`, and let go of it: the caller may change it, and decides how long it is in memory."""
         model, self._model, self._external = self.read(), None, []
         return model

@@ -20,7 +20,7 @@ from typing import Literal
 from whisperport.bundle.folder import Bundle
 from whisperport.bundle.manifest import Manifest
 
-MOST = 2000  # records kept: the oldest go first
+MAX_RECORDS = 2000  # records kept: the oldest go first
 
 Kind = Literal["own", "tried"]
 
@@ -85,10 +85,10 @@ def _is_private(folder: Path) -> bool:
 
 def _drop_oldest(folder: Path) -> None:
     records = list(os.scandir(folder))
-    if len(records) <= MOST:
+    if len(records) <= MAX_RECORDS:
         return
     records.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
-    for entry in records[:-MOST]:
+    for entry in records[:-MAX_RECORDS]:
         os.unlink(entry.path)
 
 

@@ -15,7 +15,7 @@ from whisperport.bundle.manifest import FORMAT, MANIFEST
 from whisperport.errors import BundleError
 
 
-def check_ours(folder: Path, name: Path | None = None) -> None:
+def check_replaceable(folder: Path, name: Path | None = None) -> None:
     """Check that a folder is empty, or a bundle that holds nothing but its own files.
 
     The bundle may be damaged, or of another version.
@@ -28,20 +28,20 @@ def check_ours(folder: Path, name: Path | None = None) -> None:
             unlisted file or folder, hidden or not, or a link; the message names it.
         OSError: the folder cannot be read.
     """
-    _entries_that_are_ours(folder, name or folder)
+    _own_entries(folder, name or folder)
 
 
-def delete_ours(folder: Path, name: Path | None = None) -> None:
-    """Delete a folder that `check_ours` accepts, file by file.
+def delete_listed(folder: Path, name: Path | None = None) -> None:
+    """Delete a folder that `check_replaceable` accepts, file by file.
 
     The manifest goes last, so that a later call can go on after an interrupt.
 
     Raises:
-        BundleError: see `check_ours`; nothing was deleted.
+        BundleError: see `check_replaceable`; nothing was deleted.
         OSError: something else has appeared in the folder meanwhile, or may not be deleted. What
             was not deleted stays.
     """
-    found = _entries_that_are_ours(folder, name or folder)
+    found = _own_entries(folder, name or folder)
     for relative in sorted(found, key=lambda path: path.count("/"), reverse=True):
         if (folder / relative).is_dir():
             os.rmdir(folder / relative)
@@ -52,7 +52,7 @@ def delete_ours(folder: Path, name: Path | None = None) -> None:
     os.rmdir(folder)
 
 
-def _entries_that_are_ours(folder: Path, name: Path) -> list[str]:
+def _own_entries(folder: Path, name: Path) -> list[str]:
     if not stat.S_ISDIR(os.lstat(folder).st_mode):
         raise BundleError(f"{name} is a file or a link", hint="choose another folder")
     if not os.listdir(folder):

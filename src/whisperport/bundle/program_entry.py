@@ -60,9 +60,9 @@ def read_program(entry: Field) -> ProgramEntry:
     return ProgramEntry(
         spec=_spec(m["spec"]),
         placement=_placement(m["placement"]),
-        method=m["method"].word(),
+        method=m["method"].non_empty_text(),
         files=files,
-        delegation=m["delegation"].free(),
+        delegation=m["delegation"].json_object(),
         evidence=tuple(read_evidence(one) for one in m["evidence"].elements()),
     )
 
@@ -70,13 +70,13 @@ def read_program(entry: Field) -> ProgramEntry:
 def _placement(placement: Field) -> Placement:
     m = placement.members([f.name for f in fields(Placement)])
     options = {name: value.text() for name, value in m["options"].mapping().items()}
-    return Placement(m["target"].word(), m["precision"].word(), options)
+    return Placement(m["target"].non_empty_text(), m["precision"].non_empty_text(), options)
 
 
 def _spec(spec: Field) -> ProgramSpec:
     m = spec.members(["name", "inputs", "outputs"])
     return ProgramSpec(
-        m["name"].word(),
+        m["name"].non_empty_text(),
         tuple(_tensor(tensor) for tensor in m["inputs"].elements()),
         tuple(_tensor(tensor) for tensor in m["outputs"].elements()),
     )
@@ -85,4 +85,4 @@ def _spec(spec: Field) -> ProgramSpec:
 def _tensor(tensor: Field) -> TensorSpec:
     m = tensor.members(["name", "shape", "dtype"])
     shape = tuple(n.integer(at_least=1) for n in m["shape"].elements())
-    return TensorSpec(m["name"].word(), shape, m["dtype"].one_of(sorted(DTYPES)))
+    return TensorSpec(m["name"].non_empty_text(), shape, m["dtype"].one_of(sorted(DTYPES)))

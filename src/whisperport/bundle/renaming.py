@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 # Source: include/uapi/linux/fs.h and include/uapi/linux/fcntl.h.
-NO_REPLACE, EXCHANGE = 1, 2
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 AT_FDCWD = -100
 UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
-TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
+OCCUPIED = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -23,7 +23,7 @@ def exchange(one: Path, other: Path) -> bool:
     Raises:
         OSError: it can, and failed.
     """
-    return _renameat2(one, other, EXCHANGE)
+    return _renameat2(one, other, RENAME_EXCHANGE)
 
 
 def rename_if_free(source: Path, destination: Path) -> bool:
@@ -33,13 +33,13 @@ def rename_if_free(source: Path, destination: Path) -> bool:
         OSError: it could not be renamed for another reason.
     """
     try:
-        if _renameat2(source, destination, NO_REPLACE):
+        if _renameat2(source, destination, RENAME_NOREPLACE):
             return True
         if os.path.lexists(destination):
             return False
         os.rename(source, destination)  # a folder replaces nothing but an empty folder
     except OSError as error:
-        if error.errno not in TAKEN:
+        if error.errno not in OCCUPIED:
             raise
         return False
     return True

@@ -9,7 +9,7 @@ import logging
 import os
 
 from whisperport.atomic import flush_folder
-from whisperport.bundle.ownership import check_ours
+from whisperport.bundle.ownership import check_replaceable
 from whisperport.bundle.renaming import exchange, rename_if_free
 from whisperport.bundle.staging import Staging, keep_visible
 from whisperport.errors import BundleError
@@ -29,7 +29,7 @@ def put_in_place(folders: Staging) -> None:
         # From now on it is complete, and may come to lie at the output.
         os.rename(folders.partial, folders.discarded)
         if not rename_if_free(folders.discarded, out):
-            check_ours(out)
+            check_replaceable(out)
             if not _swapped(folders):
                 _swap_in_two_steps(folders)
     except (BundleError, OSError) as error:
@@ -53,7 +53,7 @@ def _swapped(folders: Staging) -> bool:
     if not exchange(new, out):
         return False
     try:
-        check_ours(new, out)  # now the folder that lay at the output
+        check_replaceable(new, out)  # now the folder that lay at the output
     except (BundleError, OSError):
         exchange(new, out)
         raise
@@ -65,7 +65,7 @@ def _swap_in_two_steps(folders: Staging) -> None:
     out, old = folders.out, folders.replaced
     os.rename(out, old)
     try:
-        check_ours(old, out)
+        check_replaceable(old, out)
         if not rename_if_free(folders.discarded, out):
             raise BundleError(f"something else has appeared at {out}")
     except (BundleError, OSError):

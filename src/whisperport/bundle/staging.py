@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whisperport.atomic import repeat_if_interrupted
-from whisperport.bundle.ownership import delete_ours
+from whisperport.bundle.ownership import delete_listed
 from whisperport.bundle.renaming import rename_if_free
 from whisperport.errors import BundleError
 from whisperport.locking import is_locked, lock_path, locked
@@ -111,7 +111,7 @@ def clear_leftovers(out: Path) -> None:
     Raises:
         OSError: the folder cannot be read or written to.
     """
-    if not out.parent.is_dir() or is_locked(lock_path(out)) or not _left(out):
+    if not out.parent.is_dir() or is_locked(lock_path(out)) or not _leftovers(out):
         return
     with locked(lock_path(out)) as lock:
         if lock and lock.is_exclusive:
@@ -138,7 +138,7 @@ def keep_visible(folder: Path, out: Path, kind: str) -> Path:
 
 
 def _clear_all(out: Path) -> None:
-    for leftover in _left(out):
+    for leftover in _leftovers(out):
         had = out.exists()
         leftover.clear()
         log.warning("cleared what an interrupted writer of %s had left beside it", out)
@@ -146,7 +146,7 @@ def _clear_all(out: Path) -> None:
             log.warning("put %s back, which it had moved away", out)
 
 
-def _left(out: Path) -> list[Staging]:
+def _leftovers(out: Path) -> list[Staging]:
     name = re.compile(
         rf"\.{re.escape(out.name)}\.({'|'.join(KINDS)})-([0-9a-f]{{{2 * TOKEN_BYTES}}})"
     )
@@ -159,7 +159,7 @@ def _delete_or_keep(folder: Path, out: Path) -> None:
     if not _is_folder(folder):
         return
     try:
-        delete_ours(folder, out)
+        delete_listed(folder, out)
     except (BundleError, OSError) as error:
         kept = keep_visible(folder, out, "replaced")
         why = error.what if isinstance(error, BundleError) else error

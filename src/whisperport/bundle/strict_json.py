@@ -60,7 +60,7 @@ class Field:
             self.reject(f"is {_kind(self.value)}; expected a string")
         return self.value
 
-    def word(self) -> str:
+    def non_empty_text(self) -> str:
         """A string that is not empty."""
         if not self.text():
             self.reject("is empty")
@@ -80,7 +80,7 @@ class Field:
             self.reject("is not 64 lower-case hexadecimal digits")
         return text
 
-    def free(self) -> dict[str, Any]:
+    def json_object(self) -> dict[str, Any]:
         """An object whose members are the writer's business."""
         self.mapping()
         return dict(self.value)
@@ -99,7 +99,7 @@ class Field:
             self.reject(f"is {_kind(self.value)}; expected a number")
         return float(self.value)
 
-    def flag(self) -> bool:
+    def boolean(self) -> bool:
         if not isinstance(self.value, bool):
             self.reject(f"is {_kind(self.value)}; expected true or false")
         return self.value

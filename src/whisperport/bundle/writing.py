@@ -17,7 +17,7 @@ from pathlib import Path
 from whisperport.atomic import flush_folder, repeat_if_interrupted
 from whisperport.bundle.folder import Bundle, check_complete, file_sha256
 from whisperport.bundle.manifest import MANIFEST, FileEntry, Manifest
-from whisperport.bundle.ownership import check_ours
+from whisperport.bundle.ownership import check_replaceable
 from whisperport.bundle.paths import safe_path
 from whisperport.bundle.replacing import put_in_place
 from whisperport.bundle.staging import TOKEN_BYTES, Staging, being_written, staging
@@ -176,7 +176,7 @@ def _check_existing(out: Path, overwrite: bool) -> None:
         raise BundleError(
             f"{out} exists, and overwriting was not asked for", hint="choose another folder"
         )
-    check_ours(out)
+    check_replaceable(out)
 
 
 def _holds_current_folder(out: Path) -> bool:

@@ -107,7 +107,7 @@ def check_enough(
     left_out = ", ".join(f"{n} {reason}" for reason, n in sorted(recordings.left_out.items()))
     windows = need.samples / samples_per_window(spec) / len(LOUDNESS)
     hours = windows * recordings.seconds / 3600
-    hints = ["give more recordings", need.fewer, "`--force` uses these, and what was left out"]
+    hints = ["give more recordings", need.fewer_hint, "`--force` uses these, and what was left out"]
     raise AudioError(
         f"too few recordings to calibrate `{spec.name}` with",
         why=f"they make {count} samples of {recordings.seconds:g} s, and {need.samples} are needed: "

@@ -9,7 +9,7 @@ from whisperport.bench.transcribing import (
     BenchOptions,
     BenchResult,
     Part,
-    default_recording,
+    default_audio,
     run_bench,
 )
 from whisperport.bundle import Bundle
@@ -90,7 +90,7 @@ def bench(
     folders, recording = _sorted_out(paths)
     options = BenchOptions(
         repeat=repeat,
-        words=words,
+        word_timestamps=words,
         transcript=None if transcript is None else _text(transcript),
         unit=unit,
         run=run_options_of(threads, run_options, trust=trust),
@@ -123,7 +123,7 @@ def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], Path]:
             )
     if len(files) > 1:
         raise click.UsageError(f"expected one recording, got {' and '.join(map(str, files))}")
-    return folders or [default_bundle()], files[0] if files else default_recording()
+    return folders or [default_bundle()], files[0] if files else default_audio()
 
 
 def _text(path: Path) -> str:
@@ -136,10 +136,10 @@ def _text(path: Path) -> str:
 def _print_result(result: BenchResult) -> None:
     """Where the time of one bundle goes, and what came of it."""
     print_lines(f"{result.name}: {shown_path(result.bundle)}", "")
-    whole = Part("whole", 0, result.whole_ms, None)
+    whole = Part("whole", 0, result.total_ms, None)
     print_table(
         ("part", "calls", "ms a call", "ms", "share"),
-        [_cells(part, result.whole_ms) for part in (*result.parts, whole)],
+        [_cells(part, result.total_ms) for part in (*result.parts, whole)],
     )
     if result.uncached is not None:
         print_lines(
@@ -151,19 +151,19 @@ def _print_result(result: BenchResult) -> None:
         "",
         f"{_rate_name(result):<16}  {_rate_in_full(result)}",
         f"real-time factor  {result.real_time_factor:.4f}, of {result.audio_s:.1f} s of sound "
-        f"({result.recording}), loading aside",
+        f"({result.audio}), loading aside",
         f"peak memory       {_memory(result)}",
         "",
     )
 
 
-def _cells(part: Part, whole_ms: float) -> tuple[str, ...]:
+def _cells(part: Part, total_ms: float) -> tuple[str, ...]:
     return (
         part.name,
         str(part.calls) if part.calls else "",
         "" if part.median_ms is None else f"{part.median_ms:.2f}",
         f"{part.total_ms:.1f}",
-        f"{part.total_ms / whole_ms:.1%}",
+        f"{part.total_ms / total_ms:.1%}",
     )
 
 
@@ -174,7 +174,7 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     labels = [chr(ord("A") + number) for number in range(len(results))]
     ratios = [f"{label} / A" for label in labels[1:]]
     rows = [_compared(name, [_total(result, name) for result in results]) for name in names]
-    rows.append(_compared("whole", [result.whole_ms for result in results]))
+    rows.append(_compared("whole", [result.total_ms for result in results]))
     rates = [result.real_time_factor for result in results]
     rows.append(_compared("real-time factor", rates, digits=4))
     peaks = [result.peak_memory_mib for result in results]
@@ -185,7 +185,7 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     print_lines("")
     print_table(("ms", *labels, *ratios), rows)
     if len({result.text for result in results}) > 1:
-        print_lines("", f"The bundles did not understand the same in {first.recording}.")
+        print_lines("", f"The bundles did not understand the same in {first.audio}.")
     print_lines("")
 
 

@@ -20,7 +20,7 @@ Layout = Callable[[Array], Array]
 """One sample of one input, moved into the order of axes that a compiler wants; values stay as they are."""
 
 
-def unchanged(array: Array) -> Array:
+def same_layout(array: Array) -> Array:
     """The layout of a compiler that wants its samples as the program has its inputs."""
     return array
 
@@ -31,9 +31,9 @@ class CalibrationNeed:
 
     samples: int
     names: tuple[str, ...]  # of each input's array, in the order of the program's inputs
-    layout: Layout = unchanged
+    layout: Layout = same_layout
     dtype: str = "float32"
-    fewer: str = ""  # how to need fewer samples, as a hint: "`--option …` needs fewer"
+    fewer_hint: str = ""  # how to need fewer samples, as a hint: "`--option …` needs fewer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class EmulationNeed:
 
     inputs: tuple[str, ...]  # names of arrays, in the order of the program's inputs
     outputs: tuple[str, ...]  # names of arrays, in the order of the program's outputs
-    layout: Layout = unchanged  # of one sample of one input
+    layout: Layout = same_layout  # of one sample of one input
     # simulated: the stage runs the compiled file itself, as the device would; emulated: it runs the
     # quantized program that the compiled file is made from
     kind: Literal["emulated", "simulated"] = "emulated"

@@ -25,7 +25,10 @@ ONNX_TYPES = {  # numpy's name -> as ONNX Runtime names the type of a value
     "float32": "tensor(float)",
     "float64": "tensor(double)",
 }
-IN_PLACE = (1, 31)  # the version since which sessions use weights of their caller, and copy none
+IN_PLACE_SINCE = (
+    1,
+    31,
+)  # the version since which sessions use weights of their caller, and copy none
 
 
 class OnnxRunner(Runner):
@@ -53,16 +56,16 @@ class OnnxRunner(Runner):
         _check_signature(self._session, spec, graph.name)
         self._weights = weights  # which the session uses in place
         self._in_place = provider == CPU
-        self._names = [tensor.name for tensor in spec.inputs]
-        self._wanted = [tensor.name for tensor in spec.outputs]
+        self._input_names = [tensor.name for tensor in spec.inputs]
+        self._output_names = [tensor.name for tensor in spec.outputs]
 
     def binding(self) -> Binding:
         """Other providers copy an array when it is bound, and would not see how a cache changes later."""
         return _OnnxBinding(self, self._session) if self._in_place else Binding(self)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        feed = dict(zip(self._names, inputs, strict=True))
-        outputs: Sequence[Array] = self._session.run(self._wanted, feed)
+        feed = dict(zip(self._input_names, inputs, strict=True))
+        outputs: Sequence[Array] = self._session.run(self._output_names, feed)
         return outputs
 
 
@@ -89,7 +92,7 @@ class _OnnxBinding(Binding):
             return super()._run(inputs)
         if self._wrapped is None:
             self._wrap(inputs)
-        for index, name in self._open.items():
+        for index, name in self._unbound.items():
             self._wrapped.bind_cpu_input(name, inputs[index])
         self._session.run_with_iobinding(self._wrapped)
         # The next run writes to the same memory.
@@ -130,11 +133,11 @@ def _session(
     settings.log_severity_level = 3
     # Not ONNX Runtime's own format, which it detects by itself, and which is not checked here.
     settings.add_session_config_entry("session.load_model_format", "ONNX")
-    in_place = weights if _version(ort.__version__) >= IN_PLACE else None
+    in_place = weights if _version(ort.__version__) >= IN_PLACE_SINCE else None
     if not in_place:
-        graph.take()  # checks it, and does not hold it in memory beside the session
+        graph.detach()  # checks it, and does not hold it in memory beside the session
     try:
-        model = in_place.give(graph, settings) if in_place else os.fspath(graph.path)
+        model = in_place.session_model(graph, settings) if in_place else os.fspath(graph.path)
         session = ort.InferenceSession(model, settings, providers=[provider])
     except BundleError:
         raise
@@ -163,8 +166,8 @@ def _check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
     for tensor in (*spec.inputs, *spec.outputs):
         value = stated[tensor.name]
         shape = tuple(
-            ours if theirs is None or isinstance(theirs, str) else theirs
-            for ours, theirs in zip_longest(tensor.shape, value.shape, fillvalue=-1)
+            wanted if stated is None or isinstance(stated, str) else stated
+            for wanted, stated in zip_longest(tensor.shape, value.shape, fillvalue=-1)
         )
         if shape != tensor.shape or value.type != ONNX_TYPES.get(tensor.dtype):
             raise _mismatch(

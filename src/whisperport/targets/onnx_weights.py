@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
-MOST = 0.5  # of a program's weights: with less in common, packing them is worth a copy
+MIN_SHARED = 0.5  # of a program's weights: with less in common, packing them is worth a copy
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """Where a tensor is stored."""
 
     file: Path  # a listed file, with links resolved
@@ -39,20 +39,22 @@ class OnnxWeights:
         """
         if len(graphs) < 2:  # there is nothing to share
             graphs = []
-        used = {graph: places for graph in graphs if (places := _places(graph))}
-        users = Counter(place for places in used.values() for place in set(places.values()))
-        self._arrays: dict[_Place, NDArray[np.float32]] = {}
+        used = {graph: locations for graph in graphs if (locations := _locations(graph))}
+        users = Counter(
+            location for locations in used.values() for location in set(locations.values())
+        )
+        self._arrays: dict[_Location, NDArray[np.float32]] = {}
         self._sharing = set()
-        for graph, places in used.items():
-            common = sum(place.length for place in places.values() if users[place] > 1)
-            if common > MOST * sum(place.length for place in places.values()):
+        for graph, locations in used.items():
+            common = sum(location.length for location in locations.values() if users[location] > 1)
+            if common > MIN_SHARED * sum(location.length for location in locations.values()):
                 self._sharing.add(graph)
 
     def __contains__(self, graph: OnnxGraph) -> bool:
         """Whether the program shares its tensors with others."""
         return graph in self._sharing
 
-    def give(self, graph: OnnxGraph, settings: Any) -> bytes:
+    def session_model(self, graph: OnnxGraph, settings: Any) -> bytes:
         """The graph as a session is to load it, with its weights in `settings`.
 
         The session uses the arrays in place: keep this object for as long.
@@ -60,15 +62,17 @@ class OnnxWeights:
         Raises:
             ValueError, OSError: a file of weights is missing or too short.
         """
-        places, model = _places(graph), graph.take()
+        locations, model = _locations(graph), graph.detach()
         widened = _widened(model)
         files = {}
         for tensor in model.graph.initializer:
-            if tensor.name not in places:
+            if tensor.name not in locations:
                 continue
-            place = places[tensor.name]
-            array = self._array(place).view(np.uint8)
-            file = f"{place.offset} of {place.file.name}"  # to the session each tensor is a file
+            location = locations[tensor.name]
+            array = self._array(location).view(np.uint8)
+            file = (
+                f"{location.offset} of {location.file.name}"  # to the session each tensor is a file
+            )
             files[file] = array
             del tensor.external_data[:]
             tensor.external_data.add(key="location", value=file)
@@ -86,18 +90,18 @@ class OnnxWeights:
         given: bytes = model.SerializeToString()
         return given
 
-    def _array(self, place: _Place) -> NDArray[np.float32]:
-        if place not in self._arrays:
-            if place.offset + place.length > place.file.stat().st_size:
-                raise ValueError(f"{place.file.name} is cut short")
-            dtype = np.dtype(np.float16 if place.half else np.float32)
-            count = place.length // dtype.itemsize
-            stored = np.fromfile(place.file, dtype, count, offset=place.offset)
-            self._arrays[place] = stored.astype(np.float32, copy=False)
-        return self._arrays[place]
+    def _array(self, location: _Location) -> NDArray[np.float32]:
+        if location not in self._arrays:
+            if location.offset + location.length > location.file.stat().st_size:
+                raise ValueError(f"{location.file.name} is cut short")
+            dtype = np.dtype(np.float16 if location.half else np.float32)
+            count = location.length // dtype.itemsize
+            stored = np.fromfile(location.file, dtype, count, offset=location.offset)
+            self._arrays[location] = stored.astype(np.float32, copy=False)
+        return self._arrays[location]
 
 
-def _places(graph: OnnxGraph) -> dict[str, _Place]:
+def _locations(graph: OnnxGraph) -> dict[str, _Location]:
     """Tensors stored in other files; none if one of them is no initializer, or not used as float32."""
     model = graph.read()
     widened = _widened(model)
@@ -110,7 +114,7 @@ def _places(graph: OnnxGraph) -> dict[str, _Place]:
         length = entries.get("length", "")
         if not length or not (tensor.data_type == FLOAT or tensor.name in widened):
             return {}
-        found[tensor.name] = _Place(
+        found[tensor.name] = _Location(
             graph.external_file(entries["location"]),
             int(entries.get("offset", "0")),
             int(length),

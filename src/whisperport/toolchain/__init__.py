@@ -2,14 +2,14 @@
 
 from whisperport.toolchain.interpreter import find_interpreter, variable
 from whisperport.toolchain.process import Failure, probe, run_driver
-from whisperport.toolchain.work import Job, Stage, is_left, prepare
+from whisperport.toolchain.work import Job, Stage, has_unfinished_stages, prepare
 
 __all__ = [
     "Failure",
     "Job",
     "Stage",
     "find_interpreter",
-    "is_left",
+    "has_unfinished_stages",
     "prepare",
     "probe",
     "run_driver",

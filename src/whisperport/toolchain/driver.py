@@ -47,7 +47,7 @@ Report = Callable[..., Any]
 """Called with the name of an event and its facts, as one line of progress."""
 
 
-Described = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 """A part of the job, or of the state, as JSON has it."""
 
 
@@ -65,17 +65,17 @@ def run(folder: Path, report: Report) -> None:
     vendor = None
     for program in job["programs"]:
         for stage in program["stages"]:
-            about = {"program": program["name"], "stage": stage["name"]}
+            identity = {"program": program["name"], "stage": stage["name"]}
             if is_finished(folder, job, program, stage):
-                report("kept", **about)
+                report("kept", **identity)
                 continue
             if vendor is None:
-                vendor = _vendor(folder / SCRIPT, job["settings"], report)
-            report("stage", **about)
-            _do(vendor, folder, job, program, stage, report)
+                vendor = _load_vendor(folder / SCRIPT, job["settings"], report)
+            report("stage", **identity)
+            _run_stage(vendor, folder, job, program, stage, report)
 
 
-def is_left(folder: Path) -> bool:
+def has_unfinished_stages(folder: Path) -> bool:
     """Whether some stage of a work folder's job is not finished."""
     job = _job(folder)
     return not all(
@@ -85,42 +85,47 @@ def is_left(folder: Path) -> bool:
     )
 
 
-def is_finished(folder: Path, job: Described, program: Described, stage: Described) -> bool:
+def is_finished(folder: Path, job: JsonObject, program: JsonObject, stage: JsonObject) -> bool:
     """Whether a stage was done from just these inputs, and everything that it wrote is unchanged."""
-    noted = _state(folder).get(program["name"], {}).get(stage["name"])
-    inside = folder / program["name"]
-    files = [inside / name for name in [*stage["reads"], *stage["writes"]]]
-    if not noted or not all(file.is_file() for file in files):
+    recorded = _state(folder).get(program["name"], {}).get(stage["name"])
+    program_folder = folder / program["name"]
+    files = [program_folder / name for name in [*stage["reads"], *stage["writes"]]]
+    if not recorded or not all(file.is_file() for file in files):
         return False
-    made = {name: _sha256(inside / name) for name in stage["writes"]}
-    return bool(noted["made"] == made and noted["from"] == _inputs(folder, job, program, stage))
+    made = {name: _sha256(program_folder / name) for name in stage["writes"]}
+    return bool(
+        recorded["made"] == made and recorded["from"] == _inputs(folder, job, program, stage)
+    )
 
 
-def _do(
+def _run_stage(
     vendor: Any,
     folder: Path,
-    job: Described,
-    program: Described,
-    stage: Described,
+    job: JsonObject,
+    program: JsonObject,
+    stage: JsonObject,
     report: Report,
 ) -> None:
     """One stage, whose output, and that of C++ below it, goes to its log."""
-    inside, about = folder / program["name"], {"program": program["name"], "stage": stage["name"]}
+    program_folder, identity = (
+        folder / program["name"],
+        {"program": program["name"], "stage": stage["name"]},
+    )
     try:
-        with _output_to(inside / (stage["name"] + ".log")) as log:
+        with _output_to(program_folder / (stage["name"] + ".log")) as log:
             try:
-                vendor.STAGES[stage["name"]](inside, program, job["settings"])
+                vendor.STAGES[stage["name"]](program_folder, program, job["settings"])
             except Exception:
                 log.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
                 raise
-        _note(folder, job, program, stage, vendor.version())
+        _record_finished(folder, job, program, stage, vendor.version())
     except Exception as error:  # an SDK's classes share no base but Exception
         classes = [kind.__name__ for kind in type(error).__mro__]
-        report("failed", classes=classes, message=_first_line(error), **about)
+        report("failed", classes=classes, message=_first_line(error), **identity)
         raise StopError from error
 
 
-def _vendor(script: Path, settings: Any, report: Report) -> Any:
+def _load_vendor(script: Path, settings: Any, report: Report) -> Any:
     """The stage script as a module, once its SDK is known to be here and to serve these settings."""
     spec = importlib.util.spec_from_file_location("stages", str(script))
     assert spec is not None and spec.loader is not None  # noqa: PT018  # the name ends in .py
@@ -131,9 +136,9 @@ def _vendor(script: Path, settings: Any, report: Report) -> Any:
     except ImportError as error:
         report("missing", message=str(error))
         raise StopError from error
-    fault = vendor.check(version, settings)
-    if fault:
-        report("unsuitable", message=fault)
+    reason = vendor.check(version, settings)
+    if reason:
+        report("unsuitable", message=reason)
         raise StopError
     report("found", version=version)
     return vendor
@@ -143,17 +148,19 @@ def _job(folder: Path) -> Any:
     return json.loads((folder / JOB).read_text(encoding="utf-8"))
 
 
-def _inputs(folder: Path, job: Described, program: Described, stage: Described) -> Described:
-    inside = folder / program["name"]
-    hashes = {name: _sha256(inside / name) for name in stage["reads"]}
+def _inputs(folder: Path, job: JsonObject, program: JsonObject, stage: JsonObject) -> JsonObject:
+    program_folder = folder / program["name"]
+    hashes = {name: _sha256(program_folder / name) for name in stage["reads"]}
     return {"settings": [job["settings"], program["settings"]], "files": hashes}
 
 
-def _note(folder: Path, job: Described, program: Described, stage: Described, version: str) -> None:
-    inside, state = folder / program["name"], _state(folder)
+def _record_finished(
+    folder: Path, job: JsonObject, program: JsonObject, stage: JsonObject, version: str
+) -> None:
+    program_folder, state = folder / program["name"], _state(folder)
     state.setdefault(program["name"], {})[stage["name"]] = {
         "from": _inputs(folder, job, program, stage),
-        "made": {name: _sha256(inside / name) for name in stage["writes"]},
+        "made": {name: _sha256(program_folder / name) for name in stage["writes"]},
         "compiler": version,
     }
     partial = folder / ("partial." + STATE)
@@ -203,15 +210,15 @@ def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["--probe"]:
         report = _json_lines()
         try:
-            _vendor(Path(arguments[1]), json.loads(arguments[2]), report)
+            _load_vendor(Path(arguments[1]), json.loads(arguments[2]), report)
         except StopError:
             return 1
         return 0
-    watched = arguments[:1] == ["--json"]
-    report = _json_lines() if watched else _text_lines
-    if watched:
+    with_json = arguments[:1] == ["--json"]
+    report = _json_lines() if with_json else _text_lines
+    if with_json:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-        threading.Thread(target=_end_with_input, daemon=True).start()
+        threading.Thread(target=_stop_when_input_ends, daemon=True).start()
     try:
         run(Path(__file__).resolve().parent, report)
     except StopError:
@@ -224,13 +231,13 @@ def _main(arguments: list[str]) -> int:
 
 def _json_lines() -> Report:
     """Writes to what is standard output now; what others print from here on goes to standard error."""
-    own = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout.flush()
     os.dup2(2, 1)
 
     def report(event: str, **facts: Any) -> None:
-        own.write(json.dumps({"event": event, **facts}) + "\n")
-        own.flush()
+        output.write(json.dumps({"event": event, **facts}) + "\n")
+        output.flush()
 
     return report
 
@@ -251,7 +258,7 @@ def _text_lines(event: str, **facts: Any) -> None:
     print(lines[event], flush=True)
 
 
-def _end_with_input() -> None:
+def _stop_when_input_ends() -> None:
     """Whoever started this process holds the other end of standard input, and closes it by dying."""
     while os.read(0, 1):
         pass

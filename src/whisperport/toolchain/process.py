@@ -89,7 +89,7 @@ def run_driver(interpreter: Path, work: Path, progress: Progress) -> Failure | N
         last: Mapping[str, Any] = {"event": "starting"}
         try:
             for last in running.events():
-                _tell(last, progress)
+                _show_progress(last, progress)
             code = running.process.wait()
         finally:
             running.stop()
@@ -117,7 +117,7 @@ def probe(interpreter: Path, script: Path, settings: Mapping[str, Any]) -> Failu
     return Failure(kind="died", message=(err.strip().splitlines() or ["it printed nothing"])[-1])
 
 
-def _tell(event: Mapping[str, Any], progress: Progress) -> None:
+def _show_progress(event: Mapping[str, Any], progress: Progress) -> None:
     if event["event"] == "stage":
         progress(f"{event['program']}: {event['stage']}")
     elif event["event"] == "kept":
@@ -129,7 +129,9 @@ def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:
     log = work / program / f"{stage}.log" if stage else work / LOG
     kind = last["event"]
     if kind not in ("missing", "unsuitable", "failed"):
-        return Failure(kind="died", message=_how(code), program=program, stage=stage, log=log)
+        return Failure(
+            kind="died", message=_exit_reason(code), program=program, stage=stage, log=log
+        )
     return Failure(
         kind=kind,
         message=last["message"],
@@ -140,7 +142,7 @@ def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:
     )
 
 
-def _how(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code == -signal.SIGKILL:
         return "the system killed it, most likely because memory ran out"
     if code < 0:
@@ -152,5 +154,5 @@ def _environment(interpreter: Path) -> dict[str, str]:
     """Without what would make another interpreter import the packages of this one."""
     if os.fspath(interpreter) == sys.executable:
         return dict(os.environ)
-    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-    return {name: value for name, value in os.environ.items() if name not in own}
+    excluded = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+    return {name: value for name, value in os.environ.items() if name not in excluded}

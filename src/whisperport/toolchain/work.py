@@ -8,10 +8,10 @@ from typing import Any
 
 from whisperport.atomic import write_atomic
 from whisperport.toolchain import driver
-from whisperport.toolchain.driver import is_left
+from whisperport.toolchain.driver import has_unfinished_stages
 from whisperport.toolchain.process import SCRIPT
 
-__all__ = ["Job", "Stage", "is_left", "prepare"]
+__all__ = ["Job", "Stage", "has_unfinished_stages", "prepare"]
 
 
 @dataclass(frozen=True, slots=True)

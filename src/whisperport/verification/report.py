@@ -74,12 +74,12 @@ class Report:
         report = cls(
             subject=m["subject"].text(),
             checks=tuple(read_check(check) for check in m["checks"].elements()),
-            machine=m["machine"].free(),
+            machine=m["machine"].json_object(),
             versions={name: v.text() for name, v in m["versions"].mapping().items()},
             seconds=m["seconds"].number(),
             required=tuple(level.one_of(LEVELS) for level in m["required"].elements()),
         )
-        if m["passed"].flag() != bool(report):
+        if m["passed"].boolean() != bool(report):
             m["passed"].reject(f"is {m['passed'].value}, and its checks say {bool(report)}")
         return report
 

@@ -57,9 +57,13 @@ class DummyCompiler(Compiler):
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         names = tuple(tensor.name for tensor in spec.inputs)
-        fewer = f"`--option {self._chip}.samples=N` asks for fewer"
+        fewer_hint = f"`--option {self._chip}.samples=N` asks for fewer"
         return CalibrationNeed(
-            samples=options.samples, names=names, layout=flat, dtype="float16", fewer=fewer
+            samples=options.samples,
+            names=names,
+            layout=flat,
+            dtype="float16",
+            fewer_hint=fewer_hint,
         )
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed:

@@ -182,9 +182,9 @@ class InstalledSdk:
         if hefs is not None:
             self.hefs = dict(hefs)
         encoded = {name: base64.b64encode(hef).decode() for name, hef in self.hefs.items()}
-        told = {"hefs": encoded, "version": version, "levels": levels}
-        told["failures"] = dict(failures or {})
-        (self._folder / "sdk.json").write_text(json.dumps(told))
+        saved = {"hefs": encoded, "version": version, "levels": levels}
+        saved["failures"] = dict(failures or {})
+        (self._folder / "sdk.json").write_text(json.dumps(saved))
 
     def names(self) -> list[str]:
         log = self._folder / "calls.txt"
@@ -198,10 +198,10 @@ class ConfiguredSdk(FakeSdk):
     """In the other process: does what `InstalledSdk.configure` wrote, and notes its calls in a file."""
 
     def __init__(self, folder: Path) -> None:
-        told = json.loads((folder / "sdk.json").read_text())
-        hefs = {name: base64.b64decode(text) for name, text in told["hefs"].items()}
-        super().__init__(hefs, told["version"])
-        self._folder, self._failures, self.levels = folder, told["failures"], told["levels"]
+        saved = json.loads((folder / "sdk.json").read_text())
+        hefs = {name: base64.b64decode(text) for name, text in saved["hefs"].items()}
+        super().__init__(hefs, saved["version"])
+        self._folder, self._failures, self.levels = folder, saved["failures"], saved["levels"]
 
     def called(self, name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         with (self._folder / "calls.txt").open("a") as log:

@@ -18,7 +18,7 @@ from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.compiler import HailoCompiler, check_hef
 from whisperport.targets.hailo.model_script import ScriptOptions
-from whisperport.toolchain import Failure, Job, driver, is_left, prepare
+from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
 
 from .fake_sdk import FakeSdk
 from .hef_file import encoder_hef, hef_bytes
@@ -99,17 +99,17 @@ def _prepared(
 
 def _run(work: Path) -> list[dict[str, Any]]:
     """What the driver reported."""
-    told: list[dict[str, Any]] = []
-    driver.run(work, lambda event, **facts: told.append({"event": event, **facts}))
-    return told
+    events: list[dict[str, Any]] = []
+    driver.run(work, lambda event, **facts: events.append({"event": event, **facts}))
+    return events
 
 
 def _stopped(work: Path) -> dict[str, Any]:
     """The driver's last report of a job that it could not finish."""
-    told: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     with pytest.raises(driver.StopError):
-        driver.run(work, lambda event, **facts: told.append({"event": event, **facts}))
-    return told[-1]
+        driver.run(work, lambda event, **facts: events.append({"event": event, **facts}))
+    return events[-1]
 
 
 def test_without_the_sdk_every_stage_is_called_as_recorded_and_in_order(work, sdk):
@@ -166,10 +166,12 @@ def test_an_emulator_that_fails_names_the_option_that_compiles_without_it(tmp_pa
     work = _prepared(tmp_path / "work", emulated=np.zeros((1, 1, 1, 2), np.float32))
     sdk.failures["ClientRunner.infer"] = RuntimeError("no TensorFlow")
 
-    told = _stopped(work)
+    failure_event = _stopped(work)
 
-    assert told["stage"] == "emulate"
-    failure = Failure(kind="failed", message=told["message"], program="encoder", stage="emulate")
+    assert failure_event["stage"] == "emulate"
+    failure = Failure(
+        kind="failed", message=failure_event["message"], program="encoder", stage="emulate"
+    )
     assert "`--option hailo8l.emulate=off`" in HailoCompiler(HAILO8L).explain(failure)[1]
     assert HailoCompiler(HAILO8L).emulation(ENCODER, ScriptOptions(emulate=False)) is None
 
@@ -190,10 +192,10 @@ def _scaling() -> bytes:
 def test_without_the_sdk_finished_stages_are_kept(work, sdk):
     _run(work)
     sdk.calls.clear()
-    told = _run(work)
+    events = _run(work)
     assert sdk.calls == []
-    assert [one["event"] for one in told] == ["kept"] * 3
-    assert not is_left(work)
+    assert [one["event"] for one in events] == ["kept"] * 3
+    assert not has_unfinished_stages(work)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_a_missing_sdk_is_reported_and_a_script_does_the_same_elsewhere(work, mo
     assert "encoder: optimize\n" in done.stdout
     assert done.stdout.endswith("run `whisperport compile` again\n")
     assert (work / "encoder" / "encoder.hef").read_bytes() == b"made alone"
-    assert not is_left(work)  # the SDK is not asked for
+    assert not has_unfinished_stages(work)  # the SDK is not asked for
 
 
 @pytest.mark.parametrize(("script", "sdk"), [(stages, "hailo_sdk_client"), (driver, "")])
@@ -322,19 +324,22 @@ def test_a_compiler_that_does_not_serve_the_chip_is_refused_before_any_stage(
 def test_without_the_sdk_its_errors_are_translated_and_kept_in_the_log(work, sdk, name, says):
     error = type(name, (Exception,), {})("\n\nthe first line\nand many more")
     sdk.failures["ClientRunner.compile"] = error
-    told = _stopped(work)
-    happened, hint = _explained(told)
-    assert (told["stage"], told["classes"][0]) == ("compile", name)
-    assert told["message"] == "the first line"
+    failure_event = _stopped(work)
+    happened, hint = _explained(failure_event)
+    assert (failure_event["stage"], failure_event["classes"][0]) == ("compile", name)
+    assert failure_event["message"] == "the first line"
     assert says in happened
     assert hint
     assert "{" not in hint
     assert "and many more" in (work / "encoder" / "compile.log").read_text()
 
 
-def _explained(told: dict[str, Any]) -> tuple[str, str]:
+def _explained(failure_event: dict[str, Any]) -> tuple[str, str]:
     failure = Failure(
-        kind="failed", message=told["message"], program="encoder", classes=told["classes"]
+        kind="failed",
+        message=failure_event["message"],
+        program="encoder",
+        classes=failure_event["classes"],
     )
     return HailoCompiler(HAILO8L).explain(failure)
 

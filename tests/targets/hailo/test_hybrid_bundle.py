@@ -55,11 +55,11 @@ def hybrid(exported: Callable[..., Bundle]) -> Bundle:
 
 def test_the_encoder_goes_to_the_chip_and_the_cached_decoder_to_the_cpu(hybrid: Bundle) -> None:
     manifest = hybrid.manifest
-    there = {e.spec.name for e in manifest.programs if e.target == "hailo8"}
+    on_chip = {e.spec.name for e in manifest.programs if e.target == "hailo8"}
 
-    assert there == {"encoder", UNCACHED_DECODER}
-    assert {e.target for e in manifest.programs if e.spec.name not in there} == {"onnxruntime"}
-    assert {manifest.status(name) for name in there} == {"checked against vendor documentation"}
+    assert on_chip == {"encoder", UNCACHED_DECODER}
+    assert {e.target for e in manifest.programs if e.spec.name not in on_chip} == {"onnxruntime"}
+    assert {manifest.status(name) for name in on_chip} == {"checked against vendor documentation"}
     assert manifest.status("step") == "run here"
     assert manifest.program("encoder").spec.inputs[0].shape == (1, 80, 1, 1000)
 
@@ -152,17 +152,17 @@ def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: 
     options = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
     chip = Transcriber(hybrid, EMULATED)
     whole = Transcriber(default_bundle(), RunOptions(threads=1))
-    ours, theirs = TextErrors(), TextErrors()
+    hybrid_errors, cpu_errors = TextErrors(), TextErrors()
     for clip in clips_of(shipped_recordings()):
         heard = chip.transcribe(clip.samples, replace(options, run=EMULATED))
-        ours += text_errors(heard.text, clip.text)
-        theirs += text_errors(whole.transcribe(clip.samples, options).text, clip.text)
+        hybrid_errors += text_errors(heard.text, clip.text)
+        cpu_errors += text_errors(whole.transcribe(clip.samples, options).text, clip.text)
 
         assert not heard.truncated, clip.name
         assert re.search(r"\b((?:\S+ ){3}\S+)( \1){2}", heard.text) is None, clip.name
         assert all(compression_ratio(s.text) <= 2.4 for s in heard.segments), clip.name
-    assert ours.length > 300
-    assert ours.rate <= theirs.rate + 0.01
+    assert hybrid_errors.length > 300
+    assert hybrid_errors.rate <= cpu_errors.rate + 0.01
 
 
 # What is refused, before any work -----------------------------------------------------------------

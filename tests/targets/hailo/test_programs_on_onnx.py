@@ -157,7 +157,7 @@ def test_check_refuses_nothing_and_warns_of_nothing(case: Lowered, program: str)
     options = case.target.options
     written = options.encoder_opset if program == "encoder" else options.decoder_opset
     assert graph.opset == written
-    assert check_graph(graph, case.target.spec).kinds == ()
+    assert check_graph(graph, case.target.spec).findings == ()
 
 
 def test_encoders_are_written_in_opset_17_and_decoders_in_13_unless_asked_for_otherwise() -> None:

@@ -81,7 +81,7 @@ def test_the_fixed_program_is_cut_where_published_ones_are(fixed: Fixed) -> None
 
 
 def test_nothing_that_the_check_finds_remains(fixed: Fixed) -> None:
-    assert check(fixed.program, TARGET).programs[0].kinds == ()
+    assert check(fixed.program, TARGET).programs[0].findings == ()
     assert (fixed.remaining, fixed.lookups, fixed.unseen) == ((), (), ())
 
 

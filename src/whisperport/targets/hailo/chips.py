@@ -30,7 +30,7 @@ OPERATORS = frozenset(
     }
 )
 OPSETS = frozenset({13, 17})
-WIDEST_PRODUCT = 12_967  # columns: the largest quarter of 51865
+MAX_MATMUL_COLUMNS = 12_967  # columns: the largest quarter of 51865
 
 REJECTED = frozenset({"embedding", "gather", "index", "scaled_dot_product_attention"})
 
@@ -58,7 +58,7 @@ LIMITS = (
     Limit(rule="WP208", value=1, source=f"{TOOLKIT} export/export_whisper_model.py: batch 1"),
     Limit(
         rule="WP207",
-        value=WIDEST_PRODUCT,
+        value=MAX_MATMUL_COLUMNS,
         source=f"{TOOLKIT} hailo-compatibility-changes.patch: one product is too big for Hailo-8",
         rewrite="split-vocab-projection",
         kind="warning",

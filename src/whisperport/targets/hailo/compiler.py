@@ -19,7 +19,7 @@ from whisperport.targets.compiler import (
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.hef import ARCHITECTURES, Hef, read_hef
-from whisperport.targets.hailo.layout import as_stream, hold, results_of, stream_shape
+from whisperport.targets.hailo.layout import all_match, as_stream, result_outputs, stream_shape
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
 from whisperport.toolchain import Failure, Stage
 
@@ -78,10 +78,10 @@ class HailoCompiler(Compiler):
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         chosen = cast(ScriptOptions, options)
         return CalibrationNeed(
-            samples=samples_needed(dims.n_audio_state, chosen, program=_recipe_of(spec)),
+            samples=samples_needed(dims.n_audio_state, chosen, program=_recipe_name(spec)),
             names=_layers(spec),
             layout=as_stream,
-            fewer=f"`--option {self._chip.name}.finetune=off` needs fewer"
+            fewer_hint=f"`--option {self._chip.name}.finetune=off` needs fewer"
             if chosen.finetune
             else "",
         )
@@ -101,7 +101,7 @@ class HailoCompiler(Compiler):
             self._chip.name,
             request.dims.n_audio_state,
             chosen,
-            program=_recipe_of(request.spec),
+            program=_recipe_name(request.spec),
             samples=request.samples,
         )
         write_atomic(request.folder / f"{name}.alls", script.encode("utf-8"))
@@ -146,7 +146,7 @@ class HailoCompiler(Compiler):
         )
 
 
-def _recipe_of(spec: ProgramSpec) -> str:
+def _recipe_name(spec: ProgramSpec) -> str:
     """The program whose published recipe is used."""
     return spec.name if spec.name == "uncached_decoder" else "encoder"
 
@@ -176,7 +176,7 @@ def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
     (network, *others) = hef.networks or (None,)
     if network is None or others:
         raise BundleError(f"{path.name} holds {len(hef.networks)} networks; expected one")
-    kept = results_of([stream.name for stream in network.outputs], len(spec.outputs))
+    kept = result_outputs([stream.name for stream in network.outputs], len(spec.outputs))
     results = [stream for stream in network.outputs if stream.name in kept]
     for kind, streams, tensors in (
         ("inputs", network.inputs, spec.inputs),
@@ -185,7 +185,7 @@ def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
         # HailoRT 4 describes streams in an older way too, which the reader leaves out.
         found = [stream.shape for stream in streams]
         expected = [stream_shape(tensor.shape) for tensor in tensors]
-        if streams and not hold(found, tensors):
+        if streams and not all_match(found, tensors):
             raise BundleError(
                 f"{path.name} does not compute `{spec.name}`",
                 why=f"its {kind} are {found}, expected {expected} (height, width, channels), or the same "

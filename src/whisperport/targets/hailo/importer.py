@@ -18,7 +18,7 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.compiler import check_chip, check_hef
 from whisperport.targets.hailo.hef import Hef, Network, read_hef
-from whisperport.targets.hailo.layout import without_ones
+from whisperport.targets.hailo.layout import without_unit_axes
 from whisperport.targets.importer import Importer, ImportForm
 from whisperport.targets.options import Option
 
@@ -26,11 +26,13 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.checkpoint import Checkpoint
 
 TABLES = ("token_embedding_weight_*.npy", "onnx_add_input_*.npy")  # of Hailo's decoder assets
-SAME = 1e-3  # of the largest value: float16 keeps 11 bits, and some checkpoints are stored so
+MAX_TABLE_DIFFERENCE = (
+    1e-3  # of the largest value: float16 keeps 11 bits, and some checkpoints are stored so
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportChoices:
+class ImportOptions:
     """What may come with published HEFs."""
 
     assets: Annotated[
@@ -43,7 +45,7 @@ class ImportChoices:
 class HailoImporter(Importer):
     """Reads HEFs for one chip."""
 
-    options: ClassVar[type[Any]] = ImportChoices
+    options: ClassVar[type[Any]] = ImportOptions
     suffix: ClassVar[str] = ".hef"
     programs: ClassVar[frozenset[str]] = frozenset({"encoder", "uncached_decoder"})
 
@@ -69,7 +71,7 @@ class HailoImporter(Importer):
     def check_checkpoint(
         self, artifacts: Mapping[str, Path], checkpoint: "Checkpoint", options: Any
     ) -> None:
-        assets = cast(ImportChoices, options).assets
+        assets = cast(ImportOptions, options).assets
         if assets is not None:
             _check_assets(assets, checkpoint)
 
@@ -94,9 +96,9 @@ def _positions(network: Network, dims: Dims, path: Path) -> int:
     """T, from an input of 2T frames and n_mels bins, and an output of T positions and d channels."""
     inputs = [stream.shape for stream in network.inputs]
     outputs = [stream.shape for stream in network.outputs]
-    positions = next(iter(without_ones(inputs[0])), 0) // 2
+    positions = next(iter(without_unit_axes(inputs[0])), 0) // 2
     expected = [(2 * positions, dims.n_mels)], [(positions, dims.n_audio_state)]
-    found = [*map(without_ones, inputs)], [*map(without_ones, outputs)]
+    found = [*map(without_unit_axes, inputs)], [*map(without_unit_axes, outputs)]
     if found != expected or not 0 < positions <= dims.n_audio_ctx:
         raise BundleError(
             f"{path.name} is no encoder of this checkpoint",
@@ -137,7 +139,10 @@ def _check_assets(folder: Path, checkpoint: "Checkpoint") -> None:
         same = given.ndim == 2 and len(given) <= len(own) and given.shape[1:] == own.shape[1:]
         if same:
             rows = own[: len(given)]
-            same = bool(np.abs(given - rows).max(initial=0) <= SAME * np.abs(rows).max(initial=0))
+            same = bool(
+                np.abs(given - rows).max(initial=0)
+                <= MAX_TABLE_DIFFERENCE * np.abs(rows).max(initial=0)
+            )
         if not same:
             raise BundleError(
                 f"{found[0].name} is not of this checkpoint",

@@ -24,12 +24,12 @@ def stream_shape(shape: Shape) -> Shape:
     return (shape[2], shape[3], shape[1]) if len(shape) == 4 else shape
 
 
-def without_ones(shape: Shape) -> Shape:
+def without_unit_axes(shape: Shape) -> Shape:
     """The axes that order the values: (1, T, C), (T, 1, C) and (T, C) are three names of one array."""
     return tuple(size for size in shape if size != 1)
 
 
-def holds(stream: Shape, tensor: TensorSpec) -> bool:
+def matches(stream: Shape, tensor: TensorSpec) -> bool:
     """Whether a stream of this shape has the values of a program's tensor, in the same order.
 
     The embeddings of the uncached decoder must have the very shape: (S, 1, d) and (1, S, d) tell the two
@@ -38,21 +38,21 @@ def holds(stream: Shape, tensor: TensorSpec) -> bool:
     expected = stream_shape(tensor.shape)
     if tensor.name == "embeddings":
         return stream == expected
-    return without_ones(stream) == without_ones(expected)
+    return without_unit_axes(stream) == without_unit_axes(expected)
 
 
-def hold(streams: Sequence[Shape], tensors: Sequence[TensorSpec]) -> bool:
+def all_match(streams: Sequence[Shape], tensors: Sequence[TensorSpec]) -> bool:
     """Whether each stream holds one of the tensors, in whichever order a file lists the streams."""
     left = list(streams)
     for tensor in sorted(tensors, key=lambda one: one.name != "embeddings"):  # the strictest first
-        found = next((shape for shape in left if holds(shape, tensor)), None)
+        found = next((shape for shape in left if matches(shape, tensor)), None)
         if found is None:
             return False
         left.remove(found)
     return not left
 
 
-def results_of(outputs: Sequence[str], wanted: int) -> list[str]:
+def result_outputs(outputs: Sequence[str], wanted: int) -> list[str]:
     """The outputs that hold results, in the compiler's order.
 
     Published decoders have others beside the four pieces of the logits, whose names hold `conv`.

@@ -181,14 +181,14 @@ def _decoder(
     yield f"resources_param(max_utilization={utilization})"
 
 
-def _flavor(recipe: _Recipe, options: ScriptOptions, there: int | None) -> Iterator[str]:
+def _flavor(recipe: _Recipe, options: ScriptOptions, available: int | None) -> Iterator[str]:
     yield (
         f"model_optimization_flavor(optimization_level={options.optimization_level}, "
         f"compression_level={options.compression_level})"
     )
     if options.finetune:
-        samples = _at_most(recipe.finetune, there)
-        batch = _at_most(recipe.finetune_batch, there)
+        samples = _at_most(recipe.finetune, available)
+        batch = _at_most(recipe.finetune_batch, available)
         batch_size = "" if batch is None else f", batch_size={batch}"
         yield (
             f"post_quantization_optimization(finetune, policy=enabled, dataset_size={samples}, "
@@ -196,8 +196,8 @@ def _flavor(recipe: _Recipe, options: ScriptOptions, there: int | None) -> Itera
         )
     yield (
         "model_optimization_config(calibration, "
-        f"batch_size={_at_most(recipe.calibration_batch, there)}, "
-        f"calibset_size={_at_most(recipe.calibration, there)})"
+        f"batch_size={_at_most(recipe.calibration_batch, available)}, "
+        f"calibset_size={_at_most(recipe.calibration, available)})"
     )
 
 
@@ -231,5 +231,5 @@ def _performance(options: ScriptOptions) -> str:
     return f"performance_param({effort}optimize_for_batch=1)"
 
 
-def _at_most(wanted: int | None, there: int | None) -> int | None:
-    return wanted if wanted is None or there is None else min(wanted, there)
+def _at_most(wanted: int | None, available: int | None) -> int | None:
+    return wanted if wanted is None or available is None else min(wanted, available)

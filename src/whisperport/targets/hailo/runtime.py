@@ -23,15 +23,15 @@ from whisperport.process import OwnProcess
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
-from whisperport.targets.hailo.layout import Shape, as_stream, holds, results_of, stream_shape
+from whisperport.targets.hailo.layout import Shape, as_stream, matches, result_outputs, stream_shape
 
 GROUP = "SHARED"  # other users of the chip may join by this name; of other processes by the service
 TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
 
 # HailoRT asks for numpy 1 on older Pythons, and for any numpy from 3.13 on, as in Raspberry Pi OS Trixie:
 # hailo-ai/hailort@1adb330 (5.1.1), platform/setup.py. The last numpy 1 has wheels up to Python 3.12.
-NO_NUMPY_1 = (3, 13)
-NUMPY_1 = "pip install \"numpy<2; python_version < '3.13'\""
+FIRST_WITHOUT_NUMPY_1 = (3, 13)
+NUMPY_1_COMMAND = "pip install \"numpy<2; python_version < '3.13'\""
 
 _open: "weakref.WeakValueDictionary[tuple[int, bool], _Device]" = weakref.WeakValueDictionary()
 
@@ -62,30 +62,35 @@ class HailoRunner(Runner):
         super().__init__(spec)
         self._device, self._what = device, f"`{spec.name}` on `{chip.name}`"
         float32 = device.platform.FormatType.FLOAT32
-        with _explained(self._what, chip):
+        with _translated_errors(self._what, chip):
             model = device.vdevice.create_infer_model(str(hef))
             ordered = device.platform.HEF(str(hef)).get_sorted_output_names()
             for stream in [*map(model.input, model.input_names), *map(model.output, ordered)]:
                 stream.set_format_type(float32)
             names = sorted(model.input_names, key=_number)
-            self._feeds = {name: tuple(model.input(name).shape) for name in names}
-            self._made = {name: tuple(model.output(name).shape) for name in ordered}
-            self._kept = results_of(ordered, len(spec.outputs))
-            _check_shapes(self._what, spec, self._feeds, [self._made[n] for n in self._kept])
+            self._input_shapes = {name: tuple(model.input(name).shape) for name in names}
+            self._output_shapes = {name: tuple(model.output(name).shape) for name in ordered}
+            self._result_names = result_outputs(ordered, len(spec.outputs))
+            _check_shapes(
+                self._what,
+                spec,
+                self._input_shapes,
+                [self._output_shapes[n] for n in self._result_names],
+            )
             self._close = ExitStack()
             self._configured = self._close.enter_context(model.configure())
-        weakref.finalize(self, _here_only, OwnProcess(), self._close.close)
+        weakref.finalize(self, _close_in_owner, OwnProcess(), self._close.close)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        made = {name: np.empty(shape, np.float32) for name, shape in self._made.items()}
-        with _explained(self._what):
+        made = {name: np.empty(shape, np.float32) for name, shape in self._output_shapes.items()}
+        with _translated_errors(self._what):
             bindings = self._configured.create_bindings()
-            for (name, shape), array in zip(self._feeds.items(), inputs, strict=True):
+            for (name, shape), array in zip(self._input_shapes.items(), inputs, strict=True):
                 bindings.input(name).set_buffer(as_stream(array).reshape(shape))
             for name, buffer in made.items():
                 bindings.output(name).set_buffer(buffer)
             self._configured.run([bindings], TIMEOUT_MS)
-            found = [bindings.output(name).get_buffer() for name in self._kept]
+            found = [bindings.output(name).get_buffer() for name in self._result_names]
         return [a.reshape(t.shape) for a, t in zip(found, self.spec.outputs, strict=True)]
 
 
@@ -100,10 +105,10 @@ class _Device:
         if service:
             params.multi_process_service = True
         self.vdevice = platform.VDevice(params)
-        weakref.finalize(self, _here_only, process, self.vdevice.release)
+        weakref.finalize(self, _close_in_owner, process, self.vdevice.release)
 
 
-def _here_only(process: OwnProcess, close: Callable[[], object]) -> None:
+def _close_in_owner(process: OwnProcess, close: Callable[[], object]) -> None:
     """Close what belongs to the process that opened it, and not to its forks."""
     if process.is_current:
         close()
@@ -113,7 +118,7 @@ def _device(platform: Any, service: bool) -> _Device:
     """This process's; opened if it is not."""
     device = _open.get((os.getpid(), service))
     if device is None:
-        with _explained("the Hailo chip"):
+        with _translated_errors("the Hailo chip"):
             if not platform.Device.scan():
                 raise LoweringError(
                     "no Hailo chip was found",
@@ -145,8 +150,8 @@ def _how_to_install(chip: Chip, fault: str, python: tuple[int, int]) -> str:
             f"HailoRT {major}.x serves this chip: `sudo apt install {package}` on Raspberry Pi OS, or the "
             "wheel from Hailo's developer zone"
         )
-    if python < NO_NUMPY_1:
-        return f"this HailoRT needs numpy 1: `{NUMPY_1}`"
+    if python < FIRST_WITHOUT_NUMPY_1:
+        return f"this HailoRT needs numpy 1: `{NUMPY_1_COMMAND}`"
     return (
         f"this HailoRT was built for numpy 1, which has no release for Python {python[0]}.{python[1]}: "
         "install the HailoRT package that was built for this Python, which works with numpy 2; or use a "
@@ -165,7 +170,7 @@ def _check_shapes(
 ) -> None:
     tensors = (*spec.inputs, *spec.outputs)
     found = [*inputs.values(), *outputs]
-    if len(found) == len(tensors) and all(map(holds, found, tensors)):
+    if len(found) == len(tensors) and all(map(matches, found, tensors)):
         return
     raise BundleError(
         f"the HEF of {what} has other shapes than the program that it was compiled from",
@@ -209,21 +214,23 @@ _STATUSES = (
 
 
 @contextmanager
-def _explained(what: str, chip: Chip | None = None) -> Iterator[None]:
+def _translated_errors(what: str, chip: Chip | None = None) -> Iterator[None]:
     """HailoRT's exceptions as ours."""
     try:
         yield
     except WhisperportError:
         raise
     except Exception as error:  # its classes differ between versions, and some are pybind's own
-        said = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         for statuses, happened, hint in _STATUSES:
-            if any(status in said for status in statuses):
+            if any(status in message for status in statuses):
                 kind = BundleError if "HEF" in happened else LoweringError
                 named = f" (compiled for {chip.name})" if chip and "HEF" in happened else ""
-                raise kind(f"cannot run {what}: {happened}{named}", why=said, hint=hint) from error
+                raise kind(
+                    f"cannot run {what}: {happened}{named}", why=message, hint=hint
+                ) from error
         raise LoweringError(
             f"cannot run {what}: HailoRT failed",
-            why=said,
+            why=message,
             hint="`hailort.log`, in this folder, says more",
         ) from error

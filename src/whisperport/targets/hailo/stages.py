@@ -68,17 +68,17 @@ def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     import hailo_sdk_client
     import numpy as np
 
-    told = program["settings"]
+    own_settings = program["settings"]
     runner = hailo_sdk_client.ClientRunner(har=str(folder / "optimized.har"))
-    given = _arrays(told["emulation"], folder)
+    given = _arrays(own_settings["emulation"], folder)
     with runner.infer_context(hailo_sdk_client.InferenceContext.SDK_QUANTIZED) as context:
         made = runner.infer(context, given)
     if isinstance(made, Mapping):  # by the name of the output's layer
         made = list(made.values())
     outputs = made if isinstance(made, (list, tuple)) else [made]
-    if len(outputs) != len(told["emulated"]):
-        raise ValueError(f"{len(outputs)} outputs; expected {len(told['emulated'])}")
-    for file, output in zip(told["emulated"], outputs):  # noqa: B905  # Python 3.9 has no `strict`
+    if len(outputs) != len(own_settings["emulated"]):
+        raise ValueError(f"{len(outputs)} outputs; expected {len(own_settings['emulated'])}")
+    for file, output in zip(own_settings["emulated"], outputs):  # noqa: B905  # Python 3.9 has no `strict`
         np.save(folder / file, np.asarray(output, np.float32), allow_pickle=False)
 
 

@@ -25,7 +25,9 @@ from whisperport.targets.onnx_runner import OnnxRunner
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
-ROWS = 32  # of `uncached_decoder`, where none is published for a checkpoint's width
+DEFAULT_SEQUENCE_LENGTH = (
+    32  # of `uncached_decoder`, where none is published for a checkpoint's width
+)
 SUFFIX = ".hef"
 
 
@@ -49,7 +51,10 @@ class Hailo(Target):
         """The published one, of hailocs/hailo-whisper@ebe7a85: its parser begins after the lookup of
         tokens, at a reshape, and ends before the pieces of the logits are joined; its causal mask is -inf.
         """
-        published = min(self.chip.sequence_length.get(dims.n_text_state, ROWS), dims.n_text_ctx)
+        published = min(
+            self.chip.sequence_length.get(dims.n_text_state, DEFAULT_SEQUENCE_LENGTH),
+            dims.n_text_ctx,
+        )
         sequence_length = self.options.sequence_length or published
         if sequence_length > dims.n_text_ctx:
             raise UsageError(
@@ -103,14 +108,17 @@ class Hailo(Target):
             return {
                 entry.spec.name: OnnxRunner(
                     entry.spec,
-                    OnnxGraph.of(folder, entry, _file(self.chip, entry, ".onnx")),
+                    OnnxGraph.of(folder, entry, _file_with_suffix(self.chip, entry, ".onnx")),
                     options.threads,
                 )
                 for entry in entries
             }
         from whisperport.targets.hailo.runtime import load_hefs
 
-        hefs = {e.spec.name: regular_file(folder, _file(self.chip, e, SUFFIX)) for e in entries}
+        hefs = {
+            e.spec.name: regular_file(folder, _file_with_suffix(self.chip, e, SUFFIX))
+            for e in entries
+        }
         specs = [entry.spec for entry in entries]
         return load_hefs(self.chip, specs, hefs, service=chosen.service)
 
@@ -128,7 +136,7 @@ def _script(chip: Chip, spec: ProgramSpec) -> str:
     return model_script(chip.name, features.shape[-1], program="uncached_decoder")
 
 
-def _file(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
+def _file_with_suffix(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
     """The entry's file of this kind."""
     for file in entry.files:
         if file.endswith(suffix):
