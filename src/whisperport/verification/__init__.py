@@ -12,6 +12,7 @@ from whisperport.verification.error_rate import (
     bootstrap_interval,
     text_errors,
     unit_of,
+    whisper_text_errors,
 )
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.report import Report
@@ -51,4 +52,5 @@ __all__ = [
     "text_errors",
     "unit_of",
     "versions",
+    "whisper_text_errors",
 ]

@@ -1,4 +1,4 @@
-"""Errors between two transcripts: words, or characters in languages written without spaces."""
+"""Count errors between two transcripts: words, or characters in languages written without spaces."""
 
 import math
 from collections.abc import Sequence
@@ -9,22 +9,27 @@ import jiwer
 import numpy as np
 
 from whisperport.text import WITHOUT_SPACES, normalize
+from whisperport.verification.english_normalizer import normalize_english
 
 Unit = Literal["words", "characters"]
 
 
 @dataclass(frozen=True, slots=True)
 class TextErrors:
-    """Edits that turn a reference into a hypothesis; clips are added up with `+`."""
+    """Number of edits that turn a reference into a hypothesis. `+` adds the counts of two clips."""
 
     substitutions: int = 0
     deletions: int = 0
     insertions: int = 0
-    length: int = 0  # of the reference, in units
+    length: int = 0  # number of units in the reference
     unit: Unit = "words"
 
     def __add__(self, other: "TextErrors") -> "TextErrors":
-        """Raises ValueError for words and characters."""
+        """Add the counts of two clips.
+
+        Raises:
+            ValueError: one counts words, the other characters.
+        """
         if other.unit != self.unit:
             raise ValueError(f"cannot add {other.unit} to {self.unit}")
         return TextErrors(
@@ -37,14 +42,15 @@ class TextErrors:
 
     @property
     def errors(self) -> int:
+        """Number of substitutions, deletions and insertions."""
         return self.substitutions + self.deletions + self.insertions
 
     @property
     def rate(self) -> float:
-        """Errors per unit of the reference; above 1 where words were invented.
+        """Errors per unit of the reference. Inserted words can make the rate larger than 1.
 
-        Without any in the reference (silence) it is 0 if nothing was said, and infinite otherwise.
-        Add such clips to others before asking: there, invented words count like any other error.
+        If the reference is empty (silence), the rate is 0 for an empty hypothesis and infinite otherwise.
+        Add the counts of such clips to those of other clips first: then inserted words count as errors.
         """
         if self.length:
             return self.errors / self.length
@@ -52,45 +58,84 @@ class TextErrors:
 
     @property
     def name(self) -> str:
-        """Of the rate."""
+        """Name of the rate: "WER", or "CER" where characters are counted."""
         return "WER" if self.unit == "words" else "CER"
 
 
 def unit_of(language: str) -> Unit:
-    """In what errors are counted, by the language's code; as in Whisper's paper, appendix C."""
+    """Return the unit that errors are counted in for a language code.
+
+    Source: Radford et al. 2022 (Whisper's paper), appendix C.
+    """
     return "characters" if language in WITHOUT_SPACES else "words"
 
 
 def text_errors(hypothesis: str, reference: str, unit: Unit = "words") -> TextErrors:
-    """Count edits between two transcripts, without regard to case, punctuation and spacing.
+    """Count the edits between two transcripts, without regard to case, punctuation and spacing.
 
-    Marks do not count either, as in openai-whisper: neither accents that stand alone, nor the
-    vowel signs and tones of Thai, Lao and Burmese.
+    Both texts are normalized as openai-whisper's `BasicTextNormalizer` does. Combining marks are
+    removed too: separate accents, and the vowel signs and tones of Thai, Lao and Burmese.
+
+    This is the plain rate, which every check uses. `whisper_text_errors` counts as published rates do.
     """
     split = unit == "characters"
-    spoken, heard = (normalize(text, split_letters=split) for text in (reference, hypothesis))
-    found = jiwer.process_words(spoken, heard)
-    length = len(spoken.split())
+    expected, actual = (normalize(text, split_letters=split) for text in (reference, hypothesis))
+    return _count(expected, actual, unit)
+
+
+def whisper_text_errors(
+    hypothesis: str, reference: str, language: str = "en", unit: Unit | None = None
+) -> TextErrors:
+    """Count the edits between two transcripts after Whisper's normalizer for the language.
+
+    English words are compared after `normalize_english`: "I'll" equals "I will", and "ten" equals "10".
+    For another language, and for characters, Whisper uses its basic normalizer. The result then equals
+    that of `text_errors`.
+
+    Args:
+        hypothesis: the transcript to rate.
+        reference: the correct transcript.
+        language: code of the language of both, such as "en".
+        unit: what is counted; None: what `unit_of` returns for the language.
+    """
+    unit = unit or unit_of(language)
+    if language != "en" or unit == "characters":
+        return text_errors(hypothesis, reference, unit)
+    return _count(normalize_english(reference), normalize_english(hypothesis), unit)
+
+
+def _count(expected: str, actual: str, unit: Unit) -> TextErrors:
+    found = jiwer.process_words(expected, actual)
+    length = len(expected.split())
     return TextErrors(found.substitutions, found.deletions, found.insertions, length, unit)
 
 
 def bootstrap_interval(
     clips: Sequence[TextErrors], seed: int, n: int = 1000
 ) -> tuple[float, float]:
-    """The 95% interval of the rate over clips, by drawing as many clips again, `n` times.
+    """Return the 95% bootstrap interval of the rate over clips.
 
-    Few clips give an interval that is too narrow: one gives none at all.
+    The clips are resampled with replacement `n` times. With few clips the interval is too narrow; with
+    one clip its width is 0.
+
+    Args:
+        clips: error counts of each clip.
+        seed: seed of the random generator.
+        n: number of resamples.
+
+    Returns:
+        The 2.5% and the 97.5% quantile of the rate.
 
     Raises:
         ValueError: there are no clips, or `n` is below 1.
     """
     if not clips or n < 1:
-        raise ValueError(f"{len(clips)} clips and {n} draws; at least one of each is needed")
+        raise ValueError(f"{len(clips)} clips and {n} resamples; at least one of each is needed")
     counts = np.array([(clip.errors, clip.length) for clip in clips])
     random = np.random.default_rng(seed)
-    drawn = counts[random.integers(len(clips), size=(n, len(clips)))].sum(axis=1)
-    rates = np.array([TextErrors(int(errors), 0, 0, int(length)).rate for errors, length in drawn])
-    # Not interpolated: a draw of silent clips only may be infinite.
+    sums = counts[random.integers(len(clips), size=(n, len(clips)))].sum(axis=1)
+    rates = np.array([TextErrors(int(errors), 0, 0, int(length)).rate for errors, length in sums])
+    # No interpolation: the rate of a resample that holds silent clips only can be infinite.
     low = np.quantile(rates, 0.025, method="lower")
     high = np.quantile(rates, 0.975, method="higher")
     return float(low), float(high)
