@@ -15,7 +15,7 @@ import click
 from whisperport.cli.console import WIDTH
 from whisperport.cli.main import cli
 from whisperport.inspection.rules import RULES
-from whisperport.inspection.rules.page import rule_index, rule_page, shown_value
+from whisperport.inspection.rules.page import rule_index, rule_page, limit_text
 from whisperport.rewrites import HOST_REWRITES, REWRITES
 from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS, Target

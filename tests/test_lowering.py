@@ -118,7 +118,7 @@ def test_an_axis_that_cannot_be_folded_is_refused_by_node_value_and_limit(out: P
         lower(program, "onnxruntime", out)
 
     assert refused.value.what == "`five` has tensors of more than 4 axes"
-    assert refused.value.why.endswith(": rank 5 is above 4")
+    assert refused.value.why.endswith(": rank 5 is above the limit of 4; fold axes")
     assert "--max-rank" in refused.value.hint
     assert untouched(out)
     assert lower(program, "onnxruntime", out, LowerOptions(max_rank=5)).equal
@@ -288,8 +288,8 @@ def wrong(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     [
         (lambda y: y + 0.01, "SQNR 40.0 dB is below 60 dB; the largest error is 0.0054"),
         (lambda y: np.where(y > 0, y, np.nan), "NaN of 15 values"),
-        (lambda y: y[:, :2], "returned 'y' as (1, 2, 5) float32: it states (1, 3, 5)"),
-        (lambda y: y.astype(np.float64), "returned 'y' as (1, 3, 5) float64: it states"),
+        (lambda y: y[:, :2], "returned 'y' as (1, 2, 5) float32: its signature states (1, 3, 5)"),
+        (lambda y: y.astype(np.float64), "returned 'y' as (1, 3, 5) float64: its signature states"),
         (lambda y: np.full_like(y, np.inf), "infinite values"),
     ],
     ids=["wrong", "nan", "shape", "dtype", "infinite"],

@@ -301,20 +301,20 @@ def _check(program: "Program", spec: TargetSpec) -> "CheckedProgram":
 def _found(checked: "CheckedProgram") -> Found:
     counted: Found = Counter()
     for kind in (*checked.rejected, *checked.of("not seen")):
-        counted[kind.rule, kind.operator] += len(kind.places)
+        counted[kind.rule, kind.operator] += len(kind.occurrences)
     return counted
 
 
 def _weight(work: _Work, program: "Program") -> tuple[int, int]:
     checked = _check(program, work.spec)
-    return sum(len(kind.places) for kind in checked.rejected), checked.unseen_nodes
+    return sum(len(kind.occurrences) for kind in checked.rejected), checked.not_seen_nodes
 
 
 def _rejections(checked: "CheckedProgram", finding: Any) -> tuple[Rejection, ...]:
     return tuple(
         Rejection(place.name, place.reason, kind.rule)
         for kind in checked.of(finding)
-        for place in kind.places
+        for place in kind.occurrences
     )
 
 

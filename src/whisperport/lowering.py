@@ -261,7 +261,7 @@ def _check_rank(name: str, graph: "Graph", max_rank: int) -> None:
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     raise LoweringError(
         f"`{name}` has tensors of more than {max_rank} axes",
-        why=f"`{found[0].place}`: {found[0].reason}{more}",
+        why=f"`{found[0].name}`: {found[0].reason}{more}",
         hint="`whisperport explain WP201` says what to do; `--max-rank` allows more",
     )
 

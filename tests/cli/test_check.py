@@ -76,8 +76,8 @@ def test_json_holds_what_the_tables_say(run, tied):
     # then
     assert ran.code == 1
     (program,) = json.loads(ran.out)["programs"]
-    first = program["kinds"][0]
-    assert (first["rule"], first["rewrite"]) == ("WP301", "matmul-by-linear")
+    first = program["findings"][0]
+    assert (first["rule"], first["suggested_rewrite"]) == ("WP301", "matmul-by-linear")
     assert first["flops_share"] == pytest.approx(0.992, abs=1e-3)
     assert program["flops"] == 2 * 8 * 16 * 500 + 8 * 8 * 16
     assert program["rejected_nodes"] == 2

@@ -63,8 +63,8 @@ def test_in_json_every_node_is_there_with_its_share(run):
     data = json.loads(ran.out)
     (program,) = data["programs"]
     assert program["delegated_nodes"] == len(program["nodes"]) > 100
-    shares = sum(node["share"] for node in program["nodes"])
-    assert shares + program["rest_ms"] / program["total_ms"] == pytest.approx(1)
+    shares = sum(node["time_share"] for node in program["nodes"])
+    assert shares + program["overhead_ms"] / program["total_ms"] == pytest.approx(1)
     assert data["skipped"] == []
 
 
@@ -111,7 +111,7 @@ def naive_profile(monkeypatch):
         ms=3.0,
         rule="WP301",
         reason="its weight is computed",
-        gain_ms=2.0,
+        estimated_gain_ms=2.0,
     )
     add = NodeProfile(
         name="Add #1", operator="Add", where="XnnpackBackend 1", delegated=True, ms=0.5
@@ -122,7 +122,7 @@ def naive_profile(monkeypatch):
         target="XnnpackBackend",
         subgraphs=1,
         nodes=(mm, add),
-        rest_ms=0.5,
+        overhead_ms=0.5,
         run_ms=4.1,
         runs=5,
     )

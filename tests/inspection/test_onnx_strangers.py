@@ -112,7 +112,7 @@ def test_shapes_that_torchscript_computes_are_known_and_right(torchscript: Path)
 def test_a_static_model_of_torchscript_has_no_dynamic_shape(torchscript: Path) -> None:
     graph = read_onnx(torchscript)
 
-    assert check_graph(graph, ORT).kinds == ()
+    assert check_graph(graph, ORT).findings == ()
     assert not {"shape", "full"} & set(kinds(graph))
 
 
@@ -126,7 +126,7 @@ def test_a_dynamic_axis_stays_dynamic(tmp_path: Path) -> None:
 
     checked = check_graph(read_onnx(written(tmp_path / "d.onnx", nodes, [out("y")], (x,))), ORT)
 
-    assert {kind.rule for kind in checked.kinds} == {"WP204"}
+    assert {kind.rule for kind in checked.findings} == {"WP204"}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_local_functions_are_read_as_what_they_are_made_of(tmp_path: Path) -> No
     graph = read_onnx(written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=[gate]))
 
     assert kinds(graph) == ["sigmoid", "mul"]
-    assert check_graph(graph, ORT).kinds == ()
+    assert check_graph(graph, ORT).findings == ()
 
 
 def branch(name: str, *nodes: Any) -> Any:
@@ -195,8 +195,8 @@ def test_what_only_a_branch_reads_is_kept_and_its_custom_operators_are_named(
 
     assert kinds(graph) == ["matmul", "vendor.Mystery", "If"]
     assert {value.name for value in graph.nodes[-1].tensors} == {"c", "h", "x"}
-    (kind,) = check_graph(graph, ORT).kinds
-    assert (kind.rule, kind.places[0].name) == ("WP102", "choice/0")
+    (kind,) = check_graph(graph, ORT).findings
+    assert (kind.rule, kind.occurrences[0].name) == ("WP102", "choice/0")
 
 
 def test_beyond_a_custom_operator_shapes_are_unknown_and_not_dynamic(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_beyond_a_custom_operator_shapes_are_unknown_and_not_dynamic(tmp_path: P
 
     graph = read_onnx(written(tmp_path / "m.onnx", nodes, [out("y")]))
 
-    assert check_graph(graph, ORT).kinds == ()
+    assert check_graph(graph, ORT).findings == ()
     assert check_graph(graph, ORT).cost.uncounted == 2
 
 
@@ -217,7 +217,7 @@ def test_a_sequence_is_said_to_be_one(tmp_path: Path) -> None:
 
     checked = check_graph(read_onnx(written(tmp_path / "s.onnx", nodes, [out("y")], (given,))), ORT)
 
-    reasons = [place.reason for kind in checked.kinds for place in kind.places]
+    reasons = [place.reason for kind in checked.findings for place in kind.occurrences]
     assert any("input of sequence" in reason for reason in reasons)
 
 
@@ -339,7 +339,7 @@ def test_arithmetic_on_small_tensors_that_makes_a_large_one_is_not_done(
     def evaluate(*_: Any) -> None:
         raise AssertionError(f"{operator} was computed")
 
-    monkeypatch.setattr("whisperport.inspection.onnx_shapes._Pass._evaluated", evaluate)
+    monkeypatch.setattr("whisperport.inspection.onnx_shapes._ShapePass._evaluated", evaluate)
     stored = [
         helper.make_tensor(f"s{i}", TensorProto.FLOAT, shape, np.zeros(shape, np.float32))
         for i, shape in enumerate(shapes)

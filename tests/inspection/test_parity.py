@@ -22,7 +22,7 @@ XNNPACK = get_target("xnnpack").spec
 
 def refused(program: Program) -> set[str]:
     checked = check_graph(read_exported(program.name, program.exported), XNNPACK)
-    return {place.name for kind in checked.rejected for place in kind.places if place.cost}
+    return {place.name for kind in checked.rejected for place in kind.occurrences if place.cost}
 
 
 class Everything(nn.Module):

@@ -46,8 +46,8 @@ def test_every_node_is_measured_where_it_ran(two_products: Callable[..., Path]) 
     assert profile.undelegated == ()
     assert profile.subgraphs == 1
     assert profile.runs == 2
-    assert profile.rest_ms is not None
-    total = sum(node.ms or 0 for node in profile.nodes) + profile.rest_ms
+    assert profile.overhead_ms is not None
+    total = sum(node.ms or 0 for node in profile.nodes) + profile.overhead_ms
     assert profile.total_ms == pytest.approx(total)
 
 
@@ -61,7 +61,7 @@ def test_a_provider_that_takes_nothing_leaves_everything_outside(
     assert profile.subgraphs == 0
     assert len(profile.undelegated) == len(profile.nodes) == 3
     assert all(node.reason == f"not delegated to {AZURE}" for node in profile.nodes)
-    assert all(node.gain_ms is None for node in profile.nodes)  # no rate to compare with
+    assert all(node.estimated_gain_ms is None for node in profile.nodes)  # no rate to compare with
 
 
 def test_a_program_of_ours_runs_with_its_shared_weights() -> None:

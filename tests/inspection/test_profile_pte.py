@@ -67,20 +67,20 @@ def test_the_partitioner_is_quoted_where_no_rule_speaks(naive_pte: Path) -> None
 
 
 def test_shares_and_the_rest_add_up(naive: Profile) -> None:
-    shares = [naive.share(node) for node in naive.nodes]
+    shares = [naive.time_share(node) for node in naive.nodes]
 
-    assert naive.rest_ms is not None
-    assert sum(s or 0 for s in shares) + naive.rest_ms / naive.total_ms == pytest.approx(1)
+    assert naive.overhead_ms is not None
+    assert sum(s or 0 for s in shares) + naive.overhead_ms / naive.total_ms == pytest.approx(1)
     assert list(shares) == sorted(shares, reverse=True)  # type: ignore[type-var]
     undelegated = sum(node.ms or 0 for node in naive.undelegated)
-    assert naive.undelegated_share == pytest.approx(undelegated / naive.total_ms)
+    assert naive.undelegated_time_share == pytest.approx(undelegated / naive.total_ms)
 
 
 def test_a_gain_is_never_more_than_the_time_it_comes_from(naive: Profile) -> None:
-    assert named(naive, "native_call_mm.out").gain_ms is not None
+    assert named(naive, "native_call_mm.out").estimated_gain_ms is not None
     for node in naive.nodes:
-        assert node.gain_ms is None or 0 <= node.gain_ms <= node.ms  # type: ignore[operator]
-        assert not node.delegated or node.gain_ms is None
+        assert node.estimated_gain_ms is None or 0 <= node.estimated_gain_ms <= node.ms  # type: ignore[operator]
+        assert not node.delegated or node.estimated_gain_ms is None
 
 
 def test_the_fixed_program_has_no_product_outside(fixed_pte: Path) -> None:
@@ -178,7 +178,7 @@ def test_for_another_backend_no_reason_of_xnnpack_is_given() -> None:
 
     assert [node.where for node in profile.nodes] == ["VulkanBackend 1", "no delegate"]
     assert profile.notes == (module.OTHER_BACKEND,)
-    assert profile.rest_ms == pytest.approx(1)
+    assert profile.overhead_ms == pytest.approx(1)
 
 
 def test_a_runtime_without_etdump_says_so(naive_pte: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from whisperport.errors import ProgramError, UsageError
 from whisperport.inspection import litert_run, profile_tflite
 from whisperport.inspection.litert_profiler import (
     Event,
-    NoProfileError,
+    ProfilerUnavailableError,
     Run,
     _Library,
     profiled_runs,
@@ -37,7 +37,7 @@ def test_what_the_delegate_did_not_take_is_outside(cumsum: Profile) -> None:
 
 def test_every_node_is_measured(cumsum: Profile) -> None:
     assert all(node.ms is not None for node in cumsum.nodes)
-    assert cumsum.rest_ms is not None
+    assert cumsum.overhead_ms is not None
     assert cumsum.total_ms > 0
     assert cumsum.runs == 2
     assert any("without its delegate takes" in note for note in cumsum.notes)
@@ -46,7 +46,7 @@ def test_every_node_is_measured(cumsum: Profile) -> None:
 def test_nodes_and_what_is_between_them_make_up_the_whole(wide_tflite: Path) -> None:
     profile = profile_tflite.profile_tflite(wide_tflite, ProfileOptions(repeat=7, threads=1))
 
-    shares = [profile.share(n) or 0.0 for n in profile.nodes if n.operator.startswith("Fully")]
+    shares = [profile.time_share(n) or 0.0 for n in profile.nodes if n.operator.startswith("Fully")]
     assert len(shares) == 2
     assert sum(shares) > 0.5  # two products of 4 · 2048 · 2048, beside a sum of 4 · 2048
 
@@ -80,7 +80,11 @@ def test_where_nodes_cannot_be_measured_they_are_said_to_be_not_measured(
         ("FULLY_CONNECTED [0]", "XNNPACK 1"),
         ("FULLY_CONNECTED [2]", "XNNPACK 2"),
     ]
-    assert (profile.undelegated_share, profile.rest_ms, profile.total_ms) == (None, None, 2.0)
+    assert (profile.undelegated_time_share, profile.overhead_ms, profile.total_ms) == (
+        None,
+        None,
+        2.0,
+    )
     assert "not measured: it has no function LiteRtStartProfiler" in profile.notes[0]
 
 
@@ -89,9 +93,11 @@ def test_a_library_without_a_profiler_is_not_asked(cumsum_tflite: Path) -> None:
 
     other = Path(numpy.linalg._umath_linalg.__file__)
 
-    with pytest.raises(NoProfileError, match="it has no function LiteRtCreateEnvironment"):
+    with pytest.raises(
+        ProfilerUnavailableError, match="it has no function LiteRtCreateEnvironment"
+    ):
         profiled_runs(other, cumsum_tflite, {}, 1, 1)
-    with pytest.raises(NoProfileError):
+    with pytest.raises(ProfilerUnavailableError):
         _Library(cumsum_tflite)
 
 
@@ -106,7 +112,7 @@ def test_a_refusal_of_the_profiler_leaves_the_whole_measured(
 
 
 def _reject() -> None:
-    raise NoProfileError("no signature")
+    raise ProfilerUnavailableError("no signature")
 
 
 def _crash(*_: object) -> None:

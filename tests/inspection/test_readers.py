@@ -132,7 +132,9 @@ def test_the_same_is_refused_of_a_pt2_file_as_of_the_program_in_memory(pt2: Path
 
     def found(graph: Graph) -> list[tuple[str, str]]:
         return [
-            (kind.rule, p.reason) for kind in check_graph(graph, spec).kinds for p in kind.places
+            (kind.rule, p.reason)
+            for kind in check_graph(graph, spec).findings
+            for p in kind.occurrences
         ]
 
     (graph,) = read_graphs(pt2)
@@ -306,7 +308,7 @@ def test_a_bundle_is_read_program_by_program(exported: Callable[[str], Any]) -> 
 
 
 def rules(graph: Graph) -> set[str]:
-    return {kind.rule for kind in check_graph(graph, NPU).kinds}
+    return {kind.rule for kind in check_graph(graph, NPU).findings}
 
 
 def test_dynamic_shapes_are_named_in_every_format(tmp_path: Path) -> None:
@@ -354,8 +356,8 @@ def test_custom_operators_are_named_in_every_format(tmp_path: Path) -> None:
 
     for file in sorted(tmp_path.iterdir()):
         (graph,) = read_graphs(file)
-        (kind,) = (k for k in check_graph(graph, NPU).kinds if k.rule == "WP102")
-        assert "wice is a custom operator" in kind.places[0].reason
+        (kind,) = (k for k in check_graph(graph, NPU).findings if k.rule == "WP102")
+        assert "wice is a custom operator" in kind.occurrences[0].reason
 
 
 # Wrong ones ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def one(op: str, *inputs: object, out: object = OUT, **attributes: object) -> Gr
     return graph(node(op, list(inputs), out, **attributes))  # type: ignore[arg-type]
 
 
-def product(right: object, *before: object, columns: int = 4) -> Graph:
+def matmul(right: object, *before: object, columns: int = 4) -> Graph:
     made = node("matmul", [X, right], value("out", 1, 8, columns))  # type: ignore[list-item]
     return graph(*before, made)  # type: ignore[arg-type]
 
@@ -32,7 +32,7 @@ def product(right: object, *before: object, columns: int = 4) -> Graph:
 STORED = weight("w", 40, 16)
 TRANSPOSED = value("wt", 16, 40)
 
-# code -> limit's value, a program that breaks it, the reason said, a program that does not
+# code -> limit's value, a program that breaks it, the reason, a program that does not break it
 CASES: dict[str, tuple[object, Graph, str, Graph]] = {
     "WP101": (
         frozenset({"add"}),
@@ -43,13 +43,13 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
     "WP102": (
         frozenset({"com.vendor"}),
         one("com.other.Fft", X),
-        "com.other.Fft is a custom operator; supported: those of com.vendor",
+        "com.other.Fft is a custom operator; supported custom operators: those of com.vendor",
         one("com.vendor.Fft", X),
     ),
     "WP103": (
         "any and where",
         one("scaled_dot_product_attention", X, X, X),
-        "it is decomposed, and any and where are not delegated",
+        "scaled_dot_product_attention is decomposed, and any and where are not delegated",
         one("softmax", X, dim=-1),
     ),
     "WP104": (
@@ -61,44 +61,44 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
     "WP201": (
         4,
         one("add", X, Y, out=value("out", 1, 1, 1, 8, 16)),
-        "rank 5 is above 4",
+        "rank 5 is above the limit of 4; fold axes",
         one("add", X, Y, out=value("out", 1, 1, 8, 16)),
     ),
     "WP202": (
         frozenset({"float32"}),
         one("embedding", weight("w", 40, 16), value("x", 1, 8, dtype="int64")),
-        "input of int64; supported: float32",
+        "input of dtype int64; supported: float32",
         one("add", X, Y),
     ),
     "WP203": (
         FLOATS,
         one("add", value("x", 4, dtype="int64"), value("y", 4, dtype="int64")),
-        "add on int64; it computes in float16, float32",
+        "add on int64; the target computes in float16, float32",
         one("add", X, Y),
     ),
     "WP204": (
         None,
         one("add", value("x", 1, "n", 16), Y),
-        "input of shape (1, n, 16)",
+        "input of shape (1, n, 16); every axis must be a fixed number; export again with static shapes",
         one("add", X, Y),
     ),
     "WP205": (
         frozenset({4}),
         one("conv", X, weight("w", 4, 8, 3)),
-        "convolution of rank 3; it has rank 4",
+        "convolution of rank 3; supported: rank 4",
         one("conv", value("x", 1, 8, 1, 16), weight("w", 4, 8, 1, 3)),
     ),
     "WP206": (
         511,
         one("add", X, Y),
-        "a tensor of 512 bytes; the limit is 511",
+        "a tensor of 512 bytes; the limit is 511 bytes",
         one("add", value("x", 8, 15), value("y", 8, 15), out=value("out", 8, 15)),
     ),
     "WP207": (
         20_000,
-        product(weight("w", 16, 51_865), columns=51_865),
-        "a product of 51,865 columns; the limit is 20,000",
-        product(weight("w", 16, 12_967), columns=12_967),
+        matmul(weight("w", 16, 51_865), columns=51_865),
+        "a matmul with 51,865 output columns; the limit is 20,000",
+        matmul(weight("w", 16, 12_967), columns=12_967),
     ),
     "WP208": (
         1,
@@ -109,26 +109,26 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
     "WP209": (
         None,
         one("mul", X, value("y", 1, 0, 16)),
-        "mul on a tensor of shape (1, 0, 16)",
+        "mul on a tensor of shape (1, 0, 16); every axis needs a length of at least 1",
         one("mul", X, Y),
     ),
     "WP301": (
         None,
-        product(TRANSPOSED, node("transpose", [STORED], TRANSPOSED), columns=40),
+        matmul(TRANSPOSED, node("transpose", [STORED], TRANSPOSED), columns=40),
         "aten.mm (1, 8, 16) by (16, 40): its weight is computed by `transpose_of_wt` (transpose), "
         "not a stored constant",
-        product(weight("w", 16, 40), columns=40),
+        matmul(weight("w", 16, 40), columns=40),
     ),
     "WP302": (
         None,
         one("softmax", X, dim=1),
-        "softmax along axis 1 of 3; it has the last only",
+        "softmax along axis 1 of rank 3; supported: the last axis only",
         one("softmax", X, dim=2),
     ),
     "WP303": (
         None,
         one("mean", X, out=value("out", 1, 8, 1), dim=[-1], keepdim=True),
-        "mean over [-1] of rank 3, kept; it has [2, 3] of rank 4, kept",
+        "mean over axes [-1] of rank 3, keepdim=True; supported: axes [2, 3] of rank 4, keepdim=True",
         one(
             "mean",
             value("x", 1, 8, 4, 4),
@@ -139,57 +139,62 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
     ),
     "WP304": (
         None,
-        product(value("r", 1, 16, 4)),
-        "matmul (1, 8, 16) by (1, 16, 4) copies both; bmm of rank 3 does not",
-        product(value("r", 16, 4)),
+        matmul(value("r", 1, 16, 4)),
+        "matmul (1, 8, 16) by (1, 16, 4) copies both operands; bmm of rank 3 does not",
+        matmul(value("r", 16, 4)),
     ),
     "WP305": (
         ("exponent", frozenset({"2"})),
         one("pow", X, exponent=2.0),
-        "pow with exponent 2.0; it has 2",
+        "pow with exponent=2.0; supported: 2",
         one("pow", X, exponent=2),
     ),
     "WP306": (
         None,
         one("mul", X, other=2),
-        "mul with the integer 2; a 2.0 is stored as it is used",
+        "mul with the integer 2; write it as a floating-point number",
         one("mul", X, other=2.0),
     ),
     "WP307": (
         None,
         one("to", value("x", 1, 8, 16, dtype="float16")),
-        "conversion from float16 to float32",
+        "conversion from float16 to float32; the target converts no dtypes: convert on the host",
         one("add", X, Y),
     ),
-    "WP308": (None, one("cat", X, X), "cat of one tensor", one("cat", X, Y)),
+    "WP308": (
+        None,
+        one("cat", X, X),
+        "cat of 1 distinct tensor; at least 2 are needed",
+        one("cat", X, Y),
+    ),
     "WP309": (
         None,
         one("constant_pad_nd", X, pad=[-1, 1]),
-        "pad by [-1, 1]; widths must be 0 or more",
+        "pad by [-1, 1]; widths must be 0 or more: use a slice",
         one("constant_pad_nd", X, pad=[0, 1]),
     ),
     "WP401": (
         frozenset({13, 17}),
         graph(node("add", [X, Y], OUT), format="onnx", opset=18),
-        "opset 18; it reads 13, 17",
+        "opset 18; the target reads opsets 13, 17",
         graph(node("add", [X, Y], OUT), format="onnx", opset=17),
     ),
     "WP402": (
         frozenset({"torch"}),
         graph(node("add", [X, Y], OUT), format="tflite"),
-        "this is tflite; it reads torch",
+        "the format is tflite; the target reads torch",
         one("add", X, Y),
     ),
     "WP404": (
         frozenset({13, 17}),
         graph(node("add", [X, Y], OUT), format="onnx", opset=18),
-        "opset 18; seen to compile: 13, 17",
+        "opset 18; programs known to compile use opsets 13, 17",
         graph(node("add", [X, Y], OUT), format="onnx", opset=17),
     ),
     "WP501": (
         None,
         one("gelu", X, approximate="tanh"),
-        "gelu with approximate='tanh' is computed with erf",
+        "gelu with approximate='tanh' is computed with erf; verify the outputs",
         one("gelu", X, approximate="none"),
     ),
 }
@@ -219,6 +224,7 @@ def test_a_page_says_what_to_do_and_who_has_the_limit(code: str) -> None:
 
     assert page.startswith(f"# {code}: {RULES[code].title}\n")
     assert "What to do: " in page
+    assert RULES[code].what_to_do
     holders = {spec.name for spec in specs if any(li.rule == code for li in limits_of(spec))}
     assert set(re.findall(r"^\| (\w+) \|", page, re.MULTILINE)) - {"Target"} == holders
     assert len(RULES[code].title) < 90
@@ -283,9 +289,9 @@ def test_refusals_of_a_kind_are_one_row_and_the_costliest_node_is_its_first() ->
 
     checked = check_graph(program, NPU)
 
-    (kind,) = checked.kinds
+    (kind,) = checked.findings
     assert (kind.rule, kind.operator) == ("WP101", "erf")
-    assert [place.name for place in kind.places] == ["erf_of_b", "erf_of_a"]
+    assert [found.name for found in kind.occurrences] == ["erf_of_b", "erf_of_a"]
     assert checked.rejected_nodes == 2
     assert checked.share(kind)[0] == pytest.approx(808 / (808 + 128))
 
@@ -304,7 +310,7 @@ def test_a_warning_refuses_nothing() -> None:
 
     checked = check_graph(program, spec)
 
-    assert [(kind.rule, kind.finding) for kind in checked.kinds] == [("WP501", "warning")]
+    assert [(kind.rule, kind.kind) for kind in checked.findings] == [("WP501", "warning")]
     assert checked.rejected == ()
     assert rejections(program, spec) == []
 
@@ -315,14 +321,14 @@ def test_an_operator_that_was_not_seen_to_compile_is_no_rejection() -> None:
 
     checked = check_graph(program, spec)
 
-    found = {(kind.rule, kind.finding, kind.operator) for kind in checked.kinds}
+    found = {(kind.rule, kind.kind, kind.operator) for kind in checked.findings}
     assert found == {("WP104", "not seen", "relu"), ("WP404", "not seen", "")}
-    assert (checked.rejected_nodes, checked.unseen_nodes) == (0, 1)
+    assert (checked.rejected_nodes, checked.not_seen_nodes) == (0, 1)
     assert checked.rejected == ()
     assert rejections(program, spec) == []
     told = checked.to_json()
-    assert (told["rejected_nodes"], told["unseen_nodes"]) == (0, 1)
-    assert {kind["finding"] for kind in told["kinds"]} == {"not seen"}
+    assert (told["rejected_nodes"], told["not_seen_nodes"]) == (0, 1)
+    assert {group["kind"] for group in told["findings"]} == {"not seen"}
 
 
 def test_an_operator_that_is_known_to_be_rejected_is_so_even_where_no_list_is_published() -> None:
@@ -347,7 +353,7 @@ def test_what_no_input_has_a_part_in_is_fixed_by_folding() -> None:
         node("add", [X, mask], OUT),
     )
 
-    kinds = check_graph(program, NPU).kinds
+    kinds = check_graph(program, NPU).findings
 
     assert {(kind.operator, kind.rewrite) for kind in kinds} == {
         ("arange", "fold-constants"),
@@ -360,10 +366,10 @@ def test_a_computed_weight_that_is_no_stored_one_transposed_has_no_rewrite() -> 
     other = value("other", 16, 4)
     from_input = check_graph(graph(node("matmul", [X, other], value("out", 1, 8, 4))), spec)
     transposed = check_graph(
-        product(TRANSPOSED, node("transpose", [STORED], TRANSPOSED), columns=40), spec
+        matmul(TRANSPOSED, node("transpose", [STORED], TRANSPOSED), columns=40), spec
     )
 
-    assert [(kind.rule, kind.rewrite) for kind in from_input.kinds] == [("WP301", "")]
-    assert [(kind.rule, kind.rewrite) for kind in transposed.kinds] == [
+    assert [(kind.rule, kind.rewrite) for kind in from_input.findings] == [("WP301", "")]
+    assert [(kind.rule, kind.rewrite) for kind in transposed.findings] == [
         ("WP301", "matmul-by-linear")
     ]

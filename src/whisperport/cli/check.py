@@ -25,7 +25,7 @@ from whisperport.spec import FindingKind
 from whisperport.targets import TARGETS, get_target
 
 if TYPE_CHECKING:  # boards have no onnx
-    from whisperport.inspection.check import CheckedProgram, Kind
+    from whisperport.inspection.check import CheckedProgram, FindingGroup
 
 HEADINGS: dict[FindingKind, str] = {
     "rejected": "rejected",
@@ -118,7 +118,7 @@ def _print_checked(checked: "CheckedProgram", target: str, every_node: bool) -> 
     print_lines(_summary(checked, target))
 
 
-def _print_kinds(checked: "CheckedProgram", kinds: "Sequence[Kind]", every_node: bool) -> None:
+def _print_kinds(checked: "CheckedProgram", kinds: "Sequence[FindingGroup]", every_node: bool) -> None:
     print_table(
         ("rule", "nodes", "operator", "costliest", "FLOPs", "bytes", "rewrite"),
         [_row(checked, kind) for kind in kinds],
@@ -127,33 +127,33 @@ def _print_kinds(checked: "CheckedProgram", kinds: "Sequence[Kind]", every_node:
     print_table(("rule", "why, and where the limit was read"), list(map(_why, kinds)))
     print_lines("")
     if every_node:
-        places = [(kind.rule, place) for kind in kinds for place in kind.places]
+        places = [(kind.rule, place) for kind in kinds for place in kind.occurrences]
         print_table(("rule", "node", "reason"), [(rule, p.name, p.reason) for rule, p in places])
         print_lines("")
 
 
-def _row(checked: "CheckedProgram", kind: "Kind") -> tuple[str, ...]:
+def _row(checked: "CheckedProgram", kind: "FindingGroup") -> tuple[str, ...]:
     flops, size = checked.share(kind)
-    is_node = kind.places[0].cost is not None
+    is_node = kind.occurrences[0].cost is not None
     return (
         kind.rule,
-        str(len(kind.places)),
+        str(len(kind.occurrences)),
         shortened(kind.operator, 20) or "-",
-        shortened(kind.places[0].name, 26) or "-",
+        shortened(kind.occurrences[0].name, 26) or "-",
         _percent(flops) if is_node else "-",
         _percent(size) if is_node else "-",
         kind.rewrite or "-",
     )
 
 
-def _why(kind: "Kind") -> tuple[str, str]:
-    return kind.rule, f"{kind.places[0].reason}  [{kind.source}]"
+def _why(kind: "FindingGroup") -> tuple[str, str]:
+    return kind.rule, f"{kind.occurrences[0].reason}  [{kind.source}]"
 
 
 def _summary(checked: "CheckedProgram", target: str) -> str:
     graph, cost = checked.graph, checked.cost
     gflop, moved = f"{cost.flops / 1e9:.3g} GFLOP", f"{cost.bytes / 1e6:.3g} MB moved"
-    unseen = checked.unseen_nodes
+    unseen = checked.not_seen_nodes
     also = f"; {unseen} not seen in programs known to compile" if unseen else ""
     if not checked.rejected:
         nodes = f"{len(graph.nodes)} nodes"

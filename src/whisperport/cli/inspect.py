@@ -153,7 +153,7 @@ def _summary(profile: "Profile") -> str:
     off = len(profile.undelegated)
     on = len(profile.nodes) - off
     where = f"{_count(on, 'node')} in {_count(profile.subgraphs, 'subgraph')} of {profile.target}"
-    share = profile.undelegated_share
+    share = profile.undelegated_time_share
     takes = "" if not off or share is None else f", which take {share:.1%}"
     return (
         f"{profile.program} ({profile.runtime}): {where}, {off} outside{takes}; "
@@ -162,13 +162,13 @@ def _summary(profile: "Profile") -> str:
 
 
 def _row(profile: "Profile", node: "NodeProfile") -> tuple[str, ...]:
-    share = profile.share(node)
+    share = profile.time_share(node)
     return (
         shortened(node.name, NODE_WIDTH),
         node.where,
         NOT_MEASURED if node.ms is None else _ms(node.ms),
         "" if share is None else f"{share:.1%}",
-        "" if node.gain_ms is None else f"≈{_ms(node.gain_ms)}",
+        "" if node.estimated_gain_ms is None else f"≈{_ms(node.estimated_gain_ms)}",
         node.rule,
     )
 
@@ -177,10 +177,10 @@ def _footnotes(profile: "Profile", shown: int) -> list[str]:
     lines = []
     if shown < len(profile.nodes):
         lines.append(f"{len(profile.nodes) - shown} more nodes: --top {len(profile.nodes)}")
-    if profile.rest_ms is not None:
-        share = profile.rest_ms / profile.total_ms if profile.total_ms else 0.0
-        lines.append(f"between nodes: {_ms(profile.rest_ms)} ms, {share:.1%}")
-    if any(node.gain_ms is not None for node in profile.nodes):
+    if profile.overhead_ms is not None:
+        share = profile.overhead_ms / profile.total_ms if profile.total_ms else 0.0
+        lines.append(f"between nodes: {_ms(profile.overhead_ms)} ms, {share:.1%}")
+    if any(node.estimated_gain_ms is not None for node in profile.nodes):
         lines.append(GAIN)
     return [*lines, *profile.notes, f"medians of {_count(profile.runs, 'run')}"]
 

@@ -1,4 +1,4 @@
-"""Check a program against what a target's spec says, and say what each finding costs."""
+"""Check a program against the limits in a target's spec, and report the cost of each finding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,78 +9,83 @@ from whisperport.inspection.graph import Graph
 from whisperport.inspection.rules import RULES, Finding
 from whisperport.spec import FindingKind, Limit, Rejection, TargetSpec
 
-FOLD_CONSTANTS = "fold-constants"  # does without whatever depends on no input
-ORDER: tuple[FindingKind, ...] = ("rejected", "not seen", "warning")
+FOLD_CONSTANTS = "fold-constants"  # the rewrite that removes nodes that depend on no input
+KIND_ORDER: tuple[FindingKind, ...] = ("rejected", "not seen", "warning")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One node, input or output that breaks a limit; `cost` is None for what is no node."""
+class Occurrence:
+    """One node, input or output that breaks a limit."""
 
-    name: str
+    name: str  # of the node, input or output; empty: the complete program
     reason: str
     rewrite: str  # the suggested rewrite; empty: there is none
-    cost: NodeCost | None
+    cost: NodeCost | None  # None: this is not a node
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """All findings in one program by the same rule, operator and limit; the costliest comes first."""
+class FindingGroup:
+    """All findings in one program with the same rule, operator and suggested rewrite."""
 
     rule: str
     operator: str
-    source: str  # of the limit
-    rewrite: str
-    finding: FindingKind
-    places: tuple[Place, ...]
+    source: str  # where the limit was read or measured
+    rewrite: str  # the suggested rewrite; empty: there is none
+    kind: FindingKind
+    occurrences: tuple[Occurrence, ...]  # the most expensive first
 
     @property
     def flops(self) -> int:
-        return sum(place.cost.flops for place in self.places if place.cost)
+        """Floating-point operations of these nodes."""
+        return sum(found.cost.flops for found in self.occurrences if found.cost)
 
     @property
     def bytes(self) -> int:
-        return sum(place.cost.bytes for place in self.places if place.cost)
+        """Bytes that these nodes read and write."""
+        return sum(found.cost.bytes for found in self.occurrences if found.cost)
 
     @property
     def nodes(self) -> int:
-        return sum(place.cost is not None for place in self.places)
+        """Number of occurrences that are nodes."""
+        return sum(found.cost is not None for found in self.occurrences)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedProgram:
-    """What a target makes of one program."""
+    """The findings of one target in one program."""
 
     graph: Graph
     cost: Cost
-    kinds: tuple[Kind, ...]  # rejections first, and of each kind the costliest first
+    findings: tuple[FindingGroup, ...]  # rejections first; within a kind, the most expensive first
 
-    def of(self, finding: FindingKind) -> tuple[Kind, ...]:
-        """The findings of one kind."""
-        return tuple(kind for kind in self.kinds if kind.finding == finding)
+    def of(self, kind: FindingKind) -> tuple[FindingGroup, ...]:
+        """Return the findings of one kind."""
+        return tuple(group for group in self.findings if group.kind == kind)
 
     @property
-    def rejected(self) -> tuple[Kind, ...]:
-        """Without warnings, and without what was only not seen to compile."""
+    def rejected(self) -> tuple[FindingGroup, ...]:
+        """The rejections: no warnings, and nothing that was only not seen to compile."""
         return self.of("rejected")
 
     @property
     def rejected_nodes(self) -> int:
-        return sum(kind.nodes for kind in self.rejected)
+        """Number of nodes that the target rejects."""
+        return sum(group.nodes for group in self.rejected)
 
     @property
-    def unseen_nodes(self) -> int:
-        """Nodes that were not seen in programs known to compile; none of them is rejected."""
-        return sum(kind.nodes for kind in self.of("not seen"))
+    def not_seen_nodes(self) -> int:
+        """Number of nodes not seen in programs known to compile; they do not count as rejected."""
+        return sum(group.nodes for group in self.of("not seen"))
 
-    def share(self, kind: Kind) -> tuple[float, float]:
-        """Of the program's operations and bytes, from 0 to 1."""
+    def share(self, group: FindingGroup) -> tuple[float, float]:
+        """Return the group's share of the program's FLOPs and of its bytes, each from 0 to 1."""
         return (
-            kind.flops / self.cost.flops if self.cost.flops else 0.0,
-            kind.bytes / self.cost.bytes if self.cost.bytes else 0.0,
+            group.flops / self.cost.flops if self.cost.flops else 0.0,
+            group.bytes / self.cost.bytes if self.cost.bytes else 0.0,
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the findings as JSON, as `whisperport check --json` prints them."""
         return {
             "program": self.graph.name,
             "format": self.graph.format,
@@ -90,66 +95,71 @@ class CheckedProgram:
             "stored_bytes": self.cost.stored_bytes,
             "uncounted_nodes": self.cost.uncounted,
             "rejected_nodes": self.rejected_nodes,
-            "unseen_nodes": self.unseen_nodes,
-            "kinds": [self._kind_to_json(kind) for kind in self.kinds],
+            "not_seen_nodes": self.not_seen_nodes,
+            "findings": [self._group_to_json(group) for group in self.findings],
         }
 
-    def _kind_to_json(self, kind: Kind) -> dict[str, Any]:
-        flops, size = self.share(kind)
+    def _group_to_json(self, group: FindingGroup) -> dict[str, Any]:
+        flops, size = self.share(group)
         return {
-            "rule": kind.rule,
-            "title": RULES[kind.rule].title,
-            "finding": kind.finding,
-            "operator": kind.operator,
-            "source": kind.source,
-            "rewrite": kind.rewrite or None,
+            "rule": group.rule,
+            "title": RULES[group.rule].title,
+            "kind": group.kind,
+            "operator": group.operator,
+            "limit_source": group.source,
+            "what_to_do": RULES[group.rule].what_to_do,
+            "suggested_rewrite": group.rewrite or None,
             "flops_share": flops,
             "bytes_share": size,
-            "places": [
+            "occurrences": [
                 {
-                    "name": place.name,
-                    "reason": place.reason,
-                    "flops": place.cost.flops if place.cost else None,
-                    "bytes": place.cost.bytes if place.cost else None,
+                    "name": found.name,
+                    "reason": found.reason,
+                    "flops": found.cost.flops if found.cost else None,
+                    "bytes": found.cost.bytes if found.cost else None,
                 }
-                for place in kind.places
+                for found in group.occurrences
             ],
         }
 
 
 def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
-    """Every finding of `spec` in `graph`; a node is counted once, by the first limit that it breaks."""
+    """Check `graph` against every limit of `spec`.
+
+    A node is counted once: for the first limit that it breaks, in the order of `limits_of`. Warnings are
+    reported in addition.
+    """
     cost = cost_of(graph)
     costs = {id(counted.node): counted for counted in cost.nodes}
-    free = _free_of_inputs(graph)
-    groups: dict[tuple[str, str, str], tuple[Limit, list[Place]]] = {}
+    constant = _independent_of_inputs(graph)
+    groups: dict[tuple[str, str, str], tuple[Limit, list[Occurrence]]] = {}
     for limit, finding in _findings(graph, spec):
         operator = finding.node.op if finding.node else ""
         suggested = limit.rewrite or spec.suggested_rewrites.get(operator, "")
         rewrite = suggested if finding.fixable else ""
-        if finding.node is not None and finding.node.name in free:
+        if finding.node is not None and finding.node.name in constant:
             rewrite = FOLD_CONSTANTS
-        place = Place(finding.place, finding.reason, rewrite, costs.get(id(finding.node)))
-        groups.setdefault((limit.rule, operator, rewrite), (limit, []))[1].append(place)
-    kinds = [
-        Kind(rule, operator, limit.source, rewrite, limit.kind, _costliest_first(places))
-        for (rule, operator, rewrite), (limit, places) in groups.items()
+        found = Occurrence(finding.name, finding.reason, rewrite, costs.get(id(finding.node)))
+        groups.setdefault((limit.rule, operator, rewrite), (limit, []))[1].append(found)
+    findings = [
+        FindingGroup(rule, operator, limit.source, rewrite, limit.kind, _by_cost(occurrences))
+        for (rule, operator, rewrite), (limit, occurrences) in groups.items()
     ]
-    kinds.sort(key=lambda kind: (ORDER.index(kind.finding), -kind.flops, -kind.bytes, kind.rule))
-    return CheckedProgram(graph, cost, tuple(kinds))
+    findings.sort(key=lambda g: (KIND_ORDER.index(g.kind), -g.flops, -g.bytes, g.rule))
+    return CheckedProgram(graph, cost, tuple(findings))
 
 
 def rejections(graph: Graph, spec: TargetSpec) -> list[Rejection]:
-    """What is rejected, as a plain list in the order of the program."""
+    """Return every rejection in `graph`, in the order in which the limits are checked."""
     return [
-        Rejection(finding.place, finding.reason, limit.rule)
+        Rejection(finding.name, finding.reason, limit.rule)
         for limit, finding in _findings(graph, spec)
         if limit.kind == "rejected"
     ]
 
 
 def limits_of(spec: TargetSpec) -> tuple[Limit, ...]:
-    """All limits of a target in the order in which they are tried: what is known of rejections first."""
+    """Return all limits of a target in the order in which they are checked; "not seen" limits are last."""
     sources = spec.sources
     unseen: list[Limit] = []
     implied = [
@@ -176,6 +186,7 @@ def limits_of(spec: TargetSpec) -> tuple[Limit, ...]:
 
 
 def _findings(graph: Graph, spec: TargetSpec) -> Iterator[tuple[Limit, Finding]]:
+    """Yield each finding with its limit; a node only for the first limit that it breaks."""
     found: set[str] = set()
     for limit in limits_of(spec):
         if limit.formats and graph.format not in limit.formats:
@@ -188,21 +199,23 @@ def _findings(graph: Graph, spec: TargetSpec) -> Iterator[tuple[Limit, Finding]]
             yield limit, finding
 
 
-def _costliest_first(places: Sequence[Place]) -> tuple[Place, ...]:
-    def weight(place: Place) -> tuple[int, int]:
-        return (-place.cost.flops, -place.cost.bytes) if place.cost else (0, 0)
+def _by_cost(occurrences: Sequence[Occurrence]) -> tuple[Occurrence, ...]:
+    """Sort occurrences, the most expensive first."""
 
-    return tuple(sorted(places, key=weight))
+    def key(found: Occurrence) -> tuple[int, int]:
+        return (-found.cost.flops, -found.cost.bytes) if found.cost else (0, 0)
+
+    return tuple(sorted(occurrences, key=key))
 
 
-def _free_of_inputs(graph: Graph) -> set[str]:
-    """Names of the nodes that compute the same each time, such as masks and positions."""
-    known: set[str] = set()  # tensors
-    free: set[str] = set()
+def _independent_of_inputs(graph: Graph) -> set[str]:
+    """Return the names of nodes whose result does not depend on an input, such as masks and positions."""
+    known: set[str] = set()  # names of tensors
+    independent: set[str] = set()
     for node in graph.nodes:
         if node.custom or "rand" in node.op:
             continue
         if all(value.constant or value.name in known for value in node.tensors):
-            free.add(node.name)
+            independent.add(node.name)
             known.update(value.name for value in node.outputs)
-    return free
+    return independent

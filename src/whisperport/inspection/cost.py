@@ -24,8 +24,8 @@ from math import prod
 
 from whisperport.inspection.graph import Graph, Node, Value
 
-UNMOVED = frozenset({"alias", "detach", "reshape", "squeeze", "unsqueeze", "shape"})
-PARTLY_READ = frozenset(
+ZERO_COPY = frozenset({"alias", "detach", "reshape", "squeeze", "unsqueeze", "shape"})
+PARTIAL_READS = frozenset(
     {"embedding", "gather", "index", "index_select", "select", "slice", "split"}
 )
 
@@ -66,10 +66,12 @@ PER_OUTPUT_ELEMENT = {
 }
 PER_INPUT_ELEMENT = dict.fromkeys(["mean", "sum", "amax", "amin", "any", "argmax", "max"], 1)
 PER_INPUT_ELEMENT |= {"var": 4, "std": 5}
-MOVEMENT = UNMOVED | PARTLY_READ | {"transpose", "cat", "stack", "clone", "to", "expand", "repeat"}
+MOVEMENT = (
+    ZERO_COPY | PARTIAL_READS | {"transpose", "cat", "stack", "clone", "to", "expand", "repeat"}
+)
 MOVEMENT |= {"constant_pad_nd", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like"}
 MOVEMENT |= {"arange", "copy", "copy_", "unbind", "chunk", "roll", "flip", "scalar_tensor"}
-PRODUCTS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
+MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +131,10 @@ def _node_cost(node: Node) -> NodeCost:
 
 
 def _bytes(node: Node) -> tuple[int, int]:
-    if node.op in UNMOVED:
+    if node.op in ZERO_COPY:
         return 0, 0
     written = sum(_n_bytes(value) for value in node.outputs)
-    if node.op in PARTLY_READ:
+    if node.op in PARTIAL_READS:
         indices = sum(_n_bytes(value) for value in node.tensors[1:])
         source_is_constant = bool(node.tensors) and node.tensors[0].constant
         return (written, written + indices) if source_is_constant else (0, 2 * written + indices)
@@ -149,13 +151,13 @@ def _flops(node: Node) -> int | None:
         return PER_OUTPUT_ELEMENT[node.op] * _size(node.output)
     if node.op in PER_INPUT_ELEMENT:
         return PER_INPUT_ELEMENT[node.op] * _size(node.tensors[0])
-    if node.op in PRODUCTS:
-        return _product(node)
+    if node.op in MATMULS:
+        return _matmul(node)
     counted = _COUNTED.get(node.op)
     return counted(node) if counted else None
 
 
-def _product(node: Node) -> int:
+def _matmul(node: Node) -> int:
     """(…, M, K) times (…, K, N), or for `linear` (N, K); a third input is a bias."""
     left = node.tensors[0].shape or (1,)
     inner = left[-2 if node.attributes.get("transposed_left") else -1]

@@ -11,11 +11,15 @@ delegated ones, or limited by memory, does not reach their rate (so it may be lo
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from whisperport.inspection.cost import PRODUCTS, NodeCost, cost_of
+from whisperport.inspection.cost import MATMULS, NodeCost, cost_of
 from whisperport.inspection.graph import Graph, Node
 
-BY_OPERATIONS = PRODUCTS | {"conv", "scaled_dot_product_attention"}
-XNNPACK_PRODUCTS = ("Fully Connected", "Batch Matrix Multiply", "Convolution")  # its names begin so
+COMPUTE_BOUND = MATMULS | {"conv", "scaled_dot_product_attention"}
+XNNPACK_COMPUTE_BOUND = (
+    "Fully Connected",
+    "Batch Matrix Multiply",
+    "Convolution",
+)  # its names begin so
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,11 @@ class Rates:
     flops_per_ms: float | None
     bytes_per_ms: float | None
 
-    def gain_ms(self, node: Node, ms: float) -> float | None:
+    def estimated_gain_ms(self, node: Node, ms: float) -> float | None:
         """Milliseconds of `ms` that delegating `node` would save; None: no rate, or sizes unknown."""
         (cost,) = costs([node])
-        work = cost.flops if is_product(node) else moved(cost)
-        rate = self.flops_per_ms if is_product(node) else self.bytes_per_ms
+        work = cost.flops if is_compute_bound(node) else moved(cost)
+        rate = self.flops_per_ms if is_compute_bound(node) else self.bytes_per_ms
         return max(0.0, ms - work / rate) if work and rate else None
 
 
@@ -38,9 +42,9 @@ def rates(products: tuple[int, float], others: tuple[int, float]) -> Rates:
     return Rates(*(work / ms if work and ms else None for work, ms in (products, others)))
 
 
-def is_product(node: Node) -> bool:
+def is_compute_bound(node: Node) -> bool:
     """Its arithmetic, and not the bytes it moves, sets its time."""
-    return node.op in BY_OPERATIONS
+    return node.op in COMPUTE_BOUND
 
 
 def costs(nodes: Sequence[Node]) -> tuple[NodeCost, ...]:
@@ -54,10 +58,10 @@ def moved(cost: NodeCost) -> int:
     )
 
 
-def work_of(nodes: Iterable[Node]) -> tuple[int, int]:
+def compute_and_bytes(nodes: Iterable[Node]) -> tuple[int, int]:
     """Operations of the products among `nodes`, and bytes moved by the others."""
     counted = costs(list(nodes))
     return (
-        sum(cost.flops for cost in counted if is_product(cost.node)),
-        sum(moved(cost) for cost in counted if not is_product(cost.node)),
+        sum(cost.flops for cost in counted if is_compute_bound(cost.node)),
+        sum(moved(cost) for cost in counted if not is_compute_bound(cost.node)),
     )

@@ -1,7 +1,7 @@
 """LiteRT's own profiler, through the C interface of the library in its wheel: the Python one leaves it out.
 
 Every call that could leave this process with a library of another layout is checked first: a function
-that is not there, a status that is not 0, or records of another size end in `NoProfileError`.
+that is not there, a status that is not 0, or records of another size end in `ProfilerUnavailableError`.
 
 Source: LiteRT 2.3, litert/c/litert_compiled_model.h, litert_profiler.h, litert_profiler_event.h and
 litert/c/options/litert_runtime_options.cc.
@@ -21,14 +21,14 @@ CPU = 1  # of LiteRtHwAccelerators
 WRITE = 1  # of LiteRtTensorBufferLockMode
 RANKED_TYPE_BYTES = 512  # more than a LiteRtRankedTensorType takes, which only passes through here
 FILL = 0xA5  # of memory that records are written to, so that their size shows
-MOST_BYTES = 512  # of a record
+MAX_RECORD_BYTES = 512  # of a record
 
 # Bits of an event's kind.
 SPAN, OPERATOR, IN_DELEGATE = 1, 2, 8
 RUN = "Invoke"  # the span of a run
 
 
-class NoProfileError(Exception):
+class ProfilerUnavailableError(Exception):
     """This LiteRT cannot be asked; says why."""
 
 
@@ -74,7 +74,7 @@ def profiled_runs(
         feed: an array for every input, by its name.
 
     Raises:
-        NoProfileError: this LiteRT cannot be asked, or the model is not one that it can be asked about.
+        ProfilerUnavailableError: this LiteRT version cannot profile, or cannot profile this model.
     """
     with ExitStack() as stack:
         session = _Session(_Library(library), stack, model, threads)
@@ -93,12 +93,12 @@ class _Library:
         try:
             self._loaded = ctypes.CDLL(str(path))
         except OSError as error:
-            raise NoProfileError(str(error)) from error
+            raise ProfilerUnavailableError(str(error)) from error
 
     def __call__(self, name: str, *arguments: Any) -> None:
         status = self.function(name)(*arguments)
         if status:
-            raise NoProfileError(f"{name} returned status {status}")
+            raise ProfilerUnavailableError(f"{name} returned status {status}")
 
     def made(self, name: str, *arguments: Any) -> c_void_p:
         """What a function writes to its last argument."""
@@ -110,7 +110,7 @@ class _Library:
         try:
             return getattr(self._loaded, name)
         except AttributeError as error:
-            raise NoProfileError(f"it has no function {name}") from error
+            raise ProfilerUnavailableError(f"it has no function {name}") from error
 
 
 class _Session:
@@ -156,13 +156,15 @@ class _Session:
             subgraph = self._call.made("LiteRtGetSignatureSubgraph", signature)
             if subgraph.value == wanted.value:
                 return place, signature
-        raise NoProfileError("no signature of the model runs its first subgraph")
+        raise ProfilerUnavailableError("no signature of the model runs its first subgraph")
 
     def inputs(self, feed: Mapping[str, Array]) -> Any:
         buffers = self._buffers("Input")
         for buffer, name in zip(buffers, self._names(), strict=True):
             if name not in feed:
-                raise NoProfileError(f"it calls an input {name}, which the interpreter does not")
+                raise ProfilerUnavailableError(
+                    f"it calls an input {name}, which the interpreter does not"
+                )
             self._fill(c_void_p(buffer), feed[name])
         return buffers
 
@@ -198,7 +200,9 @@ class _Session:
         size = c_size_t()
         self._call("LiteRtGetTensorBufferPackedSize", buffer, byref(size))
         if size.value != array.nbytes:
-            raise NoProfileError(f"an input takes {size.value} bytes, and {array.nbytes} are given")
+            raise ProfilerUnavailableError(
+                f"an input takes {size.value} bytes, and {array.nbytes} are given"
+            )
         memory = c_void_p()
         self._call("LiteRtLockTensorBuffer", buffer, byref(memory), WRITE)
         ctypes.memmove(memory, array.ctypes.data, array.nbytes)
@@ -219,13 +223,15 @@ class _Session:
         self._call("LiteRtStopProfiler", profiler)
         count = c_int()
         self._call("LiteRtGetNumProfilerEvents", profiler, byref(count))
-        memory = (ctypes.c_ubyte * (max(1, count.value) * MOST_BYTES))()
+        memory = (ctypes.c_ubyte * (max(1, count.value) * MAX_RECORD_BYTES))()
         ctypes.memset(memory, FILL, len(memory))
         self._call("LiteRtGetProfilerEvents", profiler, count, memory)
         written = len(bytes(memory).rstrip(bytes([FILL])))
         expected = count.value * ctypes.sizeof(_Record)
         if not count.value or not expected - 8 < written <= expected:
-            raise NoProfileError(f"{count.value} records take {written} bytes, not {expected}")
+            raise ProfilerUnavailableError(
+                f"{count.value} records take {written} bytes, not {expected}"
+            )
         return [_Record.from_buffer(memory, i * ctypes.sizeof(_Record)) for i in range(count.value)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from whisperport.errors import MissingPackageError, ProgramError
 from whisperport.inspection.graph import Value
 from whisperport.inspection.inputs import hint_for, inputs_for
-from whisperport.inspection.litert_profiler import NoProfileError, Run, profiled_runs
+from whisperport.inspection.litert_profiler import ProfilerUnavailableError, Run, profiled_runs
 from whisperport.inspection.profile import ProfileOptions
 from whisperport.runner import Array
 
@@ -105,7 +105,7 @@ def _measure(path: Path, options: ProfileOptions, profiled: bool) -> Measured:
         named = {str(d["name"]): array for d, array in zip(details, feed, strict=True)}
         try:
             runs = tuple(profiled_runs(_library(litert), path, named, threads, options.repeat))
-        except NoProfileError as error:
+        except ProfilerUnavailableError as error:
             why = str(error)
     return Measured(ops, run_ms, alone_ms, runs, why)
 

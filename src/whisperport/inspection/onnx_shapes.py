@@ -18,9 +18,9 @@ from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 OWN_DOMAINS = frozenset({"", "ai.onnx"})
-MOST_NODES = 200_000  # Whisper large's decoder has 5,000
-CONSTANT_OF_SHAPE, HIDDEN = "ConstantOfShape", "whisperport.ConstantOfShape"
-SMALL = 256  # elements of a tensor that is taken for arithmetic on shapes
+MAX_NODES = 200_000  # Whisper large's decoder has 5,000
+CONSTANT_OF_SHAPE, RENAMED = "ConstantOfShape", "whisperport.ConstantOfShape"
+MAX_FOLDED_ELEMENTS = 256  # elements of a tensor that is taken for arithmetic on shapes
 
 FOLDED = frozenset(
     {
@@ -52,7 +52,7 @@ def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         model = inline_local_functions(model)
     _store_constants(model.graph)
     model = _inferred(model)
-    _Pass(model).run()
+    _ShapePass(model).run()
     return model
 
 
@@ -60,11 +60,11 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     """By onnx, which computes small tensors too, but for the output of ConstantOfShape.
 
     Of that operator it would write out every element, and a file of a hundred bytes may ask for 2**62;
-    `_Pass` computes those that are small.
+    `_ShapePass` computes those that are small.
     """
-    _renamed(model, CONSTANT_OF_SHAPE, HIDDEN)
+    _renamed(model, CONSTANT_OF_SHAPE, RENAMED)
     model = shape_inference.infer_shapes(model, data_prop=True)
-    _renamed(model, HIDDEN, CONSTANT_OF_SHAPE)
+    _renamed(model, RENAMED, CONSTANT_OF_SHAPE)
     return model
 
 
@@ -83,8 +83,8 @@ def _check_unfolds(model: onnx.ModelProto) -> None:
     sizes: dict[Key, int] = {}
     for key, function in _callees_first(model):
         sizes[key] = _unfolded(function.node, sizes)
-    if (count := _unfolded(model.graph.node, sizes)) > MOST_NODES:
-        raise ValueError(f"its local functions unfold to {count} nodes; {MOST_NODES} are the most")
+    if (count := _unfolded(model.graph.node, sizes)) > MAX_NODES:
+        raise ValueError(f"its local functions unfold to {count} nodes; {MAX_NODES} are the most")
 
 
 def _unfolded(nodes: Iterable[onnx.NodeProto], sizes: dict[Key, int]) -> int:
@@ -151,7 +151,7 @@ def _put(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
     graph.node.extend(only.node)
 
 
-class _Pass:
+class _ShapePass:
     """Once over the nodes of a model, in their order."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -164,7 +164,7 @@ class _Pass:
                 tensor.data_type, list(tensor.dims)
             )
             inside = tensor.data_location != onnx.TensorProto.EXTERNAL
-            if inside and prod(tensor.dims) <= SMALL:
+            if inside and prod(tensor.dims) <= MAX_FOLDED_ELEMENTS:
                 self._data[tensor.name] = tensor
         for value in (*self._graph.input, *self._graph.value_info, *self._graph.output):
             self._types.setdefault(value.name, value.type)
@@ -224,17 +224,24 @@ class _Pass:
         if not self._is_small(node):
             return None
         made = self._evaluated(node)
-        return made if made and all(np.size(array) <= SMALL for array in made) else None
+        return (
+            made if made and all(np.size(array) <= MAX_FOLDED_ELEMENTS for array in made) else None
+        )
 
     def _is_small(self, node: onnx.NodeProto) -> bool:
         """Whether what known numbers ask for is: a file may ask for tensors of any size."""
         given = [self._data[name] for name in node.input if name]
         if node.op_type == CONSTANT_OF_SHAPE:
-            return prod(max(1, int(n)) for n in numpy_helper.to_array(given[0]).flat) <= SMALL
+            return (
+                prod(max(1, int(n)) for n in numpy_helper.to_array(given[0]).flat)
+                <= MAX_FOLDED_ELEMENTS
+            )
         if node.op_type in ("Max", "Min"):  # any number of operands, each spread over the others
-            return bool(prod(max(1, prod(tensor.dims)) for tensor in given) <= SMALL**2)
+            return bool(
+                prod(max(1, prod(tensor.dims)) for tensor in given) <= MAX_FOLDED_ELEMENTS**2
+            )
         if node.op_type == "Concat":
-            return bool(sum(prod(tensor.dims) for tensor in given) <= SMALL)
+            return bool(sum(prod(tensor.dims) for tensor in given) <= MAX_FOLDED_ELEMENTS)
         return True
 
     def _evaluated(self, node: onnx.NodeProto) -> list[Any] | None:
@@ -270,12 +277,12 @@ def _is_static(kind: onnx.TypeProto | None) -> bool:
     )
 
 
-def read_outside(node: onnx.NodeProto) -> Iterator[str]:
+def outer_tensors(node: onnx.NodeProto) -> Iterator[str]:
     """Names of tensors that the graphs inside a node (the branches of an If) read from around it."""
     for graph in _graphs(node):
         own = {tensor.name for tensor in graph.initializer} | {v.name for v in graph.input}
         for inner in graph.node:
-            yield from (name for name in (*inner.input, *read_outside(inner)) if name not in own)
+            yield from (name for name in (*inner.input, *outer_tensors(inner)) if name not in own)
             own.update(inner.output)
         yield from (value.name for value in graph.output if value.name not in own)
 

@@ -9,8 +9,8 @@ Source: protobuf's wire format; field numbers from onnx/onnx.proto, IR version 1
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-KEPT = 4096  # bytes of an array that is kept whole: shapes, axes, scalars
-LARGEST_SKELETON = 1 << 28  # bytes; Whisper large's decoder leaves 2 MB
+MAX_KEPT_BYTES = 4096  # bytes of an array that is kept whole: shapes, axes, scalars
+MAX_SKELETON_BYTES = 1 << 28  # bytes; Whisper large's decoder leaves 2 MB
 
 MODEL_GRAPH, GRAPH_NODE, GRAPH_INITIALIZER, NODE_ATTRIBUTE = 7, 1, 5, 5
 ATTRIBUTE_TENSOR = 5
@@ -53,7 +53,7 @@ def _tensor(file: BinaryIO, end: int) -> Iterator[bytes]:
         key, tag = _varint(file, end)
         if tag & 7 == BYTES:
             length, prefix = _length(file, end)
-            if tag >> 3 in TENSOR_ARRAYS and length > KEPT:
+            if tag >> 3 in TENSOR_ARRAYS and length > MAX_KEPT_BYTES:
                 file.seek(length, 1)
                 left_out = True
                 continue
@@ -111,7 +111,7 @@ def _scalar(file: BinaryIO, kind: int, end: int) -> bytes:
 
 
 def _exactly(file: BinaryIO, length: int) -> bytes:
-    if length > LARGEST_SKELETON:
+    if length > MAX_SKELETON_BYTES:
         raise ValueError(f"a field of {length} bytes is no part of a graph")
     data = file.read(length)
     if len(data) != length:

@@ -39,7 +39,7 @@ class NodeProfile:
     ms: float | None  # median over runs; None: the runtime does not say
     rule: str = ""  # why it is not delegated: a rule of `whisperport check`
     reason: str = ""  # in words; empty: not known, or nothing to explain
-    gain_ms: float | None = None  # an estimate, see `gain.py`; None: no basis for one
+    estimated_gain_ms: float | None = None  # an estimate, see `gain.py`; None: no basis for one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Profile:
     target: str  # to what its nodes are delegated: a backend, a provider, a device
     subgraphs: int  # pieces that the target runs without leaving
     nodes: tuple[NodeProfile, ...]  # the most expensive first
-    rest_ms: float | None  # what no node accounts for, median: calls, copies between subgraphs
+    overhead_ms: float | None  # what no node accounts for, median: calls, copies between subgraphs
     run_ms: float  # of a whole run, median
     runs: int
     notes: tuple[str, ...] = ()  # what the numbers do not say
@@ -61,7 +61,7 @@ class Profile:
         return tuple(node for node in self.nodes if not node.delegated)
 
     @property
-    def undelegated_share(self) -> float | None:
+    def undelegated_time_share(self) -> float | None:
         """Of the time of a run; None where single nodes were not measured."""
         return self._share(self.undelegated)
 
@@ -69,11 +69,11 @@ class Profile:
     def total_ms(self) -> float:
         """Of a run: nodes and rest, so that shares add up. A pause while one node ran is in no median,
         so on a busy machine this is less than `run_ms`; where nodes were not measured it is that."""
-        if self.rest_ms is None:
+        if self.overhead_ms is None:
             return self.run_ms
-        return self.rest_ms + sum(node.ms or 0.0 for node in self.nodes)
+        return self.overhead_ms + sum(node.ms or 0.0 for node in self.nodes)
 
-    def share(self, node: NodeProfile) -> float | None:
+    def time_share(self, node: NodeProfile) -> float | None:
         return self._share((node,))
 
     def _share(self, nodes: tuple[NodeProfile, ...]) -> float | None:
@@ -89,12 +89,12 @@ class Profile:
             "subgraphs": self.subgraphs,
             "delegated_nodes": len(self.nodes) - len(self.undelegated),
             "undelegated_nodes": len(self.undelegated),
-            "undelegated_share": self.undelegated_share,
+            "undelegated_time_share": self.undelegated_time_share,
             "total_ms": self.total_ms,
-            "rest_ms": self.rest_ms,
+            "overhead_ms": self.overhead_ms,
             "run_ms": self.run_ms,
             "runs": self.runs,
-            "nodes": [asdict(node) | {"share": self.share(node)} for node in self.nodes],
+            "nodes": [asdict(node) | {"time_share": self.time_share(node)} for node in self.nodes],
             "notes": list(self.notes),
         }
 
@@ -104,7 +104,7 @@ def by_time(nodes: list[NodeProfile]) -> tuple[NodeProfile, ...]:
     return tuple(sorted(nodes, key=lambda node: (-(node.ms or 0.0), node.delegated)))
 
 
-def median_rest(wholes: Sequence[float], by_run: Sequence[Iterable[float]]) -> float:
+def median_overhead(wholes: Sequence[float], by_run: Sequence[Iterable[float]]) -> float:
     """Median over runs of the whole less its nodes; clocks of different steps may leave it below zero."""
     rests = [whole - sum(nodes) for whole, nodes in zip(wholes, by_run, strict=True)]
     return max(0.0, statistics.median(rests))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import MissingPackageError, ProgramError, UsageError
-from whisperport.inspection.gain import Rates, is_product, rates, work_of
+from whisperport.inspection.gain import Rates, compute_and_bytes, is_compute_bound, rates
 from whisperport.inspection.graph import Node, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
 from whisperport.inspection.profile import (
@@ -25,7 +25,7 @@ from whisperport.inspection.profile import (
     Profile,
     ProfileOptions,
     by_time,
-    median_rest,
+    median_overhead,
 )
 from whisperport.inspection.vocabulary import ONNX
 from whisperport.runner import Array
@@ -68,13 +68,13 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
         except Exception as error:  # its own exception classes have no common base but Exception
             raise ProgramError(
                 f"ONNX Runtime cannot run {path.name}",
-                why=_said(error),
+                why=_message(error),
                 hint=hint_for(arrays),
             ) from error
     return _profile(path.stem, provider, trace)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """What went wrong, without where in ONNX Runtime's own sources it was noticed."""
     line = str(error).strip().split("\n")[0]
     return re.sub(r"/onnxruntime_src/\S+ [^)]*\) ", "", line)[:300]
@@ -128,7 +128,7 @@ def _profile(name: str, provider: str, trace: list[dict[str, Any]]) -> Profile:
         target=provider,
         subgraphs=_pieces(provider, first.values()),
         nodes=by_time(nodes),
-        rest_ms=median_rest(wholes, inside),
+        overhead_ms=median_overhead(wholes, inside),
         run_ms=statistics.median(wholes),
         runs=len(runs),
         notes=("nodes are those left after ONNX Runtime's own fusions",),
@@ -166,9 +166,11 @@ def _rates(
     for key, event in events.items():
         if event["args"]["provider"] == provider:
             node = _graph_node(event)
-            (products if is_product(node) else others).append(node)
-            spent[is_product(node)] += times[key]
-    return rates((work_of(products)[0], spent[True]), (work_of(others)[1], spent[False]))
+            (products if is_compute_bound(node) else others).append(node)
+            spent[is_compute_bound(node)] += times[key]
+    return rates(
+        (compute_and_bytes(products)[0], spent[True]), (compute_and_bytes(others)[1], spent[False])
+    )
 
 
 def _graph_node(event: Mapping[str, Any]) -> Node:
@@ -197,7 +199,7 @@ def _node(event: Mapping[str, Any], ms: float, provider: str, rate: Rates) -> No
         delegated=delegated,
         ms=ms,
         reason="" if delegated else f"not delegated to {provider}",
-        gain_ms=None if delegated else rate.gain_ms(_graph_node(event), ms),
+        estimated_gain_ms=None if delegated else rate.estimated_gain_ms(_graph_node(event), ms),
     )
 
 

@@ -17,7 +17,7 @@ from whisperport.inspection.profile import (
     Profile,
     ProfileOptions,
     by_time,
-    median_rest,
+    median_overhead,
 )
 
 CPU = "CPU"
@@ -120,7 +120,7 @@ def _profile(name: str, device: str, runs: list[tuple[float, list[Any]]]) -> Pro
         target=device,
         subgraphs=1,
         nodes=by_time(nodes),
-        rest_ms=median_rest(wholes, [[_ms(info) for info in infos] for _, infos in runs]),
+        overhead_ms=median_overhead(wholes, [[_ms(info) for info in infos] for _, infos in runs]),
         run_ms=statistics.median(wholes),
         runs=len(runs),
         notes=tuple(notes),

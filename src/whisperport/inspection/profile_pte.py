@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import ProgramError
-from whisperport.inspection.gain import XNNPACK_PRODUCTS, Rates, rates, work_of
+from whisperport.inspection.gain import XNNPACK_COMPUTE_BOUND, Rates, compute_and_bytes, rates
 from whisperport.inspection.graph import Graph, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
 from whisperport.inspection.profile import (
@@ -21,7 +21,7 @@ from whisperport.inspection.profile import (
     Profile,
     ProfileOptions,
     by_time,
-    median_rest,
+    median_overhead,
 )
 from whisperport.inspection.quiet import quiet
 from whisperport.inspection.read_pte import Instruction, Method, missing_executorch, read_pte
@@ -152,7 +152,7 @@ def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
         target=", ".join(backends) or "no delegate",
         subgraphs=len(calls),
         nodes=by_time(nodes),
-        rest_ms=median_rest(wholes, [times.values() for times in measured]),
+        overhead_ms=median_overhead(wholes, [times.values() for times in measured]),
         run_ms=statistics.median(wholes),
         runs=len(runs),
         notes=() if BACKEND in backends or not backends else (OTHER_BACKEND,),
@@ -196,9 +196,11 @@ def _times(run: Any) -> dict[Key, float]:
 def _rates(method: Method, ms: Mapping[Key, float]) -> Rates:
     """What XNNPACK achieved in this program. Times are by name and sizes by node: both summed up."""
     inner = [node for i in method.instructions.values() for node in i.inner]
-    flops, size = work_of(inner)
+    flops, size = compute_and_bytes(inner)
     delegated = {key: time for key, time in ms.items() if key[2]}
-    products = sum(time for key, time in delegated.items() if key[2].startswith(XNNPACK_PRODUCTS))
+    products = sum(
+        time for key, time in delegated.items() if key[2].startswith(XNNPACK_COMPUTE_BOUND)
+    )
     return rates((flops, products), (size, sum(delegated.values()) - products))
 
 
@@ -230,7 +232,9 @@ def _left(
         ms=ms,
         rule=refusal.rule if refusal else "",
         reason=refusal.reason if refusal else "",
-        gain_ms=rate.gain_ms(instruction.node, ms) if instruction.node else None,
+        estimated_gain_ms=rate.estimated_gain_ms(instruction.node, ms)
+        if instruction.node
+        else None,
     )
 
 

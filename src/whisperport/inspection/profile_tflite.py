@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspection.gain import XNNPACK_PRODUCTS, Rates, rates, work_of
+from whisperport.inspection.gain import XNNPACK_COMPUTE_BOUND, Rates, compute_and_bytes, rates
 from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.litert_profiler import Event, Run
 from whisperport.inspection.litert_run import Measured, Op, run_litert
@@ -19,7 +19,7 @@ from whisperport.inspection.profile import (
     Profile,
     ProfileOptions,
     by_time,
-    median_rest,
+    median_overhead,
 )
 from whisperport.inspection.read_tflite import read_tflite
 
@@ -64,7 +64,7 @@ def _with_times(path: Path, measured: Measured) -> Profile:
         target=XNNPACK,
         subgraphs=max((subgraph for subgraph, _, _ in ms), default=0),
         nodes=by_time([_node(key, time, nodes.get(key[2]), rate) for key, time in ms.items()]),
-        rest_ms=median_rest(wholes, [times.values() for times in runs]),
+        overhead_ms=median_overhead(wholes, [times.values() for times in runs]),
         run_ms=measured.run_ms,
         runs=len(runs),
         notes=(
@@ -104,9 +104,11 @@ def _graphs(path: Path) -> list[Graph]:
 
 
 def _rates(ms: dict[Key, float], taken: Sequence[Node]) -> Rates:
-    flops, size = work_of(taken)
+    flops, size = compute_and_bytes(taken)
     delegated = {key: time for key, time in ms.items() if key[0]}
-    products = sum(time for key, time in delegated.items() if key[1].startswith(XNNPACK_PRODUCTS))
+    products = sum(
+        time for key, time in delegated.items() if key[1].startswith(XNNPACK_COMPUTE_BOUND)
+    )
     return rates((flops, products), (size, sum(delegated.values()) - products))
 
 
@@ -119,7 +121,7 @@ def _node(key: Key, ms: float, node: Node | None, rate: Rates) -> NodeProfile:
         delegated=bool(subgraph),
         ms=ms,
         reason="" if subgraph else NOT_TAKEN,
-        gain_ms=rate.gain_ms(node, ms) if node and not subgraph else None,
+        estimated_gain_ms=rate.estimated_gain_ms(node, ms) if node and not subgraph else None,
     )
 
 
@@ -147,7 +149,7 @@ def _without_times(name: str, measured: Measured, repeat: int) -> Profile:
         target=XNNPACK,
         subgraphs=len(calls),
         nodes=by_time(nodes),
-        rest_ms=None,
+        overhead_ms=None,
         run_ms=measured.run_ms,
         runs=repeat,
         notes=(f"the time of a node is not measured: {measured.why}", _alone(measured)),

@@ -154,7 +154,7 @@ def _nodes(
 ) -> Iterator[Node]:
     from onnx import helper
 
-    from whisperport.inspection.onnx_shapes import inner_nodes, read_outside
+    from whisperport.inspection.onnx_shapes import inner_nodes, outer_tensors
 
     opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), 0)
     names: set[str] = set()
@@ -174,7 +174,7 @@ def _nodes(
             if inner.domain not in OWN_DOMAINS:
                 written = f"{inner.domain}.{inner.op_type}"
                 yield Node(f"{name}/{inner.name or place}", written, written, (), (), custom=True)
-        wrap_runner = [values.get(n, Value(n)) for n in dict.fromkeys(read_outside(node))]
+        wrap_runner = [values.get(n, Value(n)) for n in dict.fromkeys(outer_tensors(node))]
         yield Node(
             name,
             op,

@@ -16,7 +16,7 @@ from whisperport.inspection.graph import Graph, Node, Value, build
 from whisperport.inspection.torch_nodes import Argument, torch_node
 
 SCHEMA = 8  # of torch 2.8 to 2.13; another major number means another layout
-LARGEST_GRAPH = 1 << 28  # bytes of JSON; Whisper large's decoder takes 5 MB
+MAX_GRAPH_BYTES = 1 << 28  # bytes of JSON; Whisper large's decoder takes 5 MB
 
 # Source: torch/_export/serde/schema.py, ScalarType.
 DTYPES = dict(
@@ -67,10 +67,10 @@ def _models(path: Path, archive: zipfile.ZipFile) -> list[tuple[str, bytes]]:
     if not entries:
         raise _not_exported(path, archive.namelist())
     for entry in entries.values():
-        if entry.file_size > LARGEST_GRAPH:
+        if entry.file_size > MAX_GRAPH_BYTES:
             raise ProgramError(
                 f"{path.name} is not read",
-                why=f"its graph takes {entry.file_size} bytes; the limit is {LARGEST_GRAPH}",
+                why=f"its graph takes {entry.file_size} bytes; the limit is {MAX_GRAPH_BYTES}",
             )
     alone = len(entries) == 1  # torch.export.save calls it "model"
     return [(path.stem if alone else n, archive.read(entry)) for n, entry in entries.items()]

@@ -1,4 +1,4 @@
-"""The rules: each a code that stays, a page, and a check. The limits are in the targets' specs."""
+"""The rules of `whisperport check`: each has a code, a page and a check. Targets' specs hold the limits."""
 
 from whisperport.inspection.rules import files as _files
 from whisperport.inspection.rules import forms as _forms

@@ -1,4 +1,4 @@
-"""What a rule is, and how one is registered: a code that stays, a title, a page, and a check."""
+"""Define rules and register them. A rule has a permanent code, a title, a page and a check."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ from whisperport.spec import Limit
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One place where a program breaks a limit of a target."""
+    """One node, input or output of a program that breaks a limit of a target."""
 
-    place: str  # the name of a node, an input or an output; empty: the whole program
-    reason: str  # states the value met and the limit
+    name: str  # of the node, input or output; empty: the complete program
+    reason: str  # states the value found, the limit and, in short, what to do
     node: Node | None = None
-    fixable: bool = True  # the limit's suggested rewrite, if there is one, applies here too
+    fixable: bool = True  # False: the limit's suggested rewrite does not apply to this node
 
 
 Check = Callable[[Graph, Limit], Iterator[Finding]]
@@ -24,17 +24,24 @@ Check = Callable[[Graph, Limit], Iterator[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    code: str
-    title: str  # a whole sentence, without its stop
-    text: str  # what it means, why accelerators have it, what to do: the body of its page
+    """One rule, such as WP301."""
+
+    code: str  # permanent
+    title: str  # a complete sentence without a full stop
+    text: str  # the body of its page: meaning, cause, and a last paragraph "What to do: …"
     check: Check
+
+    @property
+    def what_to_do(self) -> str:
+        """The advice in the last paragraph of `text`, on one line."""
+        return " ".join(self.text.partition("What to do: ")[2].split())
 
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(code: str, title: str) -> Callable[[Check], Check]:
-    """Register a check of a whole program; its docstring is the rule's page."""
+    """Register a function as the check of a program; its docstring is the body of the rule's page."""
 
     def register(check: Check) -> Check:
         if code in RULES:
@@ -48,7 +55,11 @@ def rule(code: str, title: str) -> Callable[[Check], Check]:
 def node_rule(
     code: str, title: str
 ) -> Callable[[Callable[[Graph, Node, Any], str]], Callable[[Graph, Node, Any], str]]:
-    """Register a check of one node: (graph, node, limit's value) -> the reason; empty if it holds."""
+    """Register a function as the check of one node; its docstring is the body of the rule's page.
+
+    The function gets the graph, the node and the limit's value. It returns the reason why the node breaks
+    the limit, or an empty string.
+    """
 
     def register(reason_of: Callable[[Graph, Node, Any], str]) -> Callable[[Graph, Node, Any], str]:
         def check(graph: Graph, limit: Limit) -> Iterator[Finding]:
@@ -66,6 +77,6 @@ def node_rule(
     return register
 
 
-def shown(shape: Any) -> str:
-    """A shape as `(1, 80, 3000)`; `(?)` where it is not known."""
+def format_shape(shape: Any) -> str:
+    """Format a shape as `(1, 80, 3000)`; `(?)` if the shape is not known."""
     return "(" + ", ".join(map(str, shape)) + ")" if shape is not None else "(?)"

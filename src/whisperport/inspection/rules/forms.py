@@ -1,31 +1,31 @@
-"""WP3xx: operators that a target has, in some forms only."""
+"""WP3xx: operators that the target supports in some forms only."""
 
 from collections.abc import Iterator, Set
 from typing import Any
 
 from whisperport.inspection.graph import Graph, Node, Value
-from whisperport.inspection.rules.base import Finding, node_rule, rule, shown
+from whisperport.inspection.rules.base import Finding, format_shape, node_rule, rule
 from whisperport.spec import Limit
 
 
-@rule("WP301", "A weight is computed in the graph, where the target supports stored ones only")
+@rule("WP301", "A weight is computed in the graph; the target supports stored weights only")
 def constant_weight(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """The target packs the weight of a product or a convolution when the program is compiled. It can do
-    that only with a tensor that is stored in the file. A weight that the graph itself computes, if only
-    by transposing a stored one, is not packed, and the whole product stays on the CPU.
+    """The target packs the weight of a matmul or a convolution when it compiles the program. It can pack
+    only a tensor that is stored in the file. It cannot pack a weight that the graph computes, even if the
+    graph only transposes a stored weight. The complete matmul is then undelegated and runs on the CPU.
 
     Whisper's logits are the usual case: openai-whisper writes `x @ token_embedding.weight.T`. torch
-    exports a transpose and a `matmul`, which becomes `aten.mm` with a computed right side. It is the
-    largest product of the decoder.
+    exports a transpose and a `matmul`, which becomes `aten.mm` with a computed right operand. This is the
+    largest matmul of the decoder.
 
-    What to do: apply the rewrite, or write `F.linear(x, token_embedding.weight)`, which reads the weight
-    as it is stored. A product of two activations belongs into `bmm`, which packs nothing.
+    What to do: apply the suggested rewrite, or write `F.linear(x, token_embedding.weight)`, which reads the
+    weight as it is stored. For a matmul of two activations use `bmm`, which has no packed weight.
     """
     for node in graph.nodes:
         if node.op not in limit.operators:
             continue
         if node.op in ("matmul", "mm") and _rank(node.tensors[1]) != 2:
-            continue  # a batched product, which packs nothing
+            continue  # a batched matmul, which has no packed weight
         for what, value in zip(("weight", "bias"), node.tensors[1:], strict=False):
             if not value.constant and not _is_decomposed_linear(graph, node, value):
                 yield _computed(graph, node, what, value)
@@ -33,7 +33,10 @@ def constant_weight(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 
 def _is_decomposed_linear(graph: Graph, node: Node, weight: Value) -> bool:
-    """`addmm` with a transposed weight that `nn.Linear` was decomposed into: seen through, by its class."""
+    """Whether the node is the `addmm` or `mm` that an `nn.Linear` was decomposed into.
+
+    The target supports this form although the weight is transposed: it looks at the module's class.
+    """
     return (
         node.op in ("addmm", "mm")
         and node.module_type == "torch.nn.modules.linear.Linear"
@@ -49,9 +52,9 @@ def _is_stored_transposed(graph: Graph, value: Value) -> bool:
 def _computed(graph: Graph, node: Node, what: str, value: Value) -> Finding:
     maker = graph.producer(value)
     origin = f"computed by `{maker.name}` ({maker.op})" if maker else "an input of the program"
-    product = "aten.mm" if node.op == "matmul" else node.op  # what torch makes of it
-    shapes = f"{shown(node.tensors[0].shape)} by {shown(node.tensors[1].shape)}"
-    reason = f"{product} {shapes}: its {what} is {origin}, not a stored constant"
+    operator = "aten.mm" if node.op == "matmul" else node.op  # torch lowers `matmul` to `aten.mm`
+    shapes = f"{format_shape(node.tensors[0].shape)} by {format_shape(node.tensors[1].shape)}"
+    reason = f"{operator} {shapes}: its {what} is {origin}, not a stored constant"
     return Finding(node.name, reason, node, fixable=_is_stored_transposed(graph, value))
 
 
@@ -59,29 +62,29 @@ def _rank(value: Value) -> int:
     return len(value.shape or ())
 
 
-@node_rule("WP302", "The operator works along one axis only")
+@node_rule("WP302", "The target supports this operator along the last axis only")
 def last_axis(graph: Graph, node: Node, _: Any) -> str:
-    """The target has this operator along the last axis and no other.
+    """The target supports this operator along the last axis and along no other axis.
 
-    What to do: transpose before and after, or drop an `unsqueeze` by a `reshape` to the same shape, which
-    the target supports anywhere.
+    What to do: transpose before and after the operator. Replace an `unsqueeze` by a `reshape` to the same
+    shape, which the target supports along every axis.
     """
     axes = node.attributes.get("dim")
     axis = axes[0] if isinstance(axes, list) and len(axes) == 1 else axes
     ranks = len(node.output.shape or ())
     if axis in (-1, ranks - 1):
         return ""
-    return f"{node.op} along axis {axis} of {ranks}; it has the last only"
+    return f"{node.op} along axis {axis} of rank {ranks}; supported: the last axis only"
 
 
-@node_rule("WP303", "A mean is taken over other axes than the two of an image")
-def image_mean(graph: Graph, node: Node, _: Any) -> str:
-    """The target has a mean only as the pooling of an image: over the last two axes of a tensor of rank 4,
-    kept with length 1. The mean over the last axis, with which layer normalization is often written, is
-    not that.
+@node_rule("WP303", "The target supports a mean over the last two axes of a rank-4 tensor only")
+def mean_axes(graph: Graph, node: Node, _: Any) -> str:
+    """The target supports a mean only as the global pooling of an image: over the last two axes of a rank-4
+    tensor, with `keepdim=True`. Layer normalization that is written with a mean over the last axis does
+    not have this form.
 
-    What to do: export layer norms whole, as `aten.layer_norm`, for which there is a rewrite; or write the
-    mean as a linear whose weights are all 1 / width.
+    What to do: export layer norms as one `aten.layer_norm`, for which there is a rewrite; or write the mean
+    as a linear whose weights are all 1 / width.
     """
     axes = node.attributes.get("dim")
     ranks = len(node.tensors[0].shape or ())
@@ -89,86 +92,99 @@ def image_mean(graph: Graph, node: Node, _: Any) -> str:
     keeps = bool(node.attributes.get("keepdim"))
     if ranks == 4 and normal == [2, 3] and keeps:
         return ""
-    kept = "kept" if keeps else "dropped"
-    return f"mean over {axes} of rank {ranks}, {kept}; it has [2, 3] of rank 4, kept"
+    return (
+        f"mean over axes {axes} of rank {ranks}, keepdim={keeps}; "
+        "supported: axes [2, 3] of rank 4, keepdim=True"
+    )
 
 
-@node_rule("WP304", "A batched product copies both operands before it multiplies")
+@node_rule("WP304", "A batched matmul copies both operands")
 def copied_operands(graph: Graph, node: Node, _: Any) -> str:
-    """torch lowers a `matmul` by a tensor of rank 3 or more to a batched product of rank 3, and puts an
-    `expand` before each operand, even where nothing is to expand. The product is taken; the two copies
-    are not, so that each attention block leaves the accelerator four times.
+    """torch lowers a `matmul` with a right operand of rank 3 or more to a `bmm` of rank 3. It adds an
+    `expand` before each operand, even if there is nothing to expand. The `bmm` is delegated. The two
+    copies that `expand` makes are not, so each attention block leaves the accelerator four times.
 
-    What to do: apply the rewrite, which writes the product as `bmm` on (heads, rows, width).
+    What to do: apply the suggested rewrite, which writes the matmul as `bmm` on (heads, tokens, width).
     """
     left, right = node.tensors[:2]
     if _rank(right) == 1:
-        return f"matmul {shown(left.shape)} by the vector {shown(right.shape)} becomes a sum"
+        vector = format_shape(right.shape)
+        return (
+            f"matmul {format_shape(left.shape)} by the vector {vector} becomes a sum; use a linear"
+        )
     if _rank(right) < 3:
         return ""
-    return f"matmul {shown(left.shape)} by {shown(right.shape)} copies both; bmm of rank 3 does not"
+    shapes = f"{format_shape(left.shape)} by {format_shape(right.shape)}"
+    return f"matmul {shapes} copies both operands; bmm of rank 3 does not"
 
 
-@node_rule("WP305", "An argument has a value the target does not have")
+@node_rule("WP305", "An argument has an unsupported value")
 def argument(graph: Graph, node: Node, value: tuple[str, Set[str]]) -> str:
-    """The target has this operator for some values of an argument only.
+    """The target supports this operator for some values of an argument only.
 
-    What to do: write it otherwise: a cube as two products, a strided slice as a reshape and a slice.
+    What to do: write the operation with other operators: a cube as two multiplications, a strided slice as
+    a reshape and a slice.
     """
-    name, taken = value
-    met = node.attributes.get(name)
+    name, supported = value
+    found = node.attributes.get(name)
     if name == "exponent" and len(node.tensors) > 1:
-        met = "a tensor"
-    if met is None or str(met) in taken:
+        found = "a tensor"
+    if found is None or str(found) in supported:
         return ""
-    return f"{node.op} with {name} {met}; it has {' and '.join(sorted(taken))}"
+    listed = " and ".join(sorted(supported)) or "none"
+    return f"{node.op} with {name}={found}; supported: {listed}"
 
 
-@node_rule("WP306", "A number stands in arithmetic in a form the target does not take")
+@node_rule("WP306", "A number in arithmetic has an unsupported form")
 def scalar(graph: Graph, node: Node, _: Any) -> str:
-    """torch stores the 2 of `x * 2` as an integer tensor and converts it to floating point each time the
-    program runs. The product is taken; the conversion, of one number, is not. Where torch took attention
-    apart, it leaves `mul.Scalar`, whose number is no tensor at all, and that is not taken.
+    """torch stores the 2 of `x * 2` as an integer tensor, and converts it to floating point each time the
+    program runs. The multiplication is delegated. The conversion of this one number is not. The
+    decomposition of fused attention contains `mul.Scalar`, whose number is not a tensor. `mul.Scalar` is
+    not supported.
 
-    What to do: write `x * 2.0`; keep attention whole until it is rewritten.
+    What to do: write `x * 2.0`. Do not decompose attention before it is rewritten.
     """
     if node.written.endswith(".Scalar") and node.op != "rsub":
-        return f"{node.written}: a number is supported as a tensor only"
-    met = [v for k, v in node.attributes.items() if k in ("other", "self") and type(v) is int]
+        return f"{node.written}: the number is not a tensor; the target supports tensors only"
+    found = [v for k, v in node.attributes.items() if k in ("other", "self") and type(v) is int]
     floats = node.output.dtype.startswith(("float", "bfloat"))
     return (
-        f"{node.op} with the integer {met[0]}; a 2.0 is stored as it is used"
-        if met and floats
+        f"{node.op} with the integer {found[0]}; write it as a floating-point number"
+        if found and floats
         else ""
     )
 
 
-@node_rule("WP307", "A conversion between dtypes")
+@node_rule("WP307", "The target does not convert dtypes")
 def conversion(graph: Graph, node: Node, _: Any) -> str:
-    """The target converts no dtypes inside a program. A conversion to the dtype that a tensor has already
-    is dropped by the compiler, and not meant here.
+    """The target does not convert dtypes inside a program. This rule ignores a conversion to the dtype that
+    the tensor already has: the compiler removes it.
 
     What to do: convert weights before the export, and inputs on the host.
     """
     given, made = node.tensors[0].dtype, node.output.dtype
-    return f"conversion from {given} to {made}" if given != made else ""
+    if given == made:
+        return ""
+    return f"conversion from {given} to {made}; the target converts no dtypes: convert on the host"
 
 
-@node_rule("WP308", "A tensor is joined to itself")
-def joins_one(graph: Graph, node: Node, _: Any) -> str:
-    """The target joins two tensors or more; the compiler counts a tensor that is named twice as one.
+@node_rule("WP308", "A tensor is concatenated with itself")
+def duplicate_inputs(graph: Graph, node: Node, _: Any) -> str:
+    """The target concatenates two tensors or more. The compiler counts a tensor that occurs twice as one.
 
-    What to do: repeat on the host, or copy one of the two with an operation such as a product by 1.0.
+    What to do: repeat the tensor on the host, or copy one of the two with an operation such as a
+    multiplication by 1.0.
     """
-    return f"{node.op} of one tensor" if len({value.name for value in node.tensors}) < 2 else ""
+    distinct = len({value.name for value in node.tensors})
+    return f"{node.op} of {distinct} distinct tensor; at least 2 are needed" if distinct < 2 else ""
 
 
-@node_rule("WP309", "A pad cuts instead")
+@node_rule("WP309", "A pad has a negative width")
 def negative_pad(graph: Graph, node: Node, _: Any) -> str:
-    """A pad with a negative width takes elements away, which the target does not do.
+    """A pad with a negative width removes elements. The target does not support this.
 
-    What to do: slice.
+    What to do: replace the pad by a slice.
     """
     pads = node.attributes.get("pad")
     cut = isinstance(pads, list) and any(isinstance(width, int) and width < 0 for width in pads)
-    return f"pad by {pads}; widths must be 0 or more" if cut else ""
+    return f"pad by {pads}; widths must be 0 or more: use a slice" if cut else ""

@@ -1,4 +1,4 @@
-"""WP1xx: operators that a target does not support."""
+"""WP1xx: operators that the target does not support."""
 
 from collections.abc import Set
 
@@ -8,24 +8,24 @@ from whisperport.inspection.rules.base import node_rule
 
 @node_rule("WP101", "The target does not support the operator")
 def not_supported(graph: Graph, node: Node, operators: Set[str]) -> str:
-    """A compiler for an accelerator supports a list of operators. A node of any other runs on the CPU, and
-    every such node in the middle of a graph cuts the accelerator's part in two: data is copied out and in
-    again. Some compilers reject the complete program instead.
+    """A compiler for an accelerator supports a list of operators. A node with any other operator runs on
+    the CPU. Each such node in the middle of a graph splits the accelerator's subgraph in two, and data is
+    copied out of the accelerator and back. Some compilers reject the complete program instead.
 
-    What to do: apply the suggested rewrite, if there is one; else move the operator to the host, before or
-    after the program (token lookup, masks and argmax belong there), or write the layer with operators from
-    the list on the target's page.
+    What to do: apply the suggested rewrite, if there is one. Otherwise move the operator to the host,
+    before or after the program (token lookup, masks and argmax can run there), or write the layer with
+    operators from the list on the target's page.
     """
     if node.custom or node.op in operators:
         return ""
-    return f"{_said(node)} is not in the list of supported operators"
+    return f"{_operator_name(node)} is not in the list of supported operators"
 
 
 @node_rule("WP104", "The operator was not seen in programs known to compile")
 def not_seen(graph: Graph, node: Node, operators: Set[str]) -> str:
-    """The vendor does not publish which operators its compiler supports. This one is in no program that is
-    known to compile for the target. It may be supported anyway: absence of evidence is no rejection. Such
-    nodes are counted separately, are not in the totals of rejected nodes, and do not make
+    """The vendor does not publish which operators its compiler supports. No program that is known to
+    compile for the target contains this operator. The operator may be supported anyway, so this is not a
+    rejection: such nodes are counted separately, are not in the totals of rejected nodes, and do not make
     `whisperport check` exit with status 1.
 
     What to do: try the vendor's compiler on a small program with this operator, or write the layer with
@@ -33,38 +33,39 @@ def not_seen(graph: Graph, node: Node, operators: Set[str]) -> str:
     """
     if node.custom or node.op in operators:
         return ""
-    return f"{_said(node)} was not seen in programs known to compile"
+    return f"{_operator_name(node)} was not seen in programs known to compile"
 
 
-@node_rule("WP102", "The operator is custom")
+@node_rule("WP102", "The operator is custom: not a standard operator of torch, ONNX or TFLite")
 def custom(graph: Graph, node: Node, domains: Set[str]) -> str:
-    """The operator belongs to a library or a vendor, and not to torch, ONNX or TFLite themselves. No
-    compiler but that vendor's own knows it, and there is no telling what it computes or costs.
+    """The operator belongs to a library or a vendor, not to torch, ONNX or TFLite. Only that vendor's own
+    compiler supports it, and its result and cost are not known to other tools.
 
-    What to do: export again without the option that put it there (a quantizer's, a vendor's converter's),
-    or without the library.
+    What to do: export again without the option that added the operator (an option of a quantizer or of a
+    vendor's converter), or without the library.
     """
     if not node.custom or node.op.rpartition(".")[0] in domains:
         return ""
     supported = f"those of {', '.join(sorted(domains))}" if domains else "none"
-    return f"{node.op} is a custom operator; supported: {supported}"
+    return f"{node.op} is a custom operator; supported custom operators: {supported}"
 
 
 @node_rule("WP103", "The operator is decomposed, and some of its parts are not supported")
-def taken_apart(graph: Graph, node: Node, parts: str) -> str:
-    """The target has no such operator, so the exporter writes it with smaller ones. The target supports
-    some of those; the others run on the CPU, in the middle of what the accelerator could have run.
+def decomposed(graph: Graph, node: Node, parts: str) -> str:
+    """The target does not have this operator, so torch decomposes it into smaller operators. The target
+    supports some of them. The others run on the CPU, between nodes that run on the accelerator.
 
-    Fused attention is the usual case. Exporters write it with a guard for rows that are masked in full:
-    comparisons, a logical not, a choice. None of that is arithmetic, and no accelerator has it.
+    Fused attention (`scaled_dot_product_attention`) is the usual case. torch decomposes it with a test for
+    rows whose mask excludes every position: comparisons, `logical_not` and `where`. Accelerators do not
+    support these.
 
-    What to do: apply the rewrite, which writes the same function with products, a sum with a finite mask
-    and a softmax; or load the model with eager attention.
+    What to do: apply the suggested rewrite, which writes the same function as two matmuls, the addition of
+    a finite mask, and a softmax; or load the model with eager attention.
     """
-    return f"it is decomposed, and {parts} are not delegated"
+    return f"{node.op} is decomposed, and {parts} are not delegated"
 
 
-def _said(node: Node) -> str:
-    """Our name, and the file's where that is another word."""
+def _operator_name(node: Node) -> str:
+    """Return the node's aten name, preceded by the name in the file if that differs."""
     own = node.written.removeprefix("aten.").split(".")[0]
     return node.op if own in (node.op, f"_{node.op}") else f"{own} ({node.op})"

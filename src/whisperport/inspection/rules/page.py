@@ -1,4 +1,4 @@
-"""The page of a rule: what `whisperport explain` prints and `docs/reference/rules` shows."""
+"""Write the page of a rule, which `whisperport explain` prints and `docs/reference/rules` contains."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,36 +8,40 @@ from whisperport.spec import Limit, TargetSpec
 
 
 def rule_page(rule: Rule, specs: Iterable[TargetSpec]) -> str:
-    """Markdown: the code and title, what it means, and which targets hold a program to which limit."""
+    """Return the page as Markdown: code and title, explanation, and the limit of each target.
+
+    Args:
+        specs: of the targets whose limits are listed.
+    """
     rows = [
-        f"| {spec.name} | {_operators(limit)} | {shown_value(limit)} | {_rewrites(limit, spec)} "
+        f"| {spec.name} | {_operators(limit)} | {limit_text(limit)} | {_rewrites(limit, spec)} "
         f"| {limit.source} |\n"
         for spec in specs
         for limit in limits_of(spec)
         if limit.rule == rule.code
     ]
     table = (
-        "| Target | Operators | Limit | Suggested rewrite | Read or measured in |\n|---|---|---|---|---|\n"
+        "| Target | Operators | Limit | Suggested rewrite | Source of the limit |\n|---|---|---|---|---|\n"
         + "".join(rows)
         if rows
-        else "No target of this version has this limit.\n"
+        else "No target in this version has this limit.\n"
     )
     return f"# {rule.code}: {rule.title}\n\n{rule.text}\n\n## Limits\n\n{table}"
 
 
 def rule_index() -> list[tuple[str, str]]:
-    """Code and title of every rule."""
+    """Return the code and title of every rule, sorted by code."""
     return [(code, RULES[code].title) for code in sorted(RULES)]
 
 
-def shown_value(limit: Limit) -> str:
-    """A limit's value in words."""
+def limit_text(limit: Limit) -> str:
+    """Return a limit's value as text."""
     value = limit.value
     if limit.rule in ("WP101", "WP104") and value:
         return "the list on the target's page"
     if isinstance(value, tuple):
-        name, taken = value
-        return f"{name} {_listed(taken)}"
+        name, supported = value
+        return f"{name} {_listed(supported)}"
     if isinstance(value, frozenset):
         return _listed(value)
     return str(value) if value is not None else "-"
@@ -55,9 +59,9 @@ def _operators(limit: Limit) -> str:
 def _rewrites(limit: Limit, spec: TargetSpec) -> str:
     if limit.rule not in ("WP101", "WP104"):
         return limit.rewrite or "-"
-    concerned = [
+    relevant = [
         f"{op}: {rewrite}"
         for op, rewrite in sorted(spec.suggested_rewrites.items())
         if not limit.operators or op in limit.operators
     ]
-    return ", ".join(concerned) or "-"
+    return ", ".join(relevant) or "-"
