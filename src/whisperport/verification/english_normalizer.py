@@ -1,8 +1,8 @@
 """Whisper's English text normalizer: the rules for English that published word error rates use.
 
-The rules come from the package `whisper-normalizer`. It adds four rules that openai-whisper does not have: one
-turns "cause" into "because", also in "the cause of the fire". These four are removed here, so that the result
-equals openai-whisper's.
+The rules come from the package `whisper-normalizer`. It adds four rules that openai-whisper does not have:
+one turns "cause" into "because", also in "the cause of the fire". These four are removed here, so that
+the result equals openai-whisper's.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ def normalize_english(text: str) -> str:
     """Normalize English text as openai-whisper's `EnglishTextNormalizer` does.
 
     Contractions are expanded, numbers are written in digits and British spelling becomes American. Case,
-    punctuation, text in brackets and words such as "um" are removed. "I'll take twenty-five colours" becomes
-    "i will take 25 colors".
+    punctuation, text in brackets and words such as "um" are removed. "I'll take twenty-five colours"
+    becomes "i will take 25 colors".
 
     Source: Radford et al. 2022, appendix C; openai-whisper 20250625, `whisper/normalizers/english.py`.
     """
