@@ -1,15 +1,17 @@
-"""The words that this project does not use, why, and what to write instead.
+"""The terms that this project does not use, and what to write instead.
 
     python tests/terms.py [PATH ...]
 
-lists where one of them occurs in the documentation, or in a string, a docstring or a comment of the
-package. Names in code are not read here. `tests/test_terms.py` runs the same check.
+lists each place where one of them occurs: in a Markdown page, in a string, docstring or comment of the
+package, or in the help of a verb. Names in code are not read. `test_terms.py` runs the same check.
 """
 
+import ast
 import io
 import re
 import sys
 import tokenize
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,96 +21,261 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Term:
-    """A word or phrase that readers misunderstand, and the field's own."""
+    """A word or phrase that readers misunderstand.
+
+    Attributes:
+        pattern: regular expression for lower and upper case, with single spaces between words.
+        instead: what to write.
+        bad: text that the pattern finds.
+        good: texts that no pattern finds, although they are similar.
+        in_code: also look inside of code spans and code blocks, for names of options.
+    """
 
     pattern: str
     instead: str
+    bad: str
+    good: tuple[str, ...] = ()
+    in_code: bool = False
 
 
 TERMS = (
-    Term(r"mend(s|ed|ing)?", "fix, fixed; suggested rewrite"),
-    Term(r"proofs?|prove[nsd]?|proving", "verify, verified, numerically checked"),
-    Term(r"refus(e|es|ed|ing|als?)", "reject, not supported, does not accept"),
-    Term(r"(is|are|was|were) not taken|not taken by", "not supported, not delegated"),
-    Term(r"takes? (no operator|an operator|operators|rank|it not)", "supports"),
-    Term(r"stays? (outside|off the)|left (alone|out)|stays off", "not delegated; not changed"),
-    Term(r"strangers?|strangers?['’]s?", "third-party"),
-    Term(r"ours|theirs", "built-in; third-party"),
-    Term(r"times of words|words['’]? times", "word timestamps"),
-    Term(r"sounds?", "audio; speech where only speech is meant"),
-    Term(r"said", "spoken, emitted, decoded, reported"),
-    Term(r"heard|hears?|hearing", "decoded, transcribed; audio context"),
-    Term(r"recordings?", "audio file, clip"),
-    Term(r"(matrix )?products?", "matrix multiplication, matmul, matmul share"),
-    Term(r"by the clock", "wall-clock time"),
-    Term(r"(quiet|busy) (machine|one|moment)", "idle machine, loaded machine"),
-    Term(r"stand-?ins?|stands? in for", "emulation on the CPU, emulated; placeholder"),
-    Term(r"decode_full|full form|--full", "decoder without KV cache, uncached decoder"),
-    Term(r"drawn|drawn paths", "sampled, samples"),
-    Term(r"for ever", "permanently, without limit"),
-    Term(r"all the same", "anyway, nevertheless"),
-    Term(r"without a word", "silently"),
-    Term(r"so to say", "nothing"),
-    Term(r"at once", "concurrently, together, immediately"),
-    Term(r"apart", "separate, separately"),
-    Term(r"image_encoder|for_images", "nchw, channels-first 4-D"),
-    Term(r"checked against contract", "checked against vendor documentation (not run)"),
-    Term(r"thought about", "compile effort"),
-    Term(r"by heart|in the end of|goes round", "plain words"),
+    Term(r"mend(s|ed|ing)?", "fix; suggested rewrite", "the program is mended"),
+    Term(
+        r"proofs?|prove[nsd]?|proving",
+        "verify, numerically checked",
+        "this proves that the rewrite is right",
+        ("improved by 3 %",),
+    ),
+    Term(
+        r"refus(e|es|ed|ing|als?)",
+        "reject, not supported, does not accept",
+        "what the compiler refused",
+    ),
+    Term(
+        r"(targets?|compilers?|partitioners?|accelerators?|chips?|NPUs?|delegates?|XNNPACK"
+        r"|converters?)( that)?( cannot| can| does not| do not)? takes?"
+        r"(?! (\d|about|up to|less|longer|more than|most|seconds|minutes|hours|half|part|turns|place|care))"
+        r"|(operators?|nodes?|products?|axes|ranks?) (is|are|was|were) (not )?taken(?! away)"
+        r"|(is|are|was|were) (not )?taken by (the|a|an|any|XNNPACK)"
+        r"|takes? (no operator|an operator|operators|it not)",
+        "supports, delegates, reads",
+        "the compiler takes no gather",
+        ("the compiler takes 3 minutes", "the lookup takes 2 ms"),
+    ),
+    Term(
+        r"stay(s|ed)? (outside|off)|(left|leaves?) (alone|outside)|(nodes?|operators?) outside(?! (of )?(any|a|the|all) delegates?)"
+        r"|(nodes?|operators?) (is|are|that is|that are) left",
+        "not delegated, undelegated; not changed",
+        "two nodes stay outside",
+        ("what was left out", "the default is left unchanged", "a node outside any delegate"),
+    ),
+    Term(r"strangers?(['’]s?)?", "third-party", "a stranger's program"),
+    Term(r"ours|theirs", "built-in, of this project; third-party", "the naive one, and ours"),
+    Term(
+        r"times of (the )?words|words['’]? times|word times",
+        "word timestamps",
+        "the words' times",
+        ("the word timestamps", "three times the words"),
+    ),
+    Term(
+        r"sounds?(?! (card|device|server|driver))",
+        "audio; speech where only speech is meant",
+        "the sound of a window",
+        ("no sound card was found",),
+    ),
+    Term(r"said", "spoken, emitted, decoded, reported", "what was said"),
+    Term(r"heard|hears?|hearing", "decoded, transcribed; audio context", "what the decoder hears"),
+    Term(
+        r"(?<!while )recordings?(?! (the|a|an|its|evidence)\b)",
+        "audio file, clip",
+        "a recording of three hours",
+        ("it recorded evidence", "after recording the evidence"),
+    ),
+    Term(
+        r"(?<!dot )(?<!dot-)(?<!inner )(?<!outer )(?<!Kronecker )(matrix )?products?(?! (name|page|brief))",
+        "matrix multiplication, matmul; matmul share",
+        "the product of the logits",
+        ("the dot product of two vectors", "scaled dot-product attention"),
+    ),
+    Term(r"by the clock|times? of (a|the) clock", "wall-clock time", "3 s by the clock"),
+    Term(
+        r"(quiet|busy|busier|quieter) (machines?|ones?|moments?|cores?|board|processor)"
+        r"|(machine|processor|cores?) (is|are|was|were) (quiet|busy)",
+        "idle, loaded",
+        "on a busy machine",
+        ("a quiet voice", "on the idle machine"),
+    ),
+    Term(
+        r"stand-?ins?|(stand|stands|stood|standing) in for",
+        "emulation on the CPU, emulated; placeholder",
+        "a stand-in for the chip",
+    ),
+    Term(r"full form", "decoder without KV cache, uncached decoder", "the full form"),
+    Term(
+        r"drawn paths?|paths? (is|are|was|were) drawn|drawn tokens?",
+        "sampled, samples",
+        "the best of five drawn paths",
+        ("seeds are drawn from the audio", "the graph that is drawn below"),
+    ),
+    Term(r"for ever", "permanently, without limit", "it waits for ever"),
+    Term(
+        r"all the same(?= *([.,;:!?)|]|$))",
+        "anyway, nevertheless",
+        "it is written all the same.",
+        ("all the same shape", "they have all the same rank"),
+    ),
+    Term(r"without a word", "silently", "it is dropped without a word"),
+    Term(r"so to (say|speak)", "nothing", "a file, so to say"),
+    Term(r"at once", "concurrently, together, immediately", "two chunks at once"),
+    Term(
+        r"(?<! ms )(?<!\d s )(?<!… )(?<!samples )(?<!positions )(?<!frames )apart(?! from)",
+        "separately, without; distinguish",
+        "each is measured apart",
+        ("apart from the weights", "timestamps are 20 ms apart"),
+    ),
+    Term(
+        r"(kept|written|read|decoded|sent|is|are|was|were|again,|bundle|process) whole"
+        r"(?= *([.,;:)]|$| (or|and|by|in|into|before|at)\b))",
+        "complete, completely, in one piece",
+        "it is written whole or not at all",
+        ("the whole file is read", "3 is a whole number", "it was wholly new"),
+    ),
+    Term(
+        r"checked against contract",
+        "checked against vendor documentation (not run)",
+        "checked against contract",
+    ),
+    Term(r"thought about", "compile effort", "how long it is thought about"),
+    Term(r"by heart|in the end of|goes round", "plain words", "the table, by heart"),
+    Term(
+        r"--words|--place|--full|decode_full",
+        "--word-timestamps; --placement; --uncached-decoder",
+        "`--words --format srt`",
+        ("`--max-words-per-line 3`", "`--placement step=xnnpack`"),
+        in_code=True,
+    ),
+    Term(
+        r"image_encoder|for_images",
+        "nchw, channels-first 4-D",
+        "`image_encoder`",
+        in_code=True,
+    ),
 )
 
-# (path, text of the line): the word is right there, and why.
+# (file, text around the term) -> why the term is right there. An unused exception fails the tests.
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 
-_FORMS = [(re.compile(rf"(?<![\w`.-])({term.pattern})(?![\w`-])", re.I), term) for term in TERMS]
+_WORD = r"(?<![\w`.-])(?:{})(?![\w`-])"
+_OPTION = r"(?<![\w-])(?:{})(?![\w-])"
+_FORMS = [
+    (re.compile((_OPTION if term.in_code else _WORD).format(term.pattern), re.I), term)
+    for term in TERMS
+]
 _CODE = re.compile(r"`[^`\n]*`|\]\([^)\s]*\)|https?://\S+")
+_FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
 
-def documents() -> list[Path]:
-    """The documentation and the package's modules, without generated files of other projects."""
+@dataclass(frozen=True)
+class Use:
+    """One use of a term: the line where it begins, and the lines around it."""
+
+    line: int
+    text: str
+    term: Term
+
+
+def files() -> list[Path]:
+    """The project's pages, and the modules of the package."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
     return sorted({*pages, *ROOT.glob("src/whisperport/**/*.py")})
 
 
-def found(path: Path) -> Iterator[tuple[int, str, Term]]:
-    """Line number, line and term of every use in a file."""
-    relative = path.relative_to(ROOT).as_posix()
-    for number, line in prose(path):
-        if (relative, line.strip()) in EXCEPTIONS:
-            continue
-        for form, term in _FORMS:
-            if form.search(_CODE.sub(" ", line)):
-                yield number, line.strip(), term
+def helps() -> dict[str, str]:
+    """Name of each verb -> its help, as the command line prints it; the command itself is `""`."""
+    import click
+
+    from whisperport.cli.main import cli
+
+    found = {"": cli.get_help(click.Context(cli, info_name="whisperport"))}
+    for name, verb in cli.commands.items():
+        found[name] = verb.get_help(click.Context(verb, info_name=f"whisperport {name}"))
+    return found
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that people read: of a page without its code blocks, of code its strings and comments."""
+def uses_in_file(path: Path) -> list[Use]:
+    """Uses of all terms in a page, or in the strings and comments of a module."""
     text = path.read_text("utf-8")
-    if path.suffix == ".py":
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type in (tokenize.STRING, tokenize.COMMENT):
-                for i, line in enumerate(token.string.splitlines()):
-                    yield token.start[0] + i, line
-        return
-    code = False
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("```"):
-            code = not code
-        elif not code:
-            yield number, line
+    blocks = _python_text(text) if path.suffix == ".py" else [(1, text)]
+    return [use for line, block in blocks for use in uses(block, line)]
+
+
+def uses(text: str, first_line: int = 1) -> Iterator[Use]:
+    """Uses of all terms in one text."""
+    lines = [0]  # offset in `joined` of each line
+    for line in text.splitlines():
+        lines.append(lines[-1] + len(line.strip()) + 1)
+    joined = " ".join(line.strip() for line in text.splitlines())
+    prose = " ".join(line.strip() for line in _without_code(text).splitlines())
+    for form, term in _FORMS:
+        for match in form.finditer(joined if term.in_code else prose):
+            index = bisect_right(lines, match.start()) - 1
+            around = joined[lines[index] : lines[bisect_left(lines, match.end())] - 1]
+            yield Use(first_line + index, around, term)
+
+
+def excuse(path: Path, use: Use) -> tuple[str, str] | None:
+    """The exception that allows this use, if there is one."""
+    name = path.relative_to(ROOT).as_posix()
+    return next((key for key in EXCEPTIONS if key[0] == name and key[1] in use.text), None)
+
+
+def _without_code(text: str) -> str:
+    """`text` with dots in place of code and addresses, so that offsets stay the same."""
+    for form in (_FENCE, _CODE):
+        text = form.sub(lambda match: re.sub(r"\S", "·", match[0]), text)
+    return text
+
+
+def _python_text(source: str) -> Iterator[tuple[int, str]]:
+    """First line and text of every string and every run of comment lines of a module."""
+    texts: dict[int, tuple[int, str]] = {}  # id of a node -> its line and text
+    inside = set()  # ids of constants that are part of an f-string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            inside |= {id(value) for value in node.values}
+            values = [v.value if isinstance(v, ast.Constant) else "…" for v in node.values]
+            texts[id(node)] = node.lineno, "".join(values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts[id(node)] = node.lineno, node.value
+    yield from (text for key, text in texts.items() if key not in inside)
+    comments: list[tuple[int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if comments and token.start[0] != comments[-1][0] + 1:
+                yield comments[0][0], "\n".join(text for _, text in comments)
+                comments = []
+            comments.append((token.start[0], token.string.lstrip("# ")))
+    if comments:
+        yield comments[0][0], "\n".join(text for _, text in comments)
 
 
 def main() -> int:
     asked = [Path(name).resolve() for name in sys.argv[1:]]
-    count = 0
-    for path in documents():
-        if asked and not any(path.is_relative_to(given) for given in asked):
-            continue
-        for number, line, term in found(path):
-            count += 1
-            print(f"{path.relative_to(ROOT)}:{number}: {term.instead}\n    {line[:110]}")
-    print(f"{count} found")
-    return 1 if count else 0
+    found = [
+        (path.relative_to(ROOT).as_posix(), use)
+        for path in files()
+        if not asked or any(path.is_relative_to(given) for given in asked)
+        for use in uses_in_file(path)
+        if excuse(path, use) is None
+    ]
+    if not asked:
+        found += [
+            (f"--help of {name}", use) for name, text in helps().items() for use in uses(text)
+        ]
+    for where, use in found:
+        print(f"{where}:{use.line}: {use.term.instead}\n    {use.text[:150]}")
+    print(f"{len(found)} found")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
