@@ -27,6 +27,7 @@ HEADINGS = (
     "Parity",
     "Tokens equal",
     "WER",
+    "WER (Whisper normalizer)",
     "Encoder",
     "Token",
 )
@@ -72,6 +73,7 @@ def _line(row: DemoRow) -> str:
         f"{row.sqnr_db:.0f} dB",
         f"{equal} of {of} clips",
         f"{row.errors.rate:.1%}",
+        f"{row.whisper_errors.rate:.1%}",
         f"{row.encoder_ms:.1f} ms",
         f"{row.token_ms:.2f} ms",
     )

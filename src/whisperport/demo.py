@@ -14,7 +14,7 @@ from whisperport.progress import Progress
 from whisperport.runtime import DecodeOptions, Engine
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.verification import Report, TextErrors, text_errors
+from whisperport.verification import Report, TextErrors, text_errors, whisper_text_errors
 from whisperport.verification.clips import Recording, shipped_recordings
 
 DEMO_TARGETS = ("onnxruntime", "xnnpack")
@@ -28,6 +28,7 @@ class Transcribed:
     recording: Recording
     text: str
     errors: TextErrors
+    whisper_errors: TextErrors  # the same after Whisper's English normalizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,11 @@ class DemoRow:
     @property
     def errors(self) -> TextErrors:
         return sum((h.errors for h in self.transcribed), TextErrors())
+
+    @property
+    def whisper_errors(self) -> TextErrors:
+        """The same after Whisper's English normalizer."""
+        return sum((h.whisper_errors for h in self.transcribed), TextErrors())
 
 
 def run_demo(
@@ -95,7 +101,14 @@ def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, progress: Prog
         processing += time.perf_counter() - started
         duration += transcript.duration_s
         errors = text_errors(transcript.text, recording.text)
-        transcribed.append(Transcribed(recording=recording, text=transcript.text, errors=errors))
+        transcribed.append(
+            Transcribed(
+                recording=recording,
+                text=transcript.text,
+                errors=errors,
+                whisper_errors=whisper_text_errors(transcript.text, recording.text),
+            )
+        )
     progress(f"{target}: timing")
     encoder_ms, token_ms = _times(transcriber.engine, transcribed[0].recording)
     free = [c for c in report.checks if c.level == "tokens" and c.what.endswith("free")]

@@ -17,7 +17,13 @@ from whisperport.ranges import MAX_REPEAT, check_range
 from whisperport.runtime import Engine
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.verification import TextErrors, Unit, text_errors, unit_of
+from whisperport.verification import (
+    TextErrors,
+    Unit,
+    text_errors,
+    unit_of,
+    whisper_text_errors,
+)
 from whisperport.verification.clips import shipped_recordings
 
 LOAD = "load"
@@ -69,14 +75,19 @@ class BenchResult:
     peak_memory_mib: float | None  # None: not measured on this system
     text: str
     errors: TextErrors | None  # None: the correct transcript is not known
+    whisper_errors: TextErrors | None  # the same after Whisper's normalizer for the language
     rounds: int
     # The decoder without KV cache, if the bundle has it; each call decodes one token. It is not included
     # in `total_ms`, since no transcription uses it.
     uncached: Part | None = None
 
     def to_json(self) -> dict[str, Any]:
-        rate = {self.errors.name.lower(): self.errors.rate} if self.errors else {"wer": None}
-        return asdict(self) | {"bundle": str(self.bundle)} | rate
+        name = self.errors.name.lower() if self.errors else "wer"
+        rates = {
+            name: self.errors and self.errors.rate,
+            f"{name}_whisper_normalizer": self.whisper_errors and self.whisper_errors.rate,
+        }
+        return asdict(self) | {"bundle": str(self.bundle)} | rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +124,14 @@ def run_bench(
             progress(f"round {number} of {options.repeat}: {bundle.folder}")
             done.append(_one_round(bundle, audio, options, Clock()))
     results = []
-    unit = options.unit or unit_of(next((done[0].language for done in rounds), "en"))
+    language = next((done[0].language for done in rounds), "en")
+    unit = options.unit or unit_of(language)
     for bundle, done in zip(bundles, rounds, strict=True):
         progress(f"measuring peak memory: {bundle.folder}")
         peak = peak_memory_mib(
             bundle.folder, audio, word_timestamps=options.word_timestamps, run=options.run
         )
-        results.append(_result(bundle, audio, done, peak, options.transcript, unit))
+        results.append(_result(bundle, audio, done, peak, options.transcript, language, unit))
     return results
 
 
@@ -173,12 +185,17 @@ def _result(
     rounds: Sequence[_Round],
     peak_memory_mib: float | None,
     transcript: str | None,
+    language: str,
     unit: Unit,
 ) -> BenchResult:
     typical = sorted(rounds, key=lambda r: r.total_s)[(len(rounds) - 1) // 2]
     loading = sum(typical.calls[LOAD])
     if transcript is None:
         transcript = _known_transcript(audio)
+    errors = whisper_errors = None
+    if transcript is not None:
+        errors = text_errors(typical.text, transcript, unit)
+        whisper_errors = whisper_text_errors(typical.text, transcript, language, unit)
     return BenchResult(
         bundle=bundle.folder,
         name=bundle.manifest.name,
@@ -189,7 +206,8 @@ def _result(
         real_time_factor=(typical.total_s - loading) / typical.audio_s,
         peak_memory_mib=peak_memory_mib,
         text=typical.text,
-        errors=None if transcript is None else text_errors(typical.text, transcript, unit),
+        errors=errors,
+        whisper_errors=whisper_errors,
         rounds=len(rounds),
         uncached=_uncached([second for one in rounds for second in one.uncached]),
     )

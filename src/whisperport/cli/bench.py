@@ -32,10 +32,12 @@ from whisperport.cli.options import (
 from whisperport.errors import AudioError, UsageError
 from whisperport.ranges import MAX_REPEAT
 from whisperport.transcription import default_bundle
-from whisperport.verification import Unit, machine, versions
+from whisperport.verification import TextErrors, Unit, machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
 UNKNOWN = "not measured"
+NORMALIZED = " (Whisper normalizer)"
+LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
 
 
 @click.command(
@@ -149,10 +151,10 @@ def _print_result(result: BenchResult) -> None:
         )
     print_lines(
         "",
-        f"{_rate_name(result):<16}  {_rate_in_full(result)}",
-        f"real-time factor  {result.real_time_factor:.4f}, of {result.audio_s:.1f} s of sound "
-        f"({result.audio}), loading aside",
-        f"peak memory       {_memory(result)}",
+        *_rate_lines(result),
+        f"{'real-time factor':<{LABEL_WIDTH}}  {result.real_time_factor:.4f}, of "
+        f"{result.audio_s:.1f} s of sound ({result.audio}), loading aside",
+        f"{'peak memory':<{LABEL_WIDTH}}  {_memory(result)}",
         "",
     )
 
@@ -179,7 +181,11 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     rows.append(_compared("real-time factor", rates, digits=4))
     peaks = [result.peak_memory_mib for result in results]
     rows.append(_compared("peak memory, MiB", peaks))
-    rows.append((_rate_name(first), *(_rate(result) for result in results), *[""] * len(ratios)))
+    for name, errors in (
+        (_rate_name(first), [result.errors for result in results]),
+        (f"{_rate_name(first)}{NORMALIZED}", [result.whisper_errors for result in results]),
+    ):
+        rows.append((name, *map(_rate, errors), *[""] * len(ratios)))
     for label, result in zip(labels, results, strict=True):
         print_lines(f"{label}: {shown_path(result.bundle)}")
     print_lines("")
@@ -225,15 +231,21 @@ def _rate_name(result: BenchResult) -> str:
     return f"{unit.removesuffix('s')} error rate"
 
 
-def _rate_in_full(result: BenchResult) -> str:
-    errors = result.errors
+def _rate_lines(result: BenchResult) -> list[str]:
+    """The plain error rate, and the one after Whisper's normalizer."""
+    name = _rate_name(result)
+    rates = ((name, result.errors), (f"{name}{NORMALIZED}", result.whisper_errors))
+    return [f"{label:<{LABEL_WIDTH}}  {_rate_in_full(errors)}" for label, errors in rates]
+
+
+def _rate_in_full(errors: TextErrors | None) -> str:
     if errors is None:
         return f"{UNKNOWN}: what is said is not known; give it with --transcript"
-    return f"{_rate(result)} ({errors.errors} errors in {errors.length} {errors.unit})"
+    return f"{_rate(errors)} ({errors.errors} errors in {errors.length} {errors.unit})"
 
 
-def _rate(result: BenchResult) -> str:
-    return UNKNOWN if result.errors is None else f"{result.errors.rate:.1%}"
+def _rate(errors: TextErrors | None) -> str:
+    return UNKNOWN if errors is None else f"{errors.rate:.1%}"
 
 
 def _memory(result: BenchResult) -> str:

@@ -27,6 +27,7 @@ HEADINGS = (
     "parity",
     "tokens equal",
     "WER",
+    "WER (Whisper normalizer)",
     "encoder ms",
     "ms/token",
     "real-time factor",
@@ -106,6 +107,7 @@ def _cells(row: DemoRow) -> tuple[str, ...]:
         f"{row.sqnr_db:.0f} dB",
         f"{equal} of {of}",
         f"{row.errors.rate:.1%}",
+        f"{row.whisper_errors.rate:.1%}",
         f"{row.encoder_ms:.1f}",
         f"{row.token_ms:.2f}",
         f"{row.real_time_factor:.3f}",
@@ -134,7 +136,11 @@ def _clipped(text: str) -> str:
 
 
 def _as_json(row: DemoRow) -> dict[str, object]:
-    data = asdict(row) | {"folder": str(row.folder), "wer": row.errors.rate}
+    data = asdict(row) | {
+        "folder": str(row.folder),
+        "wer": row.errors.rate,
+        "wer_whisper_normalizer": row.whisper_errors.rate,
+    }
     for transcribed in data["transcribed"]:
         transcribed["recording"]["path"] = transcribed["recording"]["path"].name
     return data
