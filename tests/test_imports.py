@@ -175,7 +175,7 @@ def test_a_wrong_import_is_found(file: str, source: str, fault: str) -> None:
         ("targets/xnnpack.py", "def f():\n    import torch"),
         ("targets/xnnpack.py", "from whisperport.targets.base import Target"),
         ("targets/hailo/target.py", "from whisperport.targets.hailo.chips import Chip"),
-        ("targets/__init__.py", "from whisperport.targets.xnnpack import Xnnpack"),
+        ("targets/__init__.py", "from whisperport.targets.xnnpack.target import Xnnpack"),
         ("model/encoder.py", "import torch"),
         ("cli/main.py", "import whisperport"),
     ],

@@ -5,7 +5,7 @@ from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.target import Hailo
 from whisperport.targets.onnxruntime import OnnxRuntime
-from whisperport.targets.xnnpack import Xnnpack
+from whisperport.targets.xnnpack.target import Xnnpack
 
 TARGETS: tuple[Target, ...] = (
     OnnxRuntime(),

@@ -1,0 +1,1 @@
+"""XNNPACK through ExecuTorch: operators and limits, lowering, and running."""

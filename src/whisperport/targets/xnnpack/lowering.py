@@ -1,0 +1,106 @@
+"""Lower programs to XNNPACK, as methods of one ExecuTorch program."""
+
+import gc
+from collections.abc import Sequence
+from hashlib import sha256
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whisperport.errors import LoweringError
+from whisperport.progress import Progress
+from whisperport.targets.xnnpack.runtime import missing
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.inspection.delegation import Delegation
+    from whisperport.programs.program import Program
+
+
+def lower_to_pte(
+    programs: Sequence["Program"], path: Path, progress: Progress
+) -> dict[str, dict[str, Any]]:
+    """Lower programs and write them to one .pte file.
+
+    Returns:
+        For each program, what was delegated, as JSON.
+
+    Raises:
+        LoweringError: ExecuTorch could not lower a program.
+        MissingPackageError: ExecuTorch is not installed.
+    """
+    from whisperport.inspection.quiet import quiet
+    from whisperport.programs.node_history import shared_node_history
+
+    edge, delegated = _lower_to_edge(programs, progress)
+    progress("writing the ExecuTorch file")
+    with quiet(), shared_node_history(), path.open("wb") as file:
+        edge.to_executorch().write_to_file(file)
+    found = _delegation(path)
+    return {name: {"delegated": n, **found[name].to_json()} for name, n in delegated.items()}
+
+
+def _delegation(path: Path) -> "dict[str, Delegation]":
+    """What each method delegates. The file is mapped, not read: most of it is weights."""
+    from whisperport.inspection.delegation import read_delegation
+
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
+        return read_delegation(mapped)
+
+
+def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[Any, dict[str, int]]:
+    """The lowered methods, and for each the number of nodes in its delegates.
+
+    Programs are lowered one by one: ExecuTorch copies the weights of the program that it lowers, and
+    the next copy is made when the last one is deleted.
+    """
+    from whisperport.inspection.quiet import quiet
+    from whisperport.programs.node_history import shared_node_history
+
+    try:
+        with quiet():
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.devtools.backend_debug import get_delegation_info
+            from executorch.exir import (
+                EdgeCompileConfig,
+                EdgeProgramManager,
+                to_edge_transform_and_lower,
+            )
+    except ImportError as error:
+        raise missing(error) from error
+    config = EdgeCompileConfig()
+    methods, delegated = {}, {}
+    weights: dict[bytes, bytes] = {}
+    try:
+        for program in programs:
+            progress(f"lowering {program.name} to XNNPACK")
+            with quiet(), shared_node_history():
+                edge = to_edge_transform_and_lower(
+                    {program.name: program.exported},
+                    partitioner=[XnnpackPartitioner()],
+                    compile_config=config,
+                ).exported_program(program.name)
+            _share_weights(edge.graph_module, weights)
+            methods[program.name] = edge
+            delegated[program.name] = get_delegation_info(edge.graph_module).num_delegated_nodes
+            gc.collect()  # graphs refer to themselves, and the copied weights are in graphs
+        return EdgeProgramManager(methods, compile_config=config), delegated
+    except Exception as error:  # ExecuTorch raises anything, from AssertionError to its own
+        raise LoweringError(
+            "ExecuTorch could not lower the programs for XNNPACK",
+            why=str(error).strip().split("\n")[0],
+        ) from error
+
+
+def _share_weights(module: Any, known: dict[bytes, bytes]) -> None:
+    """Replace the serialized weights of a method's delegates by equal ones that another method has.
+
+    Args:
+        known: SHA-256 -> weights of all methods so far, extended by those of this one.
+    """
+    from executorch.exir.lowered_backend_module import get_lowered_submodules
+
+    for _, lowered, _ in get_lowered_submodules(module):
+        if (stored := lowered.named_data_store_output) is not None:
+            stored.buffers[:] = [
+                known.setdefault(sha256(data).digest(), data) for data in stored.buffers
+            ]

@@ -1,0 +1,147 @@
+"""Load ExecuTorch programs and run their methods."""
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from whisperport.bundle import ProgramEntry
+from whisperport.errors import BundleError, MissingPackageError
+from whisperport.process import SPAWN, OwnProcess
+from whisperport.runner import Array, Runner
+from whisperport.spec import ProgramSpec
+from whisperport.targets.xnnpack.weights_cache import share_packed_weights
+
+SCALAR_TYPES = {  # executorch/runtime/core/portable_type/scalar_type.h
+    "uint8": 0,
+    "int8": 1,
+    "int16": 2,
+    "int32": 3,
+    "int64": 4,
+    "float16": 5,
+    "float32": 6,
+    "float64": 7,
+    "bool": 11,
+}
+
+# One method runs at a time: the methods of a program share its memory, all programs of a process share one
+# thread pool, and the Python binding holds the interpreter's lock while a method runs.
+# Source: executorch 1.5.1, runtime/__init__.py, Program.load_method.
+_turn = Lock()
+
+
+class XnnpackRunner(Runner):
+    """Runs one method of an ExecuTorch program."""
+
+    def __init__(self, entry: ProgramEntry, program: Any) -> None:
+        super().__init__(entry.spec, _turn)
+        self._method = _load_method(program, entry.method, entry.spec)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        from torch import from_numpy
+
+        outputs = self._method.execute([from_numpy(array) for array in inputs])
+        return [output.numpy() for output in outputs]
+
+
+def start_runtime(threads: int | None) -> Any:
+    """ExecuTorch's runtime, with its thread pool set; None: one thread per logical CPU.
+
+    Raises:
+        MissingPackageError: ExecuTorch is not installed.
+    """
+    try:
+        from executorch.extension.pybindings import portable_lib
+        from executorch.runtime import Runtime
+    except ImportError as error:
+        raise missing(error) from error
+    _first_load().check("ExecuTorch", hint=SPAWN)
+    # Must come before any method is loaded: later it changes the pool and not the methods' use of it.
+    with _turn:
+        portable_lib._unsafe_reset_threadpool(threads or os.cpu_count() or 1)
+        share_packed_weights()
+    return Runtime.get()
+
+
+@cache
+def _first_load() -> OwnProcess:
+    """The process that first loaded a program. In a fork of it, every run may wait permanently."""
+    return OwnProcess()
+
+
+def load_program(runtime: Any, path: Path) -> Any:
+    """Load a .pte file.
+
+    The identifier is checked first: ExecuTorch prints that of a file that it rejects, and aborts where it
+    is not text.
+    """
+    try:
+        with path.open("rb") as file:
+            identifier = file.read(8)[4:]  # b"ET12": executorch/schema/program.fbs
+        if not (identifier.startswith(b"ET") and identifier[2:].isdigit()):
+            raise ValueError("it is not an ExecuTorch program")
+        return runtime.load_program(path)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise _unreadable(path.name, error) from error
+
+
+def _load_method(program: Any, method: str, spec: ProgramSpec) -> Any:
+    if method not in program.method_names:
+        raise BundleError(f"the ExecuTorch file has no method `{method}`, which the manifest lists")
+    try:
+        loaded = program.load_method(method)
+    except (RuntimeError, ValueError) as error:
+        raise _unreadable(f"method `{method}`", error) from error
+    _check_signature(loaded.metadata, spec)
+    return loaded
+
+
+def _check_signature(method: Any, spec: ProgramSpec) -> None:
+    """Compare a loaded method's metadata with the manifest."""
+    inputs = [(t, method.input_tensor_meta) for t in spec.inputs]
+    outputs = [(t, method.output_tensor_meta) for t in spec.outputs]
+    counts = (method.num_inputs(), method.num_outputs())
+    if counts != (len(inputs), len(outputs)):
+        raise _mismatch(
+            method.name(),
+            f"it has {counts[0]} inputs and {counts[1]} outputs; "
+            f"expected {len(inputs)} and {len(outputs)}",
+        )
+    for side in (inputs, outputs):
+        for i, (tensor, info) in enumerate(side):
+            try:
+                shape, dtype = tuple(info(i).sizes()), info(i).dtype()
+            except (RuntimeError, IndexError) as error:  # it is no tensor
+                raise _mismatch(method.name(), f"{tensor.name!r}: {error}") from error
+            if shape != tensor.shape or SCALAR_TYPES.get(tensor.dtype) != dtype:
+                raise _mismatch(
+                    method.name(),
+                    f"{tensor.name!r} is {shape} of type {dtype}; "
+                    f"expected {tensor.shape} {tensor.dtype}",
+                )
+
+
+def _mismatch(method: str, why: str) -> BundleError:
+    return BundleError(
+        f"method `{method}` has another signature than the manifest lists",
+        why=why,
+        hint="export the bundle again",
+    )
+
+
+def _unreadable(what: str, error: Exception) -> BundleError:
+    return BundleError(
+        f"ExecuTorch cannot load {what}",
+        why=str(error).strip().split("\n")[0],
+        hint="export the bundle again with this version of executorch",
+    )
+
+
+def missing(error: ImportError) -> MissingPackageError:
+    return MissingPackageError(
+        "cannot use `xnnpack`: ExecuTorch is not installed",
+        why=str(error),
+        hint='pip install "whisperport[xnnpack]"',
+    )

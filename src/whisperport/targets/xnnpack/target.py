@@ -1,0 +1,95 @@
+"""The target `xnnpack`: what it supports, and its lowering and loading."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.placement import Placement
+from whisperport.progress import Progress
+from whisperport.runner import Runner
+from whisperport.spec import Rejection, TargetSpec
+from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.xnnpack.limits import CONFIG, LIMITS, OPERATORS
+from whisperport.targets.xnnpack.runtime import XnnpackRunner, load_program, start_runtime
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
+
+FILE = "xnnpack/model.pte"
+
+
+@final
+class Xnnpack(Target):
+    """ExecuTorch with XNNPACK. It has no options for running but the number of threads."""
+
+    spec = TargetSpec(
+        name="xnnpack",
+        summary="ExecuTorch with XNNPACK: phones and boards, Arm and x86 CPUs",
+        operators=OPERATORS,
+        max_rank=6,
+        dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
+        limits=LIMITS,
+        suggested_rewrites={"layer_norm": "layer-norm-by-linear", "dropout": "drop-no-ops"},
+        rewrites=(
+            "drop-no-ops",
+            "fold-constants",
+            "matmul-by-linear",
+            "attention-by-softmax",
+            "matmul-by-bmm",
+            "merge-permutes",
+            "layer-norm-by-linear",
+        ),
+        lowered_suffix=".pte",
+        extra="xnnpack",
+        run_extra="xnnpack",
+        runtime="executorch",
+        sources={
+            "operators": CONFIG + "__init__.py, and each lowered by itself",
+            "domains": "executorch 1.5.1 backends/xnnpack/partition/config/__init__.py: all are aten's",
+            "formats": "executorch 1.5.1 exir: to_edge_transform_and_lower gets an ExportedProgram",
+            "static": "torch.export of dynamic shapes lowers; whisperport's runtime passes static ones",
+            "max_rank": "google/XNNPACK include/xnnpack.h: XNN_MAX_TENSOR_DIMS is 6",
+            "dtypes": "executorch 1.5.1 passes these to its portable kernels; XNNPACK itself: WP203",
+        },
+    )
+
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
+
+        return rejections(program, self.spec)
+
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        from whisperport.targets.xnnpack.lowering import lower_to_pte
+
+        path = folder / FILE
+        path.parent.mkdir()
+        delegation = lower_to_pte(programs, path, progress)
+        return [
+            ProgramEntry(
+                spec=program.spec,
+                placement=Placement(self.spec.name),
+                method=program.name,
+                files=(FILE,),
+                delegation=delegation[program.name],
+            )
+            for program in programs
+        ]
+
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        from whisperport.inspection.quiet import quiet
+
+        with quiet():
+            runtime = start_runtime(options.threads)
+            programs = {}
+            runners: dict[str, Runner] = {}
+            for entry in entries:
+                file = entry.files[0]
+                if file not in programs:
+                    programs[file] = load_program(runtime, regular_file(folder, file))
+                runners[entry.spec.name] = XnnpackRunner(entry, programs[file])
+        return runners

@@ -1,0 +1,85 @@
+"""Methods of one process share the packed copies of equal weights, and compute the same."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from whisperport.programs.program import trace
+from whisperport.targets.xnnpack import weights_cache
+from whisperport.targets.xnnpack.lowering import lower_to_pte
+
+WIDTH = 2048  # 16.8 MB of float32 weights, in each of METHODS
+METHODS = ("a", "b", "c", "d")
+LOAD = """
+import hashlib, json, sys
+from pathlib import Path
+import torch
+from whisperport.targets.xnnpack import runtime
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+if sys.argv[2] == "unshared":
+    runtime.share_packed_weights = lambda: False
+x = torch.linspace(-1, 1, 2 * 2048).reshape(2, 2048)
+program = runtime.load_program(runtime.start_runtime(1), Path(sys.argv[1]))
+before = anonymous()
+methods = [program.load_method(name) for name in program.method_names]
+outputs = [method.execute([x])[0].numpy().tobytes() for method in methods]
+print(json.dumps({
+    "bytes": anonymous() - before,
+    "outputs": [hashlib.sha256(output).hexdigest() for output in outputs],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def pte(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four methods with the same weights."""
+    torch.manual_seed(0)
+    module = nn.Linear(WIDTH, WIDTH)
+    programs = [trace(name, module, (torch.zeros(2, WIDTH),), ["y"]) for name in METHODS]
+    path = tmp_path_factory.mktemp("shared") / "model.pte"
+    lower_to_pte(programs, path, lambda _: None)
+    return path
+
+
+def loaded(pte: Path, how: str) -> dict[str, object]:
+    """Bytes that loading and running all methods took, and the SHA-256 of their outputs."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LOAD, str(pte), how], capture_output=True, text=True, check=True
+    )
+    found: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the weights cache is used on Linux only")
+def test_equal_weights_are_packed_once(pte: Path) -> None:
+    shared, unshared = loaded(pte, "shared"), loaded(pte, "unshared")
+
+    assert shared["outputs"] == unshared["outputs"]
+    packed = 4 * WIDTH * WIDTH
+    assert int(str(unshared["bytes"])) > 3.5 * packed  # four copies: the test can tell
+    assert int(str(shared["bytes"])) < 2 * packed
+
+
+def test_the_file_holds_the_weights_once(pte: Path) -> None:
+    assert pte.stat().st_size < 1.2 * 4 * WIDTH * WIDTH
+
+
+def test_another_version_of_executorch_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_cache, "version", lambda _: "1.6.0")
+
+    assert not weights_cache.share_packed_weights()
+
+
+def test_a_library_without_the_function_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_cache, "SYMBOL", "no_such_function")
+
+    assert not weights_cache.share_packed_weights()
