@@ -27,10 +27,11 @@ from whisperport.runtime import DecodeOptions, Engine
 from whisperport.spec import UncachedForm
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
+from whisperport.verification import whisper_text_errors
 from whisperport.verification.clips import Recording, shipped_recordings
 
 from ..micro import GENERATION
-from ..runtime.test_without_cache import Eager as EagerUncached
+from ..runtime.test_uncached_decoder import Eager as EagerUncached
 
 ONE_THREAD = RunOptions(threads=1)
 
@@ -128,6 +129,8 @@ def test_speed_comes_with_accuracy(result: BenchResult, recording: Recording) ->
     assert result.errors is not None
     assert result.errors.length > 5
     assert result.errors.rate < 0.5
+    assert result.whisper_errors == whisper_text_errors(result.text, recording.text)
+    assert result.to_json()["wer_whisper_normalizer"] == result.whisper_errors.rate
     assert result.audio_s == pytest.approx(recording.seconds, abs=0.01)
 
 
@@ -157,6 +160,7 @@ def test_what_is_counted_follows_the_language_first_heard(
         ("CER", 0),
     ]
     assert results[0].to_json()["cer"] == pytest.approx(1 / 3)
+    assert [r.whisper_errors for r in results] == [r.errors for r in results]
 
 
 def test_without_a_transcript_the_error_rate_is_not_known(
@@ -171,6 +175,7 @@ def test_without_a_transcript_the_error_rate_is_not_known(
 
     assert unknown.errors is None
     assert unknown.to_json()["wer"] is None
+    assert unknown.to_json()["wer_whisper_normalizer"] is None
     assert known.errors is not None
     assert known.errors.deletions == 2
 

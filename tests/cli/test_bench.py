@@ -30,7 +30,9 @@ def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, reco
     assert ran.code == 0
     for part in PARTS:
         assert re.search(rf"^{part} .*\d%$", ran.out, re.MULTILINE), part
-    assert re.search(r"^word error rate +\d+\.\d% \(\d+ errors in \d+ words\)$", ran.out, re.M)
+    for normalizer in ("", r" \(Whisper normalizer\)"):
+        rate = rf"^word error rate{normalizer} +\d+\.\d% \(\d+ errors in \d+ words\)$"
+        assert re.search(rate, ran.out, re.M), normalizer
     assert re.search(r"^real-time factor +\d\.\d+, of 4\.7 s of sound", ran.out, re.MULTILINE)
     assert re.search(r"^peak memory +not measured$", ran.out, re.MULTILINE)
     assert "threads: 1" in ran.out
@@ -50,6 +52,8 @@ def test_two_bundles_are_compared_with_their_ratio(run, recording):
     assert re.search(r"^ms +A +B +B / A$", ran.out, re.MULTILINE)
     assert re.search(r"^step +\d+\.\d +\d+\.\d +\d+\.\d\d$", ran.out, re.MULTILINE)
     assert re.search(r"^word error rate +\d+\.\d% +\d+\.\d%$", ran.out, re.MULTILINE)
+    normalized = r"^word error rate \(Whisper normalizer\) +\d+\.\d% +\d+\.\d%$"
+    assert re.search(normalized, ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 100
 
 
@@ -63,6 +67,7 @@ def test_in_json_parts_add_up_and_name_the_machine(run, recording):
     assert sum(part["total_ms"] for part in result["parts"]) == pytest.approx(result["total_ms"])
     assert "align" in {part["name"] for part in result["parts"]}
     assert 0 <= result["wer"] < 0.5
+    assert 0 <= result["wer_whisper_normalizer"] < 0.5
     assert data["machine"]["cpu"]
     assert data["versions"]["onnxruntime"]
 
@@ -75,6 +80,7 @@ def test_errors_are_counted_in_characters_where_asked(run, recording):
     # then
     assert re.search(r"^character error rate +\d+\.\d% \(\d+ errors in \d+ chara", ran.out, re.M)
     assert 0 <= data["results"][0]["cer"] < 0.5
+    assert data["results"][0]["cer_whisper_normalizer"] == data["results"][0]["cer"]
     assert "wer" not in data["results"][0]
 
 

@@ -304,7 +304,12 @@ def demo_row(bundle):
     from whisperport.verification.clips import Recording
 
     recording = Recording(Path("one.wav"), "Lock the door.", "a voice", True, 1.0, ())
-    heard = Transcribed(recording=recording, text="Lock a door.", errors=TextErrors(1, 0, 0, 3))
+    heard = Transcribed(
+        recording=recording,
+        text="Lock a door.",
+        errors=TextErrors(1, 0, 0, 3),
+        whisper_errors=TextErrors(1, 0, 0, 4),
+    )
     return DemoRow(
         target="onnxruntime",
         folder=bundle,
@@ -332,9 +337,13 @@ def test_demo_prints_what_was_heard_and_one_table(run, bundle, monkeypatch):
     # then
     assert ran.code == 0
     assert re.search(r"^one\.wav .*1 of 3 +Lock a door\.$", ran.out, re.MULTILINE)
-    assert re.search(r"^onnxruntime .*592 of 592 +129 dB +6 of 6 +33\.3%", ran.out, re.MULTILINE)
+    assert re.search(
+        r"^onnxruntime .*592 of 592 +129 dB +6 of 6 +33\.3% +25\.0%", ran.out, re.MULTILINE
+    )
     last_line_names_a_command(ran)
-    assert json.loads(run("demo", "--json").out)[0]["wer"] == pytest.approx(1 / 3)
+    data = json.loads(run("demo", "--json").out)[0]
+    assert data["wer"] == pytest.approx(1 / 3)
+    assert data["wer_whisper_normalizer"] == pytest.approx(1 / 4)
 
 
 @pytest.mark.parametrize("verb", ["targets", "doctor"])
