@@ -17,7 +17,7 @@ from typing import Any
 from whisperport.bundle import Bundle, ProgramEntry, writing_bundle
 from whisperport.progress import Progress
 
-LAST_STAGES = ("putting the bundle in its place", "writing the bundle")
+LAST_STAGES = ("moving the bundle to its folder", "writing the bundle")
 TARGETS = ("onnxruntime", "hailo8l")
 
 

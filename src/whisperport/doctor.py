@@ -1,4 +1,4 @@
-"""What is installed here, what is missing, and how to get it."""
+"""List the packages and compilers that whisperport uses: installed or missing, and how to install them."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from whisperport.spec import Package
 from whisperport.toolchain import find_interpreter, variable
 from whisperport.verification.machine import versions
 
-# What tells whether an extra is installed. Those of single targets are in their specs.
+# pip extra -> packages that show whether it is installed; "" is the core. The specs of targets list more.
 GENERAL: dict[str, tuple[Package, ...]] = {
     "": (
         Package("numpy", "numpy"),
@@ -38,16 +38,23 @@ GENERAL: dict[str, tuple[Package, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One package that some part of whisperport needs."""
+    """One package or SDK that a part of whisperport needs.
+
+    Attributes:
+        package: name of the distribution, or of the SDK's Python package.
+        version: its version, the interpreter that has it, or "not installed".
+        needed_for: the part of whisperport that needs it.
+        fix: the command that installs it, or where to get it; empty if it is installed.
+    """
 
     package: str
-    version: str  # or where it is, or "not installed"
+    version: str
     needed_for: str
-    fix: str  # the command that installs it, or where it comes from; empty when it is there
+    fix: str
 
 
 def extras() -> dict[str, tuple[Package, ...]]:
-    """Every extra, and what it installs or needs from elsewhere."""
+    """Return pip extra -> the packages that it installs or that the user must install from elsewhere."""
     found = dict(GENERAL)
     for target in targets.TARGETS:
         found |= target.spec.packages
@@ -55,7 +62,10 @@ def extras() -> dict[str, tuple[Package, ...]]:
 
 
 def examine() -> tuple[Finding, ...]:
-    """Every package of every extra, once for each use, and every vendor's compiler. Imports none."""
+    """Look for every package of every extra, and for every vendor's compiler, without importing them.
+
+    A package that several extras need is listed once per extra.
+    """
     packages = [
         _finding(extra, package) for extra, packages in extras().items() for package in packages
     ]
@@ -63,35 +73,37 @@ def examine() -> tuple[Finding, ...]:
 
 
 def is_installed(extra: str) -> bool:
-    """Whether every package of an extra is there; looked for, not imported."""
-    return all(_is_there(package.module) for package in extras()[extra])
+    """Return whether every package of an extra is installed. The packages are not imported."""
+    return all(_is_importable(package.module) for package in extras()[extra])
 
 
 def _finding(extra: str, package: Package) -> Finding:
-    there = _is_there(package.module)
+    installed = _is_importable(package.module)
     wanted = f"whisperport[{extra}]" if extra else "whisperport"
     command = package.source or f'pip install "{wanted}"'
     users = [t.spec.name for t in targets.TARGETS if extra in (t.spec.extra, t.spec.run_extra)]
     needed = f"[{extra}] {', '.join(users)}" if extra else "the core"
     version = versions([package.name])[package.name]
-    return Finding(package.name, version, needed, "" if there else command)
+    return Finding(package.name, version, needed, "" if installed else command)
 
 
 def _toolchains() -> Iterator[Finding]:
-    """The SDK of every vendor's compiler, and the interpreter that has it."""
+    """Yield a finding for the SDK of every vendor's compiler: the interpreter that has it, if any."""
     compilers = [t.compiler for t in targets.TARGETS if t.compiler is not None]
     for toolchain, sdk in {compiler.toolchain: compiler.sdk for compiler in compilers}.items():
         try:
             interpreter = find_interpreter(toolchain, sdk, {})
-        except UsageError:  # the environment names one that is not there
+        except UsageError:  # the environment variable names an interpreter that does not exist
             interpreter = None
         yield Finding(
             sdk,
             f"in {interpreter}" if interpreter else "not installed",
             f"compiling with {toolchain}",
-            "" if interpreter else f"set {variable(toolchain)} to the Python that has it",
+            ""
+            if interpreter
+            else f"set {variable(toolchain)} to the Python interpreter that has it",
         )
 
 
-def _is_there(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     return importlib.util.find_spec(module) is not None

@@ -1,4 +1,4 @@
-"""From a checkpoint to a bundle: trace, rewrite, lower, verify, and only then put it in place."""
+"""Export a checkpoint as a bundle: trace, rewrite, lower and verify the programs, then write the bundle."""
 
 import gc
 import logging
@@ -40,7 +40,7 @@ from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.verification.evidence import with_evidence
 from whisperport.window import WindowOptions
 
-if TYPE_CHECKING:  # boards have no torch
+if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
     from whisperport.programs.program import Program
 
@@ -59,18 +59,37 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """How a bundle is made."""
+    """Options of `export`.
 
-    window: WindowOptions = field(default_factory=WindowOptions)  # shorter than the checkpoint's
-    placement: Mapping[str, str] = field(default_factory=dict)  # program -> target, where another
-    precision: str = ""  # of the programs on the target named; empty: its default
-    precisions: Mapping[str, str] = field(default_factory=dict)  # program -> precision
-    options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
-    uncached_decoder: bool = False  # export `uncached_decoder` too, where the target can run it
-    clips: Sequence[Clip] | None = None  # recordings to verify with; None: those of the package
-    allow_unverified: bool = False  # write the bundle although it failed, permanently marked so
-    preflight: bool = True  # refuse at once what memory or disk have no room for
-    run: RunOptions = field(default_factory=RunOptions)  # also the threads of torch
+    Args:
+        window: length of the window and its padding. Default: the longest window known to compile for the
+            encoder's target, or else the checkpoint's window.
+        placement: program -> name of its target, for programs that another target than the given one runs.
+            Default: none.
+        precision: precision of all programs on the given target, such as "fp16". Default: "", the target's
+            default precision.
+        precisions: program -> precision, for single programs; overrides `precision`. Default: none.
+        options: lowering options of targets, "TARGET.NAME" -> value. Default: none.
+        uncached_decoder: also export `uncached_decoder`, the decoder without KV cache. The target must
+            support it. Default: False.
+        clips: audio clips that the bundle is verified with. Default: None, the clips of the package.
+        allow_unverified: write the bundle even if its verification fails; the bundle is permanently marked
+            as failed. Default: False.
+        preflight: raise an error before the export starts if memory or disk space is too small, or if the
+            checkpoint is too large for the target. Default: True.
+        run: how the bundle's programs are run for verification; `run.threads` also sets torch's threads.
+    """
+
+    window: WindowOptions = field(default_factory=WindowOptions)
+    placement: Mapping[str, str] = field(default_factory=dict)
+    precision: str = ""
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    uncached_decoder: bool = False
+    clips: Sequence[Clip] | None = None
+    allow_unverified: bool = False
+    preflight: bool = True
+    run: RunOptions = field(default_factory=RunOptions)
 
 
 def export(
@@ -81,19 +100,27 @@ def export(
     *,
     progress: Progress = lambda _: None,
 ) -> Bundle:
-    """Lower every program of a checkpoint, prove that the result still transcribes, and write it.
+    """Lower every program of a checkpoint, verify that the result still transcribes, and write a bundle.
 
     Args:
-        checkpoint: a loaded one, or what `load_checkpoint` takes.
-        target: a name from `TARGETS`; `options.placement` names another for single programs.
-        out: the bundle's folder. A bundle already there stays whole until the new one is complete.
-        progress: told what is being done, in a few words.
+        checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
+        target: name of a target, as `whisperport targets` lists them. `options.placement` can name another
+            target for single programs.
+        out: folder of the bundle. A bundle that already exists there is replaced when the new one is
+            complete.
+        options: see `ExportOptions`. Default: None, all defaults.
+        progress: called with the name of each stage, a few words.
+
+    Returns:
+        The bundle that was written.
 
     Raises:
-        UsageError: no such target, program or option, or no such window for this checkpoint.
-        CheckpointError: see there.
-        LoweringError: a compiler refused, or would refuse a checkpoint of this size.
-        WhisperportError: this machine is too small.
+        UsageError: the target, a program or an option does not exist, or the checkpoint cannot have this
+            window.
+        CheckpointError: the checkpoint is missing, unknown, damaged, or has unexpected shapes.
+        MissingPackageError: torch or an exporter is not installed.
+        LoweringError: a compiler rejects a program, or the checkpoint is too large for the target.
+        WhisperportError: the machine has too little memory or disk space.
         BundleError: `out` cannot be written.
         VerificationError: the bundle disagrees with its reference; nothing was written.
     """
@@ -147,15 +174,15 @@ def export(
             versions=versions(BUILD_PACKAGES),
             machine=machine(),
         )
-        model.unload()  # verifying needs memory of its own
+        model.unload()  # free memory for the verification
         del model, programs, checkpoint
-        gc.collect()  # graphs refer to themselves
+        gc.collect()  # torch graphs contain reference cycles
         run = _emulated(options.run, placed)
         preview = writer.preview(manifest)
         report = verify(preview, run=run, progress=progress)
         if not report and not options.allow_unverified:
             raise _not_verified(out, report)
-        progress("putting the bundle in its place")
+        progress("moving the bundle to its folder")
         manifest = with_evidence(preview.manifest, report, run.options)
         bundle = writer.commit(replace(manifest, verification=report.to_json()))
     record_own(bundle.manifest)
@@ -163,9 +190,9 @@ def export(
 
 
 def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:
-    """The alignment heads, or where there are none all heads of the upper half.
+    """Return `generation` with alignment heads; if it has none, all heads of the upper half of the layers.
 
-    Source: the latter is openai-whisper's default, whisper/model.py:262-269.
+    Source: the default of openai-whisper, whisper/model.py:262-269.
     """
     if generation.alignment_heads:
         return generation
@@ -188,7 +215,10 @@ def _placed(target: str, options: ExportOptions) -> Placed:
 
 
 def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:
-    """Those asked for, or the package's: English, decoded as another language where that is unknown."""
+    """Return the clips of the options, or else the package's English clips.
+
+    A checkpoint without English decodes the package's clips as one of its own languages.
+    """
     if options.clips is not None:
         return options.clips
     return [replace(clip, language=generation.any_language) for clip in shipped_clips()]
@@ -200,15 +230,15 @@ def _preflight(dims: Dims, targets: Sequence[Target], out: Path, progress: Progr
             raise LoweringError(
                 f"the checkpoint is too large for `{target.spec.name}`",
                 why=reason,
-                hint="take a smaller one; `--no-preflight` tries it all the same",
+                hint="use a smaller checkpoint; `--no-preflight` tries the export anyway",
             )
     needed = estimate_export(dims, {target.spec.name for target in targets})
     check_fits(needed, out)
-    progress(f"building the model; the export will take {needed}")
+    progress(f"building the model; the export needs {needed}")
 
 
 def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowOptions:
-    """The window that is known to compile, unless another is asked for, which is warned of."""
+    """Return the requested window, or else the longest one known to compile; warn if they differ."""
     if not spec.windows_s:
         return asked
     width = min((w for w in spec.windows_s if w >= dims.n_audio_state), default=max(spec.windows_s))
@@ -217,14 +247,14 @@ def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowO
         return replace(asked, seconds=min(known_s, dims.window_s))
     if asked.seconds != known_s:
         log.warning(
-            "a window of %g s is not known to compile for %s; %g s is, at width %d",
+            "a window of %g s is not known to compile for %s; a window of %g s is, for models of width %d",
             *(asked.seconds, spec.name, known_s, width),
         )
     return asked
 
 
 def _emulated(run: RunOptions, placed: Placed) -> RunOptions:
-    """Run options for verifying: with emulation of every target that can be emulated, and no trial run."""
+    """Return run options for the verification: emulation of every target that supports it, no trial run."""
     emulation: dict[str, str] = {}
     for name, target in placed.targets.items():
         emulation |= with_target(target.spec.emulation, name)
@@ -254,7 +284,7 @@ def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress)
 def _programs(
     model: Any, generation: Generation, placed: Placed, uncached: UncachedForm | None
 ) -> Iterator["Program"]:
-    """Every program, in the variant that its target chooses."""
+    """Yield every program, in the variant that its target uses."""
     from whisperport.programs.variants import whisper_programs
     from whisperport.programs.whisper import Parts
 
@@ -270,7 +300,7 @@ def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:
     if form is None:
         raise UsageError(
             f"`{target.spec.name}` does not run a decoder without KV cache",
-            hint="leave out `--uncached-decoder`",
+            hint="omit `--uncached-decoder`, or place `uncached_decoder` on a target that runs it",
         )
     return form
 
@@ -278,7 +308,7 @@ def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:
 def _grouped(
     programs: Iterable["Program"], placed: Placed, progress: Progress
 ) -> list[tuple[Target, list["Program"]]]:
-    """The programs of each target."""
+    """Return every target with its programs."""
     groups: dict[str, list[Program]] = {}
     for program in programs:
         progress(f"traced {program.name}")
@@ -289,7 +319,11 @@ def _grouped(
 def _lower(
     placed: list[tuple[Target, list["Program"]]], folder: Path, progress: Progress
 ) -> tuple[list[ProgramEntry], dict[str, Any]]:
-    """Rewrite and lower each group; returns the manifest's entries and what each rewrite did."""
+    """Rewrite and lower the programs of each target.
+
+    Returns:
+        The manifest's entries, and program -> outcomes of its rewrites as JSON.
+    """
     from whisperport.rewrites import run_rewrites
 
     entries: list[ProgramEntry] = []
@@ -306,7 +340,7 @@ def _lower(
 
 
 def _table(checkpoint: "Checkpoint", name: str) -> NDArray[np.floating[Any]]:
-    """A weight as the host looks it up: float16 where the checkpoint has it so, else float32."""
+    """Return a weight as an array: float16 if the checkpoint stores it in float16, else float32."""
     import torch
 
     weight = checkpoint.weights[name]
@@ -318,7 +352,7 @@ def _not_verified(out: Path, report: Report) -> VerificationError:
     failures = report.failures()
     more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
     return VerificationError(
-        f"the bundle for {out} does not agree with its checkpoint, and was not written",
+        f"the bundle disagrees with its checkpoint, and was not written to {out}",
         why="; ".join(failures[:3]) + more,
         hint="`--allow-unverified` writes it anyway, permanently marked as failed",
     )

@@ -1,4 +1,4 @@
-"""Programs and targets as data: read by the checks, the command line, the manifest and the docs alike."""
+"""Descriptions of programs and targets as data, for the checks, the command line, manifests and docs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,29 +7,32 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One named input or output of a program: static shape, dtype by numpy's name."""
+    """Name, static shape and dtype (numpy's name) of one input or output of a program."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
 
     def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TensorSpec":
+        """Create a `TensorSpec` from the JSON object that `to_json` returned."""
         return cls(str(data["name"]), tuple(int(n) for n in data["shape"]), str(data["dtype"]))
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
-    """The signature of one program; the order of inputs and outputs is the lowered program's order."""
+    """The signature of one program: its name, inputs and outputs, in the order of the lowered program."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
         return {
             "name": self.name,
             "inputs": [tensor.to_json() for tensor in self.inputs],
@@ -38,6 +41,7 @@ class ProgramSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "ProgramSpec":
+        """Create a `ProgramSpec` from the JSON object that `to_json` returned."""
         return cls(
             str(data["name"]),
             tuple(TensorSpec.from_json(tensor) for tensor in data["inputs"]),
@@ -47,57 +51,84 @@ class ProgramSpec:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One node left alone, and why: the unit of every 'why not' report."""
+    """One node that a target does not support or a rewrite does not change, and why.
+
+    Attributes:
+        node: name of the node.
+        reason: the value found and the limit, such as "rank 5 is above 4".
+        rule: code of the rule, such as "WP201"; empty if no rule applies.
+    """
 
     node: str
-    reason: str  # states the value met and the limit: "rank 5 is above 4"
-    rule: str = ""  # a stable code, such as "WP201"
+    reason: str
+    rule: str = ""
 
 
 FindingKind = Literal["rejected", "not seen", "warning"]
-"""What is known of what breaks a limit.
+"""What is known about a node that exceeds a limit.
 
-`rejected`: the vendor's documentation or tool says that it does not compile. `not seen`: it occurs in no
-program that is known to compile, and nothing else is known of it. `warning`: it compiles, perhaps on some
-chips or with other results only; the reason says what to look at.
+`rejected`: the vendor's documentation or tool says that the node does not compile. `not seen`: the node
+occurs in no program that is known to compile; nothing else is known. `warning`: the node compiles, but
+perhaps only on some chips or with different results; the reason says what to check.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One thing that a target does not support; the rule says what `value` means and how it is checked."""
+    """One limit of a target: a property of nodes that the target does not support.
 
-    rule: str  # a code, such as "WP301"; `whisperport explain WP301`
-    source: str  # where it was read or measured
-    value: Any = None  # in the rule's own terms: a rank, a set of dtypes, …
-    operators: frozenset[str] = frozenset()  # whom it concerns; empty: every node
-    formats: frozenset[str] = frozenset()  # of programs: "torch", "onnx", "tflite"; empty: all
-    rewrite: str = ""  # the suggested rewrite, which makes a supported form of it; empty: none does
+    Attributes:
+        rule: code of the rule that checks the limit, such as "WP301"; see `whisperport explain WP301`.
+        source: the document or measurement that the limit comes from.
+        value: the limit itself, as the rule defines it: a rank, a set of dtypes, …
+        operators: operators that the limit applies to; empty: every node.
+        formats: program formats that the limit applies to: "torch", "onnx", "tflite"; empty: all.
+        rewrite: the suggested rewrite, which produces a supported form; empty if there is none.
+        kind: what is known about a node that exceeds the limit.
+    """
+
+    rule: str
+    source: str
+    value: Any = None
+    operators: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset()
+    rewrite: str = ""
     kind: FindingKind = "rejected"
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One package that lowering to a target, or running it, needs."""
+    """One Python package that is required to lower for a target or to run on it.
 
-    module: str  # its import name
-    name: str  # of its distribution, whose version is shown
-    source: str = (
-        ""  # where it comes from, if no package index has it; empty: the extra installs it
-    )
+    Attributes:
+        module: import name of the package.
+        name: name of the distribution, for its version.
+        source: where to get the package if no package index has it; empty: the pip extra installs it.
+    """
+
+    module: str
+    name: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class UncachedForm:
-    """Form of `uncached_decoder`, the decoder without KV cache: its inputs and its outputs.
+    """Form of the inputs and outputs of `uncached_decoder`, the decoder without KV cache.
+
+    Attributes:
+        sequence_length: S, number of tokens of every run, including the prompt; at least 8, because the
+            prompt alone has 4.
+        positions: who adds the positional embeddings: "host", or "graph" for the program itself.
+            Default: "host".
+        pieces: number of outputs that the logits of the vocabulary are split into; at least 1. Default: 4.
 
     Raises:
-        ValueError: fewer than 8 tokens, of which the prompt alone has 4, or no piece.
+        ValueError: `sequence_length` or `pieces` is too small.
     """
 
-    sequence_length: int  # S: tokens that it takes, of which the prompt is a part
-    positions: Literal["host", "graph"] = "host"  # who adds them to the embeddings
-    pieces: int = 4  # of the vocabulary, one output each
+    sequence_length: int
+    positions: Literal["host", "graph"] = "host"
+    pieces: int = 4
 
     def __post_init__(self) -> None:
         if self.sequence_length < 8 or self.pieces < 1:
@@ -108,59 +139,77 @@ class UncachedForm:
 
     @property
     def layout(self) -> tuple[int, int]:
-        """The last two axes of the embeddings."""
+        """Sizes of the last two axes of the embeddings: (S, 1) or (1, S)."""
         return (self.sequence_length, 1) if self.positions == "host" else (1, self.sequence_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSpec:
-    """What a target can run, as data."""
+    """Description of a target: what it supports, and how programs are prepared for it.
+
+    Attributes:
+        name: name of the target, as `--target` takes it.
+        summary: one line for `whisperport targets`.
+        operators: operators that the target's compiler supports; None: only the compiler knows.
+        operators_observed: True if the vendor publishes no list, so that `operators` are those seen in
+            programs that are known to compile.
+        max_rank: highest tensor rank that the compiler accepts.
+        dtypes: dtypes that inputs and outputs may have.
+        formats: program formats that the compiler reads: "torch", "onnx", "tflite".
+        static: True if every axis must have a fixed size.
+        domains: domains of custom ONNX operators that the target supports, such as "com.microsoft".
+        limits: further limits.
+        suggested_rewrites: operator -> rewrite that replaces it.
+        rewrites: names of the rewrites that are applied, in this order.
+        host_rewrites: names of the rewrites that move steps to the host, in this order; `export` does not
+            use them.
+        rejects_programs: True if the compiler rejects a program with an unsupported node; False if such a
+            node runs on the CPU.
+        lowered_suffix: suffix of the file that `whisperport lower` writes, such as ".onnx".
+        lowered_max_rank: highest tensor rank in that file; 0: `max_rank`.
+        programs: Whisper programs that `export` places on the target; empty: all.
+        fallback: name of the target for the other programs.
+        precisions: precisions that programs can have; the first is the default.
+        variants: program -> its variant in `programs/variants.py`; other programs have the default variant.
+        windows_s: width of the encoder -> longest window known to compile, in seconds; empty: any window.
+        emulation: run options that run the lowered programs on the CPU in float32: name without the
+            target's name -> value. `export` verifies with them, because the device may be absent.
+        trial_options: run options that replace the user's options in a trial run, which uses no device:
+            name without the target's name -> value.
+        runtime: package or tool that runs the programs; evidence states its version.
+        emulation_runtime: package that emulates the programs, if `emulation` is given.
+        extra: pip extra that is required to lower for the target; empty: the core install.
+        run_extra: pip extra that is required to run on the target; empty: the core install.
+        packages: pip extra of this target -> the packages that it installs or that the user must install.
+        sources: name of a field -> the document or measurement that its value comes from.
+    """
 
     name: str
-    summary: str  # one line, shown by `whisperport targets`
-    # Operators that its compiler supports; None: its compiler decides.
+    summary: str
     operators: frozenset[str] | None = None
-    # True: the vendor publishes no list; `operators` were seen in programs that are known to compile.
     operators_observed: bool = False
-    max_rank: int = 8  # highest tensor rank its compiler accepts
-    dtypes: frozenset[str] = frozenset({"float32"})  # of inputs and outputs
-    formats: frozenset[str] = frozenset({"torch"})  # of programs it compiles, if by way of another
-    static: bool = True  # every axis must be a number
-    domains: frozenset[str] = frozenset()  # of custom operators that it takes: "com.microsoft"
-    limits: tuple[Limit, ...] = ()  # what else it does not take
-    suggested_rewrites: Mapping[str, str] = field(
-        default_factory=dict
-    )  # operator -> rewrite that does without it
-    rewrites: tuple[str, ...] = ()  # names, applied in this order
-    host_rewrites: tuple[str, ...] = ()  # those that move steps to the host; not used by `export`
-    # True: its compiler rejects a program with an unsupported node. False: such nodes run on the CPU.
+    max_rank: int = 8
+    dtypes: frozenset[str] = frozenset({"float32"})
+    formats: frozenset[str] = frozenset({"torch"})
+    static: bool = True
+    domains: frozenset[str] = frozenset()
+    limits: tuple[Limit, ...] = ()
+    suggested_rewrites: Mapping[str, str] = field(default_factory=dict)
+    rewrites: tuple[str, ...] = ()
+    host_rewrites: tuple[str, ...] = ()
     rejects_programs: bool = False
-    lowered_suffix: str = ""  # of the file that `whisperport lower` writes
-    lowered_max_rank: int = 0  # highest rank in that file; 0: `max_rank`
-    programs: frozenset[str] = frozenset()  # of ours that `export` puts on it; empty: all
-    fallback: str = ""  # the target of the other programs
-    precisions: tuple[str, ...] = ("fp32",)  # that its programs can have; the first is the default
-    variants: Mapping[str, str] = field(
-        default_factory=dict
-    )  # program -> its variant in `programs/variants.py`; of other programs, the default there
-    windows_s: Mapping[int, float] = field(
-        default_factory=dict
-    )  # encoder width -> longest window known to compile, in seconds; empty: any
-    emulation: Mapping[str, str] = field(
-        default_factory=dict
-    )  # run options, without the target's name, that run its lowered programs on the CPU in float32;
-    # `export` verifies with them, since the device need not be there
-    trial_options: Mapping[str, str] = field(
-        default_factory=dict
-    )  # run options, without the target's name, that replace the user's in a trial run, which uses no
-    # device
-    runtime: str = ""  # package or tool that runs its programs; evidence states its version
-    emulation_runtime: str = ""  # package that emulates its programs, where `emulation` is given
-    extra: str = ""  # pip extra that lowers to it; empty: the core install
-    run_extra: str = ""  # pip extra that runs it; empty: the core install
-    packages: Mapping[str, tuple[Package, ...]] = field(
-        default_factory=dict
-    )  # extra of this target's own -> what it installs, or what must come from elsewhere
-    sources: Mapping[str, str] = field(
-        default_factory=dict
-    )  # field name -> where it was read or measured
+    lowered_suffix: str = ""
+    lowered_max_rank: int = 0
+    programs: frozenset[str] = frozenset()
+    fallback: str = ""
+    precisions: tuple[str, ...] = ("fp32",)
+    variants: Mapping[str, str] = field(default_factory=dict)
+    windows_s: Mapping[int, float] = field(default_factory=dict)
+    emulation: Mapping[str, str] = field(default_factory=dict)
+    trial_options: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    emulation_runtime: str = ""
+    extra: str = ""
+    run_extra: str = ""
+    packages: Mapping[str, tuple[Package, ...]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The length of audio that the programs process per window, where it is shorter than the checkpoint's."""
+"""Windows: the length of audio that the programs process at a time, if shorter than the checkpoint's."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -9,28 +9,34 @@ from whisperport.errors import UsageError
 Padding = Literal["none", "features", "keys-and-values", "silence"]
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
 DEFAULT_PADDING: Padding = "silence"  # chosen by benchmarks/short_windows.py
-SHORTEST_S = 1.0  # shorter ones hold no word
+SHORTEST_S = 1.0  # a shorter window holds hardly a word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A window shorter than the checkpoint's; all sizes in encoder positions of 20 ms.
+    """A window shorter than the checkpoint's. All sizes are encoder positions of 20 ms.
 
         ├─ audio_positions ─┤ silence │
         ├───────── positions ─────────┤───── padding ─────┤
         ├─────────────── context_positions ───────────────┤
 
-    The encoder processes `positions`, of which the first `audio_positions` hold audio and the rest is
-    silence. Its output is padded to `context_positions`, the audio context of the decoder's
+    The encoder processes `positions`. The first `audio_positions` of them hold audio, the rest is silence.
+    The encoder's output is padded to `context_positions`, the audio context of the decoder's
     cross-attention.
 
+    Attributes:
+        positions: T, number of encoder positions.
+        audio_positions: number of positions that hold audio; at most T.
+        context_positions: T plus padding, the length of the cross-attention K/V.
+        padding: what the padding consists of: "none", "features", "keys-and-values" or "silence".
+
     Raises:
-        ValueError: sizes that do not follow one another, or an unknown padding.
+        ValueError: the sizes are not in rising order, or the padding is unknown or contradicts them.
     """
 
-    positions: int  # T: encoder positions
-    audio_positions: int  # at most T
-    context_positions: int  # T and the padding: length of the cross-attention K/V
+    positions: int
+    audio_positions: int
+    context_positions: int
     padding: Padding
 
     def __post_init__(self) -> None:
@@ -49,29 +55,45 @@ class Window:
 
     @property
     def padded(self) -> int:
-        """Positions that are padding."""
+        """Number of positions that are padding."""
         return self.context_positions - self.positions
 
     def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOptions:
-    """A window as it is asked for, in seconds; None: as the checkpoint was trained, or all of it."""
+    """Length of the window and its padding, as a user asks for it.
+
+    All lengths are in seconds, multiples of 0.02 s, and at least 1 s.
+
+    Args:
+        seconds: length of the window that the encoder processes, at most the checkpoint's window. Default:
+            None, the checkpoint's window (30 s in every OpenAI model). If a longest window is known to
+            compile for the target, `export` uses that window instead.
+        padding: what follows the window in the decoder's audio context:
+            "silence" (default), the encoder's output for silence;
+            "features", zeros after the encoder's output;
+            "keys-and-values", zeros after the keys and values of cross-attention;
+            "none", no padding.
+        context_s: length of the audio context that the decoder attends to, including padding; at least the
+            window and at most the checkpoint's window. Default: None, the checkpoint's window.
+        audio_s: length of audio put into each window, at most the window; the rest is silence. Default:
+            None, the complete window.
+    """
 
     seconds: float | None = None
     padding: Padding = DEFAULT_PADDING
-    context_s: float | None = (
-        None  # length of the audio context that the decoder attends to, with padding
-    )
-    audio_s: float | None = None  # length of audio put into each window; the rest is silence
+    context_s: float | None = None
+    audio_s: float | None = None
 
     def of(self, dims: Dims) -> Window | None:
-        """This window for a checkpoint of these sizes; None: the checkpoint's own, all of it.
+        """Return the window for a checkpoint of these sizes; None for the checkpoint's own window.
 
         Raises:
-            UsageError: not a multiple of 20 ms, longer than the checkpoint's, or too short.
+            UsageError: the padding is unknown, or a length is out of range or not a multiple of 20 ms.
         """
         trained = dims.n_audio_ctx
         positions = _positions("a window", self.seconds, trained)
@@ -89,7 +111,7 @@ class WindowOptions:
             raise UsageError(
                 f"an audio context of {self.context_s:g} s is shorter than the window of "
                 f"{self.seconds:g} s",
-                hint="pad to the window's length or more, or use `none`",
+                hint="give an audio context at least as long as the window, or the padding `none`",
             )
         if audio_positions == positions == trained:
             return None
@@ -103,7 +125,16 @@ class WindowOptions:
 
 
 def _positions(what: str, seconds: float | None, longest: int) -> int:
-    """Seconds as encoder positions, at most `longest`; None and the longest itself are always allowed."""
+    """Convert seconds to encoder positions of 20 ms.
+
+    Args:
+        what: subject of an error message.
+        seconds: a length, or None for the longest.
+        longest: the largest number of positions; it is allowed even if it is shorter than `SHORTEST_S`.
+
+    Raises:
+        UsageError: the length is out of range, or not a multiple of 20 ms.
+    """
     limit_s = longest * SECONDS_PER_POSITION
     if seconds is None or seconds == limit_s:
         return longest
