@@ -39,7 +39,7 @@ ONE_THREAD = RunOptions(threads=1)
 WAYS = (
     TranscribeOptions(decode=DecodeOptions(language="en")),
     TranscribeOptions(decode=DecodeOptions(language="en"), word_timestamps=True),
-    TranscribeOptions(decode=DecodeOptions(language="en", timestamps=False)),
+    TranscribeOptions(decode=DecodeOptions(language="en", without_timestamps=True)),
 )
 
 Call = tuple[np.ndarray, TranscribeOptions]

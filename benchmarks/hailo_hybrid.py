@@ -38,7 +38,7 @@ from whisperport.model.whisper import Whisper
 from whisperport.programs.variants import program_names, whisper_programs
 from whisperport.programs.whisper import Parts
 from whisperport.runtime import Decoder, Engine
-from whisperport.runtime.without_cache import WithoutCache
+from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 from whisperport.text.vocabulary import openai_generation
@@ -77,7 +77,7 @@ def measured_speed(options: argparse.Namespace) -> dict[str, Any]:
     rounds: dict[float, list[tuple[float, float]]] = {seconds: [] for seconds in WINDOWS}
     for _ in range(options.rounds + 1):
         for seconds, engine in engines.items():
-            full = engine.without_cache()
+            full = engine.uncached_decoder()
             assert full is not None
             audio = random.standard_normal(
                 (engine.dims.n_audio_ctx, TINY.n_audio_state), np.float32
@@ -138,10 +138,10 @@ def quiet(_: str) -> None:
     pass
 
 
-def transcript_ms(decoder: Decoder | WithoutCache, audio: np.ndarray) -> float:
+def transcript_ms(decoder: Decoder | UncachedDecoder, audio: np.ndarray) -> float:
     """Milliseconds from features to the logits of 30 tokens, the first after a prompt of one."""
     started = time.perf_counter()
-    decoder.listen(audio)
+    decoder.start_window(audio)
     decoder.prefill([50258])
     for token in range(1, TOKENS):
         decoder.step(token)

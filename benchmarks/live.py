@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.audio import SAMPLE_RATE, ReadAhead, load_audio
-from whisperport.audio.growing import PIECE_S, played
+from whisperport.audio.live import PIECE_S, in_real_time
 from whisperport.exporting import export
 from whisperport.live import LiveOptions, LiveTranscriber
 from whisperport.targets import RunOptions
@@ -103,16 +103,16 @@ def played_live(transcriber: Transcriber, options: LiveOptions, audio: Played) -
     pieces = [audio.samples[i : i + size] for i in range(0, audio.samples.size, size)]
     committed: list[tuple[Word, float, float]] = []  # the word, by the clock, by the sound
     busy_s, start = 0.0, time.monotonic()
-    source = ReadAhead(played(pieces))
+    source = ReadAhead(in_real_time(pieces))
     while (samples := source.take()) is not None:
         began = time.monotonic()
         update = live.feed(samples)
         now = time.monotonic()
         busy_s += now - began
-        committed += [(word, now - start, update.context_s) for word in update.committed]
+        committed += [(word, now - start, update.audio_s) for word in update.committed]
     update = live.finish()
     now = time.monotonic() - start
-    committed += [(word, now, update.context_s) for word in update.committed]
+    committed += [(word, now, update.audio_s) for word in update.committed]
     text = live.transcript().text
     offline = transcriber.transcribe(audio.samples, TranscribeOptions()).text
     matched = matches(audio.words, committed)

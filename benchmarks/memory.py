@@ -139,7 +139,7 @@ def one_window(decoder: Decoder) -> None:
     engine = decoder.engine
     shape = engine.dims.n_mels, engine.dims.n_frames
     mel = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    decoder.listen(engine.encode(mel))
+    decoder.start_window(engine.encode(mel))
     decoder.prefill(range(200))
     for token in range(30):
         decoder.step(token)

@@ -26,7 +26,7 @@ import torch
 from chunks import GAPS, made
 
 from programs import TINY
-from whisperport.audio import AudioStream, RecordingMel, VadOptions
+from whisperport.audio import AudioStream, MelWindows, VadOptions
 from whisperport.bench.timed import Clock
 from whisperport.bundle import Bundle
 from whisperport.model.whisper import Whisper
@@ -47,9 +47,11 @@ ONE_THREAD = RunOptions(threads=1)
 WORDS = TranscribeOptions(decode=DecodeOptions(language="en"), vad=VadOptions())
 THIRTY_TOKENS = replace(
     WORDS,
-    decode=DecodeOptions(language="en", timestamps=False, max_tokens=30),
+    decode=DecodeOptions(language="en", without_timestamps=True, max_tokens=30),
     temperatures=(0.0,),
-    thresholds=Thresholds(compression_ratio=None, logprob=None, no_speech=None),
+    thresholds=Thresholds(
+        compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
+    ),
 )
 
 
@@ -129,7 +131,7 @@ class Pair:
 
     def transcribed(self, audio: np.ndarray) -> Transcript:
         dims, vad = self.engine.dims, self.options.vad
-        mel = RecordingMel(audio, dims.n_mels, dims.n_frames)
+        mel = MelWindows(audio, dims.n_mels, dims.n_frames)
         chunked = ChunkedTranscription(self.engine, self.tokenizer, self.options, vad, None)
         with AudioStream(audio, look_back_s=0) as stream:
             return chunked.run(stream, mel, lambda _done, _of: None)

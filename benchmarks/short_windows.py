@@ -57,7 +57,7 @@ WAYS = {
     "unguarded": UNGUARDED,
     "conditioned": replace(GREEDY, condition_on_previous_text=True),
     "no penalty": replace(GREEDY, decode=UNGUARDED.decode),
-    "no timestamps": replace(GREEDY, decode=replace(ENGLISH, timestamps=False)),
+    "no timestamps": replace(GREEDY, decode=replace(ENGLISH, without_timestamps=True)),
 }
 # Each is compared with the default of its window in one respect.
 PLAN = (

@@ -25,10 +25,12 @@ SECOND = 16_000
 ONE_THREAD = RunOptions(threads=1)
 
 # A random model is sure of nothing: no second try, no silence, unless a test asks for them.
-NEVER = Thresholds(compression_ratio=None, logprob=None, no_speech=None)
+NEVER = Thresholds(
+    compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
+)
 TEXT = TranscribeOptions(
     run=ONE_THREAD,
-    decode=DecodeOptions(language="en", timestamps=False, max_tokens=4),
+    decode=DecodeOptions(language="en", without_timestamps=True, max_tokens=4),
     temperatures=(0.0,),
     thresholds=NEVER,
     condition_on_previous_text=False,
@@ -69,7 +71,7 @@ def test_a_window_is_what_it_is_alone(transcriber: Transcriber) -> None:
     loud = noise(0.6, seed=1)
     both = transcriber.transcribe(loud, TEXT)
 
-    later = transcriber.transcribe(loud, replace(TEXT, clips=(0.2,)))
+    later = transcriber.transcribe(loud, replace(TEXT, clip_timestamps=(0.2,)))
 
     assert [s.tokens for s in later.segments] == [s.tokens for s in both.segments[1:]]
     assert later.segments[0].start == pytest.approx(0.2)
@@ -220,7 +222,7 @@ class SilentDecoder(Decoder):
 transcriber = Transcriber(Bundle.open(sys.argv[2]))
 transcriber.engine.__class__ = Silent
 options = TranscribeOptions(
-    decode=DecodeOptions(language="en", timestamps=False, max_tokens=1), temperatures=(0.0,)
+    decode=DecodeOptions(language="en", without_timestamps=True, max_tokens=1), temperatures=(0.0,)
 )
 done = []
 transcript = transcriber.transcribe(

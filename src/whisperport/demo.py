@@ -134,7 +134,7 @@ def _times(engine: Engine, recording: Recording) -> tuple[float, float]:
     mel = log_mel(load_audio(recording.path), dims.n_mels, n_frames=dims.n_frames)
     encoder = measure(lambda: engine.encode(mel))
     decoder = engine.decoder()
-    decoder.listen(engine.encode(mel))
+    decoder.start_window(engine.encode(mel))
     decoder.prefill([engine.generation.start_of_transcript])
     step = measure(lambda: decoder.step(engine.generation.end_of_text), n=STEPS)
     return encoder.median_ms, step.median_ms

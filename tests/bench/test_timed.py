@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whisperport.audio import RecordingMel
+from whisperport.audio import MelWindows
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
 from whisperport.runner import Binding, Part, Runner
@@ -137,7 +137,7 @@ def test_a_timed_spectrogram_is_the_same_spectrogram() -> None:
     dims = Bundle.open(default_bundle(), check_hashes=False).manifest.dims
     recording, clock = shipped_recordings()[0].path, Clock()
 
-    plain = RecordingMel(recording, dims.n_mels, dims.n_frames)
+    plain = MelWindows(recording, dims.n_mels, dims.n_frames)
     timed = TimedMel(recording, dims, clock)
     windows = [mel.window(0) for mel in (plain, timed)]
     plain.close()

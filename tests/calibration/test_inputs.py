@@ -71,7 +71,7 @@ def test_a_step_is_recorded_with_the_cache_that_it_had(bundle, recorded, mels):
         filled = np.abs(sample["self_k_0"]).sum(axis=(0, 1)) > 0
         assert filled[:length].all()  # what the step sees was computed
         if index % CALLS == 0:
-            decoder.listen(decoder.engine.encode(mels[index // CALLS]))
+            decoder.start_window(decoder.engine.encode(mels[index // CALLS]))
             audio = dict(decoder._audio)
         assert all(np.array_equal(sample[name], array) for name, array in audio.items())
     lengths = [int((sample["mask"][0, 0] == 0).sum()) for sample in recorded["step"]]

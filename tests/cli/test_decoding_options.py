@@ -51,7 +51,7 @@ def test_without_options_all_is_as_openai_whisper_has_it(asked):
     [
         (("--language", "German"), "language", "German"),
         (("--task", "translate"), "task", "translate"),
-        (("--no-timestamps",), "timestamps", False),
+        (("--no-timestamps",), "without_timestamps", True),
         (("--max-tokens", 100), "max_tokens", 100),
         (("--best-of", 5), "best_of", 5),
         (("--beam-size", 5), "beam_size", 5),
@@ -89,10 +89,10 @@ def test_options_of_a_window(asked, arguments, name, value):
         (("--append-punctuations", ")"), {"append_punctuations": ")"}),
         (
             ("--compression-ratio-threshold", "none"),
-            {"thresholds": Thresholds(compression_ratio=None)},
+            {"thresholds": Thresholds(compression_ratio_threshold=None)},
         ),
-        (("--logprob-threshold", -2), {"thresholds": Thresholds(logprob=-2.0)}),
-        (("--no-speech-threshold", 0.9), {"thresholds": Thresholds(no_speech=0.9)}),
+        (("--logprob-threshold", -2), {"thresholds": Thresholds(logprob_threshold=-2.0)}),
+        (("--no-speech-threshold", 0.9), {"thresholds": Thresholds(no_speech_threshold=0.9)}),
     ],
     ids=str,
 )

@@ -23,7 +23,7 @@ OPTIONS: list[tuple[Callable[..., Any], list[str]]] = [
     (BenchOptions, ["repeat"]),
     (VadOptions, ["threshold", "min_speech_s", "min_silence_s", "pad_s", "max_silence_s"]),
     (LiveOptions, ["step_s", "pause_s"]),
-    (Thresholds, ["compression_ratio", "no_speech"]),
+    (Thresholds, ["compression_ratio_threshold", "no_speech_threshold"]),
     (TranscribeOptions, ["workers", "hallucination_silence_threshold"]),
     (ScriptOptions, ["optimization_level", "compression_level", "epochs"]),
     (

@@ -218,7 +218,7 @@ def test_state_stays_on_the_device_and_only_new_rows_are_sent(compiled, bundle):
     features = device.encode(np.random.default_rng(3).standard_normal((8, 20)).astype(np.float32))
     decoders = device.decoder(), emulation.decoder()
     for decoder in decoders:
-        decoder.listen(features)
+        decoder.start_window(features)
         decoder.prefill([1, 2, 3])
         decoder.step(4)
     cache = decoders[0].cache
@@ -259,7 +259,7 @@ def test_a_missing_or_an_old_sdk_is_explained_in_general_words(compiled, bundle,
     (old / "dummy_sdk.py").write_text('__version__ = "1.9"\n')
     path = interpreter(old)
     path.write_text(path.read_text().replace('PYTHONPATH="', f'PYTHONPATH="{old}:'))
-    with pytest.raises(LoweringError, match="does not serve `dummy1`") as unsuitable:
+    with pytest.raises(LoweringError, match="does not support `dummy1`") as unsuitable:
         compiled(toolchains={"dummy": str(path)})
     assert unsuitable.value.why == "version 2.0 is needed, and 1.9 is installed"
     with pytest.raises(UsageError, match="cannot be `80`"):

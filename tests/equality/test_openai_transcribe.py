@@ -40,7 +40,7 @@ COLD = (0.0,)
 CASES = {
     "greedy": Case(TranscribeOptions(temperatures=COLD), {"temperature": 0.0}),
     "without timestamps": Case(
-        TranscribeOptions(temperatures=COLD, decode=DecodeOptions(timestamps=False)),
+        TranscribeOptions(temperatures=COLD, decode=DecodeOptions(without_timestamps=True)),
         {"temperature": 0.0, "without_timestamps": True},
     ),
     "beam 5": Case(
@@ -74,7 +74,7 @@ CASES = {
     ),
     # Within every recording: a clip that ends after its recording keeps the original going for ever.
     "clips": Case(
-        TranscribeOptions(temperatures=COLD, clips=(0.5, 3.0, 3.5)),
+        TranscribeOptions(temperatures=COLD, clip_timestamps=(0.5, 3.0, 3.5)),
         {"temperature": 0.0, "clip_timestamps": [0.5, 3.0, 3.5]},
     ),
     "words": Case(
@@ -116,7 +116,7 @@ CASES = {
             temperatures=COLD,
             prefix="Set the",
             initial_prompt="Good evening, Anna.",
-            decode=DecodeOptions(timestamps=False),
+            decode=DecodeOptions(without_timestamps=True),
         ),
         {
             "temperature": 0.0,
@@ -146,7 +146,7 @@ CASES = {
         },
     ),
     "fallback to a second greedy pass": Case(
-        TranscribeOptions(temperatures=(0.0, 0.0), thresholds=Thresholds(logprob=-1e-4)),
+        TranscribeOptions(temperatures=(0.0, 0.0), thresholds=Thresholds(logprob_threshold=-1e-4)),
         {"temperature": (0.0, 0.0), "logprob_threshold": -1e-4},
     ),
 }
@@ -285,7 +285,7 @@ def test_drawn_tokens_are_openai_whispers_when_the_draws_are(
     options = TranscribeOptions(temperatures=(0.4,), decode=DecodeOptions(best_of=3))
 
     theirs = openai_model.transcribe(samples, fp16=False, temperature=0.4, best_of=3)
-    ours = transcriber.transcribe(samples, options, draw=lambda rows: draw(rows, "ours"))
+    ours = transcriber.transcribe(samples, options, sampler=lambda rows: draw(rows, "ours"))
 
     assert places["ours"] == places["theirs"] > 0
     assert told(ours) == retold(theirs)

@@ -33,7 +33,7 @@ def test_greedy_tokens_are_those_of_generate(
             theirs_in, language="en", task="transcribe", max_new_tokens=224, do_sample=False
         )[0].tolist()
     mel = log_mel(samples, engine.dims.n_mels, n_frames=engine.dims.n_frames)
-    options = DecodeOptions(language="en", timestamps=False)
+    options = DecodeOptions(language="en", without_timestamps=True)
     decoded = decode_window(engine.decoder(), engine.encode(mel), options)
 
     end = engine.generation.end_of_text

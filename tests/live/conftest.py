@@ -30,7 +30,7 @@ class Listened:
 
     @property
     def committed(self) -> list[tuple[Word, float]]:
-        return [(word, u.heard_s) for u in self.updates for word in u.committed]
+        return [(word, u.audio_s) for u in self.updates for word in u.committed]
 
 
 @pytest.fixture(scope="session")

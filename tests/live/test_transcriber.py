@@ -15,12 +15,12 @@ from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.text.normalize import normalize
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.transcription.session import CutTextWarning
+from whisperport.transcription.session import TruncatedPromptWarning
 from whisperport.verification.clips import Clip
 
 from .conftest import Listened, Spoken, in_a_row, listen, silence
 
-LATEST_S = 2.0  # from the end of a word to its commit
+MAX_CLIP_S = 2.0  # from the end of a word to its commit
 EQUAL = 0.95  # of the words, between live and offline
 
 
@@ -59,7 +59,7 @@ def test_words_come_within_two_seconds_and_are_those_of_the_recording(
     late = delays(done, audio)
     assert len(late) >= EQUAL * len(audio.words)
     assert min(late) > 0  # no word is certain before it was spoken
-    assert max(late) <= LATEST_S
+    assert max(late) <= MAX_CLIP_S
     offline = embedded.transcribe(audio.samples).text
     assert equal_share(done.live.transcript().text, offline) >= EQUAL
 
@@ -71,13 +71,13 @@ def test_several_utterances_with_gaps_come_one_by_one(
 
     done = listen(embedded, audio.samples)
 
-    assert max(delays(done, audio)) <= LATEST_S
+    assert max(delays(done, audio)) <= MAX_CLIP_S
     segments = done.live.transcript().segments
     assert len(segments) == 2
     offline = embedded.transcribe(audio.samples).text
     assert equal_share(done.live.transcript().text, offline) >= EQUAL
     # The first was over before the second began.
-    closed = [update.heard_s for update in done.updates if update.closed]
+    closed = [update.audio_s for update in done.updates if update.closed]
     assert closed[0] < segments[1].start
 
 
@@ -92,7 +92,7 @@ def test_a_buffer_is_cut_while_speech_goes_on(
 
     transcript = done.live.transcript()
     assert equal_share(transcript.text, embedded.transcribe(audio.samples).text) >= EQUAL
-    assert max(delays(done, audio)) <= LATEST_S + 1.0
+    assert max(delays(done, audio)) <= MAX_CLIP_S + 1.0
     assert transcript.text == " ".join(s.text.strip() for s in transcript.segments)
 
 
@@ -146,7 +146,7 @@ def test_a_stream_without_sound_is_an_empty_transcript(embedded: Transcriber) ->
     live.feed(np.empty(0, np.float32))
     update = live.finish()
 
-    assert (update.committed, update.tentative, update.heard_s) == ((), "", 0.0)
+    assert (update.committed, update.tentative, update.audio_s) == ((), "", 0.0)
     assert live.transcript().segments == ()
 
 
@@ -173,7 +173,7 @@ def test_what_is_no_sound_is_refused_and_what_came_before_is_kept(
     [
         {"step_s": 0.0},
         {"pause_s": 11.0},
-        {"transcribe": TranscribeOptions(clips=(1.0, 2.0))},
+        {"transcribe": TranscribeOptions(clip_timestamps=(1.0, 2.0))},
         {
             "transcribe": TranscribeOptions(
                 word_timestamps=True, hallucination_silence_threshold=1.0
@@ -213,7 +213,9 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(embedded: Transcriber) 
         initial_prompt="turn the lights on and " * 80, carry_initial_prompt=True
     )
 
-    with pytest.warns(CutTextWarning, match="the initial prompt has 400 tokens, and the last 223"):
+    with pytest.warns(
+        TruncatedPromptWarning, match="the initial prompt has 400 tokens, and the last 223"
+    ):
         live = LiveTranscriber(embedded, LiveOptions(transcribe=options))
 
     live._said = [1, 2, 3]
@@ -255,8 +257,10 @@ def micro_transcriber(
 def test_no_sound_is_lost_however_it_comes_and_whatever_the_model_says(
     micro_transcriber: Transcriber, sizes: list[int], timestamps: bool
 ) -> None:
-    decode = DecodeOptions(language="en", timestamps=timestamps, max_tokens=6)
-    thresholds = Thresholds(compression_ratio=None, logprob=None, no_speech=None)
+    decode = DecodeOptions(language="en", without_timestamps=not timestamps, max_tokens=6)
+    thresholds = Thresholds(
+        compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
+    )
     options = TranscribeOptions(decode=decode, temperatures=(0.0,), thresholds=thresholds)
     live = LiveTranscriber(micro_transcriber, LiveOptions(transcribe=options, step_s=0.1))
     random = np.random.default_rng(len(sizes))
@@ -265,7 +269,7 @@ def test_no_sound_is_lost_however_it_comes_and_whatever_the_model_says(
     for size in sizes:
         fed += size
         update = live.feed((0.1 * random.standard_normal(size)).astype(np.float32))
-        assert update.heard_s == pytest.approx(fed / 16_000)
+        assert update.audio_s == pytest.approx(fed / 16_000)
     live.finish()
 
     transcript = live.transcript()

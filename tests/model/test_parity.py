@@ -171,9 +171,9 @@ def test_logits_of_the_programs_are_theirs(
     dims, theirs = pair.checkpoint.dims, pair.logits.numpy()
     decoder = engine_of(pair, eager_runners(pair.model, prefill_rows=(4,))).decoder()
     tokens = tokens_of(dims.n_vocab)
-    decoder.listen(pair.features[0].numpy())
+    decoder.start_window(pair.features[0].numpy())
 
-    after_prompt, after_first = decoder.prefill(tokens[:prompt], also=0)
+    after_prompt, after_first = decoder.prefill(tokens[:prompt], second_index=0)
     after_steps = [decoder.step(token) for token in tokens[prompt:]]
 
     np.testing.assert_allclose(after_first, theirs[0], atol=ATOL, rtol=0)

@@ -26,10 +26,10 @@ class Scripted:
         self.engine = self
         self.script, self.second, self.prompts = script, second, []
 
-    def listen(self, features: Any) -> None:
+    def start_window(self, features: Any) -> None:
         self.said = 0
 
-    def prefill(self, tokens: Any, *, also: int = 0) -> Any:
+    def prefill(self, tokens: Any, *, second_index: int = 0) -> Any:
         self.prompts.append(list(tokens))
         return self._row(), np.zeros(DIMS.n_vocab, np.float32)
 

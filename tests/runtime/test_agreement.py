@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.runtime.agreement import Agreement, HypothesisWord, spoken_already
+from whisperport.runtime.agreement import Agreement, HypothesisWord, count_committed
 from whisperport.text import Word
 
 
 def said(text: str, *, each_s: float = 0.5) -> list[HypothesisWord]:
     """Words of half a second each, from 0 on."""
     return [
-        HypothesisWord(Word(f" {word}", i * each_s, (i + 1) * each_s, 1.0), begins=i == 0)
+        HypothesisWord(Word(f" {word}", i * each_s, (i + 1) * each_s, 1.0), starts_segment=i == 0)
         for i, word in enumerate(text.split())
     ]
 
@@ -88,7 +88,7 @@ def test_what_was_cut_away_is_heard_no_more() -> None:
     for until in (1.5, 2.0):
         agreement.update(said("one two three"), until)
 
-    assert text_of(agreement.forget(1.0)) == "one two"
+    assert text_of(agreement.drop_before(1.0)) == "one two"
     assert text_of(agreement.committed) == "three"
 
 
@@ -96,7 +96,7 @@ def test_of_repeated_words_those_nearest_in_time_were_spoken() -> None:
     committed = said("no no")
     hypothesis = said("no no no")
 
-    assert spoken_already(committed, hypothesis) == 2
+    assert count_committed(committed, hypothesis) == 2
 
 
 words = st.lists(st.sampled_from(["one", "two", "three", "four"]), max_size=6).map(" ".join)

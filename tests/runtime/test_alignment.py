@@ -11,7 +11,7 @@ from ..micro import DIMS, GENERATION, tokenizer_json
 def test_words_beyond_the_decoders_positions_get_no_times(micro_decoder: Any, audio: Any) -> None:
     # given: as many tokens as positions, which `max_tokens` allows where no times are asked for
     decoder = micro_decoder()
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
     tokenizer = Tokenizer.from_json(tokenizer_json(), GENERATION)
     text = [*range(10), *range(20, 34)]
     assert len(text) == DIMS.n_text_ctx

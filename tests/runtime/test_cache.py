@@ -33,14 +33,14 @@ def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
         torch.tensor(tokens), micro.cross_kv(torch.from_numpy(features)[None])
     ).numpy()
 
-    decoder.listen(features)
+    decoder.start_window(features)
     done = 0
     while done < len(tokens):
         count = data.draw(st.integers(0, len(tokens) - done), label="rows of a prompt; 0: a step")
         if count:
-            also = data.draw(st.integers(0, count - 1), label="also")
-            last, second = decoder.prefill(tokens[done : done + count], also=also)
-            np.testing.assert_allclose(second, one_pass[done + also], atol=ATOL)
+            second_index = data.draw(st.integers(0, count - 1), label="also")
+            last, second = decoder.prefill(tokens[done : done + count], second_index=second_index)
+            np.testing.assert_allclose(second, one_pass[done + second_index], atol=ATOL)
         else:
             last, count = decoder.step(tokens[done]), 1
         done += count
@@ -56,13 +56,13 @@ def test_rows_beyond_its_length_do_not_matter(
 ) -> None:
     """Rows of an earlier decoding, even a hundred times as large as any key: equal to the last bit."""
     fresh, used = micro_decoder(), micro_decoder()
-    used.listen(audio(1))
+    used.start_window(audio(1))
     used.prefill(before)
     for array in used.cache.arrays.values():
         array *= np.float32(size)
 
     for decoder in (fresh, used):
-        decoder.listen(audio(0))
+        decoder.start_window(audio(0))
     expected = fresh.prefill(tokens[:1])[0], *map(fresh.step, tokens[1:])
     actual = used.prefill(tokens[:1])[0], *map(used.step, tokens[1:])
 
@@ -71,7 +71,7 @@ def test_rows_beyond_its_length_do_not_matter(
 
 def test_rows_of_a_prompts_padding_are_not_kept(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder(prefill_rows=(7,))
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
 
     decoder.prefill([1, 2, 3])
 
@@ -87,7 +87,7 @@ def test_a_new_row_sees_stored_rows_and_itself_and_new_rows_before_it(
     new: int, length: int
 ) -> None:
     cache = Cache(DIMS)
-    cache.store(rows_of(length), length)
+    cache.store(embed_tokens(length), length)
 
     mask = cache.mask(new)
 
@@ -101,7 +101,7 @@ def test_a_new_row_sees_stored_rows_and_itself_and_new_rows_before_it(
 
 def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
     decoder.prefill(list(range(DIMS.n_text_ctx - 1)))
     decoder.step(5)
 
@@ -114,7 +114,7 @@ def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, audio: A
 
 def test_a_prompt_that_is_too_long_is_refused(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
 
     with pytest.raises(ValueError, match="do not fit"):
         decoder.prefill([1] * (DIMS.n_text_ctx + 1))
@@ -122,10 +122,10 @@ def test_a_prompt_that_is_too_long_is_refused(micro_decoder: Any, audio: Any) ->
 
 def test_storing_more_rows_than_there_is_room_for_is_refused() -> None:
     cache = Cache(DIMS)
-    cache.store(rows_of(20), 20)
+    cache.store(embed_tokens(20), 20)
 
     with pytest.raises(ValueError, match="25 rows do not fit a cache of 24"):
-        cache.store(rows_of(5), 5)
+        cache.store(embed_tokens(5), 5)
 
     assert cache.length == 20
 
@@ -133,7 +133,7 @@ def test_storing_more_rows_than_there_is_room_for_is_refused() -> None:
 def test_a_cleared_cache_is_as_a_new_one(micro_decoder: Any, audio: Any) -> None:
     decoder, fresh = micro_decoder(), micro_decoder()
     for e in (decoder, fresh):
-        e.listen(audio(0))
+        e.start_window(audio(0))
     decoder.prefill([1, 2, 3, 4, 5])
 
     decoder.cache.clear()
@@ -144,7 +144,7 @@ def test_a_cleared_cache_is_as_a_new_one(micro_decoder: Any, audio: Any) -> None
 
 def test_a_copy_goes_its_own_way(micro_decoder: Callable[..., Decoder], audio: Any) -> None:
     decoder = micro_decoder()
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
     decoder.prefill([1, 2, 3])
     copy = Cache(DIMS)
 
@@ -170,7 +170,7 @@ def test_rows_are_appended_along_the_axis_and_in_the_dtype_of_the_signature(
     heads, width, n = DIMS.n_text_head, DIMS.text_head_width, DIMS.n_text_ctx
     cache = Cache(DIMS, form)
     for start, count in ((0, 3), (3, 1)):
-        new = rows_of(count + 2, form)  # two rows of padding
+        new = embed_tokens(count + 2, form)  # two rows of padding
         for number, array in enumerate(new.values()):
             array *= 10 * start + number
         cache.store(new, count)
@@ -189,7 +189,7 @@ def test_rows_are_appended_along_the_axis_and_in_the_dtype_of_the_signature(
 @pytest.mark.parametrize("new", [1, 3])
 def test_a_mask_has_the_dtype_and_the_value_of_the_signature(new: int) -> None:
     cache = Cache(DIMS, FORMS[1])
-    cache.store(rows_of(2, FORMS[1]), 2)
+    cache.store(embed_tokens(2, FORMS[1]), 2)
 
     mask = cache.mask(new)
 
@@ -199,12 +199,12 @@ def test_a_mask_has_the_dtype_and_the_value_of_the_signature(new: int) -> None:
 
 def test_programs_that_read_a_cache_are_told_of_every_part_that_was_written() -> None:
     cache, other = Cache(DIMS), Cache(DIMS)
-    other.store(rows_of(5), 5)
+    other.store(embed_tokens(5), 5)
     told = Told()
     cache.bindings[told.runner] = told
 
-    cache.store(rows_of(3), 3)
-    cache.store(rows_of(1), 1)
+    cache.store(embed_tokens(3), 3)
+    cache.store(embed_tokens(1), 1)
     cache.copy_of(other)
 
     for name, array in cache.arrays.items():
@@ -217,7 +217,7 @@ def test_a_copy_has_bindings_of_its_own() -> None:
     cache, told = Cache(DIMS), Told()
     cache.bindings[told.runner] = told
 
-    cache.copy().store(rows_of(1), 1)
+    cache.copy().store(embed_tokens(1), 1)
 
     assert told.parts == []
 
@@ -233,7 +233,7 @@ class Told(Binding):
         self.parts.append((name, part))
 
 
-def rows_of(count: int, form: CacheForm = FORMS[0]) -> dict[str, np.ndarray]:
+def embed_tokens(count: int, form: CacheForm = FORMS[0]) -> dict[str, np.ndarray]:
     """New rows of ones, for each layer."""
     heads, width = DIMS.n_text_head, DIMS.text_head_width
     return {

@@ -28,7 +28,7 @@ from .scripted import FEATURES, Scripted
 ENGLISH_ONLY = replace(GENERATION, languages={}, tasks={})
 
 
-TEXT = DecodeOptions(language="en", timestamps=False)
+TEXT = DecodeOptions(language="en", without_timestamps=True)
 END = GENERATION.end_of_text
 
 
@@ -78,7 +78,7 @@ def test_an_end_at_once_is_suppressed() -> None:
 def test_what_is_suppressed_is_never_said(
     micro_decoder: Any, audio: Any, seed: int, timestamps: bool, beams: int | None
 ) -> None:
-    options = replace(TEXT, timestamps=timestamps, beam_size=beams)
+    options = replace(TEXT, without_timestamps=not timestamps, beam_size=beams)
 
     decoded = decode_window(micro_decoder(), audio(seed), options)
 
@@ -115,7 +115,9 @@ def test_the_prompt_says_language_and_task(
     decoder = Scripted([END])
 
     decode_window(
-        decoder, FEATURES, DecodeOptions(language=language, task=task, timestamps=timestamps)
+        decoder,
+        FEATURES,
+        DecodeOptions(language=language, task=task, without_timestamps=not timestamps),
     )
 
     assert decoder.prompts == [prompt]
@@ -125,7 +127,7 @@ def test_the_prompt_says_language_and_task(
 def test_an_english_only_model_is_told_neither(timestamps: bool, prompt: list[int]) -> None:
     decoder = Scripted([END], ENGLISH_ONLY)
 
-    decoded = decode_window(decoder, FEATURES, DecodeOptions(timestamps=timestamps))
+    decoded = decode_window(decoder, FEATURES, DecodeOptions(without_timestamps=not timestamps))
 
     assert decoder.prompts == [prompt]
     assert decoded.language == "en"
@@ -154,7 +156,7 @@ def test_what_the_checkpoint_cannot_do_is_refused(
 @pytest.mark.parametrize("code", ["en", "de"])
 def test_the_most_probable_language_is_detected(code: str) -> None:
     decoder = Scripted([GENERATION.languages[code]])
-    decoder.listen(FEATURES)
+    decoder.start_window(FEATURES)
 
     assert detect_language(decoder) == code
     assert decoder.prompts == [[GENERATION.start_of_transcript]]
@@ -162,7 +164,7 @@ def test_the_most_probable_language_is_detected(code: str) -> None:
 
 def test_the_language_of_a_checkpoint_that_names_its_own_is_not_detected() -> None:
     decoder = Scripted([GENERATION.languages["en"]], generation=replace(GENERATION, language="de"))
-    decoder.listen(FEATURES)
+    decoder.start_window(FEATURES)
 
     assert detect_language(decoder) == "de"
     assert decoder.prompts == []
@@ -173,7 +175,7 @@ def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, audio: 
     found = set()
 
     for seed in range(20):
-        decoder.listen(audio(seed))
+        decoder.start_window(audio(seed))
         found.add(detect_language(decoder))
 
     assert found <= set(GENERATION.languages)
@@ -208,9 +210,12 @@ def test_the_longest_prefix_leaves_room_for_the_longest_prompt(
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [
-        (lambda: Thresholds(no_speech=1.5), "no_speech"),
-        (lambda: Thresholds(logprob=0.5), "logprob"),
-        (lambda: Thresholds(compression_ratio=float("nan")), "compression_ratio"),
+        (lambda: Thresholds(no_speech_threshold=1.5), "no_speech_threshold"),
+        (lambda: Thresholds(logprob_threshold=0.5), "logprob_threshold"),
+        (
+            lambda: Thresholds(compression_ratio_threshold=float("nan")),
+            "compression_ratio_threshold",
+        ),
         (lambda: DecodeOptions(temperature=-1), "temperature"),
         (lambda: DecodeOptions(max_tokens=0), "max_tokens"),
         (lambda: DecodeOptions(length_penalty=2), "length_penalty"),
@@ -282,13 +287,12 @@ def test_twenty_tokens_are_those_of_openai_whisper(
     features = original.embed_audio(mel)
     theirs = whisper.decode(original, features[0], asked)
     renamed = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    without_timestamps = renamed.pop("without_timestamps", False)
     max_tokens = renamed.pop("sample_len", 20)
 
     ours = decode_window(
         openai_engine.decoder(),
         openai_engine.encode(mel[0].numpy()),
-        DecodeOptions(**renamed, timestamps=not without_timestamps, max_tokens=max_tokens),
+        DecodeOptions(**renamed, max_tokens=max_tokens),
     )
 
     assert ours.tokens == tuple(theirs.tokens)

@@ -42,7 +42,7 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
     decoder = engine_of(micro, runners).decoder()
 
     for count in (1, 4, 5, 7, 8, 12):
-        decoder.listen(audio(0))
+        decoder.start_window(audio(0))
         decoder.prefill([1] * count)
 
     assert used == [1, 4, 7, 7, 7, 1, 7, 7]
@@ -50,23 +50,23 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
 
 @pytest.mark.parametrize(("tokens", "also"), [([], 0), ([1, 2], 2), ([1, 2], -1)])
 def test_a_row_that_is_not_in_the_prompt_is_refused(
-    micro_decoder: Any, audio: Any, tokens: list[int], also: int
+    micro_decoder: Any, audio: Any, tokens: list[int], second_index: int
 ) -> None:
     decoder = micro_decoder()
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
 
-    with pytest.raises(ValueError, match="`also`"):
-        decoder.prefill(tokens, also=also)
+    with pytest.raises(ValueError, match="`second_index`"):
+        decoder.prefill(tokens, second_index=second_index)
 
 
 def test_a_new_window_forgets_the_last_one(micro_decoder: Any, audio: Any) -> None:
     decoder, fresh = micro_decoder(), micro_decoder()
-    decoder.listen(audio(1))
+    decoder.start_window(audio(1))
     decoder.prefill([1, 2, 3])
     decoder.step(4)
 
     for e in (decoder, fresh):
-        e.listen(audio(2))
+        e.start_window(audio(2))
 
     np.testing.assert_array_equal(decoder.prefill([5, 6])[0], fresh.prefill([5, 6])[0])
 
@@ -75,7 +75,7 @@ def test_two_decoders_of_one_engine_do_not_share_a_cache(micro_decoder: Any, aud
     first, alone = micro_decoder(), micro_decoder()
     second = first.engine.decoder()
     for decoder in (first, second, alone):
-        decoder.listen(audio(0))
+        decoder.start_window(audio(0))
 
     steps = []
     for token in range(6):
@@ -96,7 +96,7 @@ def test_a_table_in_float16_is_read_as_float32(micro: Whisper, eager_runners: An
     ).decoder()
     features = np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32)
     for decoder in (halved, full):
-        decoder.listen(features)
+        decoder.start_window(features)
 
     np.testing.assert_array_equal(halved.step(7), full.step(7))
 
@@ -114,7 +114,7 @@ def test_aligned_rows_are_those_of_one_pass(
     decoder, tokens = micro_decoder(), list(range(count))
     features = torch.from_numpy(audio(0))[None]
     one_pass = micro.logits(torch.tensor(tokens), micro.cross_kv(features)).numpy()
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
     decoder.prefill([9, 9, 9])  # forgotten
 
     scores, rows = decoder.align(tokens)
@@ -138,7 +138,7 @@ def test_alignment_scores_are_those_of_the_heads_asked_for(
     for hook in hooks:
         hook.remove()
 
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
     scores, _ = decoder.align(tokens)
 
     width = DIMS.text_head_width
@@ -151,7 +151,7 @@ def test_alignment_scores_are_those_of_the_heads_asked_for(
 
 def test_nothing_to_align_is_refused(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
-    decoder.listen(audio(0))
+    decoder.start_window(audio(0))
 
     with pytest.raises(ValueError, match="no tokens"):
         decoder.align([])

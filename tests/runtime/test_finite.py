@@ -13,7 +13,7 @@ from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 
 from ..micro import DIMS, GENERATION
 
-TEXT = DecodeOptions(language="en", timestamps=False)
+TEXT = DecodeOptions(language="en", without_timestamps=True)
 MEL = np.zeros((DIMS.n_mels, DIMS.n_frames), np.float32)
 Change = Callable[[np.ndarray], np.ndarray]
 
@@ -96,9 +96,9 @@ def test_large_values_are_no_error(with_output: Any, program: str, output: str) 
     if program == "encoder":
         assert (decoder.engine.encode(MEL) == huge).all()
     elif program == "cross_kv":
-        decoder.listen(np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32))
+        decoder.start_window(np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32))
     else:
-        decoder.listen(np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32))
+        decoder.start_window(np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32))
         decoder.prefill([1, 2, 3])
         decoder.step(4)
         decoder.align([1, 2])

@@ -96,7 +96,7 @@ def test_text_on_both_sides_of_a_timestamp_is_one_phrase() -> None:
 def test_a_loop_without_a_guard_is_none_with_it(guard: dict[str, Any]) -> None:
     """The engine says one word for ever; the end of text is the second most probable."""
     engine = Scripted([5], second=GENERATION.end_of_text)
-    options = DecodeOptions(language="en", timestamps=False)
+    options = DecodeOptions(language="en", without_timestamps=True)
 
     looping = decode_window(engine, FEATURES, options)
     guarded = decode_window(engine, FEATURES, replace(options, **guard))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whisperport.runtime.search import Beams, Path, Sampling, draw_with, log_sum_exp, top
+from whisperport.runtime.search import Beams, Path, Sampling, log_sum_exp, numpy_sampler, top
 
 V = 51_865  # multilingual Whisper's vocabulary
 ROW = 4 * V  # bytes
@@ -67,7 +67,7 @@ def test_tokens_are_drawn_as_often_as_they_are_probable() -> None:
     weights = np.exp(row.astype(np.float64))
     expected = weights / weights.sum()
 
-    drawn = draw_with(np.random.default_rng(0))(np.broadcast_to(row, (20_000, 1000)))
+    drawn = numpy_sampler(np.random.default_rng(0))(np.broadcast_to(row, (20_000, 1000)))
 
     counts = np.bincount(drawn, minlength=1000)
     deviation = np.sqrt(20_000 * expected * (1 - expected))
@@ -89,13 +89,13 @@ class Uniform:
 def test_what_cannot_be_said_is_never_drawn(row: np.ndarray, uniform: float) -> None:
     row[0] = 0.0
 
-    (token,) = draw_with(Uniform(uniform))(row[None])  # type: ignore[arg-type]
+    (token,) = numpy_sampler(Uniform(uniform))(row[None])  # type: ignore[arg-type]
 
     assert np.isfinite(row[token])
 
 
 def test_the_same_seed_draws_the_same_tokens() -> None:
-    first, second = (draw_with(np.random.default_rng(7)) for _ in range(2))
+    first, second = (numpy_sampler(np.random.default_rng(7)) for _ in range(2))
 
     assert [first(logits()[None]) for _ in range(20)] == [second(logits()[None]) for _ in range(20)]
 
@@ -103,9 +103,14 @@ def test_the_same_seed_draws_the_same_tokens() -> None:
 @pytest.mark.parametrize(
     ("what", "make", "width", "copies"),
     [
-        ("greedy", lambda: Sampling(50257, 0.0, 1, draw_with(np.random.default_rng(0))), 1, 1),
-        ("drawn", lambda: Sampling(50257, 0.4, 1, draw_with(np.random.default_rng(0))), 1, 2),
-        ("best of 5", lambda: Sampling(50257, 0.4, 5, draw_with(np.random.default_rng(0))), 5, 6),
+        ("greedy", lambda: Sampling(50257, 0.0, 1, numpy_sampler(np.random.default_rng(0))), 1, 1),
+        ("drawn", lambda: Sampling(50257, 0.4, 1, numpy_sampler(np.random.default_rng(0))), 1, 2),
+        (
+            "best of 5",
+            lambda: Sampling(50257, 0.4, 5, numpy_sampler(np.random.default_rng(0))),
+            5,
+            6,
+        ),
         ("beam 5", lambda: Beams(50257, 5, 1.0), 5, 1),
     ],
 )

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.runtime.segments import cut_segments
-from whisperport.runtime.window_end import LEAST, leave_open
+from whisperport.runtime.segments import split_segments
+from whisperport.runtime.window_end import LEAST, drop_unreliable_end
 
 BEGIN = 50364
 WINDOW = 1000  # frames: 10 s
@@ -15,17 +15,17 @@ def at(seconds: float) -> int:
 
 
 def cut(*tokens: int):
-    return cut_segments(tokens, BEGIN, WINDOW)
+    return split_segments(tokens, BEGIN, WINDOW)
 
 
 def test_segments_that_end_well_before_the_window_are_kept() -> None:
     whole = cut(at(0), 5, at(2.0), at(2.5), 6, at(6.0))
 
-    assert leave_open(whole, BEGIN, WINDOW) == whole
+    assert drop_unreliable_end(whole, BEGIN, WINDOW) == whole
 
 
 def test_a_segment_that_ends_in_the_last_seconds_is_heard_again_from_the_one_before() -> None:
-    left = leave_open(cut(at(0), 5, at(2.0), at(2.5), 6, at(9.9)), BEGIN, WINDOW)
+    left = drop_unreliable_end(cut(at(0), 5, at(2.0), at(2.5), 6, at(9.9)), BEGIN, WINDOW)
 
     assert [piece.tokens for piece in left.pieces] == [(at(0), 5, at(2.0))]
     assert left.advance == 200
@@ -35,20 +35,20 @@ def test_a_segment_that_ends_in_the_last_seconds_is_heard_again_from_the_one_bef
 def test_repetitions_at_the_window_s_end_are_all_dropped() -> None:
     loop = [at(9.9), 6, at(9.92), at(9.92), 6, at(9.94), at(9.94), 6, at(9.96)]
 
-    left = leave_open(cut(at(0), 5, at(2.0), *loop), BEGIN, WINDOW)
+    left = drop_unreliable_end(cut(at(0), 5, at(2.0), *loop), BEGIN, WINDOW)
 
     assert [piece.end_s for piece in left.pieces] == [2.0]
 
 
 def test_a_lone_segment_is_heard_again_from_where_it_begins() -> None:
-    left = leave_open(cut(at(0.8), 5, at(9.9)), BEGIN, WINDOW)
+    left = drop_unreliable_end(cut(at(0.8), 5, at(9.9)), BEGIN, WINDOW)
 
     assert left.pieces == ()
     assert left.advance == 80
 
 
 def test_one_that_was_only_opened_is_heard_again_from_where_it_begins() -> None:
-    left = leave_open(cut(at(1.0)), BEGIN, WINDOW)
+    left = drop_unreliable_end(cut(at(1.0)), BEGIN, WINDOW)
 
     assert left.pieces == ()
     assert left.advance == 100
@@ -56,21 +56,21 @@ def test_one_that_was_only_opened_is_heard_again_from_where_it_begins() -> None:
 
 def test_a_segment_that_fills_the_window_is_kept() -> None:
     for whole in (cut(at(0), 5, at(9.9)), cut(at(0), 5), cut(at(0.04), 5, at(9.9))):
-        assert leave_open(whole, BEGIN, WINDOW) == whole
+        assert drop_unreliable_end(whole, BEGIN, WINDOW) == whole
         assert whole.advance == WINDOW
 
 
 def test_what_was_open_anyway_stays_so() -> None:
     opened = cut(at(0), 5, at(2.0), at(2.0), 6)  # the original goes back to 2 s
 
-    assert leave_open(opened, BEGIN, WINDOW) == opened
+    assert drop_unreliable_end(opened, BEGIN, WINDOW) == opened
     assert opened.advance == 200
 
 
 def test_text_without_times_is_kept() -> None:
     whole = cut(5, 6, 7)
 
-    assert leave_open(whole, BEGIN, WINDOW) == whole
+    assert drop_unreliable_end(whole, BEGIN, WINDOW) == whole
 
 
 @given(
@@ -78,9 +78,9 @@ def test_text_without_times_is_kept() -> None:
     st.sampled_from([100, 500, 1000, 3000]),
 )
 def test_windows_always_go_on_and_nothing_is_invented(tokens: list[int], n_frames: int) -> None:
-    whole = cut_segments(tokens, BEGIN, n_frames)
+    whole = split_segments(tokens, BEGIN, n_frames)
 
-    left = leave_open(whole, BEGIN, n_frames)
+    left = drop_unreliable_end(whole, BEGIN, n_frames)
 
     assert left == whole or left.advance >= LEAST
     assert left.pieces == whole.pieces[: len(left.pieces)]

@@ -13,7 +13,7 @@ import pytest
 
 from whisperport.audio import (
     AudioStream,
-    RecordingMel,
+    MelWindows,
     Span,
     VadOptions,
     cut_chunks,
@@ -43,9 +43,11 @@ ONE_THREAD = RunOptions(threads=1)
 CHUNKED = TranscribeOptions(decode=DecodeOptions(language="en"), vad=VadOptions())
 LITTLE = replace(
     CHUNKED,
-    decode=DecodeOptions(language="en", timestamps=False, max_tokens=4),
+    decode=DecodeOptions(language="en", without_timestamps=True, max_tokens=4),
     temperatures=(0.0,),
-    thresholds=Thresholds(compression_ratio=None, logprob=None, no_speech=None),
+    thresholds=Thresholds(
+        compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
+    ),
 )
 RECORDINGS = [r for r in shipped_recordings() if r.text and r.seconds < 10 and not r.held_out]
 
@@ -127,7 +129,9 @@ def test_a_chunk_is_transcribed_as_if_it_were_alone(
     plain = replace(CHUNKED, vad=None, condition_on_previous_text=False)
 
     alone = [
-        transcriber.transcribe(audio, replace(plain, clips=(chunk.start / 100, chunk.end / 100)))
+        transcriber.transcribe(
+            audio, replace(plain, clip_timestamps=(chunk.start / 100, chunk.end / 100))
+        )
         for chunk in chunks
     ]
 
@@ -243,7 +247,7 @@ def test_few_chunks_are_held(transcriber: Transcriber, monkeypatch: pytest.Monke
     alive, most = 0, 0
 
     class Counted(ChunkMel):
-        def __init__(self, mel: RecordingMel, chunk: Span) -> None:
+        def __init__(self, mel: MelWindows, chunk: Span) -> None:
             nonlocal alive, most
             super().__init__(mel, chunk)
             alive += 1
@@ -442,4 +446,4 @@ def test_sound_that_is_heard_only_once_is_refused(transcriber: Transcriber) -> N
 
 def test_injected_draws_are_for_one_worker(transcriber: Transcriber, audio: np.ndarray) -> None:
     with pytest.raises(UsageError, match="one worker"):
-        transcriber.transcribe(audio, replace(CHUNKED, workers=2), draw=lambda rows: [0])
+        transcriber.transcribe(audio, replace(CHUNKED, workers=2), sampler=lambda rows: [0])

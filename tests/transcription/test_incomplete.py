@@ -17,9 +17,11 @@ from whisperport.verification.clips import Clip
 
 ONE_THREAD = RunOptions(threads=1)
 TEXT = TranscribeOptions(
-    decode=DecodeOptions(language="en", timestamps=False, max_tokens=4),
+    decode=DecodeOptions(language="en", without_timestamps=True, max_tokens=4),
     temperatures=(0.0,),
-    thresholds=Thresholds(compression_ratio=None, logprob=None, no_speech=None),
+    thresholds=Thresholds(
+        compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
+    ),
     condition_on_previous_text=False,
 )
 NOISE = (0.1 * np.random.default_rng(0).standard_normal(16_000)).astype(np.float32)  # 5 windows

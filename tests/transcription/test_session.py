@@ -84,7 +84,7 @@ def test_the_window_in_which_the_language_is_detected_is_not_encoded_again(
         for part in (micro.decoder.token_embedding.weight, micro.decoder.positional_embedding)
     )
     engine = Engine(DIMS, GENERATION, {**runners, "encoder": encoder}, *tables)
-    decode = DecodeOptions(max_tokens=4, timestamps=False)
+    decode = DecodeOptions(max_tokens=4, without_timestamps=True)
     options = TranscribeOptions(decode=decode, temperatures=(0.0,))
     tokenizer = Tokenizer.from_json(tokenizer_json(), GENERATION)
     session = Session(engine.decoder(), tokenizer, options, Noise(frames), None, [(0, None)])

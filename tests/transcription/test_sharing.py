@@ -31,9 +31,13 @@ N_THREADS, N_CALLS = 8, 48
 
 GREEDY, BEAMS, SAMPLED = WAYS = tuple(
     TranscribeOptions(
-        decode=DecodeOptions(language=language, timestamps=False, max_tokens=4, beam_size=beams),
+        decode=DecodeOptions(
+            language=language, without_timestamps=True, max_tokens=4, beam_size=beams
+        ),
         temperatures=(temperature,),
-        thresholds=Thresholds(compression_ratio=None, logprob=None, no_speech=None),
+        thresholds=Thresholds(
+            compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
+        ),
     )
     for language, beams, temperature in (
         ("en", None, 0.0),
@@ -226,7 +230,7 @@ def test_a_fork_that_uses_the_bundle_of_its_parent_gets_an_error(
     before = transcriber.transcribe(noise(0), GREEDY)
     dims = transcriber.engine.dims
     decoder = transcriber.engine.decoder()
-    decoder.listen(np.zeros((dims.n_audio_ctx, dims.n_audio_state), np.float32))
+    decoder.start_window(np.zeros((dims.n_audio_ctx, dims.n_audio_state), np.float32))
     decoder.step(0)
 
     errors = forked(

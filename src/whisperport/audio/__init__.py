@@ -2,13 +2,13 @@
 
 from whisperport.audio.chunks import cut_chunks
 from whisperport.audio.decode import ClippedAudioWarning, DamagedAudioWarning
-from whisperport.audio.growing import live_audio
+from whisperport.audio.live import live_audio
 from whisperport.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
 from whisperport.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_filters
+from whisperport.audio.mel_windows import MelWindows
 from whisperport.audio.microphone import AudioGapWarning, microphone_audio
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.read_ahead import ReadAhead
-from whisperport.audio.recording import RecordingMel
 from whisperport.audio.stream import AudioSource, AudioStream
 from whisperport.audio.vad import Span, VadOptions, speech_spans
 
@@ -22,8 +22,8 @@ __all__ = [
     "AudioWindow",
     "ClippedAudioWarning",
     "DamagedAudioWarning",
+    "MelWindows",
     "ReadAhead",
-    "RecordingMel",
     "Span",
     "VadOptions",
     "audio_windows",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from whisperport.audio.callback_file import CallbackFile, is_seekable
 from whisperport.audio.downmix import Downmix
-from whisperport.audio.pcm import LOUDEST, MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
+from whisperport.audio.pcm import MAX_FLOAT_PEAK, MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
 from whisperport.errors import AudioError
 
 # Formats whose header states a length; elsewhere FFmpeg guesses it, or reads it off the last page.
@@ -39,7 +39,7 @@ class ClippedAudioWarning(UserWarning):
     """Float samples far outside of [-1, 1]: they may be integers that nobody scaled."""
 
 
-class Decoder:
+class AudioDecoder:
     """One open sound. Use it in a `with` block, or call `close()`.
 
     Down-mixed and resampled by FFmpeg to 16-bit mono at 16 kHz, as openai-whisper's command
@@ -53,7 +53,7 @@ class Decoder:
     """
 
     def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
-        self._file, self.name, self._is_ours = opened(source)
+        self._file, self.name, self._must_close = open_source(source)
         self._container: InputContainer | None = None
         try:
             self._callbacks = CallbackFile(self._file)
@@ -111,7 +111,7 @@ class Decoder:
         """Idempotent. A file object that was passed in stays open: it is its owner's."""
         if self._container is not None:
             self._container.close()
-        if self._is_ours:
+        if self._must_close:
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -174,7 +174,7 @@ class Decoder:
                 stacklevel=2,
             )
         # Of what was compressed, a peak says nothing: it is not as it was recorded.
-        if peak > LOUDEST and self._stream.codec_context.name.startswith("pcm"):
+        if peak > MAX_FLOAT_PEAK and self._stream.codec_context.name.startswith("pcm"):
             warnings.warn(
                 f"{self.name} reaches {peak:g} and is cut off at 1: are these integers, never scaled?",
                 ClippedAudioWarning,
@@ -201,7 +201,7 @@ class Decoder:
         )
 
 
-def opened(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bool]:
+def open_source(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bool]:
     """The open file, what to call it, and whether it is ours to close."""
     if isinstance(source, str) and source == "-":
         if sys.stdin is None:  # closed before Python began

@@ -13,7 +13,9 @@ from whisperport.errors import AudioError
 SAMPLE_RATE = 16_000  # samples per second, in every Whisper model
 MIN_SAMPLES = 160  # one mel frame, 10 ms; anything shorter is not sound but a mistake
 _RATES = range(1_000, 768_001)  # Hz; outside it a header is damaged, or resampling explodes
-LOUDEST = 2.0  # float samples above this were integers and never scaled; below it, merely hot
+MAX_FLOAT_PEAK = (
+    2.0  # float samples above this were integers and never scaled; below it, merely hot
+)
 _BLOCK = 10 * SAMPLE_RATE  # samples converted at once
 _FULL_SCALE = {"int16": 2.0**15, "int32": 2.0**31}
 
@@ -55,7 +57,7 @@ def from_array(samples: NDArray[Any], sample_rate: int | None) -> NDArray[np.flo
             hint="find where they come from: `numpy.isfinite(samples)` tells which",
         )
     peak = float(np.abs(samples).max(initial=0.0))
-    if peak > LOUDEST:
+    if peak > MAX_FLOAT_PEAK:
         raise AudioError(
             f"the samples reach {peak:g}; expected within [-1, 1]",
             why="they look like integers stored as floats",

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio.decode import Decoder
+from whisperport.audio.decode import AudioDecoder
 from whisperport.audio.pcm import SAMPLE_RATE, from_array
 
 AudioSource = str | os.PathLike[str] | BinaryIO | NDArray[Any]
@@ -30,14 +30,14 @@ class AudioStream:
         look_back_s: how far before the furthest `start` a later read may begin.
 
     Raises:
-        AudioError: see `Decoder` and `from_array`.
+        AudioError: see `AudioDecoder` and `from_array`.
     """
 
     def __init__(
         self, source: AudioSource, *, sample_rate: int | None = None, look_back_s: float = 30.0
     ) -> None:
         self._look_back = round(look_back_s * SAMPLE_RATE)
-        self._decoder: Decoder | None = None
+        self._decoder: AudioDecoder | None = None
         self._pieces: Iterator[NDArray[np.float32]]
         self.duration_s: float | None  # for progress; None where it is not known beforehand
         if isinstance(source, np.ndarray):
@@ -46,7 +46,7 @@ class AudioStream:
         elif sample_rate is not None:
             raise ValueError("`sample_rate` is for arrays; a file states its own")
         else:
-            self._decoder = Decoder(source)
+            self._decoder = AudioDecoder(source)
             self._pieces, self.duration_s = self._decoder.pieces(), self._decoder.duration_s
         self._kept = np.empty(0, np.float32)
         self._kept_from = 0  # position of the first sample kept

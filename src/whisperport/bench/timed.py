@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from whisperport.audio import AudioSource, RecordingMel
+from whisperport.audio import AudioSource, MelWindows
 from whisperport.dims import Dims
 from whisperport.runner import Array, Binding, Part, Runner
 from whisperport.runtime import Floats
@@ -77,7 +77,7 @@ class _TimedBinding(Binding):
             return self._timed._run(inputs)
 
 
-class TimedMel(RecordingMel):
+class TimedMel(MelWindows):
     """The spectrogram of an audio file; the time of decoding audio and of computing mel counts as `mel`."""
 
     def __init__(self, source: AudioSource, dims: Dims, clock: Clock) -> None:

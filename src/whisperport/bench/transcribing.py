@@ -147,7 +147,7 @@ def _one_round(bundle: Bundle, audio: Path, options: BenchOptions, clock: Clock)
             Bundle.open(bundle.folder), options.run, wrap_runner=clock.wrap_runner
         )
     load = clock.calls[LOAD]
-    transcriber.transcribe(audio, TranscribeOptions(clips=(0.0, WARM_UP_S)))
+    transcriber.transcribe(audio, TranscribeOptions(clip_timestamps=(0.0, WARM_UP_S)))
     clock.reset()
     started = clock.now()
     mel = TimedMel(audio, transcriber.engine.dims, clock)
@@ -168,10 +168,10 @@ def time_uncached(engine: Engine, clock: Clock) -> list[float]:
     Its shapes are static and every call computes all positions, so its time does not depend on the audio
     or the tokens.
     """
-    decoder = engine.without_cache()
+    decoder = engine.uncached_decoder()
     if decoder is None:
         return []
-    decoder.listen(np.zeros((engine.dims.n_audio_ctx, engine.dims.n_audio_state), np.float32))
+    decoder.start_window(np.zeros((engine.dims.n_audio_ctx, engine.dims.n_audio_state), np.float32))
     decoder.prefill([engine.generation.start_of_transcript])  # warms up
     clock.reset()
     for _ in range(UNCACHED_CALLS):

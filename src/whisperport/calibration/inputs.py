@@ -22,7 +22,7 @@ from whisperport.runtime import (
     start_tokens,
 )
 from whisperport.runtime.engine import PREFILL
-from whisperport.runtime.without_cache import WithoutCache
+from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
@@ -113,7 +113,7 @@ class _Source:
     def transcribe(self, mel: Floats) -> None:
         features = self.decoder.engine.encode(mel)
         if self.program.name == "cross_kv":
-            self.decoder.listen(features)
+            self.decoder.start_window(features)
         elif self.program.name == UNCACHED_DECODER:
             self._without_cache(features)
         else:
@@ -145,9 +145,9 @@ class _Source:
 
     def _without_cache(self, features: Floats) -> None:
         """Greedily, until the text ends or no row is left: the last call sees the complete transcript."""
-        full = self.decoder.engine.without_cache()
+        full = self.decoder.engine.uncached_decoder()
         assert full is not None  # its runner is the one that is recorded
-        full.listen(features)
+        full.start_window(features)
         language = self._generation.any_language
         logits, _ = full.prefill(start_tokens(self._generation, language, "transcribe"))
         while _has_room(full):
@@ -157,7 +157,7 @@ class _Source:
             logits = full.step(token)
 
 
-def _has_room(full: WithoutCache) -> bool:
+def _has_room(full: UncachedDecoder) -> bool:
     return len(full.tokens) < full.sequence_length
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.audio import SAMPLE_RATE, audio_windows
-from whisperport.audio.decode import Decoder
+from whisperport.audio.decode import AudioDecoder
 from whisperport.errors import AudioError
 from whisperport.runner import Array
 
@@ -64,7 +64,7 @@ class Recordings:
                 self.left_out["unreadable"] += 1
 
     def _of_file(self, file: Path, seen: set[bytes]) -> Iterator[Floats]:
-        with Decoder(file) as decoder:
+        with AudioDecoder(file) as decoder:
             narrow = 0 < decoder.sample_rate < SAMPLE_RATE
         if narrow and not self.force:
             self.left_out["recorded below 16 kHz"] += 1

@@ -14,7 +14,7 @@ from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import quoted, shortened
 from whisperport.dims import LARGEST
 from whisperport.errors import CheckpointError, TokenizerError
-from whisperport.text.merges import first_unknown
+from whisperport.text.merges import first_unknown_merge
 from whisperport.text.vocabulary import openai_tokenizer
 
 KNOWN_VOCABULARIES = (51864, 51865, 51866)  # .en; multilingual; with Cantonese, since large-v3
@@ -118,7 +118,7 @@ def _from_parts(folder: Path) -> Tokenizer:
     if wrong is not None:
         raise TokenizerError(what, why=f"vocab.json has the token {quoted(wrong)}", hint=_HINT)
     merges = _read_merges(folder / "merges.txt")
-    if (unknown := first_unknown(vocabulary, merges)) is not None:
+    if (unknown := first_unknown_merge(vocabulary, merges)) is not None:
         why = f"vocab.json and merges.txt do not fit: {quoted(unknown)} are not tokens that join to one"
         raise TokenizerError(what, why=why, hint=_HINT)
     try:

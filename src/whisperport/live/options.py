@@ -23,7 +23,7 @@ class LiveOptions:
             if not 0.1 <= getattr(self, name) <= 10:
                 raise UsageError(f"`{name}` is {getattr(self, name)}", why="expected 0.1 to 10 s")
         whole = (self.transcribe.vad, self.transcribe.hallucination_silence_threshold)
-        if self.transcribe.clips or any(option is not None for option in whole):
+        if self.transcribe.clip_timestamps or any(option is not None for option in whole):
             raise UsageError(
                 "clips, `vad` and `hallucination_silence_threshold` need the whole recording",
                 hint="leave them out, or transcribe the recording once it is complete",

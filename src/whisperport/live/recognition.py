@@ -7,10 +7,10 @@ from whisperport.live.buffer import Buffer
 from whisperport.runtime import (
     Decoded,
     Decoder,
-    Piece,
-    cut_segments,
+    WindowSegment,
     decode_with_fallback,
     is_silence,
+    split_segments,
 )
 from whisperport.runtime.agreement import HypothesisWord
 from whisperport.runtime.alignment import align_words
@@ -53,7 +53,7 @@ def recognize(
         replace(options.decode, prompt=prompt),
         options.temperatures,
         options.thresholds,
-        transcriber.tokenizer.written,
+        transcriber.tokenizer.decode_with_special_tokens,
     )
     if is_silence(decoded, options.thresholds):
         return None
@@ -66,23 +66,25 @@ def recognize(
         )
     ]
     words = tuple(
-        HypothesisWord(word, begins=i == 0) for words in said for i, word in enumerate(words)
+        HypothesisWord(word, starts_segment=i == 0)
+        for words in said
+        for i, word in enumerate(words)
     )
     complete = sum(len(words) for words in said[:n_complete])
     return Hypothesis(words, complete, decoded, ratio) if words else None
 
 
-def _pieces(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[Piece], int]:
+def _pieces(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[WindowSegment], int]:
     """Segments, the one that has not ended among them, and how many have.
 
     That one is left out of a recording's window, since the next begins with it.
     """
-    cut = cut_segments(decoded.tokens, begin, buffer.frames)
+    cut = split_segments(decoded.tokens, begin, buffer.frames)
     rest = decoded.tokens[sum(len(piece.tokens) for piece in cut.pieces) :]
     pieces = list(cut.pieces)
     if rest:
         start, end = cut.advance / FRAMES_PER_SECOND, buffer.frames / FRAMES_PER_SECOND
-        pieces.append(Piece(min(start, end), end, rest))
+        pieces.append(WindowSegment(min(start, end), end, rest))
     return pieces, len(cut.pieces)
 
 
@@ -92,7 +94,7 @@ def _with_words(
     buffer: Buffer,
     options: TranscribeOptions,
     decoded: Decoded,
-    pieces: list[Piece],
+    pieces: list[WindowSegment],
     last_speech: float,
 ) -> list[Segment]:
     end = decoder.engine.generation.end_of_text

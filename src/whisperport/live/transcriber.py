@@ -24,7 +24,7 @@ from whisperport.runtime.agreement import Agreement, HypothesisWord
 from whisperport.runtime.decode import prompt_room
 from whisperport.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
-from whisperport.transcription.session import warn_if_cut
+from whisperport.transcription.session import warn_if_truncated
 
 LEAD_S = 1.5  # kept of sound without words: one may have begun in it
 
@@ -37,7 +37,7 @@ class LiveUpdate:
     closed: tuple[Segment, ...]  # segments that ended now
     open: tuple[Word, ...]  # the certain words after them
     tentative: str  # what may follow; the next pass may say otherwise
-    heard_s: float  # seconds of sound fed so far
+    audio_s: float  # seconds of sound fed so far
 
 
 class LiveTranscriber:
@@ -50,7 +50,7 @@ class LiveTranscriber:
     fell behind catches up as fast as a recording is transcribed.
 
     Warns:
-        CutTextWarning: the initial prompt is longer than the decoder takes.
+        TruncatedPromptWarning: the initial prompt is longer than the decoder takes.
 
     Raises:
         UsageError: there is no such language.
@@ -151,12 +151,12 @@ class LiveTranscriber:
 
     def _repeats(self, heard: Hypothesis) -> bool:
         """Whether the text goes round in circles; the sound that follows may put it right."""
-        limit = self._live.transcribe.thresholds.compression_ratio
+        limit = self._live.transcribe.thresholds.compression_ratio_threshold
         return limit is not None and heard.ratio > limit
 
     def _prompt(self) -> tuple[int, ...]:
         options, engine = self._live.transcribe, self._transcriber.engine
-        recent = self._said if options.conditions(engine.window) else []
+        recent = self._said if options.uses_previous_text(engine.window) else []
         if options.carry_initial_prompt:
             room = prompt_room(engine.dims) - len(self._initial)
             recent = recent[max(len(recent) - room, 0) :]
@@ -166,7 +166,7 @@ class LiveTranscriber:
         text, tokenizer = self._live.transcribe.initial_prompt.strip(), self._transcriber.tokenizer
         tokens = tokenizer.encode(f" {text}") if text else []
         room = prompt_room(self._transcriber.engine.dims)
-        warn_if_cut(tokenizer, "the initial prompt", tokens, room)
+        warn_if_truncated(tokenizer, "the initial prompt", tokens, room)
         return tokens
 
     def _commit(
@@ -180,7 +180,7 @@ class LiveTranscriber:
         if committed:
             self._language, self._last = heard.decoded.language, heard
         for new in committed:
-            if new.begins:
+            if new.starts_segment:
                 self._close()
             self._open.append(new.word)
         return [new.word for new in committed]
@@ -229,14 +229,14 @@ class LiveTranscriber:
         between = [
             (before.word.end + after.word.start) / 2
             for before, after in pairwise(words)
-            if after.begins
+            if after.starts_segment
         ]
         return between[-1] if between else self._buffer.start_s
 
     def _cut(self, before_s: float) -> None:
         """The buffer now begins at `before_s`; words before it become the prompt."""
         self._buffer.cut(before_s)
-        gone = self._agreement.forget(self._buffer.start_s)
+        gone = self._agreement.drop_before(self._buffer.start_s)
         said = self._transcriber.tokenizer.encode("".join(heard.word.word for heard in gone))
         self._said = [*self._said, *said][-self._transcriber.engine.dims.n_text_ctx :]
 

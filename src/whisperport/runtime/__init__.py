@@ -17,28 +17,28 @@ from whisperport.runtime.fallback import (
     is_silence,
 )
 from whisperport.runtime.options import DecodeOptions
-from whisperport.runtime.search import Draw
-from whisperport.runtime.segments import Cut, Piece, cut_segments
+from whisperport.runtime.search import TokenSampler
+from whisperport.runtime.segments import SegmentedWindow, WindowSegment, split_segments
 
 __all__ = [
     "TEMPERATURES",
     "Cache",
-    "Cut",
     "DecodeOptions",
     "Decoded",
     "Decoder",
-    "Draw",
     "Engine",
     "Floats",
-    "Piece",
     "RunnerWrapper",
+    "SegmentedWindow",
     "Thresholds",
+    "TokenSampler",
+    "WindowSegment",
     "compression_ratio",
-    "cut_segments",
     "decode_window",
     "decode_with_fallback",
     "detect_language",
     "is_silence",
     "load_engine",
+    "split_segments",
     "start_tokens",
 ]

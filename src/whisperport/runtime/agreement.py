@@ -21,7 +21,7 @@ class HypothesisWord:
     """A word of a hypothesis, and whether a segment begins with it."""
 
     word: Word
-    begins: bool = False
+    starts_segment: bool = False
 
     @property
     def key(self) -> str:
@@ -52,7 +52,7 @@ class Agreement:
         Returns:
             The words committed now, as this hypothesis has them.
         """
-        already = spoken_already(self.committed, hypothesis)
+        already = count_committed(self.committed, hypothesis)
         self._renew_punctuation(hypothesis[:already])
         rest = tuple(hypothesis[already:])
         agreed = len(rest) if final else _confirmed(self.tentative, rest, self._until)
@@ -60,7 +60,7 @@ class Agreement:
         self.tentative, self._until = rest[agreed:], until
         return rest[:agreed]
 
-    def forget(self, before_s: float) -> tuple[HypothesisWord, ...]:
+    def drop_before(self, before_s: float) -> tuple[HypothesisWord, ...]:
         """The stretch now begins at `before_s`: returns the committed words that ended by then."""
         gone = tuple(heard for heard in self.committed if heard.word.end <= before_s)
         self.committed = tuple(heard for heard in self.committed if heard.word.end > before_s)
@@ -74,7 +74,7 @@ class Agreement:
             self.committed = (*self.committed[:-1], replace(last, word=word))
 
 
-def spoken_already(
+def count_committed(
     committed: Sequence[HypothesisWord], hypothesis: Sequence[HypothesisWord]
 ) -> int:
     """How many words at the beginning of `hypothesis` are those committed.

@@ -19,13 +19,13 @@ from whisperport.runtime.options import DecodeOptions, check_combination
 from whisperport.runtime.rules import Rules
 from whisperport.runtime.search import (
     Beams,
-    Draw,
     Path,
     Sampling,
     Search,
+    TokenSampler,
     best,
-    draw_with,
     log_sum_exp,
+    numpy_sampler,
 )
 
 
@@ -42,13 +42,17 @@ class Decoded:
 
 
 def decode_window(
-    decoder: Decoder, features: Floats, options: DecodeOptions, *, draw: Draw | None = None
+    decoder: Decoder,
+    features: Floats,
+    options: DecodeOptions,
+    *,
+    sampler: TokenSampler | None = None,
 ) -> Decoded:
     """Decode features (T, d).
 
     Args:
         decoder: the state of this call; forgets what it decoded before.
-        draw: chooses tokens at temperatures above 0; None: numpy, seeded by the sound's features.
+        sampler: chooses tokens at temperatures above 0; None: numpy, seeded by the sound's features.
 
     Raises:
         UsageError: the checkpoint has no such language or task, the prompt is too long, or two
@@ -58,17 +62,17 @@ def decode_window(
     check_combination(options)
     engine = decoder.engine
     generation = engine.generation
-    decoder.listen(features)
+    decoder.start_window(features)
     language = options.language or detect_language(decoder)
     prompt = prompt_tokens(engine, language, options)
     start = prompt.index(generation.start_of_transcript)
-    logits, at_start = decoder.prefill(prompt, also=start)
+    logits, at_start = decoder.prefill(prompt, second_index=start)
     no_speech = float(np.exp(at_start[generation.no_speech] - log_sum_exp(at_start)))
 
     # A number even of features whose sum is none: verification reports those.
     seed = abs(int(np.nan_to_num(features.sum() * 1e3)))
-    draw = draw or draw_with(np.random.default_rng(seed))
-    search = _search(generation, options, draw)
+    sampler = sampler or numpy_sampler(np.random.default_rng(seed))
+    search = _search(generation, options, sampler)
     limit = options.max_tokens or engine.dims.n_text_ctx // 2
     paths = _run(decoder, search, _rules(engine, options), logits, len(prompt), limit)
     chosen = best(search.finish(paths), options.length_penalty)
@@ -130,7 +134,9 @@ def prompt_tokens(engine: Engine, language: str, options: DecodeOptions) -> list
     generation, half = engine.generation, engine.dims.n_text_ctx // 2
     _check_ids("prompt", options.prompt, engine.dims)
     _check_ids("prefix", options.prefix, engine.dims)
-    tokens = start_tokens(generation, language, options.task, timestamps=options.timestamps)
+    tokens = start_tokens(
+        generation, language, options.task, timestamps=not options.without_timestamps
+    )
     prefix, room = options.prefix[-prefix_room(engine.dims, options) :], half - len(tokens)
     if len(prefix) >= room:
         raise UsageError(
@@ -202,11 +208,11 @@ def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:
     return arranged
 
 
-def _search(generation: Generation, options: DecodeOptions, draw: Draw) -> Search:
+def _search(generation: Generation, options: DecodeOptions, sampler: TokenSampler) -> Search:
     end = generation.end_of_text
     if options.beam_size is not None:
         return Beams(end, options.beam_size, options.patience or 1.0)
-    return Sampling(end, options.temperature, options.best_of or 1, draw)
+    return Sampling(end, options.temperature, options.best_of or 1, sampler)
 
 
 def _penalty(engine: Engine, options: DecodeOptions) -> float:
@@ -219,7 +225,7 @@ def _rules(engine: Engine, options: DecodeOptions) -> Rules:
     latest = options.max_initial_timestamp
     return Rules(
         engine.generation,
-        timestamps=options.timestamps,
+        timestamps=not options.without_timestamps,
         suppressed=suppressed_ids(engine.generation, engine.dims, options.suppress_tokens),
         suppress_blank=options.suppress_blank,
         max_initial_timestamp=round(latest / SECONDS_PER_POSITION) if latest else None,

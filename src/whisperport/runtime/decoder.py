@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Decoder:
     """Decodes one window after another with an engine's programs, and holds the state between them.
 
-    Use: `listen` to a window's features, then `prefill` the prompt, then `step` token by token. The next
-    `listen` forgets everything. A decoder belongs to one call and is used by one thread at a time; any
+    Use: `start_window` to a window's features, then `prefill` the prompt, then `step` token by token. The next
+    `start_window` forgets everything. A decoder belongs to one call and is used by one thread at a time; any
     number of decoders share one engine. Its memory is 8·L·d·(N + T) bytes: keys and values in float32 of
     N tokens and of T positions of audio, in L layers of width d; in float16 half of that.
 
@@ -31,7 +31,7 @@ class Decoder:
         self.cache = Cache(engine.dims, engine.cache_form)
         self._audio: dict[str, Array] = {}  # the cross-attention's keys and values of the window
 
-    def listen(self, features: Floats) -> None:
+    def start_window(self, features: Floats) -> None:
         """Decode features (T, d) from now on, and forget every token.
 
         Raises:
@@ -44,38 +44,40 @@ class Decoder:
         self.cache.clear()
 
     def prefill(
-        self, tokens: Sequence[int], *, also: int = 0, cache: Cache | None = None
+        self, tokens: Sequence[int], *, second_index: int = 0, cache: Cache | None = None
     ) -> tuple[Floats, Floats]:
         """Decode a prompt of several tokens.
 
         Args:
             tokens: ids; together with those before they fit the cache.
-            also: index of a second token whose logits are wanted.
+            second_index: index of a second token whose logits are wanted.
             cache: the tokens before, to which these are added; None: the decoder's own.
 
         Returns:
-            Logits (V,) after the last token, and logits (V,) after token `also`.
+            Logits (V,) after the last token, and logits (V,) after token `second_index`.
 
         Raises:
             ValueError: no tokens, or more than the cache has room for.
             NumericalError: a program returned a NaN or an infinity.
         """
-        if not 0 <= also < len(tokens):
-            raise ValueError(f"`also` is {also}; the prompt has {len(tokens)} tokens")
+        if not 0 <= second_index < len(tokens):
+            raise ValueError(
+                f"`second_index` is {second_index}; the prompt has {len(tokens)} tokens"
+            )
         cache = cache or self.cache
         done, second = 0, None
         last: Floats
         while done < len(tokens):
             runner, rows = self.engine.prefill_for(len(tokens) - done)
             count = min(rows, len(tokens) - done)
-            wanted = also - done if 0 <= also - done < count else 0
+            wanted = second_index - done if 0 <= second_index - done < count else 0
             piece = tokens[done : done + count]
             if len(piece) == 1:  # a step is half of the smallest prefill
                 last = self.step(piece[0], cache)
                 picked = last.copy()
             else:
                 last, picked = self._prefill_piece(runner, rows, piece, wanted, cache)
-            if 0 <= also - done < count:
+            if 0 <= second_index - done < count:
                 second = picked
             done += count
         assert second is not None
@@ -163,6 +165,6 @@ class Decoder:
         start = cache.length
         if start + len(tokens) > cache.rows:
             raise ValueError(f"{start + len(tokens)} tokens do not fit {cache.rows} positions")
-        rows = self.engine.rows_of(tokens, start)
+        rows = self.engine.embed_tokens(tokens, start)
         check_embedded(rows)
         return rows[None]

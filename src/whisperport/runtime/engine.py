@@ -14,7 +14,7 @@ from whisperport.runtime.cache import Floats
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
 from whisperport.runtime.trial import ensure_tried
-from whisperport.runtime.without_cache import WithoutCache
+from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.signatures import CacheForm, form_of
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import by_target
@@ -73,9 +73,9 @@ class Engine:
         """New decoder state over these programs: one for each call."""
         return Decoder(self)
 
-    def without_cache(self) -> WithoutCache | None:
+    def uncached_decoder(self) -> UncachedDecoder | None:
         """The same decoder without a cache, where the bundle has it: for measuring, and verifying it."""
-        return WithoutCache(self._full, self._embedding, self._positions) if self._full else None
+        return UncachedDecoder(self._full, self._embedding, self._positions) if self._full else None
 
     def encode(self, mel: Floats) -> Floats:
         """mel (n_mels, 2T) to features (T, d); the encoder may read it as channels-first 4-D.
@@ -96,7 +96,7 @@ class Engine:
         rows = min(fitting) if fitting else max(self._prefills)
         return self._prefills[rows], rows
 
-    def rows_of(self, tokens: Sequence[int], start: int) -> Floats:
+    def embed_tokens(self, tokens: Sequence[int], start: int) -> Floats:
         """Embedding plus position of tokens from position `start` on: (P, d) float32."""
         rows: Floats = self._embedding[list(tokens)].astype(np.float32)
         rows += self._positions[start : start + len(tokens)]

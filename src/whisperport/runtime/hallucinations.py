@@ -27,7 +27,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class KeptSegments:
     """Which segments of a window are kept, and the frame at which the next one begins."""
 
     segments: tuple[Segment, ...]
@@ -37,7 +37,7 @@ class Judged:
 
 def skip_hallucinations(
     segments: Sequence[Segment], window: Window, seek: int, last_speech: float, threshold: float
-) -> Judged:
+) -> KeptSegments:
     """Drop segments that are anomalous and stand in silence of more than `threshold` seconds.
 
     Args:
@@ -49,7 +49,7 @@ def skip_hallucinations(
         gap = first.start - window.start_s
         if gap > threshold:
             start = round(window.start_s * FRAMES_PER_SECOND)
-            return Judged((), start + round(gap * FRAMES_PER_SECOND), restart=True)
+            return KeptSegments((), start + round(gap * FRAMES_PER_SECOND), restart=True)
     before = last_speech
     for i, segment in enumerate(segments):
         if not segment.words:
@@ -60,9 +60,9 @@ def skip_hallucinations(
             seek = round(max(window.start_s + 1, segment.start) * FRAMES_PER_SECOND)
             if window.recording_s is not None and window.recording_s - segment.end < threshold:
                 seek = round(window.recording_s * FRAMES_PER_SECOND)
-            return Judged(tuple(segments[:i]), seek)
+            return KeptSegments(tuple(segments[:i]), seek)
         before = segment.end
-    return Judged(tuple(segments), seek)
+    return KeptSegments(tuple(segments), seek)
 
 
 def is_anomaly(segment: Segment) -> bool:

@@ -19,7 +19,7 @@ class DecodeOptions:
 
     language: str | None = None  # "en", "de", ...; None: the checkpoint's own, or the most probable
     task: str = "transcribe"  # or "translate", to English
-    timestamps: bool = True  # ask for times; False: the original's `without_timestamps`
+    without_timestamps: bool = False  #
     temperature: float = 0.0  # 0: the most probable token; above: drawn
     max_tokens: int | None = None  # the original's `sample_len`; None: half the positions, 224
     best_of: int | None = None  # independent drawn paths, the best of which is kept

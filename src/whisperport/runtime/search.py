@@ -15,7 +15,7 @@ from whisperport.runtime.cache import Floats
 
 BLOCK = 256  # tokens of a row looked at together: a row has some hundred blocks
 
-Draw = Callable[[Floats], Sequence[int]]
+TokenSampler = Callable[[Floats], Sequence[int]]
 """Draw one token from each row of logits (G, V), already divided by the temperature."""
 
 
@@ -52,11 +52,13 @@ class Search(Protocol):
 class Sampling:
     """Independent paths: the most probable token at temperature 0, a drawn one above."""
 
-    def __init__(self, end_of_text: int, temperature: float, width: int, draw: Draw) -> None:
+    def __init__(
+        self, end_of_text: int, temperature: float, width: int, sampler: TokenSampler
+    ) -> None:
         self.width = width
         self._end = end_of_text
         self._temperature = temperature
-        self._draw = draw
+        self._sampler = sampler
 
     def advance(
         self, paths: list[Path], logits: list[Floats]
@@ -66,7 +68,7 @@ class Sampling:
         else:
             rows = np.stack(logits)
             rows /= np.float32(self._temperature)
-            tokens = list(self._draw(rows))
+            tokens = list(self._sampler(rows))
         for path, row, token in zip(paths, logits, tokens, strict=True):
             if self._ended(path):
                 continue
@@ -163,13 +165,13 @@ def _candidate(said: Sequence[int], logprob: float, end: int) -> Path:
     return Path(list(said), logprob)
 
 
-def draw_with(generator: np.random.Generator) -> Draw:
+def numpy_sampler(generator: np.random.Generator) -> TokenSampler:
     """Draw with a numpy generator, one number for each row."""
 
-    def draw(logits: Floats) -> list[int]:
+    def sampler(logits: Floats) -> list[int]:
         return [_drawn(row, generator.random()) for row in logits]
 
-    return draw
+    return sampler
 
 
 def _drawn(row: Floats, uniform: float) -> int:

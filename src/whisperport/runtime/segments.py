@@ -12,7 +12,7 @@ FRAMES_PER_POSITION = 2  # mel frames of 10 ms in an encoder position of 20 ms
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WindowSegment:
     """One segment of a window: seconds from the window's beginning, tokens with timestamps."""
 
     start_s: float
@@ -21,15 +21,15 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SegmentedWindow:
     """A window, cut."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WindowSegment, ...]
     advance: int  # mel frames to the next window
     closed: bool  # it ended with a single timestamp: no speech follows it in this window
 
 
-def cut_segments(tokens: Sequence[int], begin: int, n_frames: int) -> Cut:
+def split_segments(tokens: Sequence[int], begin: int, n_frames: int) -> SegmentedWindow:
     """Cut at every pair of timestamps.
 
     Where a segment was left open, the next window begins with it; where none was, after this one.
@@ -45,7 +45,7 @@ def cut_segments(tokens: Sequence[int], begin: int, n_frames: int) -> Cut:
     if not ends:
         last = next((token for token in reversed(tokens) if token >= begin), begin)
         seconds = (last - begin) * SECONDS_PER_POSITION if last != begin else n_frames / 100
-        return Cut((Piece(0.0, seconds, tuple(tokens)),), n_frames, closed)
+        return SegmentedWindow((WindowSegment(0.0, seconds, tuple(tokens)),), n_frames, closed)
     if closed:
         ends.append(len(tokens))
     pieces = []
@@ -53,6 +53,8 @@ def cut_segments(tokens: Sequence[int], begin: int, n_frames: int) -> Cut:
         part = tuple(tokens[start:end])
         # Text that no time opens, said where none were asked for: the original counts it from below 0.
         first, last = max(0, part[0] - begin), part[-1] - begin
-        pieces.append(Piece(first * SECONDS_PER_POSITION, last * SECONDS_PER_POSITION, part))
+        pieces.append(
+            WindowSegment(first * SECONDS_PER_POSITION, last * SECONDS_PER_POSITION, part)
+        )
     advance = n_frames if closed else (tokens[ends[-1] - 1] - begin) * FRAMES_PER_POSITION
-    return Cut(tuple(pieces), advance, closed)
+    return SegmentedWindow(tuple(pieces), advance, closed)

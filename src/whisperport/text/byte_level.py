@@ -13,11 +13,11 @@ CHAR_OF_BYTE = {byte: chr(byte) for byte in _PRINTABLE} | {
 BYTE_OF_CHAR = {char: byte for byte, char in CHAR_OF_BYTE.items()}
 
 
-def spelled(token: bytes) -> str:
+def to_byte_characters(token: bytes) -> str:
     """b" caf\\xc3\\xa9" becomes "ĠcafÃ©"."""
     return "".join(CHAR_OF_BYTE[byte] for byte in token)
 
 
-def unspelled(token: str) -> bytes:
-    """The reverse of `spelled`. Raises KeyError for a character outside the 256."""
+def from_byte_characters(token: str) -> bytes:
+    """The reverse of `to_byte_characters`. Raises KeyError for a character outside the 256."""
     return bytes(BYTE_OF_CHAR[char] for char in token)

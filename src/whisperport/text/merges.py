@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 
 
-def first_unknown(
+def first_unknown_merge(
     vocabulary: Collection[str], merges: Iterable[tuple[str, str]]
 ) -> tuple[str, str] | None:
     """The first pair that is not in the vocabulary, or whose joined token is not; None: all fit.

@@ -20,9 +20,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from whisperport.errors import TokenizerError
 from whisperport.generation import Generation
 from whisperport.regular_file import other_kind
-from whisperport.text.byte_level import unspelled
+from whisperport.text.byte_level import from_byte_characters
 from whisperport.text.languages import WITHOUT_SPACES
-from whisperport.text.merges import first_unknown
+from whisperport.text.merges import first_unknown_merge
 
 SECONDS_PER_TIMESTAMP = 0.02  # from one timestamp token to the next
 _MAX_BYTES = 64 * 2**20  # Whisper's files have 2 to 4 MB
@@ -62,7 +62,7 @@ class Tokenizer:
         for token, i in vocabulary.items():
             if i not in self._bytes:
                 self._bytes[i] = _bytes_of(token)
-        if (unknown := first_unknown(vocabulary, merges)) is not None:
+        if (unknown := first_unknown_merge(vocabulary, merges)) is not None:
             raise TokenizerError(
                 "the vocabulary does not fit its merges",
                 why=f"{str(unknown)[:80]} are joined, and one of the three tokens is not in it",
@@ -131,7 +131,7 @@ class Tokenizer:
         kept = (i for i in ids if (timestamps if i >= begin else i not in self._special))
         return self._decode_all(kept)
 
-    def written(self, ids: Iterable[int]) -> str:
+    def decode_with_special_tokens(self, ids: Iterable[int]) -> str:
         """As `decode`, with special tokens by name: the text whose compression openai-whisper judges."""
         return self._decode_all(i for i in ids if i < self.generation.timestamp_begin)
 
@@ -242,7 +242,7 @@ def _bytes_of(token: str) -> bytes:
     if _SPECIAL.fullmatch(token):
         return token.encode("utf-8", "replace")
     try:
-        return unspelled(token)
+        return from_byte_characters(token)
     except KeyError as error:
         raise TokenizerError(
             "the vocabulary is not spelled in bytes, as Whisper's is",

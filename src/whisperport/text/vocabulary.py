@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from whisperport.errors import TokenizerError
 from whisperport.generation import Generation
-from whisperport.text.byte_level import spelled
+from whisperport.text.byte_level import to_byte_characters
 from whisperport.text.languages import LANGUAGES
 from whisperport.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
 
@@ -54,8 +54,10 @@ def openai_tokenizer(n_vocab: int) -> tokenizers.Tokenizer:
     """
     known = _known(n_vocab)
     ranks = _ranks(known.ranks)
-    vocabulary = {spelled(token): rank for token, rank in ranks.items()}
-    merges = [(spelled(left), spelled(right)) for left, right in _merges(ranks)]
+    vocabulary = {to_byte_characters(token): rank for token, rank in ranks.items()}
+    merges = [
+        (to_byte_characters(left), to_byte_characters(right)) for left, right in _merges(ranks)
+    ]
     tokenizer = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = ByteLevelDecoder()

@@ -17,7 +17,7 @@ from whisperport.text.printable import escaped_json, one_line
 from whisperport.text.segment import Segment
 from whisperport.text.subtitles import Subtitle, SubtitleOptions, subtitles
 
-AS_SEGMENTED = SubtitleOptions()  # a subtitle a segment
+DEFAULT_SUBTITLES = SubtitleOptions()  # a subtitle a segment
 
 
 def write_txt(segments: Sequence[Segment]) -> str:
@@ -25,7 +25,7 @@ def write_txt(segments: Sequence[Segment]) -> str:
     return "".join(f"{one_line(segment.text.strip())}\n" for segment in segments)
 
 
-def write_srt(segments: Sequence[Segment], options: SubtitleOptions = AS_SEGMENTED) -> str:
+def write_srt(segments: Sequence[Segment], options: SubtitleOptions = DEFAULT_SUBTITLES) -> str:
     """SubRip: numbered, with a comma before the milliseconds. Raises as `subtitles`."""
     return "".join(
         f"{number}\n{_span(subtitle, always_hours=True, marker=',')}\n{subtitle.text}\n\n"
@@ -33,7 +33,7 @@ def write_srt(segments: Sequence[Segment], options: SubtitleOptions = AS_SEGMENT
     )
 
 
-def write_vtt(segments: Sequence[Segment], options: SubtitleOptions = AS_SEGMENTED) -> str:
+def write_vtt(segments: Sequence[Segment], options: SubtitleOptions = DEFAULT_SUBTITLES) -> str:
     """WebVTT: hours only where there are any. Raises as `subtitles`."""
     return "WEBVTT\n\n" + "".join(
         f"{_span(subtitle, always_hours=False, marker='.')}\n{subtitle.text}\n\n"
@@ -95,7 +95,7 @@ def write_as(
     segments: Sequence[Segment],
     *,
     language: str | None = None,
-    options: SubtitleOptions = AS_SEGMENTED,
+    options: SubtitleOptions = DEFAULT_SUBTITLES,
 ) -> str:
     """The text of a transcript file in one of `WRITERS`.
 

@@ -24,7 +24,7 @@ from whisperport.audio import (
     FRAMES_PER_SECOND,
     SAMPLE_RATE,
     AudioStream,
-    RecordingMel,
+    MelWindows,
     Span,
     VadOptions,
     cut_chunks,
@@ -32,7 +32,7 @@ from whisperport.audio import (
 )
 from whisperport.errors import IncompleteError, Interrupted, UsageError
 from whisperport.progress import ProgressCallback
-from whisperport.runtime import Decoder, Draw, Engine, Floats
+from whisperport.runtime import Decoder, Engine, Floats, TokenSampler
 from whisperport.text import Tokenizer
 from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
@@ -45,7 +45,7 @@ Result = tuple[Span, Transcript]
 class ChunkMel:
     """The spectrogram of one chunk, which fits a window, held in memory; silence follows it."""
 
-    def __init__(self, mel: RecordingMel, chunk: Span) -> None:
+    def __init__(self, mel: MelWindows, chunk: Span) -> None:
         self.duration_s = mel.duration_s
         self._start = chunk.start
         self.frames, n_frames = mel.window(chunk.start)  # (n_mels, 2T): the first window
@@ -91,16 +91,16 @@ class ChunkedTranscription:
         tokenizer: Tokenizer,
         options: TranscribeOptions,
         vad: VadOptions,
-        draw: Draw | None,
+        sampler: TokenSampler | None,
     ) -> None:
-        if draw is not None and options.workers > 1:
+        if sampler is not None and options.workers > 1:
             raise UsageError(
-                "`draw` is for one worker",
+                "`sampler` is for one worker",
                 why="several would take each other's draws",
-                hint="leave out `draw` or `workers`",
+                hint="leave out `sampler` or `workers`",
             )
         self._engine, self._tokenizer = engine, tokenizer
-        self._options, self._vad, self._draw = options, vad, draw
+        self._options, self._vad, self._sampler = options, vad, sampler
         self._idle: SimpleQueue[Decoder] = SimpleQueue()
         for _ in range(options.workers):
             self._idle.put(engine.decoder())
@@ -109,7 +109,7 @@ class ChunkedTranscription:
         self._stop = Event()
         self._results: list[Transcript] = []
 
-    def run(self, stream: AudioStream, mel: RecordingMel, progress: ProgressCallback) -> Transcript:
+    def run(self, stream: AudioStream, mel: MelWindows, progress: ProgressCallback) -> Transcript:
         """Transcribe a recording, given twice: `stream` runs ahead to find speech, `mel` follows.
 
         Raises:
@@ -184,7 +184,7 @@ class ChunkedTranscription:
         self._decoders.shutdown(cancel_futures=True)
         self._encoders.shutdown()
 
-    def _submitted(self, mel: RecordingMel, chunks: Iterable[Span]) -> Iterator[Future[Result]]:
+    def _submitted(self, mel: MelWindows, chunks: Iterable[Span]) -> Iterator[Future[Result]]:
         """Each chunk's result to come; a failure to read more is the last one's."""
         try:
             for chunk in chunks:
@@ -211,7 +211,7 @@ class ChunkedTranscription:
                 self._tokenizer,
                 self._options,
                 StoppedMel(mel, self._stop),
-                self._draw,
+                self._sampler,
                 [(chunk.start, chunk.end)],
                 encoded,
             )

@@ -11,7 +11,7 @@ from whisperport.runtime.words import APPENDED, PREPENDED
 from whisperport.targets import RunOptions
 from whisperport.window import Window
 
-LATEST_S = 1e8  # of a clip: three years, longer than any recording, and a number of frames
+MAX_CLIP_S = 1e8  # of a clip: three years, longer than any recording, and a number of frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,13 @@ class TranscribeOptions:
     hallucination_silence_threshold: float | None = None  # seconds; needs `word_timestamps`
     prepend_punctuations: str = PREPENDED  # each joined to the word after it
     append_punctuations: str = APPENDED  # each joined to the word before it
-    clips: tuple[float, ...] = ()  # start, end, start, … in seconds; the last end may be left out
+    clip_timestamps: tuple[
+        float, ...
+    ] = ()  # start, end, start, … in seconds; the last end may be left out
     vad: VadOptions | None = None  # transcribe chunks of speech, each as a recording of its own
     workers: int = 1  # chunks at once
 
-    def conditions(self, window: Window | None) -> bool:
+    def uses_previous_text(self, window: Window | None) -> bool:
         """Whether what was said is the prompt of what follows, in a bundle of this window."""
         if self.condition_on_previous_text is not None:
             return self.condition_on_previous_text
@@ -58,14 +60,14 @@ class TranscribeOptions:
             raise UsageError(
                 "`hallucination_silence_threshold` needs word times", hint="set `word_timestamps`"
             )
-        rising = all(before <= after for before, after in pairwise((0, *self.clips)))
-        if not rising or (self.clips and self.clips[-1] > LATEST_S):
+        rising = all(before <= after for before, after in pairwise((0, *self.clip_timestamps)))
+        if not rising or (self.clip_timestamps and self.clip_timestamps[-1] > MAX_CLIP_S):
             raise UsageError(
-                f"clip times are {', '.join(map(str, self.clips))}",
-                why=f"expected seconds in rising order, {LATEST_S:,.0f} at most: start, end, start, end",
+                f"clip times are {', '.join(map(str, self.clip_timestamps))}",
+                why=f"expected seconds in rising order, {MAX_CLIP_S:,.0f} at most: start, end, start, end",
                 hint="leave out the last end for the end of the recording",
             )
-        if self.vad is not None and self.clips:
+        if self.vad is not None and self.clip_timestamps:
             raise UsageError(
                 "clips and `vad` cannot be given together",
                 why="both say which parts to transcribe",

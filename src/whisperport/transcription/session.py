@@ -13,22 +13,22 @@ import numpy as np
 from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.progress import ProgressCallback
 from whisperport.runtime import (
-    Cut,
     Decoded,
     DecodeOptions,
     Decoder,
-    Draw,
     Floats,
-    Piece,
-    cut_segments,
+    SegmentedWindow,
+    TokenSampler,
+    WindowSegment,
     decode_with_fallback,
     detect_language,
     is_silence,
+    split_segments,
 )
 from whisperport.runtime.alignment import align_words
 from whisperport.runtime.decode import prefix_room, prompt_room
-from whisperport.runtime.hallucinations import Judged, Window, skip_hallucinations
-from whisperport.runtime.window_end import leave_open
+from whisperport.runtime.hallucinations import KeptSegments, Window, skip_hallucinations
+from whisperport.runtime.window_end import drop_unreliable_end
 from whisperport.runtime.words import add_words
 from whisperport.text import Segment, Tokenizer, language_code
 from whisperport.transcription.incomplete import incomplete_as_error
@@ -39,7 +39,7 @@ WARM = 0.5  # above this temperature what was said is no context for what follow
 SHOWN = 200  # characters of a text that was cut
 
 
-class CutTextWarning(UserWarning):
+class TruncatedPromptWarning(UserWarning):
     """A prompt or a prefix is longer than the decoder takes; its end is used."""
 
 
@@ -71,12 +71,12 @@ class Session:
         tokenizer: Tokenizer,
         options: TranscribeOptions,
         mel: Mel,
-        draw: Draw | None,
+        sampler: TokenSampler | None,
         parts: Sequence[tuple[int, int | None]],
         first_features: Callable[[], Floats] | None = None,
     ) -> None:
         self.decoder, self.engine, self.tokenizer = decoder, decoder.engine, tokenizer
-        self.options, self.mel, self.draw, self.parts = options, mel, draw, parts
+        self.options, self.mel, self.sampler, self.parts = options, mel, sampler, parts
         self.first_features = first_features
         self.initial = self._initial_prompt()
         self.decode = self._decode_options()
@@ -88,7 +88,7 @@ class Session:
         self.truncated: list[float] = []
         self.language = ""
         self.detected: Language | None = None  # until the first window is encoded
-        self.heard_s = 0.0  # seconds until the last window's end
+        self.processed_s = 0.0  # seconds until the last window's end
 
     def run(self, progress: ProgressCallback) -> Transcript:
         """To the end of the recording.
@@ -103,8 +103,8 @@ class Session:
             self.language = self.detected.code
             for seek, mel, n_frames in self._windows():
                 self._window(seek, mel, n_frames, self.language)
-                self.heard_s = (seek + n_frames) / FRAMES_PER_SECOND
-                progress(min(self.seek / FRAMES_PER_SECOND, self.heard_s), self.mel.duration_s)
+                self.processed_s = (seek + n_frames) / FRAMES_PER_SECOND
+                progress(min(self.seek / FRAMES_PER_SECOND, self.processed_s), self.mel.duration_s)
         return self.transcript()
 
     def transcript(self) -> Transcript:
@@ -113,7 +113,7 @@ class Session:
             text=self.tokenizer.decode(self.said[len(self.initial) :]).strip(),
             segments=tuple(self.segments),
             language=self.language,
-            duration_s=self.mel.duration_s or self.heard_s,
+            duration_s=self.mel.duration_s or self.processed_s,
             truncated=tuple(self.truncated),
         )
 
@@ -139,20 +139,20 @@ class Session:
             options,
             self.options.temperatures,
             self.options.thresholds,
-            self.tokenizer.written,
-            self.draw,
+            self.tokenizer.decode_with_special_tokens,
+            self.sampler,
         )
         if is_silence(decoded, self.options.thresholds):
             self.seek += n_frames
             return
         begin = self.engine.generation.timestamp_begin
-        cut = whole = cut_segments(decoded.tokens, begin, n_frames)
+        cut = whole = split_segments(decoded.tokens, begin, n_frames)
         if self.engine.window is not None and n_frames == self.engine.audio_frames:
-            cut = leave_open(whole, begin, n_frames)
+            cut = drop_unreliable_end(whole, begin, n_frames)
         if not decoded.ended and cut == whole:  # what was left open is heard again
             self.truncated.append(seek / FRAMES_PER_SECOND)
         segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.pieces]
-        judged = Judged(tuple(segments), seek + cut.advance)
+        judged = KeptSegments(tuple(segments), seek + cut.advance)
         if self.options.word_timestamps:
             judged = self._with_words(segments, judged.seek, cut, seek, n_frames, language)
         # One that begins no later would never end; the original would go on for ever.
@@ -176,11 +176,11 @@ class Session:
         self,
         segments: list[Segment],
         next_seek: int,
-        cut: Cut,
+        cut: SegmentedWindow,
         seek: int,
         n_frames: int,
         language: str,
-    ) -> Judged:
+    ) -> KeptSegments:
         """The window's segments with their words, and where those say that it ends."""
         end = self.engine.generation.end_of_text
         text = [token for segment in segments for token in segment.tokens if token < end]
@@ -212,7 +212,7 @@ class Session:
             next_seek = round(spoken_until * FRAMES_PER_SECOND)
             if threshold is not None and window.end_s - spoken_until <= threshold:
                 next_seek = seek + n_frames
-        judged = Judged(tuple(segments), next_seek)
+        judged = KeptSegments(tuple(segments), next_seek)
         if threshold is not None:
             judged = skip_hallucinations(segments, window, next_seek, self.last_speech, threshold)
         if not judged.restart and (last := _spoken_until(judged.segments)) is not None:
@@ -223,10 +223,10 @@ class Session:
         self.segments += segments
         for segment in segments:
             self.said += segment.tokens
-        if not self.options.conditions(self.engine.window) or decoded.temperature > WARM:
+        if not self.options.uses_previous_text(self.engine.window) or decoded.temperature > WARM:
             self.forgotten = len(self.said)
 
-    def _segment(self, piece: Piece, seek: int, decoded: Decoded, ratio: float) -> Segment:
+    def _segment(self, piece: WindowSegment, seek: int, decoded: Decoded, ratio: float) -> Segment:
         start = seek / FRAMES_PER_SECOND
         return Segment(
             start=start + piece.start_s,
@@ -243,7 +243,7 @@ class Session:
     def _initial_prompt(self) -> list[int]:
         tokens = self._encoded(self.options.initial_prompt)
         room = prompt_room(self.engine.dims)
-        warn_if_cut(self.tokenizer, "the initial prompt", tokens, room)
+        warn_if_truncated(self.tokenizer, "the initial prompt", tokens, room)
         return tokens
 
     def _decode_options(self) -> DecodeOptions:
@@ -252,7 +252,7 @@ class Session:
         if self.options.prefix:
             options = replace(options, prefix=tuple(self._encoded(self.options.prefix)))
         room = prefix_room(self.engine.dims, options) or len(options.prefix)
-        warn_if_cut(self.tokenizer, "the prefix", options.prefix, room)
+        warn_if_truncated(self.tokenizer, "the prefix", options.prefix, room)
         return options
 
     def _encoded(self, text: str) -> list[int]:
@@ -267,7 +267,7 @@ class Session:
         return (*self.initial, *recent[-room:])
 
 
-def warn_if_cut(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: int) -> None:
+def warn_if_truncated(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: int) -> None:
     """Say what is lost where a text has more than `room` tokens."""
     if len(tokens) <= room:
         return
@@ -276,7 +276,7 @@ def warn_if_cut(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: in
     warnings.warn(
         f"{name} has {len(tokens)} tokens, and the last {room} are used; "
         f"cut from its beginning: {shown}",
-        CutTextWarning,
+        TruncatedPromptWarning,
         stacklevel=2,
     )
 
@@ -304,7 +304,7 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
     window, _ = mel.window(start)
     window[:, engine.audio_frames :] = 0
     features = engine.encode(window)
-    decoder.listen(features)
+    decoder.start_window(features)
     return Language(detect_language(decoder), (window, features))
 
 

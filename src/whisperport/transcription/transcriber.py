@@ -4,12 +4,12 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from whisperport.audio import AudioSource, AudioStream, RecordingMel
-from whisperport.audio.recording import can_be_read_twice
+from whisperport.audio import AudioSource, AudioStream, MelWindows
+from whisperport.audio.mel_windows import can_be_read_twice
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, UsageError
 from whisperport.progress import ProgressCallback
-from whisperport.runtime import Draw, Engine, RunnerWrapper, load_engine
+from whisperport.runtime import Engine, RunnerWrapper, TokenSampler, load_engine
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.transcription.chunked import ChunkedTranscription
@@ -67,7 +67,7 @@ class Transcriber:
         *,
         sample_rate: int | None = None,
         progress: ProgressCallback = lambda _done, _of: None,
-        draw: Draw | None = None,
+        sampler: TokenSampler | None = None,
     ) -> Transcript:
         """Transcribe a recording of any length, one window in memory at a time.
 
@@ -76,7 +76,7 @@ class Transcriber:
             sample_rate: of an array, in Hz; None: 16 kHz.
             progress: called after every window, or chunk. It must not use this transcriber, which may
                 wait for the call that it is part of.
-            draw: chooses tokens at temperatures above 0; None: numpy, seeded by the sound.
+            sampler: chooses tokens at temperatures above 0; None: numpy, seeded by the sound.
 
         Raises:
             AudioError: the audio is missing, unreadable, empty, or contains values that are not finite.
@@ -95,11 +95,11 @@ class Transcriber:
             )
         with self.turns.turn():
             dims = self.engine.dims
-            mel = RecordingMel(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
+            mel = MelWindows(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
             try:
                 if options.vad is None:
-                    return self._session(mel, options, draw).run(progress)
-                parts = self.engine, self.tokenizer, options, options.vad, draw
+                    return self._session(mel, options, sampler).run(progress)
+                parts = self.engine, self.tokenizer, options, options.vad, sampler
                 with AudioStream(source, sample_rate=sample_rate, look_back_s=0) as stream:
                     return ChunkedTranscription(*parts).run(stream, mel, progress)
             finally:
@@ -107,11 +107,11 @@ class Transcriber:
 
     def transcribe_mel(
         self,
-        mel: RecordingMel,
+        mel: MelWindows,
         options: TranscribeOptions | None = None,
         *,
         progress: ProgressCallback = lambda _done, _of: None,
-        draw: Draw | None = None,
+        sampler: TokenSampler | None = None,
     ) -> Transcript:
         """As `transcribe`, for a spectrogram that the caller opens for this model, and closes.
 
@@ -122,12 +122,14 @@ class Transcriber:
         if options.vad is not None:
             raise UsageError("cannot look for speech in a spectrogram", hint="use `transcribe`")
         with self.turns.turn():
-            return self._session(mel, options, draw).run(progress)
+            return self._session(mel, options, sampler).run(progress)
 
-    def _session(self, mel: RecordingMel, options: TranscribeOptions, draw: Draw | None) -> Session:
+    def _session(
+        self, mel: MelWindows, options: TranscribeOptions, sampler: TokenSampler | None
+    ) -> Session:
         """A transcription of its own decoder, in windows."""
-        parts = clip_frames(options.clips)
-        return Session(self.engine.decoder(), self.tokenizer, options, mel, draw, parts)
+        parts = clip_frames(options.clip_timestamps)
+        return Session(self.engine.decoder(), self.tokenizer, options, mel, sampler, parts)
 
 
 def transcribe(

@@ -16,7 +16,7 @@ from whisperport.errors import NumericalError
 from whisperport.generation import Generation
 from whisperport.progress import Progress
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
-from whisperport.runtime.without_cache import WithoutCache
+from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.verification.compare import compare
@@ -203,7 +203,7 @@ def _clip_checks(
     forced = compare_logits(logits, clip.logits, TOKEN_GATES[of_all])
     check = Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
     yield _reported(check) if by_words else check
-    if without := decoder.engine.without_cache():
+    if without := decoder.engine.uncached_decoder():
         rows = _full_logits(without, given, clip)
         full = compare("logits", rows, clip.full_logits, GATES[precision[UNCACHED_DECODER]])
         yield Check.of("arrays", UNCACHED_DECODER, clip.name, full)
@@ -216,7 +216,7 @@ def reference_mel(dims: Dims, clip: ReferenceClip) -> np.ndarray:
 
 def _forced_logits(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
     """Logits (K, V) after the prompt and after each of the reference's first K - 1 tokens."""
-    decoder.listen(features)
+    decoder.start_window(features)
     rows = [decoder.prefill(clip.prompt)[0].copy()]
     rows += [decoder.step(token).copy() for token in clip.tokens[: len(clip.logits) - 1]]
     return np.stack(rows)
@@ -225,7 +225,7 @@ def _forced_logits(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) 
 def _prompted_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
     """The first and the last of those logits, (2, V), with all tokens in one prompt."""
     decoder.cache.clear()
-    last, first = decoder.prefill(_forced_tokens(clip), also=len(clip.prompt) - 1)
+    last, first = decoder.prefill(_forced_tokens(clip), second_index=len(clip.prompt) - 1)
     return np.stack([first, last])
 
 
@@ -235,9 +235,9 @@ def _aligned_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
     return decoder.engine.logits_of(rows[len(clip.prompt) - 1 :])
 
 
-def _full_logits(full: WithoutCache, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
+def _full_logits(full: UncachedDecoder, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
     """As `_forced_logits`, for as many rows as the reference has of a decoder without a cache."""
-    full.listen(features)
+    full.start_window(features)
     rows = [full.prefill(clip.prompt)[0]]
     rows += [full.step(token) for token in clip.tokens[: len(clip.full_logits) - 1]]
     return np.stack(rows)
@@ -261,7 +261,7 @@ def _decode(
     options = DecodeOptions(
         language=_language(decoder.engine.generation, clip),
         max_tokens=reference.max_tokens,
-        timestamps=False,
+        without_timestamps=True,
         repetition_penalty=1.0,  # the reference has no guards
     )
     return decode_window(decoder, features, options)

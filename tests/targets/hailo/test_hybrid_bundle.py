@@ -17,7 +17,7 @@ from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.exporting import ExportOptions, export
-from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, without_cache
+from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.hailo.options import LowerOptions
 from whisperport.targets.options import with_target
@@ -109,7 +109,7 @@ def test_a_bundle_of_format_1_with_both_decoders_opens_emulated_and_transcribes_
     }
     assert opened.manifest.status("step") == "run here"
     assert text == Transcriber(hybrid, EMULATED).transcribe(recording).text
-    assert load_engine(opened, run).without_cache() is not None
+    assert load_engine(opened, run).uncached_decoder() is not None
 
 
 def test_a_wrong_decoder_without_a_cache_is_found(
@@ -118,7 +118,7 @@ def test_a_wrong_decoder_without_a_cache_is_found(
     def swapped(pieces: Any, row: int) -> Any:
         return np.concatenate([piece[0, row] for piece in [*pieces[1:2], *pieces[:1], *pieces[2:]]])
 
-    monkeypatch.setattr(without_cache, "_row", swapped)
+    monkeypatch.setattr(uncached_decoder, "_row", swapped)
 
     report = verify(hybrid.folder, run=EMULATED)
 

@@ -23,7 +23,7 @@ HALF = N_FFT // 2
 Floats = NDArray[np.float32]
 
 
-class RecordingMel:
+class MelWindows:
     """Windows of a recording's spectrogram, forward only.
 
     Args:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.audio import ReadAhead, live_audio
-from whisperport.audio.growing import played
+from whisperport.audio.live import in_real_time
 from whisperport.audio.raw import from_raw
 from whisperport.errors import AudioError
 
@@ -122,7 +122,7 @@ def test_a_file_is_played_at_the_pace_of_its_sound() -> None:
         now[0] += seconds
 
     pieces = [np.zeros(1600, np.float32)] * 5
-    times = [now[0] - 100 for _ in played(pieces, clock=lambda: now[0], sleep=sleep)]
+    times = [now[0] - 100 for _ in in_real_time(pieces, clock=lambda: now[0], sleep=sleep)]
 
     assert times == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
 
@@ -130,7 +130,7 @@ def test_a_file_is_played_at_the_pace_of_its_sound() -> None:
 def test_who_plays_late_does_not_sleep() -> None:
     now = [0.0]
     slept: list[float] = []
-    audio = played([np.zeros(1600, np.float32)] * 3, clock=lambda: now[0], sleep=slept.append)
+    audio = in_real_time([np.zeros(1600, np.float32)] * 3, clock=lambda: now[0], sleep=slept.append)
 
     for _ in audio:
         now[0] += 5.0

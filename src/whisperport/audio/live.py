@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.audio.callback_file import read_waiting
-from whisperport.audio.decode import Decoder, opened
+from whisperport.audio.decode import AudioDecoder, open_source
 from whisperport.audio.load import iter_audio
+from whisperport.audio.mel_windows import can_be_read_twice
 from whisperport.audio.pcm import SAMPLE_RATE, check_length
 from whisperport.audio.raw import from_raw
-from whisperport.audio.recording import can_be_read_twice
 from whisperport.errors import AudioError
 
 PIECE_S = 0.1  # seconds of sound in a piece; a pipe's may be shorter
@@ -38,11 +38,11 @@ def live_audio(source: str | os.PathLike[str] | BinaryIO, *, raw_rate: int | Non
     """
     if isinstance(source, str | os.PathLike) and can_be_read_twice(source):
         pieces = iter_audio(source, block_s=PIECE_S) if raw_rate is None else _raw(source, raw_rate)
-        return played(pieces)
+        return in_real_time(pieces)
     return _decoded(source) if raw_rate is None else _raw(source, raw_rate)
 
 
-def played(
+def in_real_time(
     pieces: Iterable[NDArray[np.float32]],
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -57,19 +57,19 @@ def played(
 
 
 def _decoded(source: str | os.PathLike[str] | BinaryIO) -> Pieces:
-    with Decoder(source) as decoder:
+    with AudioDecoder(source) as decoder:
         yield from decoder.pieces(PIECE_S)
 
 
 def _raw(source: str | os.PathLike[str] | BinaryIO, rate: int) -> Pieces:
-    file, name, is_ours = opened(source)
+    file, name, must_close = open_source(source)
     n_samples = 0
     try:
         for piece in from_raw(_chunks(file, name), rate):
             n_samples += piece.size
             yield piece
     finally:
-        if is_ours:
+        if must_close:
             file.close()
     check_length(n_samples, name)
 

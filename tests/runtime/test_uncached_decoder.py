@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from whisperport.checks import UNCACHED_DECODER
-from whisperport.model.uncached_decoder import UncachedDecoder
+from whisperport.model.uncached_decoder import UncachedDecoder as UncachedModule
 from whisperport.model.whisper import Whisper
 from whisperport.runner import Runner
 from whisperport.runtime import Engine
-from whisperport.runtime.without_cache import WithoutCache
+from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 
 from ..micro import GENERATION
@@ -31,7 +31,7 @@ class Eager(Runner):
             for i in range(2)
         ]
         super().__init__(ProgramSpec(UNCACHED_DECODER, inputs, tuple(pieces)))
-        self.module = UncachedDecoder(model.decoder, form).eval()
+        self.module = UncachedModule(model.decoder, form).eval()
 
     def _run(self, inputs: Any) -> Any:
         with torch.no_grad():
@@ -49,8 +49,8 @@ def engine(micro: Whisper, eager_runners: Any, request: pytest.FixtureRequest) -
 
 
 @pytest.fixture
-def decoder(engine: Engine) -> WithoutCache:
-    decoder = engine.without_cache()
+def decoder(engine: Engine) -> UncachedDecoder:
+    decoder = engine.uncached_decoder()
     assert decoder is not None
     return decoder
 
@@ -61,14 +61,16 @@ def features() -> np.ndarray:
 
 
 def test_prefill_and_steps_give_the_logits_of_the_cached_decoder(
-    engine: Engine, decoder: WithoutCache, features: np.ndarray
+    engine: Engine, decoder: UncachedDecoder, features: np.ndarray
 ) -> None:
     cached = engine.decoder()
     for either in (cached, decoder):
-        either.listen(features)
+        either.start_window(features)
 
     for ours, theirs in zip(
-        decoder.prefill(TOKENS[:4], also=1), cached.prefill(TOKENS[:4], also=1), strict=True
+        decoder.prefill(TOKENS[:4], second_index=1),
+        cached.prefill(TOKENS[:4], second_index=1),
+        strict=True,
     ):
         np.testing.assert_allclose(ours, theirs, atol=ATOL)
     for token in TOKENS[4:]:
@@ -77,7 +79,7 @@ def test_prefill_and_steps_give_the_logits_of_the_cached_decoder(
 
 
 def test_rows_after_the_tokens_hold_token_0_and_its_positions(
-    engine: Engine, decoder: WithoutCache, features: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, decoder: UncachedDecoder, features: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row of zeros would leave its layer norm nothing to divide by."""
     runner = decoder._runner
@@ -86,7 +88,7 @@ def test_rows_after_the_tokens_hold_token_0_and_its_positions(
     monkeypatch.setattr(
         type(runner), "_run", lambda self, inputs: given.append(inputs[1]) or run(self, inputs)
     )
-    decoder.listen(features)
+    decoder.start_window(features)
 
     decoder.prefill(TOKENS[:5])
 
@@ -98,31 +100,31 @@ def test_rows_after_the_tokens_hold_token_0_and_its_positions(
 
 
 def test_what_the_rows_after_the_tokens_hold_changes_no_logits(
-    decoder: WithoutCache, features: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    decoder: UncachedDecoder, features: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bundles that were exported with rows of zeros verify as before."""
-    decoder.listen(features)
+    decoder.start_window(features)
     logits = decoder.prefill(TOKENS[:4])[0]
-    monkeypatch.setattr("whisperport.runtime.without_cache.PADDING", 33)
-    decoder.listen(features)
+    monkeypatch.setattr("whisperport.runtime.uncached_decoder.PADDING", 33)
+    decoder.start_window(features)
 
     np.testing.assert_array_equal(decoder.prefill(TOKENS[:4])[0], logits)
 
 
-def test_the_next_sound_forgets_the_last(decoder: WithoutCache, features: np.ndarray) -> None:
-    decoder.listen(features)
+def test_the_next_sound_forgets_the_last(decoder: UncachedDecoder, features: np.ndarray) -> None:
+    decoder.start_window(features)
     alone = decoder.prefill(TOKENS[:3])[0]
-    decoder.listen(-features)
+    decoder.start_window(-features)
     decoder.prefill(TOKENS)
-    decoder.listen(features)
+    decoder.start_window(features)
 
     np.testing.assert_array_equal(decoder.prefill(TOKENS[:3])[0], alone)
 
 
 def test_more_tokens_than_rows_are_refused_and_leave_the_others(
-    decoder: WithoutCache, features: np.ndarray
+    decoder: UncachedDecoder, features: np.ndarray
 ) -> None:
-    decoder.listen(features)
+    decoder.start_window(features)
     decoder.prefill([50] * 12)
 
     with pytest.raises(ValueError, match="13 tokens do not fit 12 rows"):
@@ -131,10 +133,10 @@ def test_more_tokens_than_rows_are_refused_and_leave_the_others(
     assert len(decoder.tokens) == 12
 
 
-def test_no_tokens_and_no_sound_are_refused(decoder: WithoutCache, features: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="call `listen` first"):
+def test_no_tokens_and_no_sound_are_refused(decoder: UncachedDecoder, features: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="call `start_window` first"):
         decoder.prefill([50])
-    decoder.listen(features)
+    decoder.start_window(features)
     with pytest.raises(ValueError, match="the prompt has 0 tokens"):
         decoder.prefill([])
 
@@ -142,4 +144,4 @@ def test_no_tokens_and_no_sound_are_refused(decoder: WithoutCache, features: np.
 def test_an_engine_of_a_bundle_without_it_has_none(micro: Whisper, eager_runners: Any) -> None:
     engine = Engine(micro.dims, GENERATION, eager_runners(micro), np.empty(0), np.empty(0))
 
-    assert engine.without_cache() is None
+    assert engine.uncached_decoder() is None

@@ -11,8 +11,8 @@ from whisperport.runtime.cache import Floats
 PADDING = 0
 
 
-class WithoutCache:
-    """`uncached_decoder` behind the calls of a `Decoder`: `listen`, then `prefill`, then `step`.
+class UncachedDecoder:
+    """`uncached_decoder` behind the calls of a `Decoder`: `start_window`, then `prefill`, then `step`.
 
     For measuring what a cache saves, and for verifying the program. It decodes one sequence of tokens, at
     most as many as the program has rows, from the features as they are, without a short window's padding.
@@ -34,24 +34,26 @@ class WithoutCache:
         self._binding: Binding | None = None  # to a window's features
         self.tokens: list[int] = []
 
-    def listen(self, features: Floats) -> None:
+    def start_window(self, features: Floats) -> None:
         """Decode features (T, d) from now on, and forget every token. The caller does not change them."""
         self._binding = self._runner.binding()
         self._binding.bind(self._features.name, features[None])
         self.tokens = []
 
-    def prefill(self, tokens: Sequence[int], *, also: int = 0) -> tuple[Floats, Floats]:
-        """Logits (V,) after the last of these tokens, and after token `also`.
+    def prefill(self, tokens: Sequence[int], *, second_index: int = 0) -> tuple[Floats, Floats]:
+        """Logits (V,) after the last of these tokens, and after token `second_index`.
 
         Raises:
-            ValueError: no tokens, more than there are rows for, or `listen` was not called.
+            ValueError: no tokens, more than there are rows for, or `start_window` was not called.
         """
-        if not 0 <= also < len(tokens):
-            raise ValueError(f"`also` is {also}; the prompt has {len(tokens)} tokens")
+        if not 0 <= second_index < len(tokens):
+            raise ValueError(
+                f"`second_index` is {second_index}; the prompt has {len(tokens)} tokens"
+            )
         before = len(self.tokens)
         pieces = self._run([*self.tokens, *tokens])
         self.tokens += tokens
-        return _row(pieces, before + len(tokens) - 1), _row(pieces, before + also)
+        return _row(pieces, before + len(tokens) - 1), _row(pieces, before + second_index)
 
     def step(self, token: int) -> Floats:
         """Logits (V,) after one more token.
@@ -66,7 +68,7 @@ class WithoutCache:
         if len(tokens) > self.sequence_length:
             raise ValueError(f"{len(tokens)} tokens do not fit {self.sequence_length} rows")
         if self._binding is None:
-            raise ValueError("there are no features yet: call `listen` first")
+            raise ValueError("there are no features yet: call `start_window` first")
         return list(self._binding.run({self._embeddings.name: self._image(tokens)}).values())
 
     def _image(self, tokens: Sequence[int]) -> Floats:
