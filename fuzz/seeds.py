@@ -15,7 +15,7 @@ from typing import Any
 
 from whisperport.dims import Dims
 from whisperport.generation import Generation
-from whisperport.text.byte_level import spelled
+from whisperport.text.byte_level import to_byte_characters
 
 DIMS = Dims(
     n_mels=8,
@@ -91,7 +91,9 @@ def tokenizer_json() -> bytes:
         {"id": number, "content": f"<|{name}|>", "special": True}
         for number, name in enumerate(SPECIAL, len(LETTERS))
     ]
-    vocabulary = {spelled(letter.encode()): number for number, letter in enumerate(LETTERS)}
+    vocabulary = {
+        to_byte_characters(letter.encode()): number for number, letter in enumerate(LETTERS)
+    }
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
     return json.dumps(
         {"added_tokens": added, "pre_tokenizer": {"type": "ByteLevel"}, "model": model}

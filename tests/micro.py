@@ -4,7 +4,7 @@ import json
 
 from whisperport.dims import Dims
 from whisperport.generation import Generation
-from whisperport.text.byte_level import spelled
+from whisperport.text.byte_level import to_byte_characters
 
 DIMS = Dims(
     n_mels=8,
@@ -48,7 +48,7 @@ def tokenizer_json() -> bytes:
     """Ids 0 to 48 are single letters, in no order that matters."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
     added = [{"id": i, "content": token, "special": True} for token, i in SPECIAL.items()]
-    vocabulary = {spelled(letter.encode()): i for i, letter in enumerate(letters)}
+    vocabulary = {to_byte_characters(letter.encode()): i for i, letter in enumerate(letters)}
     return json.dumps(
         {
             "added_tokens": added,
