@@ -145,8 +145,8 @@ def test_the_target_is_the_one_that_a_file_was_compiled_for(tmp_path, architectu
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (ImportOptions(target="onnxruntime"), "`onnxruntime` imports no artifacts"),
-        (ImportOptions(programs={"step": Path("step.hef")}), "no artifact of a program `step`"),
+        (ImportOptions(target="onnxruntime"), "`onnxruntime` cannot import compiled files"),
+        (ImportOptions(programs={"step": Path("step.hef")}), "cannot import a program `step`"),
         (ImportOptions(options={"hailo8l.asset": "x"}), "no option `asset`"),
     ],
 )

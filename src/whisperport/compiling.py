@@ -1,14 +1,15 @@
-"""Compile a bundle's programs by vendors' own compilers: calibrate, compile in stages, put the result in.
+"""Compile the programs of a bundle with vendors' compilers: calibrate, compile, update the bundle.
 
-Where a vendor's SDK can run the quantized program on the CPU, one stage does so, and its outputs are
-compared with the program in float32.
+If a vendor's SDK can run the quantized program on the CPU, one stage runs it, and its outputs are compared
+with those of the program in float32.
 
-    BUNDLE                    not touched until everything is compiled, then replaced as a whole
-    BUNDLE.compile/TARGET     one work folder per target: calibration sets, stages and their logs, and a
-                              script for another machine
+    BUNDLE                    unchanged until everything is compiled, then replaced
+    BUNDLE.compile/TARGET     work folder of a target: calibration sets, stages and their logs, and a script
+                              that runs the stages on another machine
 
-What was done is kept, and done again only if what it was made from changed. No vendor is known here: a
-target's `Compiler` says what is particular, and the stages run in the interpreter that has its SDK.
+Finished stages are kept; a stage runs again only if its inputs changed. This module knows no vendor: a
+target's `Compiler` describes what is specific, and the stages run in the Python interpreter that has the
+vendor's SDK.
 """
 
 import os
@@ -55,35 +56,65 @@ from whisperport.verification.machine import machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
-    """How a bundle is compiled."""
+    """Options of `compile`.
 
-    calibration: Path | None = None  # recordings, or an .npy; None: as before, or the package's own
-    work: Path | None = None  # None: the bundle's name and `.compile`, beside it
-    force: bool = False  # compile with too few recordings, with silence, or too large a model
-    options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
-    toolchains: Mapping[str, str] = field(default_factory=dict)  # name -> interpreter with the SDK
-    threads: int | None = None  # of the programs that compute a calibration set
-    trust: bool = False  # load programs of unknown origin without a trial run under limits
+    Args:
+        calibration: data to quantize with: a folder of audio files, one audio file, or an `.npy` file of
+            log-mel spectrograms. Default: None, the calibration set that the work folder already has, or
+            else the audio files of the package.
+        work: work folder for calibration sets and finished stages; it cannot be inside the bundle. Default:
+            None, a folder beside the bundle, `BUNDLE.compile`.
+        force: compile even if the audio is too little, silent, repeated or below 16 kHz, or if the model is
+            too large for the target. Default: False.
+        options: compiler options of targets, "TARGET.NAME" -> value. Default: none.
+        toolchains: name of a toolchain -> path of the Python interpreter that has the vendor's SDK.
+            Default: none; then the interpreter is taken from the environment variable
+            WHISPERPORT_TOOLCHAIN_NAME, or is the current one if it has the SDK.
+        threads: CPU threads per runtime, 1 to 1024, for the programs that compute a calibration set.
+            Default: None, the runtime chooses.
+        trust: load programs of unknown origin without a trial run in a child process with limits on memory
+            and time. Default: False.
+    """
+
+    calibration: Path | None = None
+    work: Path | None = None
+    force: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+    toolchains: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    trust: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
-    """One program that a vendor's compiler compiled."""
+    """One program that a vendor's compiler compiled.
+
+    Attributes:
+        name: name of the program.
+        target: name of its target.
+        file: path of the compiled file in the bundle.
+        bytes: size of the compiled file.
+        compiler: version of the compiler, as the compiled file states it; "" if it states none.
+        samples: number of calibration samples; 0 if the program needs none.
+        snr_db: layer -> signal-to-noise ratio in dB, as the compiler measured it.
+        emulation: checks of the quantized program, which the vendor's emulator ran.
+        logs: paths of the logs of the stages.
+    """
 
     name: str
     target: str
-    file: str  # in the bundle
+    file: str
     bytes: int
-    compiler: str  # its version, as the file says; "" where it does not
-    samples: int  # of calibration; 0: none were needed
-    snr_db: Mapping[str, float] = field(default_factory=dict)  # layer -> what the compiler measured
-    emulation: tuple[Check, ...] = ()  # of the quantized program, as the vendor's emulator ran it
-    logs: tuple[str, ...] = ()  # one per stage
+    compiler: str
+    samples: int
+    snr_db: Mapping[str, float] = field(default_factory=dict)
+    emulation: tuple[Check, ...] = ()
+    logs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A bundle, compiled."""
+    """The result of `compile`: the new bundle, and its compiled programs."""
 
     bundle: Bundle
     programs: tuple[CompiledProgram, ...]
@@ -91,18 +122,27 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A compiled file that goes into a bundle."""
+    """A compiled file to be put into a bundle.
+
+    Attributes:
+        path: the compiled file.
+        suffix: suffix of the file in the bundle, such as ".rknn".
+        facts: JSON for the manifest.
+        compiler: name of the compiler; empty if it is not known.
+        machine: description of the machine that ran the compiler, as JSON; empty if it is not known.
+        beside: further files that belong to the compiled file.
+        emulation: the kind of evidence that `checks` are.
+        checks: comparisons of what the vendor's emulator computed.
+    """
 
     path: Path
-    suffix: str  # that it has in a bundle
-    facts: Mapping[str, Any]  # JSON, for the manifest
-    compiler: str = ""  # that made it; empty: who made it is not known
-    machine: Mapping[str, Any] = field(default_factory=dict)  # JSON: where it was made, if known
-    beside: tuple[Path, ...] = ()  # files that go in beside it
-    emulation: Literal["emulated", "simulated"] = (
-        "emulated"  # what the checks below are evidence of
-    )
-    checks: tuple[Check, ...] = ()  # of what the vendor's emulator computed
+    suffix: str
+    facts: Mapping[str, Any]
+    compiler: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[Path, ...] = ()
+    emulation: Literal["emulated", "simulated"] = "emulated"
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +153,15 @@ class _Group:
     compiler: Compiler
     entries: tuple[ProgramEntry, ...]
     options: Any
-    interpreter: Path | None  # None: the SDK is not on this machine
+    interpreter: (
+        Path | None
+    )  # the interpreter that has the SDK; None: the SDK is not on this machine
     work: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    """One program in its work folder."""
+    """The plan for one program in its work folder."""
 
     job: Job
     artifact: Path
@@ -134,14 +176,22 @@ def compile(
     *,
     progress: Progress = lambda _: None,
 ) -> Compiled:
-    """Compile every program of a bundle whose target has a compiler of its own.
+    """Compile every program of a bundle whose target has a vendor's compiler, and update the bundle.
+
+    Args:
+        bundle: folder of the bundle. It is replaced when everything is compiled.
+        options: see `CompileOptions`. Default: None, all defaults.
+        progress: called with the name of each stage, a few words.
+
+    Returns:
+        The new bundle and its compiled programs.
 
     Raises:
-        BundleError: the bundle is damaged or cannot be replaced, or what was compiled does not fit it.
-        UsageError: no program of it is to be compiled, or there is no such option or interpreter.
-        AudioError: the recordings are missing, too few, or not fit to calibrate with.
-        MissingPackageError: an SDK is not installed; the work folder holds all that it needs.
-        LoweringError: a compiler does not serve this target, or failed; or the model is too large.
+        BundleError: the bundle is damaged or cannot be replaced, or a compiled file does not fit it.
+        UsageError: no program of the bundle needs a compiler, or an option or interpreter does not exist.
+        AudioError: the audio files are missing, too few, or unsuitable for calibration.
+        MissingPackageError: an SDK is not installed. The work folder holds everything that the SDK needs.
+        LoweringError: the compiler does not support this target or failed, or the model is too large.
     """
     options = options or CompileOptions()
     opened = Bundle.open(bundle)
@@ -153,11 +203,11 @@ def compile(
     check_writable(opened.folder)
     if work.resolve().is_relative_to(opened.folder.resolve()):
         raise UsageError(
-            f"the work folder {work} cannot be inside of the bundle",
-            why="the bundle is replaced as a whole",
-            hint="leave `--work` out: it is put beside the bundle",
+            f"the work folder {work} cannot be inside the bundle",
+            why="the complete bundle is replaced",
+            hint="omit `--work` to use a folder beside the bundle",
         )
-    with _only_user_of(work):
+    with _work_folder_lock(work):
         return _compiled_bundle(opened, groups, options, progress)
 
 
@@ -174,7 +224,7 @@ def _compiled_bundle(
     }
     progress("writing the bundle")
     made = put_artifacts(opened, artifacts)
-    if is_trusted(opened):  # its other programs are copied
+    if is_trusted(opened):  # the programs that are not compiled are copies of its own
         record_own(made.manifest)
     programs = tuple(
         _compiled(made, entry.spec.name, artifacts[entry.spec.name], group)
@@ -185,8 +235,8 @@ def _compiled_bundle(
 
 
 @contextmanager
-def _only_user_of(work: Path) -> Iterator[None]:
-    """Two compilations that share a work folder would mix their calibration sets and stages."""
+def _work_folder_lock(work: Path) -> Iterator[None]:
+    """Lock the work folder: two compilations in one folder would mix their calibration sets and stages."""
     work = Path(os.path.realpath(work))
     with ExitStack() as stack:
         try:
@@ -199,13 +249,13 @@ def _only_user_of(work: Path) -> Iterator[None]:
             raise WhisperportError(
                 f"cannot write to the work folder {work}",
                 why=str(error),
-                hint="choose another one by `--work`",
+                hint="choose another folder with `--work`",
             ) from error
         if lock is None:
             raise BundleError(
                 f"another process is compiling in the work folder {work}",
-                why=f"it holds the lock {lock_path(work)}",
-                hint="wait until it ends, or choose another folder by `--work`",
+                why=f"that process holds the lock {lock_path(work)}",
+                hint="wait until that process ends, or choose another folder with `--work`",
             )
         yield
 
@@ -213,16 +263,18 @@ def _only_user_of(work: Path) -> Iterator[None]:
 def put_artifacts(
     opened: Bundle, artifacts: Mapping[str, Artifact], *, out: Path | None = None
 ) -> Bundle:
-    """The same bundle with an artifact first among the files of each program named, or no change at all.
+    """Write a copy of a bundle with compiled files, completely or not at all.
 
-    Evidence about files that are replaced is dropped.
+    The compiled file becomes the first file of its program. Evidence about replaced files is removed.
 
     Args:
-        out: where it is written; None: in place of the old one.
+        opened: the bundle to copy.
+        artifacts: program -> its compiled file.
+        out: folder of the new bundle. Default: None, the new bundle replaces the old one.
     """
     manifest = opened.manifest
     with writing_bundle(out or opened.folder) as writer:
-        opened.check_unchanged()  # from here on, nobody else replaces it
+        opened.check_unchanged()  # no other process can replace it from here on
         for relative in manifest.files:
             (writer.folder / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(opened.path(relative), writer.folder / relative)
@@ -246,7 +298,7 @@ def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> Pro
     if artifact.compiler:
         evidence = with_added(evidence, _evidence("compiled", artifact, folder, made))
     if artifact.checks:
-        # Emulation does not run the compiled file, but what the file was made from.
+        # Emulation runs the files that the compiled file was made from, not the compiled file.
         lowered = [file for file in entry.files if not file.endswith(artifact.suffix)]
         ran = made if artifact.emulation == "simulated" else dict.fromkeys((*lowered, *beside))
         evidence = with_added(evidence, _evidence(artifact.emulation, artifact, folder, ran))
@@ -277,14 +329,14 @@ def _without_stale_evidence(manifest: Manifest) -> Manifest:
 
 
 def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
-    """File in the bundle -> where it comes from, the artifact first; all are called after their program."""
+    """Return path in the bundle -> source file, the artifact first; all files have the program's name."""
     stem = f"{entry.target}/{entry.spec.name}"
     beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
     return {f"{stem}{artifact.suffix}": artifact.path, **beside}
 
 
 def _groups(opened: Bundle, options: CompileOptions, work: Path) -> list[_Group]:
-    """One for each target of the bundle that has a compiler."""
+    """Return the programs of each target that has a compiler."""
     found: dict[str, list[ProgramEntry]] = {}
     compilers: dict[str, Compiler] = {}
     for entry in opened.manifest.programs:
@@ -294,9 +346,9 @@ def _groups(opened: Bundle, options: CompileOptions, work: Path) -> list[_Group]
             found.setdefault(entry.target, []).append(entry)
     if not found:
         raise UsageError(
-            f"nothing in {opened.folder} is left to compile",
-            why="none of its targets has a compiler of its own",
-            hint="`whisperport targets` lists the targets; `whisperport export` takes one as `--target`",
+            f"the bundle {opened.folder} has no programs to compile",
+            why="none of its targets has a vendor's compiler",
+            hint="`whisperport targets` lists the targets; choose one with `whisperport export --target`",
         )
     chosen = by_target(options.options, {name: one.options for name, one in compilers.items()})
     return [
@@ -325,7 +377,7 @@ def _check_size(group: _Group, opened: Bundle, options: CompileOptions) -> None:
 
 
 def _check_sdk(group: _Group) -> None:
-    """An SDK of another generation is found before hours of calibration; a missing one is no error yet."""
+    """Raise an error early if the SDK does not support the target. A missing SDK is reported later."""
     if group.interpreter is None:
         return
     failure = probe(group.interpreter, group.compiler.script, group.compiler.settings())
@@ -336,7 +388,7 @@ def _check_sdk(group: _Group) -> None:
 def _prepared(
     group: _Group, opened: Bundle, options: CompileOptions, progress: Progress
 ) -> tuple[_Planned, ...]:
-    """Put everything into the target's work folder that its compiler needs."""
+    """Write everything that the target's compiler needs to its work folder."""
     planned = tuple(_planned(group, entry, opened, options, progress) for entry in group.entries)
     jobs = [plan.job for plan in planned]
     prepare(group.work, group.compiler.script, group.compiler.settings(), jobs)
@@ -386,12 +438,12 @@ def _planned(
 
 
 def _run_options(options: CompileOptions) -> RunOptions:
-    """Of the programs that compute calibration sets and expected outputs."""
+    """Return run options for the programs that compute calibration sets and expected outputs."""
     return RunOptions(threads=options.threads, trust=options.trust)
 
 
 def _encoder_layout(opened: Bundle) -> Layout:
-    """In which spectrograms made elsewhere are given: that of the encoder's compiler."""
+    """Return the layout that the encoder's compiler uses; the user's own spectrograms have this layout."""
     entry = opened.manifest.program("encoder")
     compiler = get_target(entry.target).compiler
     if compiler is None:
@@ -401,11 +453,11 @@ def _encoder_layout(opened: Bundle) -> Layout:
 
 
 def _compile(groups: Sequence[_Group], progress: Progress) -> None:
-    """Run what is left of every group whose SDK is here, and then complain of those that are not."""
+    """Run the unfinished stages of every target whose SDK is installed; then report the missing SDKs."""
     missing = []
     for group in groups:
         if not has_unfinished_stages(group.work):
-            progress(f"{group.target.spec.name}: every stage was done before, and is kept")
+            progress(f"{group.target.spec.name}: all stages are already finished")
         elif group.interpreter is None:
             missing.append(group)
         elif failure := run_driver(group.interpreter, group.work, progress):
@@ -423,16 +475,16 @@ def _explained(group: _Group, failure: Failure) -> LoweringError:
         return MissingPackageError(
             f"not compiled yet: {compiler.title} is not installed here",
             why=failure.message,
-            hint=f"if another interpreter on this machine has it, name that one: {how}, or "
-            f"{variable(compiler.toolchain)}. If not, everything that it needs is in {group.work}: copy "
-            f"that folder to a machine that has it ({compiler.source}), run `python compile.py` there, "
-            "bring the folder back, and give this command again",
+            hint=f"if another Python interpreter on this machine has it, name that interpreter: {how}, or "
+            f"the variable {variable(compiler.toolchain)}. If not, copy {group.work}, which holds all "
+            f"inputs, to a machine that has it ({compiler.source}), run `python compile.py` there, copy "
+            "the folder back, and repeat this command",
         )
     if failure.kind == "unsuitable":
         return LoweringError(
-            f"the compiler that was found does not serve `{name}`",
+            f"the installed compiler does not support `{name}`",
             why=failure.message,
-            hint=f"install {compiler.title} in an environment of its own, and name its interpreter: {how}",
+            hint=f"install {compiler.title} in a separate environment, and name its interpreter: {how}",
         )
     log = f"the complete log is in {failure.log}" if failure.log else ""
     where = f"{failure.program}, {failure.stage}: " if failure.stage else ""
@@ -440,7 +492,7 @@ def _explained(group: _Group, failure: Failure) -> LoweringError:
         return LoweringError(
             f"{compiler.title} ended without a result",
             why=where + failure.message,
-            hint=log or f"run `{group.interpreter}` by itself to see what fails",
+            hint=log or f"start `{group.interpreter}` directly to see what fails",
         )
     happened, hint = compiler.explain(failure)
     return LoweringError(
@@ -453,7 +505,7 @@ def _explained(group: _Group, failure: Failure) -> LoweringError:
 def _checks(
     opened: Bundle, plan: _Planned, options: CompileOptions, progress: Progress
 ) -> tuple[Check, ...]:
-    """What the vendor's emulator computed, compared; nothing where it did not run."""
+    """Return the comparisons of what the vendor's emulator computed; none if it did not run."""
     if plan.emulation is None:
         return ()
     run = _run_options(options)
@@ -480,7 +532,9 @@ def _artifact(
         suffix=group.compiler.suffix,
         facts=facts,
         compiler=group.compiler.title,
-        machine=machine() if group.interpreter else {},  # else on another machine
+        machine=machine()
+        if group.interpreter
+        else {},  # without an SDK here: another, unknown machine
         beside=tuple(folder / file for file in plan.keep),
         emulation=plan.emulation.need.kind if plan.emulation else "emulated",
         checks=checks,

@@ -1,4 +1,4 @@
-"""Compare what a vendor's emulator makes of a quantized program with the program in float32.
+"""Compare the outputs of a vendor's emulator for a quantized program with those of the float32 program.
 
     clips of the bundle's reference ─► inputs of the program ─ the compiler's layout ─► arrays
                                         │                                                 │
@@ -6,7 +6,7 @@
                                         ▼                                                 ▼
                                 expected outputs ───────── compared with ──────────── outputs
 
-An encoder's outputs are also decoded by the bundle's own decoder, and judged by the words.
+The outputs of an encoder are also decoded with the bundle's decoder, and the words are compared.
 """
 
 import io
@@ -32,18 +32,28 @@ from whisperport.verification.precision import precisions
 from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import GATES, JUDGED_BY_WORDS
 
-CLIPS = 2  # whose inputs a program besides the encoder is emulated with: several calls of each
+CLIPS = (
+    2  # clips that programs other than the encoder are emulated on; each clip gives several inputs
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """The inputs of one program's emulation on disk, and what is expected of it."""
+    """The files with the inputs of one program's emulation, and the expected outputs.
+
+    Attributes:
+        spec: signature of the program.
+        need: what the vendor's emulator reads and writes.
+        files: names of the input files in the program's folder.
+        clips: names of the reference's clips that the inputs belong to.
+        expected: (samples, ...) float32 for every output of the program.
+    """
 
     spec: ProgramSpec
     need: EmulationNeed
-    files: tuple[str, ...]  # of the inputs, in the program's folder
-    clips: tuple[str, ...]  # names of the reference's clips that the inputs are of
-    expected: tuple[Array, ...]  # (samples, ...) of every output, in float32
+    files: tuple[str, ...]
+    clips: tuple[str, ...]
+    expected: tuple[Array, ...]
 
 
 def prepare_emulation(
@@ -54,10 +64,14 @@ def prepare_emulation(
     run: RunOptions,
     progress: Progress,
 ) -> Emulation | None:
-    """Write the inputs of a program for the reference's clips into its folder; None: there are no clips."""
-    progress(f"{spec.name}: recording inputs for the vendor's emulator")
+    """Compute a program's inputs for the reference's clips, and write them to the program's folder.
+
+    Returns:
+        The inputs and the expected outputs; None if there are no inputs.
+    """
+    progress(f"{spec.name}: computing inputs for the vendor's emulator")
     clips = Reference.from_arrays(bundle.reference()).clips
-    if spec.name != "encoder":  # of which every clip is decoded
+    if spec.name != "encoder":  # the encoder's outputs are decoded, and every clip counts
         clips = clips[:CLIPS]
     mels = [reference_mel(bundle.manifest.dims, clip) for clip in clips]
     samples = list(program_inputs(bundle, spec, mels, run))
@@ -81,9 +95,9 @@ def prepare_emulation(
 def emulation_checks(
     bundle: Bundle, emulation: Emulation, folder: Path, run: RunOptions, progress: Progress
 ) -> tuple[Check, ...]:
-    """Compare the outputs that the emulator wrote into the program's folder."""
+    """Compare the outputs that the emulator wrote to the program's folder with the expected outputs."""
     spec = emulation.spec
-    progress(f"{spec.name}: comparing what the vendor's emulator computed")
+    progress(f"{spec.name}: comparing the outputs of the vendor's emulator")
     precision = precisions(bundle)[spec.name]
     outputs = [
         _read(folder / f"{name}.npy", tensor, len(expected))
@@ -95,7 +109,7 @@ def emulation_checks(
         return tuple(_output_checks(emulation, outputs, precision))
     features = outputs[0]
     checks = list(_clip_checks(emulation, features, precision))
-    # Where a clip could not be compared, there is nothing to decode.
+    # If a clip could not be compared, its features cannot be decoded.
     if features is not None and all("worst_frame" in check.value for check in checks):
         decoder = _loaded(bundle, run)[0].decoder()
         checks += words_of_features(bundle, decoder, [*features[:, 0]], precision, progress)
@@ -103,7 +117,7 @@ def emulation_checks(
 
 
 def _clip_checks(emulation: Emulation, features: Array | None, precision: str) -> Iterator[Check]:
-    """An encoder's features (N, 1, T, d), clip by clip and frame by frame."""
+    """Compare an encoder's features, (clips, 1, T, d), clip by clip and frame by frame."""
     gate = JUDGED_BY_WORDS.get(precision, GATES[precision])
     complete = emulation.expected[0]
     for index, clip in enumerate(emulation.clips):
@@ -117,7 +131,7 @@ def _clip_checks(emulation: Emulation, features: Array | None, precision: str) -
 def _output_checks(
     emulation: Emulation, outputs: list[Array | None], precision: str
 ) -> Iterator[Check]:
-    """Every output of a program, of all samples together."""
+    """Compare every output of a program, all samples together."""
     for tensor, actual, expected in zip(
         emulation.spec.outputs, outputs, emulation.expected, strict=True
     ):
@@ -126,10 +140,13 @@ def _output_checks(
 
 
 def _read(path: Path, tensor: TensorSpec, samples: int) -> Array | None:
-    """An output of all samples in the program's own shape; another number of values stays as it is."""
+    """Read an output as (samples, ...) float32; None if the file cannot be read.
+
+    An array with another number of values keeps its shape, so that the comparison fails.
+    """
     try:
         array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # of another machine, perhaps
+    except (OSError, ValueError, EOFError):  # another machine may have written a damaged file
         return None
     if array.dtype.kind != "f":
         return array
@@ -139,7 +156,7 @@ def _read(path: Path, tensor: TensorSpec, samples: int) -> Array | None:
 
 
 def _loaded(bundle: Bundle, run: RunOptions) -> tuple[Engine, Mapping[str, Runner]]:
-    """The bundle's programs on the CPU, as an engine and by name."""
+    """Load the bundle's programs on the CPU. Returns the engine, and program name -> runner."""
     runners: dict[str, Runner] = {}
     engine = load_engine(
         bundle, emulated(bundle, run), lambda runner: runners.setdefault(runner.spec.name, runner)
@@ -148,7 +165,7 @@ def _loaded(bundle: Bundle, run: RunOptions) -> tuple[Engine, Mapping[str, Runne
 
 
 def _write(path: Path, array: Array) -> None:
-    """The same bytes for the same values, so that a finished stage is kept."""
+    """Write an array. Equal values give equal bytes, so that a finished stage is not repeated."""
     content = io.BytesIO()
     np.save(content, np.ascontiguousarray(array), allow_pickle=False)
     write_atomic(path, content.getvalue())

@@ -1,8 +1,8 @@
-"""Put published artifacts into a bundle: a chip runs them, and a checkpoint gives the programs around them.
+"""Import compiled files that a vendor published; the other programs are exported from a checkpoint.
 
-Those are exported and verified as always, with emulation in place of the artifacts' programs. What is
-checked of an artifact is what it says of itself: chip, shapes, checksum. It is not run. No vendor is known
-here: a target's `Importer` reads its files.
+The other programs are exported and verified as usual; emulation replaces the imported programs. An imported
+file is checked by the facts that it states about itself: chip, shapes, checksum. It is not run. This module
+knows no vendor: a target's `Importer` reads the files.
 """
 
 import os
@@ -24,17 +24,25 @@ from whisperport.targets.importer import Importer
 from whisperport.targets.options import by_target, with_target
 from whisperport.window import WindowOptions
 
-if TYPE_CHECKING:  # boards have no torch
+if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What is imported beside an encoder, and how the rest is exported."""
+    """Options of `import_artifact`.
 
-    target: str = ""  # empty: the one that the encoder's artifact was compiled for
-    programs: Mapping[str, Path] = field(default_factory=dict)  # program -> its artifact
-    options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
+    Args:
+        target: name of the target that runs the imported files. Default: "", the target that the encoder's
+            file was compiled for.
+        programs: program -> its compiled file, for further programs than the encoder. Default: none.
+        options: import options of the target, "TARGET.NAME" -> value. Default: none.
+        run: how the bundle's programs are run for verification.
+    """
+
+    target: str = ""
+    programs: Mapping[str, Path] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
     run: RunOptions = field(default_factory=RunOptions)
 
 
@@ -46,21 +54,30 @@ def import_artifact(
     *,
     progress: Progress = lambda _: None,
 ) -> Bundle:
-    """A bundle around an encoder's artifact, which gives window and target; the checkpoint gives the rest.
+    """Write a bundle with a compiled encoder from a vendor; export the other programs from a checkpoint.
+
+    The window and the target are those of the compiled encoder.
 
     Args:
-        artifact: a file that the vendor's compiler made of the checkpoint's encoder.
+        artifact: file that the vendor's compiler made from the checkpoint's encoder.
+        checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
+        out: folder of the bundle.
+        options: see `ImportOptions`. Default: None, all defaults.
+        progress: called with the name of each stage, a few words.
+
+    Returns:
+        The bundle that was written.
 
     Raises:
-        BundleError: an artifact is damaged, for another chip, or of another checkpoint; or `out` cannot
-            be written.
-        UsageError: no such target, program or option.
+        BundleError: a compiled file is damaged, for another chip, or made from another checkpoint; or `out`
+            cannot be written.
+        UsageError: the target, a program or an option does not exist.
         CheckpointError, LoweringError, VerificationError: see `export`.
     """
     options, out = options or ImportOptions(), Path(out)
     check_writable(out)
     target, importer = _importer(Path(artifact), options.target)
-    artifacts = {"encoder": Path(artifact), **_others(options.programs, target, importer)}
+    artifacts = {"encoder": Path(artifact), **_other_artifacts(options.programs, target, importer)}
     name = target.spec.name
     chosen = by_target(options.options, {name: importer.options})[name]
     from whisperport.checkpoint import load_checkpoint
@@ -97,23 +114,24 @@ def import_artifact(
 
 
 def _importer(artifact: Path, name: str) -> tuple[Target, Importer]:
-    """The target named, or the one whose importer says that the artifact was compiled for it."""
+    """Return the named target, or else the target that the file was compiled for."""
     if name:
         target = get_target(name)
         if target.importer is None:
             raise UsageError(
-                f"`{name}` imports no artifacts",
-                hint=f"targets that do: {', '.join(_importers()) or 'none'}",
+                f"the target `{name}` cannot import compiled files",
+                hint=f"targets that can: {', '.join(_importers()) or 'none'}",
             )
         return target, target.importer
-    return _made_for(artifact)
+    return _target_compiled_for(artifact)
 
 
-def _made_for(artifact: Path) -> tuple[Target, Importer]:
-    """The target that an artifact was compiled for.
+def _target_compiled_for(artifact: Path) -> tuple[Target, Importer]:
+    """Return the target that a file was compiled for.
 
     Raises:
-        BundleError: none of those that import; why is said once where all of them say the same.
+        BundleError: the file was compiled for none of the targets that can import. If all of them report
+            the same error, that error is raised.
     """
     faults: dict[str, BundleError] = {}
     for name, (target, importer) in _importers().items():
@@ -126,8 +144,8 @@ def _made_for(artifact: Path) -> tuple[Target, Importer]:
     if len(distinct) == 1 and len(faults) == len(_importers()):
         raise next(iter(distinct.values()))
     raise BundleError(
-        f"{artifact.name} is for another chip than those known here",
-        why="; ".join(distinct) or "no target says that the file was compiled for it",
+        f"{artifact.name} was compiled for a chip that is not known here",
+        why="; ".join(distinct) or "no target recognizes the file",
         hint=f"targets that import: {', '.join(_importers()) or 'none'}; name one with `--target` to see "
         "what is wrong with the file",
     )
@@ -139,12 +157,14 @@ def _importers() -> dict[str, tuple[Target, Importer]]:
     }
 
 
-def _others(programs: Mapping[str, Path], target: Target, importer: Importer) -> Mapping[str, Path]:
+def _other_artifacts(
+    programs: Mapping[str, Path], target: Target, importer: Importer
+) -> Mapping[str, Path]:
     known = sorted(importer.programs - {"encoder"})
     for program in programs:
         if program not in known:
             raise UsageError(
-                f"`{target.spec.name}` imports no artifact of a program `{program}`",
-                hint=f"besides the encoder: {', '.join(known) or 'none'}",
+                f"the target `{target.spec.name}` cannot import a program `{program}`",
+                hint=f"programs that it can import besides the encoder: {', '.join(known) or 'none'}",
             )
     return programs

@@ -1,4 +1,4 @@
-"""Inspect a compiled program; one of unknown origin runs in a child process with limits."""
+"""Inspect compiled programs. A program of unknown origin runs in a child process with limits."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,35 +15,53 @@ from whisperport.progress import Progress
 from whisperport.runtime.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
 from whisperport.targets import get_target
 
-if TYPE_CHECKING:  # boards have no inspection
+if TYPE_CHECKING:  # needed for annotations only
     from whisperport.inspection.lowered import Inspected
 
-BASE_S = 20.0
-RUN_S = 1.5  # for each run of a small program
+BASE_S = 20.0  # time limit in seconds, without the runs
+RUN_S = 1.5  # further seconds for each run, plus a part that grows with the size of the files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
-    """How a program is run to be measured."""
+    """Options of `inspect`.
 
-    repeat: int = 5  # runs, after one that does not count
-    threads: int | None = None  # None: as the runtime chooses
-    options: Mapping[str, str] = field(default_factory=dict)  # the runtime's own
-    inputs: Path | None = None  # an .npz with arrays by name; None: random
-    programs: tuple[str, ...] = ()  # programs of a bundle, or methods of a .pte; empty: all
-    trust: bool = False  # run it in this process, without limits
+    Args:
+        repeat: number of measured runs, 1 to 10,000; one run before them is not measured. Default: 5.
+        threads: CPU threads of the runtime, 1 to 1024. Default: None, the runtime chooses.
+        options: options of the runtime, name -> value. Default: none.
+        inputs: `.npz` file with one array per input, by the input's name. Default: None, random inputs.
+        programs: names of the programs of a bundle, or of the methods of a `.pte` file. Default: (), all.
+        trust: run the program in this process, without limits on memory and time. Default: False.
+    """
+
+    repeat: int = 5
+    threads: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    inputs: Path | None = None
+    programs: tuple[str, ...] = ()
+    trust: bool = False
 
 
 def inspect(
     path: Path, options: InspectOptions | None = None, *, progress: Progress = lambda _: None
 ) -> "Inspected":
-    """Run a compiled program, or all of a file or bundle, and say which nodes ran where.
+    """Run a compiled program, or all programs of a file or bundle, and list where each node ran.
+
+    Args:
+        path: a compiled program's file, or a bundle.
+        options: see `InspectOptions`. Default: None, all defaults.
+        progress: called with the name of each stage, a few words.
+
+    Returns:
+        A profile of every program, and the names of the programs whose format cannot be measured.
 
     Raises:
-        ProgramError: it is missing, damaged, of an unknown format, cannot be run, or exceeded a limit.
-        BundleError: it is a bundle, and damaged.
-        MissingPackageError: the runtime of its format is not installed.
-        UsageError: no such option of the runtime.
+        ProgramError: the program is missing, damaged, of an unknown format, cannot be run, or exceeded a
+            limit.
+        BundleError: the bundle is damaged.
+        MissingPackageError: the runtime of the program's format is not installed.
+        UsageError: the runtime has no such option, or a number is out of range.
     """
     options = options or InspectOptions()
     if options.trust or _is_own_bundle(path):
@@ -51,7 +69,7 @@ def inspect(
     limits = _limits_of(path, options.repeat)
     arguments = asdict(options) | {"path": os.fspath(path), "options": dict(options.options)}
     unlimited = (
-        f"it ran with at most {limits}; if you trust its source, `--trust` runs it without limits"
+        f"it ran with at most {limits}; if you trust its source, `--trust` removes the limits"
     )
     arguments["inputs"] = None if options.inputs is None else os.fspath(options.inputs)
     try:
@@ -63,7 +81,7 @@ def inspect(
             hint=unlimited,
         ) from error
     except ProgramError as error:
-        if "alloc" in error.why.lower():  # the kernel refused memory to the runtime
+        if "alloc" in error.why.lower():  # an allocation of the runtime failed because of the limit
             error.hint = unlimited
         raise
     return _from_json(found)
@@ -72,7 +90,7 @@ def inspect(
 def inspect_in_child(
     *, progress: Progress, path: str, inputs: str | None, programs: Sequence[str], **options: Any
 ) -> dict[str, Any]:
-    """The job of the child: the result as JSON."""
+    """Run `inspect` in the child process, and return the result as JSON."""
     chosen = InspectOptions(
         inputs=None if inputs is None else Path(inputs), programs=tuple(programs), **options
     )
@@ -101,14 +119,14 @@ def _is_own_bundle(path: Path) -> bool:
 
 
 def _limits_of(path: Path, repeat: int) -> Limits:
-    """They grow with the size of the files, and the time with the number of runs."""
+    """Return limits that grow with the size of the files; the time also grows with the number of runs."""
     size = sum(file.stat().st_size for file in _files_of(path) if file.is_file())
     seconds = BASE_S + (repeat + 1) * (RUN_S + size / BYTES_PER_S)
     return Limits(BASE_BYTES + MEMORY_FACTOR * size, seconds)
 
 
 def _files_of(path: Path) -> Sequence[Path]:
-    """Those of a bundle; or a file, and its weights beside it: `model.onnx` has `model.onnx.data`."""
+    """Return the files of a bundle, or a file and its weights: `model.onnx` and `model.onnx.data`."""
     try:
         if path.is_dir():
             return list(path.rglob("*"))
