@@ -1,10 +1,15 @@
-"""Measure an exported model on held-out sentences: greedy decoding, 30 s windows, real samples.
+"""Measure an exported model on held-out sentences: greedy decoding of 30 s windows of audio samples.
 
     python evaluate.py --model ../src/whisperport/data/model --eval work/eval \\
         --run work/run --speech ../src/whisperport/data/speech --out results/evaluation.json
 
-The decoder is openai-whisper's own, on the model converted by :func:`openai_model`; transformers'
-``generate`` repeats the first measure. Intervals are 95 %, by bootstrap over windows.
+openai-whisper decodes, with the model that :func:`openai_model` converts; transformers' ``generate``
+repeats the first measurement. Intervals are 95 % bootstrap intervals over windows.
+
+Without ``--eval``, only the files of ``--speech`` are measured, and ``--out`` keeps its other results:
+
+    python evaluate.py --model ../src/whisperport/data/model \\
+        --speech ../src/whisperport/data/speech --out results/evaluation.json
 """
 
 from __future__ import annotations
@@ -68,7 +73,7 @@ NAMES = (
 
 
 def openai_model(folder: Path) -> Whisper:
-    """The exported model as openai-whisper's, with its alignment heads."""
+    """Load the exported model into openai-whisper's model class, with its alignment heads."""
     config = json.loads((folder / "config.json").read_text())
     dims = ModelDimensions(
         n_mels=config["num_mel_bins"],
@@ -84,8 +89,8 @@ def openai_model(folder: Path) -> Whisper:
     )
     state = {}
     for name, value in load_file(folder / "model.safetensors").items():
-        for theirs, ours in NAMES:
-            name = name.replace(theirs, ours)
+        for exported, openai in NAMES:
+            name = name.replace(exported, openai)
         state[name] = value.float()
     model = Whisper(dims)
     model.load_state_dict(state)
@@ -99,7 +104,7 @@ def openai_model(folder: Path) -> Whisper:
 
 
 def decode(model: Whisper, sounds: Sequence[Samples], timestamps: bool) -> list[DecodingResult]:
-    """openai-whisper's greedy decoding of windows padded to 30 s."""
+    """Decode windows, padded to 30 s, with openai-whisper's greedy decoding."""
     results = []
     options = DecodingOptions(language="en", fp16=False, without_timestamps=not timestamps)
     for i in range(0, len(sounds), BATCH):
@@ -112,7 +117,7 @@ def decode(model: Whisper, sounds: Sequence[Samples], timestamps: bool) -> list[
 
 
 def silence_results(model: Whisper, count: int) -> dict[str, Any]:
-    """no_speech_prob on digital silence and noise, and what transcribe() writes about it."""
+    """Measure ``no_speech_prob`` on digital silence and noise, and count empty transcripts of them."""
     sounds = [np.zeros(8 * SAMPLE_RATE, np.float32)]
     for i in range(count - 1):
         rng = np.random.default_rng(1000 + i)
@@ -141,20 +146,22 @@ def silence_results(model: Whisper, count: int) -> dict[str, Any]:
 
 
 def word_time_errors(model: Whisper, spoken: Sequence[Spoken]) -> dict[str, Any]:
-    """Errors of word starts and ends by openai-whisper's cross-attention DTW, where the words are
-    right."""
+    """Measure the errors of word timestamps from openai-whisper's cross-attention DTW, in seconds.
+
+    Only transcripts whose words are all right count.
+    """
     starts, ends = [], []
     for item in spoken:
         out = model.transcribe(
             item.samples, language="en", fp16=False, temperature=0.0, word_timestamps=True
         )
-        heard: list[dict[str, Any]] = []
+        decoded: list[dict[str, Any]] = []
         for word in (w for segment in out["segments"] for w in segment["words"]):
             if word["word"].startswith(" "):
-                heard.append(word)
-            elif heard:  # whisper splits "twenty-five"; the grammar's words are split by spaces
-                heard[-1] = heard[-1] | {
-                    "word": heard[-1]["word"] + word["word"],
+                decoded.append(word)
+            elif decoded:  # whisper splits "twenty-five"; the grammar's words are split by spaces
+                decoded[-1] = decoded[-1] | {
+                    "word": decoded[-1]["word"] + word["word"],
                     "end": word["end"],
                 }
         times = [
@@ -162,9 +169,9 @@ def word_time_errors(model: Whisper, spoken: Sequence[Spoken]) -> dict[str, Any]
             for utterance, (begin, _) in zip(item.utterances, item.times, strict=True)
             for span in utterance.word_times(begin - utterance.start)
         ]
-        if [words(w["word"]) for w in heard] == [words(w) for w in item.text.split()]:
-            starts += [abs(w["start"] - t[0]) for w, t in zip(heard, times, strict=True)]
-            ends += [abs(w["end"] - t[1]) for w, t in zip(heard, times, strict=True)]
+        if [words(w["word"]) for w in decoded] == [words(w) for w in item.text.split()]:
+            starts += [abs(w["start"] - t[0]) for w, t in zip(decoded, times, strict=True)]
+            ends += [abs(w["end"] - t[1]) for w, t in zip(decoded, times, strict=True)]
     medians = [
         float(np.percentile(v, p)) if v else float("nan") for v in (starts, ends) for p in (50, 90)
     ]
@@ -173,7 +180,7 @@ def word_time_errors(model: Whisper, spoken: Sequence[Spoken]) -> dict[str, Any]
 
 
 def long_results(model: Whisper, spoken: Sequence[Spoken]) -> dict[str, Any]:
-    """transcribe() on recordings of 60 to 90 s."""
+    """Measure the WER of ``transcribe()`` on audio of 60 to 90 s."""
     ways: dict[str, dict[str, Any]] = {
         "conditioned": {},
         "not_conditioned": {"condition_on_previous_text": False},
@@ -187,28 +194,28 @@ def long_results(model: Whisper, spoken: Sequence[Spoken]) -> dict[str, Any]:
 
 
 def recording_results(model: Whisper, folder: Path) -> dict[str, Any]:
-    """transcribe() on the demonstration recordings, as files."""
+    """Measure the WER of ``transcribe()`` on the shipped audio files."""
     clips = json.loads((folder / "transcripts.json").read_text())["clips"]
-    heard = {
+    texts = {
         c["file"]: model.transcribe(
             str(folder / c["file"]), language="en", fp16=False, temperature=0.0
         )["text"].strip()
         for c in clips
     }
     spoken = [c for c in clips if c["text"]]
-    wrong = [c for c in clips if words(c["text"]) != words(heard[c["file"]])]
-    out: dict[str, Any] = {"wrong": [[c["file"], c["text"], heard[c["file"]]] for c in wrong]}
+    wrong = [c for c in clips if words(c["text"]) != words(texts[c["file"]])]
+    out: dict[str, Any] = {"wrong": [[c["file"], c["text"], texts[c["file"]]] for c in wrong]}
     for name, chosen in (
         ("all", spoken),
         ("trained voices", [c for c in spoken if not c["held_out"]]),
         ("held-out voices", [c for c in spoken if c["held_out"]]),
     ):
-        out[name] = word_error_rate([c["text"] for c in chosen], [heard[c["file"]] for c in chosen])
+        out[name] = word_error_rate([c["text"] for c in chosen], [texts[c["file"]] for c in chosen])
     return out
 
 
 def transformers_texts(folder: Path, sounds: Sequence[Samples]) -> list[str]:
-    """The same windows through transformers' generate."""
+    """Decode windows with transformers' ``generate``."""
     model = transformers.WhisperForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32
     )
@@ -224,18 +231,22 @@ def transformers_texts(folder: Path, sounds: Sequence[Samples]) -> list[str]:
 
 
 def tokenizers_agree(folder: Path, texts: Iterable[str]) -> int:
-    """Count texts that our tokenizer.json and openai-whisper encode alike; any other raises."""
-    ours, count = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), 0
+    """Return the number of texts, all of which tokenizer.json must encode as openai-whisper does.
+
+    Raises:
+        AssertionError: a text is encoded differently.
+    """
+    exported, count = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), 0
     for text in texts:
-        theirs = tokenizer().encoding.encode(text, allowed_special="all")
-        if ours.encode(text, add_special_tokens=False).ids != theirs:
+        expected = tokenizer().encoding.encode(text, allowed_special="all")
+        if exported.encode(text, add_special_tokens=False).ids != expected:
             raise AssertionError(f"{text!r} is tokenized differently")
         count += 1
     return count
 
 
 def describe_model(folder: Path) -> dict[str, Any]:
-    """Sizes, for the model card."""
+    """Return the sizes that the model card shows."""
     config = json.loads((folder / "config.json").read_text())
     state = load_file(folder / "model.safetensors")
     heads = json.loads((folder / "generation_config.json").read_text())["alignment_heads"]
@@ -253,7 +264,7 @@ def describe_model(folder: Path) -> dict[str, Any]:
 
 
 def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict[str, Any]:
-    """All measures on a fraction of the evaluation speech."""
+    """Run all measurements on a fraction of the evaluation speech."""
     model, rng = openai_model(folder), np.random.default_rng(5)
     groups = {
         "trained voices": lambda u: not held_out(u.voice),
@@ -288,16 +299,16 @@ def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict[
         report["several"][name]["longest output, tokens"] = max(len(r.tokens) for r in outs)
         report["errors"][f"several {name}"] = describe_errors(several, outs, 6)
     report["stamps of several utterances"] = stamp_errors(several, outs)
-    drawn = [rng.integers(len(trained), size=40) for _ in range(2 if quick else 12)]
-    long = [window_of([trained[i] for i in indices], rng, 75.0) for indices in drawn]
+    samples = [rng.integers(len(trained), size=40) for _ in range(2 if quick else 12)]
+    long = [window_of([trained[i] for i in indices], rng, 75.0) for indices in samples]
     report["long"] = long_results(model, long)
     report["silence"] = silence_results(model, 8 if quick else 32)
     if not quick:
         report["speech no_speech_prob, highest"] = round(
             max(r.no_speech_prob for r in results[True]), 4
         )
-        heard = [s for s in single if not held_out(s.utterances[0].voice)]
-        report["in noise"] = noise_results(model, heard[::2])
+        known_voices = [s for s in single if not held_out(s.utterances[0].voice)]
+        report["in noise"] = noise_results(model, known_voices[::2])
         report["word times"] = word_time_errors(model, several[:60])
         texts = transformers_texts(folder, [s.samples for s in single])
         chosen = [
@@ -326,7 +337,10 @@ def measure(folder: Path, corpus: Corpus, fraction: float, quick: bool) -> dict[
 
 
 def noise_results(model: Whisper, single: Sequence[Spoken]) -> dict[str, Any]:
-    """WER without timestamps of the same windows in noise, all kinds in turn."""
+    """Measure the WER of the same windows with noise added, without timestamps.
+
+    The kinds of noise alternate from window to window.
+    """
     out = {}
     for decibels in (20, 10):
         sounds = [
@@ -342,17 +356,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--eval", type=Path, required=True)
-    parser.add_argument("--run", type=Path, help="the training run, to note its steps and minutes")
-    parser.add_argument("--speech", type=Path, help="the folder of make_recordings.py")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the exported model")
+    parser.add_argument("--eval", type=Path, help="folder of the evaluation speech")
     parser.add_argument(
-        "--fraction", type=float, default=1.0, help="share of the evaluation speech"
+        "--run", type=Path, help="folder of the training run; its steps and minutes are recorded"
     )
-    parser.add_argument("--quick", action="store_true", help="a look during training")
+    parser.add_argument("--speech", type=Path, help="folder written by make_recordings.py")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument(
+        "--fraction",
+        type=float,
+        default=1.0,
+        help="part of the evaluation speech to use, 0 to 1 [default: 1]",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="measure less, to look at a model during training"
+    )
     args = parser.parse_args()
+    if not args.eval and not (args.speech and args.out and args.out.exists()):
+        parser.error("give --eval, or --speech and an existing --out")
     begun = time.time()
+    if not args.eval:
+        report = json.loads(args.out.read_text())
+        report["recordings"] = recording_results(openai_model(args.model), args.speech)
+        args.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        return
     report = measure(args.model, Corpus(args.eval), args.fraction, args.quick)
     if args.speech:
         report["recordings"] = recording_results(openai_model(args.model), args.speech)

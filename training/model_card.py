@@ -1,4 +1,4 @@
-"""Write MODEL_CARD.md: the evaluation's numbers put into model_card_template.md.
+"""Write MODEL_CARD.md: fill the results of the evaluation into model_card_template.md.
 
 python model_card.py --results results/evaluation.json --out ../src/whisperport/data/model/MODEL_CARD.md
 """
@@ -23,9 +23,15 @@ TEMPLATE = Path(__file__).with_name("model_card_template.md")
 
 
 def cell(result: dict[str, Any]) -> str:
-    """A word error rate with its interval and count."""
+    """Format a plain word error rate with its interval and number of windows."""
     low, high = result["interval"]
     return f"{result['wer']:.1f} ({low:.1f} to {high:.1f}, n = {result['windows']})"
+
+
+def normalized(result: dict[str, Any]) -> str:
+    """Format a word error rate after Whisper's English normalizer."""
+    rate = result.get("wer_whisper_normalizer")
+    return "not measured" if rate is None else f"{rate:.1f}"
 
 
 def times_row(name: str, count: int, result: dict[str, Any]) -> str:
@@ -34,14 +40,14 @@ def times_row(name: str, count: int, result: dict[str, Any]) -> str:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The card's text."""
+    """Return the text of the model card."""
     plain, stamped = report["single"]["without timestamps"], report["single"]["with timestamps"]
     one, many = report["stamps of single utterances"], report["stamps of several utterances"]
     by_attention = report["word times"]
     times = [
-        times_row("timestamps, one sentence", one["segments"], one),
-        times_row("timestamps, 2 to 6 sentences", many["segments"], many),
-        times_row("words, by `word_timestamps=True`", by_attention["words"], by_attention),
+        times_row("segment timestamps, one sentence", one["segments"], one),
+        times_row("segment timestamps, 2 to 6 sentences", many["segments"], many),
+        times_row("words, with `word_timestamps=True`", by_attention["words"], by_attention),
     ]
     recordings = report["recordings"]
     silence, model, training = report["silence"], report["model"], report["training"]
@@ -51,6 +57,8 @@ def render(report: dict[str, Any]) -> str:
         single="\n".join(
             f"| {name} | {cell(plain[name])} | {cell(stamped[name])} |" for name in GROUPS
         ),
+        whisper_single=normalized(plain["trained voices"]),
+        whisper_recordings=normalized(recordings["all"]),
         transformers=cell(report["transformers, trained voices"]),
         exact=plain["trained voices"]["exact_strings"],
         noise=", ".join(f"{level} {cell(r)}" for level, r in report["in noise"].items()),

@@ -1,5 +1,5 @@
-"""What was said against what was written: windows of real samples, word error rates, times,
-intervals."""
+"""Compare transcripts with the texts spoken: windows of audio samples, word error rates, timestamp errors
+and confidence intervals."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import jiwer
 import numpy as np
 from numpy.typing import NDArray
 from whisper.decoding import DecodingResult
+from whisper.normalizers import EnglishTextNormalizer
 
 from corpus import Utterance
 from synthesizers import SAMPLE_RATE
 from vocabulary import TIME_BEGIN
 
 Samples = NDArray[np.float32]
+NORMALIZE = EnglishTextNormalizer()
 
 
 @dataclass
 class Spoken:
-    """A window: samples at 16 kHz and the utterances in it with their (start, end) in seconds."""
+    """A window: samples at 16 kHz, and the utterances in it with their (start, end) in seconds."""
 
     samples: Samples
     utterances: list[Utterance]
@@ -36,7 +38,10 @@ class Spoken:
 def window_of(
     utterances: Sequence[Utterance], rng: np.random.Generator, seconds: float = 30.0
 ) -> Spoken:
-    """Utterances at one level with gaps of 0.3 to 2.5 s, as many as end within ``seconds``."""
+    """Join utterances, scaled to the same level, with gaps of 0.3 to 2.5 s.
+
+    Utterances that do not end within ``seconds`` are omitted.
+    """
     pieces, times, at = [], [], round(float(rng.uniform(0.05, 0.9)), 2)
     pieces.append(np.zeros(round(at * SAMPLE_RATE), np.float32))
     kept = []
@@ -55,12 +60,12 @@ def window_of(
 
 
 def words(text: str) -> str:
-    """Lower case, no punctuation, hyphens as spaces."""
+    """Return the text in lower case, without punctuation, with hyphens as spaces."""
     return " ".join(re.findall(r"[a-z']+", text.lower()))
 
 
 def interval(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """95 % bootstrap interval of sum(values) / sum(weights)."""
+    """Return the 95 % bootstrap interval of sum(values) / sum(weights)."""
     rng, v, w = np.random.default_rng(0), np.array(values, float), np.array(weights, float)
     picks = rng.integers(0, len(v), (1000, len(v)))
     ratios = v[picks].sum(1) / np.maximum(w[picks].sum(1), 1e-9)
@@ -68,16 +73,21 @@ def interval(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 
 
 def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, Any]:
-    """WER in per cent, with its interval and counts."""
+    """Return the WER in per cent, plain and with Whisper's English normalizer, its interval and counts."""
     errors, lengths, exact = [], [], 0
+    whisper_errors, whisper_words = 0, 0
     for reference, hypothesis in zip(references, hypotheses, strict=True):
         out = jiwer.process_words(words(reference), words(hypothesis) or "<nothing>")
         errors.append(100 * (out.substitutions + out.deletions + out.insertions))
         lengths.append(len(words(reference).split()))
+        out = jiwer.process_words(NORMALIZE(reference), NORMALIZE(hypothesis) or "<nothing>")
+        whisper_errors += out.substitutions + out.deletions + out.insertions
+        whisper_words += len(NORMALIZE(reference).split())
         exact += reference == hypothesis.strip()
     return {
         "wer": round(sum(errors) / sum(lengths), 2),
         "interval": interval(errors, lengths),
+        "wer_whisper_normalizer": round(100 * whisper_errors / whisper_words, 2),
         "windows": len(errors),
         "words": sum(lengths),
         "exact_strings": round(100 * exact / len(errors), 1),
@@ -87,7 +97,7 @@ def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> dic
 def describe_errors(
     spoken: Sequence[Spoken], results: Sequence[DecodingResult], count: int
 ) -> list[list[str]]:
-    """The first wrong ones, to read: voice, what was said, what was written."""
+    """Return the first ``count`` wrong transcripts, each as [voice, text spoken, transcript]."""
     wrong = [
         [s.utterances[0].voice, s.text, r.text]
         for s, r in zip(spoken, results, strict=True)
@@ -97,8 +107,10 @@ def describe_errors(
 
 
 def stamp_errors(spoken: Sequence[Spoken], results: Sequence[DecodingResult]) -> dict[str, Any]:
-    """Errors of segment starts and ends, in seconds, over windows with the right number of
-    stamps."""
+    """Return the errors of segment starts and ends in seconds.
+
+    Only windows with the right number of timestamps count.
+    """
     starts, ends, right = [], [], 0
     for item, result in zip(spoken, results, strict=True):
         stamps = [(t - TIME_BEGIN) * 0.02 for t in result.tokens if t >= TIME_BEGIN]
@@ -126,7 +138,7 @@ def by_group(
     single: Sequence[Spoken],
     results: Sequence[DecodingResult],
 ) -> dict[str, Any]:
-    """WER of every group of voices."""
+    """Return the WER of each group of voices."""
     out = {}
     for name, belongs in groups.items():
         pairs = [
