@@ -199,7 +199,7 @@ def test_sizes_that_the_files_cannot_hold_are_rejected_although_all_agree(folder
         entry["bytes"] = min(entry["bytes"], 10**6)
     write(folder, document)
 
-    with pytest.raises(BundleError, match=r"field `dims` asks for \d+ bytes"):
+    with pytest.raises(BundleError, match=r"field `dims` requires \d+ bytes"):
         Bundle.open(folder, check_hashes=False)
 
 

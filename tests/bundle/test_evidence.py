@@ -206,5 +206,5 @@ def test_a_manifest_is_not_rewritten_while_another_process_writes_the_bundle(
 
 
 def test_a_manifest_of_other_files_is_refused(bundle: Bundle) -> None:
-    with pytest.raises(ValueError, match="other files"):
+    with pytest.raises(ValueError, match="the same files"):
         rewrite_manifest(bundle, replace(bundle.manifest, files={}))

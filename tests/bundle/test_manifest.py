@@ -196,7 +196,7 @@ def test_two_programs_of_one_name_are_refused(manifest: Manifest) -> None:
     document = manifest.to_json()
     document["programs"] *= 2
 
-    with pytest.raises(BundleError, match="twice"):
+    with pytest.raises(BundleError, match="same name"):
         Manifest.from_json(document)
 
 
@@ -206,17 +206,17 @@ def test_two_programs_of_one_name_are_refused(manifest: Manifest) -> None:
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
-        (b'{"a": NaN}', "NaN is not JSON"),
-        (b'{"a": [-Infinity]}', "Infinity is not JSON"),
-        (b'{"a": 1e999}', "no word for"),
-        (b'{"a": 1, "a": 2}', "'a' twice"),
+        (b'{"a": NaN}', "NaN is not a number in JSON"),
+        (b'{"a": [-Infinity]}', "Infinity is not a number in JSON"),
+        (b'{"a": 1e999}', "cannot store"),
+        (b'{"a": 1, "a": 2}', "two members called 'a'"),
         (b'{"a": ' + b"9" * 30 + b"}", "beyond 64 bits"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "not valid JSON"),
         (b'{"a": "\\ud800"}', "surrogate"),
         (b'{"\\ud800": 1}', "surrogate"),
-        (b"[" * 100_000, "too deeply"),
-        (b'{"a":' * 100_000, "too deeply"),
-        (b"[" * 65 + b"]" * 65, "deeper than 64"),
+        (b"[" * 100_000, "more than 64 levels"),
+        (b'{"a":' * 100_000, "more than 64 levels"),
+        (b"[" * 65 + b"]" * 65, "more than 64 levels"),
     ],
 )
 def test_hostile_json_is_refused_with_the_reason(raw: bytes, why: str) -> None:

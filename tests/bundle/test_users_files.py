@@ -92,7 +92,7 @@ def test_a_bundle_with_something_of_the_users_in_it_is_not_replaced(
             attempt(tmp_path / "nano")
 
     assert refused.value.what.endswith(f"did not write: {name}")
-    assert "move it away" in refused.value.hint
+    assert "move it to another folder" in refused.value.hint
     assert mine.exists()
 
 
@@ -103,7 +103,7 @@ def test_what_is_added_to_a_bundle_while_the_next_is_written_stays_with_it(
     write(tmp_path / "nano", b"old")
     added: list[Path] = []
 
-    with pytest.raises(BundleError, match="was not put at") as refused:
+    with pytest.raises(BundleError, match="was not moved to") as refused:
         write(tmp_path / "nano", b"new", lambda _: added.append(THINGS[name](tmp_path / "nano")))
 
     assert name in refused.value.why
@@ -121,7 +121,7 @@ def test_a_folder_that_appears_at_the_output_stays_there(
         (tmp_path / "thesis").mkdir()
         (tmp_path / "thesis" / "thesis.tex").write_text("mine")
 
-    with pytest.raises(BundleError, match="was not put at") as refused:
+    with pytest.raises(BundleError, match="was not moved to") as refused:
         write(tmp_path / "thesis", b"new", appears)
 
     assert "not a bundle" in refused.value.why
@@ -148,7 +148,7 @@ def test_a_file_or_link_that_appears_at_the_output_stays_there(
         lambda out: out.symlink_to(tmp_path / "elsewhere"),
         lambda out: out.symlink_to(tmp_path / "nowhere"),
     ):
-        with pytest.raises(BundleError, match="was not put at"):
+        with pytest.raises(BundleError, match="was not moved to"):
             write(tmp_path / "nano", b"new", lambda _, appears=appears: appears(tmp_path / "nano"))
 
         assert (tmp_path / "nano").is_file() or (tmp_path / "nano").is_symlink()
@@ -182,7 +182,7 @@ def test_what_is_added_in_the_moment_before_the_exchange_stays_too(
     write(tmp_path / "nano", b"old")
     _before_the(1, "exchange", lambda: _git(tmp_path / "nano"), monkeypatch)
 
-    with pytest.raises(BundleError, match="was not put at") as refused:
+    with pytest.raises(BundleError, match="was not moved to") as refused:
         write(tmp_path / "nano", b"new")
 
     assert str(tmp_path / "nano") in refused.value.why
@@ -200,7 +200,7 @@ def test_what_is_added_in_the_moment_before_the_first_of_two_renames_stays_too(
     monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
     _before_the(2, "rename", lambda: _git(tmp_path / "nano"), monkeypatch)
 
-    with pytest.raises(BundleError, match="was not put at"):
+    with pytest.raises(BundleError, match="was not moved to"):
         write(tmp_path / "nano", b"new")
 
     assert (tmp_path / "nano" / ".git" / "HEAD").read_text() == "mine"
@@ -219,7 +219,7 @@ def test_a_folder_that_appears_between_the_two_renames_stays_and_so_do_both_bund
         _env(tmp_path / "nano")
 
     _before_the(2, "rename_if_free", appears, monkeypatch)
-    with pytest.raises(BundleError, match="was not put at") as refused:
+    with pytest.raises(BundleError, match="was not moved to") as refused:
         write(tmp_path / "nano", b"new")
 
     assert "has appeared" in refused.value.why

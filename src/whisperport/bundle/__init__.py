@@ -1,14 +1,14 @@
-"""A folder of lowered programs and everything needed to run and to verify them.
+"""Read and write bundles: folders with lowered programs and everything needed to run and verify them.
 
     NAME/
-    ├── manifest.json     what the bundle is, and the hash of every other file
-    ├── tokenizer.json    as Hugging Face's `tokenizers` reads it
+    ├── manifest.json     description of the bundle, with the hash of every other file
+    ├── tokenizer.json    tokenizer in the format of Hugging Face's `tokenizers`
     ├── embedding.npy     (V, d) float16 or float32: one row per token
-    ├── positions.npy     (N, d) float16 or float32: one row per position
-    ├── reference.npz     reference inputs and outputs, so that a board verifies without torch
-    └── …                 the lowered programs, as the manifest lists them
+    ├── positions.npy     (N, d) float16 or float32: one row per decoder position
+    ├── reference.npz     reference inputs and outputs, to verify on a board without torch
+    └── …                 the lowered programs that the manifest lists
 
-`writing_bundle` writes one, all or nothing; `Bundle.open` reads one and checks every byte.
+`writing_bundle` writes a bundle completely or not at all. `Bundle.open` reads one and checks every file.
 """
 
 from whisperport.bundle.folder import Bundle

@@ -1,8 +1,8 @@
-"""Whether the parts of a manifest agree with each other, checked before anything is loaded.
+"""Check that the parts of a manifest agree with each other, before anything is loaded.
 
-Each part alone may be a valid one, as `manifest` checks it. Together they must describe one model that
-the runtime can run: the programs' signatures follow from the sizes, token ids lie in the vocabulary, and
-the memory that the sizes ask for is in proportion to the files.
+`manifest` checks each part alone. This module checks that they describe one model that the runtime can
+run: the programs' signatures follow from the sizes, token ids are in the vocabulary, and the memory that
+the sizes require is in proportion to the size of the files.
 """
 
 import math
@@ -17,8 +17,8 @@ from whisperport.generation import Generation
 from whisperport.signatures import KvLayout, expected_signature, form_of
 from whisperport.spec import ProgramSpec, TensorSpec
 
-# Inputs and outputs of a program may have MAX_EXPANSION times the bytes of all files, and MIN_BYTES in any
-# case. Those of `step` of whisper-tiny have 0.3 times, of large-v3 in 4 bits 0.8 times.
+# Inputs and outputs of a program together may have MAX_EXPANSION times the bytes of all files, or MIN_BYTES
+# if that is more. `step` of whisper-tiny has 0.3 times the bytes, `step` of large-v3 in 4 bits 0.8 times.
 MAX_EXPANSION = 16
 MIN_BYTES = 64 * 2**20
 ITEM_BYTES = {"float32": 4, "float16": 2}
@@ -29,13 +29,12 @@ MAPPINGS = ("languages", "tasks")
 
 
 def check_consistent(manifest: Manifest) -> None:
-    """Compare the parts of a manifest with each other.
+    """Check that the parts of a manifest agree with each other.
 
-    Programs with a name that this version does not know are rejected: their signature cannot be
-    checked, and loading them would run a compiler over a graph that nothing uses.
+    Programs with an unknown name are rejected: their signature cannot be checked, and nothing uses them.
 
     Raises:
-        BundleError: naming the field that does not agree with the rest.
+        BundleError: a field does not agree with the others; the message names the field.
     """
     _check_tokens(manifest)
     _check_alignment_heads(manifest)
@@ -50,8 +49,8 @@ def _check_tokens(manifest: Manifest) -> None:
     for path, token in _tokens(generation):
         if token >= n_vocab:
             _reject(path, f"is {token}; the vocabulary has ids 0 to {n_vocab - 1}")
-    # What is below `end_of_text` is text, and what is above `no_timestamps` is a timestamp: the search
-    # compares the two, so that neither may be empty.
+    # Tokens below `end_of_text` are text, and tokens above `no_timestamps` are timestamps. The decoding
+    # search compares the two groups, so neither may be empty.
     if not 0 < generation.end_of_text < generation.no_timestamps:
         _reject(
             "generation.end_of_text",
@@ -61,7 +60,7 @@ def _check_tokens(manifest: Manifest) -> None:
     if generation.timestamp_begin >= n_vocab:
         _reject(
             "generation.no_timestamps",
-            f"is {generation.no_timestamps}, the last id of the vocabulary; timestamps come after it",
+            f"is {generation.no_timestamps}, the last id of the vocabulary; expected timestamps after it",
         )
     if generation.start_of_transcript == generation.end_of_text:
         _reject("generation.start_of_transcript", "is the same token as `end_of_text`")
@@ -70,7 +69,7 @@ def _check_tokens(manifest: Manifest) -> None:
 
 
 def _tokens(generation: Generation) -> Iterator[tuple[str, int]]:
-    """Every token id, after the path of its field."""
+    """All token ids of the manifest, each with the path of its field."""
     for name in SPECIAL:
         yield f"generation.{name}", getattr(generation, name)
     for name in LISTS:
@@ -97,10 +96,10 @@ def _check_signature(path: str, entry: ProgramEntry, manifest: Manifest) -> None
         expected = expected_signature(entry.spec, manifest.dims, manifest.window, heads)
     except ValueError as error:
         raise BundleError(
-            f"{MANIFEST} is not valid: field `{path}.spec` describes no known program",
+            f"{MANIFEST} is not valid: field `{path}.spec` does not describe a known program",
             why=str(error),
-            hint="pip install --upgrade whisperport, if a newer one wrote the bundle; otherwise write "
-            "the bundle again",
+            hint="if a newer whisperport wrote the bundle: pip install --upgrade whisperport; otherwise "
+            "export the bundle again",
         ) from error
     _compare(f"{path}.spec.inputs", entry.spec.inputs, expected.inputs)
     _compare(f"{path}.spec.outputs", entry.spec.outputs, expected.outputs)
@@ -116,12 +115,12 @@ def _compare(path: str, found: tuple[TensorSpec, ...], expected: tuple[TensorSpe
                 _reject(
                     f"{path}[{i}].{part}",
                     f"is {str(value)[:80]!r}; expected {str(right)!r} for these `dims`, `window`, "
-                    "`generation.alignment_heads` and this program's caches of layer 0",
+                    "`generation.alignment_heads`, and the caches of layer 0 of this program",
                 )
 
 
 def _check_memory(spec: ProgramSpec, manifest: Manifest) -> None:
-    """The sizes agree by now, so that the tensors are those which the runtime allocates."""
+    """Check the size of a program's inputs and outputs, which the runtime allocates."""
     stored = sum(file.bytes for file in manifest.files.values())
     limit = MIN_BYTES + MAX_EXPANSION * stored
     tensors = (*spec.inputs, *spec.outputs)
@@ -129,27 +128,26 @@ def _check_memory(spec: ProgramSpec, manifest: Manifest) -> None:
     if needed > limit:
         _reject(
             "dims",
-            f"asks for {needed} bytes of inputs and outputs of `{spec.name}`; expected at most {limit} "
+            f"requires {needed} bytes for inputs and outputs of `{spec.name}`; expected at most {limit} "
             f"for files of {stored} bytes",
         )
 
 
 def _check_form(manifest: Manifest) -> None:
-    """One cache serves all decode programs, and `cross_kv` returns what they take: in one form."""
-    first: dict[
-        str, tuple[str, Any]
-    ] = {}  # field of the form -> program that was listed first, and its
+    """Check that all programs have one form of cache: `cross_kv` writes it, decode programs share it."""
+    # Field of the form -> the first program that has it, and that program's value.
+    first: dict[str, tuple[str, Any]] = {}
     for i, entry in enumerate(manifest.programs):
         for name, found in form_of(entry.spec, manifest.dims, manifest.window).items():
             program, expected = first.setdefault(name, (entry.spec.name, found))
             if found != expected:
                 _reject(
                     f"programs[{i}].spec",
-                    f"has `{name}` as {_named(found)}; `{program}` has it as {_named(expected)}",
+                    f"has `{name}` as {_described(found)}; `{program}` has it as {_described(expected)}",
                 )
 
 
-def _named(form: KvLayout | str) -> str:
+def _described(form: KvLayout | str) -> str:
     if isinstance(form, str):
         return form
     return f"{form.dtype} (heads, {'width, rows' if form.axis == 2 else 'rows, width'})"

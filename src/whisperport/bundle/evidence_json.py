@@ -1,4 +1,4 @@
-"""Evidence and its checks as JSON, and back."""
+"""Convert evidence and its checks to JSON and back."""
 
 import math
 import re
@@ -10,11 +10,12 @@ from whisperport.bundle.strict_json import Field
 from whisperport.checks import LEVELS, Check
 from whisperport.evidence import KINDS, Evidence
 
-# JSON has no word for these, and a check may well hold them: the SQNR of equal arrays is infinite.
+# JSON has no such numbers, and a check may have them: the SQNR of equal arrays is infinite.
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
+    """Convert evidence to a JSON object, as it is stored in a manifest."""
     return {
         "kind": evidence.kind,
         "files": dict(evidence.files),
@@ -26,7 +27,12 @@ def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def read_evidence(evidence: Field) -> Evidence:
-    """Raises BundleError, naming the field, for anything `evidence_to_json` would not have written."""
+    """Read evidence from its JSON object.
+
+    Raises:
+        BundleError: a field is missing or has a value that `evidence_to_json` does not write; the message
+            names the field.
+    """
     m = evidence.members([f.name for f in fields(Evidence)])
     if not re.fullmatch(r"(\d{4}-\d{2}-\d{2})?", m["date"].text(), re.ASCII):
         m["date"].reject(f"is {m['date'].text()[:80]!r}; expected a date such as 2026-11-22")
@@ -40,11 +46,11 @@ def read_evidence(evidence: Field) -> Evidence:
             checks=tuple(read_check(check) for check in m["checks"].elements()),
         )
     except ValueError as error:
-        evidence.reject(f"contradicts itself: {error}")
+        evidence.reject(f"is inconsistent: {error}")
 
 
 def check_to_json(check: Check) -> dict[str, Any]:
-    """Without NaN or infinity: those three numbers are written as strings."""
+    """Convert a check to a JSON object. NaN and the infinities are written as strings."""
     return {
         "level": check.level,
         "program": check.program,
@@ -57,7 +63,12 @@ def check_to_json(check: Check) -> dict[str, Any]:
 
 
 def read_check(check: Field) -> Check:
-    """Raises BundleError, naming the field, for anything `check_to_json` would not have written."""
+    """Read a check from its JSON object.
+
+    Raises:
+        BundleError: a field is missing or has a value that `check_to_json` does not write; the message
+            names the field.
+    """
     m = check.members([f.name for f in fields(Check)])
     try:
         return Check(
@@ -70,11 +81,11 @@ def read_check(check: Field) -> Check:
             reason=m["reason"].text(),
         )
     except ValueError as error:
-        check.reject(f"contradicts itself: {error}")
+        check.reject(f"is inconsistent: {error}")
 
 
 def _number(number: float) -> float | str:
-    """A plain number, also from one of numpy's types."""
+    """Convert an int, a float or a numpy scalar to a value that JSON can store."""
     if isinstance(number, int):
         return number
     number = float(number)
@@ -89,5 +100,7 @@ def _float(number: Field) -> float:
     if isinstance(number.value, str) and number.value in NOT_FINITE:
         return NOT_FINITE[number.value]
     number.number()
-    value: float = number.value  # an int stays one: a count is not 3.0
+    value: float = (
+        number.value
+    )  # an int stays an int, since counts are shown without a decimal point
     return value

@@ -1,4 +1,4 @@
-"""An opened bundle: its manifest is consistent, and every file it lists is as it was written."""
+"""Open a bundle and check it: the manifest is consistent, and every listed file is unchanged."""
 
 import hashlib
 import math
@@ -27,13 +27,13 @@ from whisperport.bundle.manifest import (
 )
 from whisperport.errors import BundleError, WhisperportError
 
-HASH_CHUNK = 2**20  # bytes held while hashing, whatever the size of the file
-ATTEMPTS = 5  # to read a bundle that another process replaces in the meantime
-LONGEST_HEADER = 10_000  # characters of an .npy header; numpy's own limit
+HASH_CHUNK = 2**20  # bytes that are read at a time while hashing
+ATTEMPTS = 5  # attempts to read a bundle that another process replaces in the meantime
+LONGEST_HEADER = 10_000  # characters of an .npy header; numpy has the same limit
 TABLE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"))
 
-# A reference may be compressed, and silence compresses well. The size of its arrays is limited to eight
-# times its size on disk, or to 64 MiB where that is more.
+# The reference file may be compressed, and silence compresses well. The size of its arrays is limited to
+# eight times its size on disk, or to 64 MiB if that is more.
 MAX_EXPANSION = 8
 MIN_EXPANDED_BYTES = 64 * 2**20
 
@@ -42,29 +42,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle on disk, checked. Open one with `Bundle.open`."""
+    """A bundle on disk that was checked. Use `Bundle.open` to open one."""
 
     folder: Path
     manifest: Manifest
-    # The manifest as it was read; None for a bundle that this process is writing or has written.
+    # Bytes of the manifest file; None for a bundle that this process is writing or has written.
     raw: bytes | None = field(default=None, compare=False, repr=False)
-    hashed: bool = field(
-        default=True, compare=False, repr=False
-    )  # the hash of every file was checked
+    # Whether the hash of every file was checked.
+    hashed: bool = field(default=True, compare=False, repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, check_hashes: bool = True) -> "Bundle":
         """Read and check the bundle in folder `path`.
 
-        Files that the manifest does not list are ignored: only listed files are ever read. If another
-        process replaces the bundle in the meantime, the new one is read.
+        Only files that the manifest lists are read; other files are ignored. If another process replaces
+        the bundle in the meantime, the new bundle is read.
 
         Args:
-            check_hashes: False compares sizes only, for a fast start on a slow disk.
+            check_hashes: False compares only the sizes of files, for a fast start on a slow disk.
 
         Raises:
-            BundleError: `path` is not a bundle or a newer one; its manifest contradicts itself; a file
-                is missing, has another size or hash, is no regular file, or leads out of the folder.
+            BundleError: `path` is not a bundle, or has a newer format; its manifest is inconsistent; or a
+                file is missing, has another size or hash, is not a regular file, or is a link that leads
+                out of the folder.
         """
         folder = Path(path)
         for _ in range(ATTEMPTS):
@@ -88,13 +88,13 @@ class Bundle:
             if size != entry.bytes:
                 raise BundleError(
                     f"{relative} in bundle {self.folder} is damaged",
-                    why=f"it has {size} bytes, and {entry.bytes} were written",
+                    why=f"it has {size} bytes; the manifest lists {entry.bytes}",
                     hint=DAMAGED,
                 )
-            if check_hashes and _reading(file, file_sha256) != entry.sha256:
+            if check_hashes and _read_file(file, file_sha256) != entry.sha256:
                 raise BundleError(
                     f"{relative} in bundle {self.folder} is damaged",
-                    why="its bytes differ from those that were written (SHA-256)",
+                    why="its SHA-256 differs from the one in the manifest",
                     hint=DAMAGED,
                 )
         for relative, shape in self._tables().items():
@@ -102,13 +102,12 @@ class Bundle:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Check, after a block that reads files, that the folder still holds the bundle that was opened.
+        """Check after a `with` block that reads files that the bundle was not replaced in the meantime.
 
-        Another process may replace the bundle in the meantime, so that some of the files that were read
-        are of the old one and some of the new one.
+        If another process replaces the bundle, the block may read some old and some new files.
 
         Raises:
-            BundleError: the bundle was replaced, whatever error the block ended with.
+            BundleError: the bundle was replaced. This error replaces an error that the block raised.
         """
         try:
             yield
@@ -118,51 +117,51 @@ class Bundle:
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
-        """Check that the folder still holds the bundle that was opened.
+        """Check that the folder still contains the bundle that was opened.
 
         Raises:
-            BundleError: it was replaced.
+            BundleError: another process replaced the bundle.
         """
         if self.raw is not None and _manifest_now(self.folder) != self.raw:
             raise _replaced(self.folder)
 
     def path(self, relative: str) -> Path:
-        """Where a listed file is.
+        """Return the path of a listed file.
 
         Raises:
-            BundleError: it is not listed, does not exist, is no regular file, or leads out of the folder.
+            BundleError: the file is not listed, does not exist, is not a regular file, or is a link that
+                leads out of the folder.
         """
         return ListedFiles(self.folder, frozenset(self.manifest.files)).path(relative)
 
     def embedding(self) -> NDArray[np.floating[Any]]:
-        """Token embedding, (V, d) float16 or float32, mapped from disk and read-only.
+        """Return the token embedding, (V, d) float16 or float32, memory-mapped and read-only.
 
         Raises:
-            BundleError: the file is no such array.
+            BundleError: the file does not contain such an array.
         """
         return self._table(EMBEDDING)
 
     def positions(self) -> NDArray[np.floating[Any]]:
-        """Positional embedding, (N, d) float16 or float32, mapped from disk and read-only.
+        """Return the decoder's positions, (N, d) float16 or float32, memory-mapped and read-only.
 
         Raises:
-            BundleError: the file is no such array.
+            BundleError: the file does not contain such an array.
         """
         return self._table(POSITIONS)
 
     def reference(self) -> dict[str, NDArray[Any]]:
-        """Reference inputs and outputs by name.
+        """Return the reference inputs and outputs, by name.
 
         Raises:
-            BundleError: the file is no archive of plain arrays, or unpacks to far more than its
-                size.
+            BundleError: the file is not an archive of arrays, or its arrays are much larger than the file.
         """
         limit = max(MIN_EXPANDED_BYTES, MAX_EXPANSION * self.manifest.files[REFERENCE].bytes)
-        return _reading(self.path(REFERENCE), lambda file: _arrays(file, limit))
+        return _read_file(self.path(REFERENCE), lambda file: _arrays(file, limit))
 
     def tokenizer_json(self) -> bytes:
-        """The tokenizer's file, as bytes."""
-        return _reading(self.path(TOKENIZER), Path.read_bytes)
+        """Return the bytes of the tokenizer's file."""
+        return _read_file(self.path(TOKENIZER), Path.read_bytes)
 
     def _tables(self) -> dict[str, tuple[int, int]]:
         """The shape of each table."""
@@ -175,17 +174,17 @@ class Bundle:
     def _table(self, relative: str) -> NDArray[np.floating[Any]]:
         shape = self._tables()[relative]
         dtype, start = self._check_table(relative, shape)
-        return _reading(
+        return _read_file(
             self.path(relative), lambda file: np.memmap(file, dtype, "r", start, shape, order="C")
         )
 
     def _check_table(self, relative: str, shape: tuple[int, int]) -> tuple[np.dtype[Any], int]:
-        """The table's dtype and where its numbers start, once its header and size are known to fit."""
+        """Check the header and size of a table; return its dtype and the offset of its data in bytes."""
         file = self.path(relative)
-        found, fortran, dtype, start = _reading(file, _npy_header)
+        found, fortran, dtype, start = _read_file(file, _npy_header)
         if found != shape or fortran or dtype not in TABLE_DTYPES:
             raise BundleError(
-                f"{relative} in bundle {self.folder} does not fit its model",
+                f"{relative} in bundle {self.folder} does not match the sizes of the model",
                 why=f"expected {shape} float16 or float32, got {str(found)[:80]} {dtype}",
                 hint=DAMAGED,
             )
@@ -200,19 +199,24 @@ class Bundle:
 
 
 def read_manifest_bytes(folder: Path) -> bytes:
-    """Raises BundleError if `folder` holds no manifest, or one above 16 MiB."""
+    """Read the manifest file of a bundle.
+
+    Raises:
+        BundleError: `folder` has no manifest, or its manifest is larger than 16 MiB.
+    """
     if not _is_folder(folder):
         raise BundleError(
             f"there is no bundle at {folder}",
             why="it is not a folder" if os.path.lexists(folder) else "it does not exist",
-            hint="`whisperport export CHECKPOINT --out DIR` writes one",
+            hint="`whisperport export CHECKPOINT --out DIR` writes a bundle",
         )
     if _is_absent(folder / MANIFEST):
         is_checkpoint = os.path.lexists(folder / "config.json")
         raise BundleError(
             f"{folder} is not a bundle",
-            why=f"it has no {MANIFEST}" + (", but a checkpoint's config.json" * is_checkpoint),
-            hint=f"`whisperport export {folder if is_checkpoint else 'CHECKPOINT'} --out DIR` writes one",
+            why=f"it has no {MANIFEST}" + (", but the config.json of a checkpoint" * is_checkpoint),
+            hint=f"`whisperport export {folder if is_checkpoint else 'CHECKPOINT'} --out DIR` writes a "
+            "bundle",
         )
     file = regular_file(folder, MANIFEST)
 
@@ -220,11 +224,12 @@ def read_manifest_bytes(folder: Path) -> bytes:
         with file.open("rb") as stream:
             return stream.read(MAX_MANIFEST_BYTES + 1)
 
-    raw = _reading(file, read)
+    raw = _read_file(file, read)
     if len(raw) > MAX_MANIFEST_BYTES:
         raise BundleError(
             f"{file} is too large for a manifest",
             why=f"it has more than {MAX_MANIFEST_BYTES} bytes",
+            hint=DAMAGED,
         )
     return raw
 
@@ -233,21 +238,24 @@ def check_complete(manifest: Manifest) -> None:
     """Check that the manifest lists every file that is needed, and that its parts agree.
 
     Raises:
-        BundleError: naming the file or the field.
+        BundleError: a file is not listed, or a field does not agree with the others; the message names it.
     """
-    wanted = dict.fromkeys(REQUIRED, "every bundle has one")
+    needed = dict.fromkeys(REQUIRED, "every bundle needs this file")
     for entry in manifest.programs:
-        wanted |= dict.fromkeys(entry.files, f"program {entry.spec.name!r} needs it")
+        needed |= dict.fromkeys(entry.files, f"program {entry.spec.name!r} needs this file")
     if not manifest.programs:
-        raise BundleError(f"bundle {manifest.name!r} holds no program")
-    for relative, why in wanted.items():
+        raise BundleError(f"bundle {manifest.name!r} has no program")
+    for relative, why in needed.items():
         if relative not in manifest.files:
-            raise BundleError(f"bundle {manifest.name!r} lacks the file {relative}", why=why)
+            raise BundleError(
+                f"the manifest of bundle {manifest.name!r} does not list the file {relative}",
+                why=why,
+            )
     check_consistent(manifest)
 
 
 def file_sha256(file: Path) -> str:
-    """SHA-256 of a file of any size, in hexadecimal."""
+    """Compute the SHA-256 of a file, in hexadecimal. The file is read in chunks of 1 MiB."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(HASH_CHUNK):
@@ -256,7 +264,7 @@ def file_sha256(file: Path) -> str:
 
 
 def _manifest_now(folder: Path) -> bytes | None:
-    """The manifest that the folder holds now; None if it cannot be read."""
+    """Read the manifest that is in the folder now; None if it cannot be read."""
     try:
         return read_manifest_bytes(folder)
     except BundleError:
@@ -267,7 +275,7 @@ def _replaced(folder: Path) -> BundleError:
     return BundleError(
         f"bundle {folder} was replaced while it was read",
         why="its manifest changed in the meantime",
-        hint="open it again",
+        hint="run the command again",
     )
 
 
@@ -279,7 +287,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_absent(file: Path) -> bool:
-    """Not there; what is there and cannot be read is another matter."""
+    """Whether a file does not exist. A file that exists and cannot be read is not absent."""
     try:
         os.lstat(file)
     except OSError as error:
@@ -287,12 +295,12 @@ def _is_absent(file: Path) -> bool:
     return False
 
 
-def _reading(file: Path, read: Callable[[Path], T]) -> T:
+def _read_file(file: Path, read: Callable[[Path], T]) -> T:
     try:
         return read(file)
     except BundleError:
         raise
-    except Exception as error:  # numpy, zipfile and zlib raise nine kinds on a hostile file
+    except Exception as error:  # numpy, zipfile and zlib raise nine kinds of exceptions
         raise BundleError(
             f"{file.name} in bundle {file.parent} cannot be read",
             why=f"{type(error).__name__}: {error}"[:300],
@@ -301,11 +309,11 @@ def _reading(file: Path, read: Callable[[Path], T]) -> T:
 
 
 def _npy_header(file: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether it is in Fortran's order, dtype, and where the numbers start."""
+    """Read an .npy header: shape, whether the order is Fortran's, dtype, and the offset of the data."""
     with file.open("rb") as stream:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version} of the .npy format is not read")
+            raise ValueError(f"version {version} of the .npy format is not supported")
         read = (
             np.lib.format.read_array_header_1_0
             if version == (1, 0)
@@ -320,8 +328,8 @@ def _arrays(file: Path, limit: int) -> dict[str, NDArray[Any]]:
         total = sum(member.file_size for member in archive.infolist())
     if total > limit:
         raise BundleError(
-            f"{file.name} in bundle {file.parent} is refused",
-            why=f"it unpacks to {total} bytes, and {limit} is the most for a file of its size",
+            f"{file.name} in bundle {file.parent} is rejected",
+            why=f"it unpacks to {total} bytes; expected at most {limit} for a file of this size",
         )
     with np.load(file, allow_pickle=False) as archive:
         arrays: Mapping[str, Any] = {name: archive[name] for name in archive.files}

@@ -1,9 +1,9 @@
-"""Read a manifest of format version 1: turn its JSON into that of version 2.
+"""Convert a manifest of format version 1 to version 2.
 
-Version 1 stored a status for each program, one precision for all of them, and one `verified` for the
-bundle. They become evidence: a report that passed becomes evidence about the files that it was about.
-A file that a vendor's compiler wrote was never run when a bundle of version 1 was written, so that the
-report is no evidence about it.
+Version 1 stored a status for each program, one precision for all programs, and one `verified` for the
+bundle. They become evidence: a report that passed becomes evidence about the files that were compared.
+Bundles of version 1 were written before a vendor's compiled file was run, so the report is no evidence
+about such a file.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from whisperport.bundle.evidence_json import check_to_json, read_check
 from whisperport.bundle.strict_json import Field
 from whisperport.checks import UNCACHED_DECODER, Check
 
-PROGRAM_NAMES = {"decode_full": UNCACHED_DECODER}  # version 1's names of programs -> version 2's
-WINDOW_MEMBERS = {"sound": "audio_positions", "heard": "context_positions"}  # likewise
+PROGRAM_NAMES = {"decode_full": UNCACHED_DECODER}  # name of a program in version 1 -> in version 2
+WINDOW_MEMBERS = {"sound": "audio_positions", "heard": "context_positions"}  # members of `window`
 STATUSES = ("run here", "compiled here", "checked against contract")
 
 
 def upgraded(top: Field) -> Field:
-    """The manifest as version 2 would say it.
+    """Convert the JSON of a version 1 manifest to that of version 2.
 
     Raises:
-        BundleError: a member that is read here is missing or wrong.
+        BundleError: a member that this function reads is missing or wrong.
     """
     m = top.mapping()
     for name in ("programs", "precision", "verification", "verified", "machine", "files"):
@@ -35,20 +35,20 @@ def upgraded(top: Field) -> Field:
     programs = [
         _program(entry, m["precision"].text(), report, sha256) for entry in m["programs"].elements()
     ]
-    left = {n: v for n, v in top.value.items() if n not in ("precision", "verified")}
-    left |= {"format_version": 2, "programs": programs, "verification": report.kept}
-    if isinstance(left.get("window"), Mapping):
-        left["window"] = {WINDOW_MEMBERS.get(n, n): v for n, v in left["window"].items()}
-    return Field(left, "", top.document)
+    converted = {n: v for n, v in top.value.items() if n not in ("precision", "verified")}
+    converted |= {"format_version": 2, "programs": programs, "verification": report.verification}
+    if isinstance(converted.get("window"), Mapping):
+        converted["window"] = {WINDOW_MEMBERS.get(n, n): v for n, v in converted["window"].items()}
+    return Field(converted, "", top.document)
 
 
 class _Report:
-    """The report of a bundle, and what its evidence says."""
+    """The verification report of a bundle of version 1, which becomes evidence of version 2."""
 
     def __init__(self, report: Field, verified: bool) -> None:
         found = report.mapping()
-        # One that was not verified stays so permanently.
-        self.kept = report.json_object() | ({} if verified else {"passed": False})
+        # A bundle that was not verified is marked as failed permanently.
+        self.verification = report.json_object() | ({} if verified else {"passed": False})
         self.checks: list[Check] = []
         if verified and "checks" in found:
             self.checks = [_check(check) for check in found["checks"].elements()]
@@ -83,8 +83,8 @@ def _program(
     if status == "run here":
         evidence += report.evidence("run", name, hashes)
     else:
-        foreign = status == "compiled here" or "imported" in facts
-        emulated = {p: h for p, h in hashes.items() if not (foreign and p in artifact)}
+        compiled_by_vendor = status == "compiled here" or "imported" in facts
+        emulated = {p: h for p, h in hashes.items() if not (compiled_by_vendor and p in artifact)}
         evidence += report.evidence("emulated", name, emulated)
     if status == "compiled here" and artifact:
         compiler = {"compiler": facts["compiler"]} if "compiler" in facts else {}

@@ -1,4 +1,4 @@
-"""The one way to a file of a bundle: it is listed, it is a regular file, and it lies in the folder."""
+"""Find files of a bundle: only files that are listed, are regular files, and are inside the folder."""
 
 import stat
 from dataclasses import dataclass
@@ -6,60 +6,62 @@ from pathlib import Path, PurePosixPath
 
 from whisperport.errors import BundleError
 
-DAMAGED = "copy the bundle again, or write it again with `whisperport export`"
+DAMAGED = "copy the bundle again, or export it again with `whisperport export`"
 
 
 @dataclass(frozen=True, slots=True)
 class ListedFiles:
-    """Files that may be read: those of a bundle, or of one of its programs, and no others."""
+    """The files of a bundle, or of one of its programs, that may be read."""
 
     folder: Path
-    listed: frozenset[str]  # relative to the folder, as the manifest spells them
+    listed: frozenset[str]  # paths relative to the folder, as in the manifest
 
     def path(self, relative: str) -> Path:
-        """Where a listed file is, with symbolic links resolved.
+        """Return the path of a listed file, with symbolic links resolved.
 
         Raises:
-            BundleError: it is not listed, does not exist, is no regular file, or is a link that leads
-                out of the folder.
+            BundleError: the file is not listed, does not exist, is not a regular file, or is a link that
+                leads out of the folder.
         """
         if relative not in self.listed:
             raise BundleError(
-                f"bundle {self.folder} does not list a file {relative!r}",
-                why="only listed files are read, since only these were checked",
+                f"bundle {self.folder} does not list the file {relative!r}",
+                why="whisperport reads only files that the manifest lists",
                 hint=DAMAGED,
             )
         return regular_file(self.folder, relative)
 
     def beside(self, relative: str, name: str) -> Path:
-        """Where the listed file `name` is, which lies in the same folder as the listed file `relative`.
+        """Return the path of the listed file `name` in the same folder as the listed file `relative`.
 
-        A runtime that is given the first file finds the second one by its name, so a link that leads
-        elsewhere is rejected even if it stays inside of the bundle.
+        A runtime that loads `relative` opens the other file by its name. A link to another folder is
+        therefore rejected, even if it leads to a file of the bundle.
 
         Raises:
-            BundleError: as `path`, or `name` is not the name of a file in the same folder.
+            BundleError: see `path`; or `name` is not the name of a file in the same folder.
         """
         if name != PurePosixPath(name).name:
             raise BundleError(
                 f"{relative} in bundle {self.folder} refers to the file {name!r}",
-                why="it may refer to files in its own folder only, by their names",
+                why="it may refer only to files in its own folder, by name",
                 hint=DAMAGED,
             )
         found = self.path((PurePosixPath(relative).parent / name).as_posix())
         if found != self.path(relative).parent / name:
             raise BundleError(
-                f"bundle {self.folder} has a link in place of {name!r}, which {relative} refers to",
+                f"{name!r} in bundle {self.folder} is a link to another folder",
+                why=f"{relative} refers to this file, and a link could lead to any file",
                 hint=DAMAGED,
             )
         return found
 
 
 def regular_file(folder: Path, relative: str) -> Path:
-    """Where a file is, with links resolved. A link may stay inside; a pipe would block its reader.
+    """Return the path of a file in `folder`, with links resolved. Links inside the folder are followed.
 
     Raises:
-        BundleError: it does not exist, is no regular file, or is a link that leads out of the folder.
+        BundleError: the file does not exist, is not a regular file (a pipe would block its reader), or is
+            a link that leads out of the folder.
     """
     try:
         real = (folder / relative).resolve(strict=True)
@@ -71,7 +73,7 @@ def regular_file(folder: Path, relative: str) -> Path:
         ) from error
     if not inside or not regular:
         raise BundleError(
-            f"{relative} in bundle {folder} is not read",
+            f"{relative} in bundle {folder} is rejected",
             why="it is not a regular file"
             if inside
             else "it is a link that leads out of the bundle",

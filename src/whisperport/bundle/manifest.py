@@ -1,4 +1,4 @@
-"""What a bundle says about itself, as one JSON file."""
+"""The manifest of a bundle: one JSON file that describes the bundle and lists its files."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ from whisperport.evidence import RAN, Evidence, Status, status_of
 from whisperport.generation import Generation
 from whisperport.window import PADDINGS, Window
 
-FORMAT = "whisperport bundle"  # tells our manifest.json from the many others of that name
+FORMAT = "whisperport bundle"  # other tools write files called manifest.json too
 FORMAT_VERSION = 2
-MAX_MANIFEST_BYTES = 16 * 2**20  # ours are some 30 kB
+MAX_MANIFEST_BYTES = 16 * 2**20  # a typical manifest has 30 kB
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -30,7 +30,7 @@ REQUIRED = (TOKENIZER, EMBEDDING, POSITIONS, REFERENCE)
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file as it was when the bundle was written."""
+    """Hash and size of one file when the bundle was written."""
 
     sha256: str  # 64 lower-case hexadecimal digits
     bytes: int
@@ -38,52 +38,56 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a bundle is, where it came from, and what it should contain."""
+    """The manifest of a bundle: its model, its programs, their evidence, and its files."""
 
-    name: str
+    name: str  # shown to users; made of the checkpoint's name and the targets
     source: Mapping[str, Any]  # JSON: kind, name, revision, sha256 of the checkpoint
     dims: Dims
     generation: Generation
     programs: tuple[ProgramEntry, ...]
-    window: Window | None = None  # where it is not the one the checkpoint was trained on
-    rewrites: Mapping[str, Any] = field(default_factory=dict)  # program -> what was changed (JSON)
-    versions: Mapping[str, str] = field(default_factory=dict)  # package -> version that built it
-    machine: Mapping[str, Any] = field(default_factory=dict)  # JSON: where it was built
-    verification: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # JSON: the report of the process that exported it
+    window: Window | None = None  # None: the window that the checkpoint was trained on
+    rewrites: Mapping[str, Any] = field(default_factory=dict)  # program -> its rewrites (JSON)
+    versions: Mapping[str, str] = field(default_factory=dict)  # package -> version at the export
+    machine: Mapping[str, Any] = field(default_factory=dict)  # JSON: machine of the export
+    verification: Mapping[str, Any] = field(default_factory=dict)  # JSON: report of the export
     files: Mapping[str, FileEntry] = field(default_factory=dict)  # path -> entry; set by the writer
     format_version: int = FORMAT_VERSION
 
     def program(self, name: str) -> ProgramEntry:
-        """Raises BundleError if no program has this name."""
+        """Return the entry of the program with this name.
+
+        Raises:
+            BundleError: no program has this name.
+        """
         for entry in self.programs:
             if entry.spec.name == name:
                 return entry
         known = ", ".join(entry.spec.name for entry in self.programs) or "none"
-        raise BundleError(f"bundle {self.name!r} has no program {name!r}", why=f"it has: {known}")
+        raise BundleError(
+            f"bundle {self.name!r} has no program {name!r}", why=f"its programs are: {known}"
+        )
 
     def evidence(self, name: str) -> tuple[Evidence, ...]:
-        """The evidence about a program whose files are still the same; the rest counts for nothing."""
+        """Return the valid evidence about a program: that about files which have not changed since."""
         return tuple(one for one in self.program(name).evidence if self._is_unchanged(one))
 
     def status(self, name: str) -> Status:
-        """What was done with the file of a program that its target loads."""
+        """Return the status of a program, from the evidence about the file that its target loads."""
         return status_of(self._evidence_about_loaded(name))
 
     def is_verified(self, name: str) -> bool:
-        """Whether the file of a program that its target loads passed when it last ran and was compared."""
+        """Whether every comparison passed when the file that the program's target loads was last run."""
         ran = [one for one in self._evidence_about_loaded(name) if one.kind in RAN]
         return bool(ran) and ran[-1].passed
 
     @property
     def failed(self) -> bool:
-        """Whether the bundle was written although its verification failed, which marks it permanently."""
+        """Whether the bundle was written although its verification failed. This mark is permanent."""
         return self.verification.get("passed") is False
 
     @property
     def verified(self) -> bool:
-        """Whether every program is verified, and the bundle did not fail when it was written."""
+        """Whether every program is verified and the verification of the export did not fail."""
         names = [entry.spec.name for entry in self.programs]
         return not self.failed and bool(names) and all(self.is_verified(name) for name in names)
 
@@ -98,6 +102,7 @@ class Manifest:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Convert the manifest to a JSON object, without its checksum."""
         data = {
             "format": FORMAT,
             "format_version": self.format_version,
@@ -118,16 +123,21 @@ class Manifest:
         return plain
 
     def checksum(self) -> str:
-        """SHA-256 over all fields, in hexadecimal; it covers the hash of every listed file."""
+        """Compute the SHA-256 of all fields, in hexadecimal. It covers the hash of every listed file."""
         return _checksum(self.to_json())
 
     @classmethod
     def from_json(cls, data: Any) -> "Manifest":
-        """Raises BundleError, naming the field, for anything `to_json` would not have written."""
+        """Read a manifest from a JSON object without checksum.
+
+        Raises:
+            BundleError: a field is missing or has a value that `to_json` does not write; the message names
+                the field.
+        """
         return _manifest(strict_json.plain(data, MANIFEST))
 
     def to_bytes(self) -> bytes:
-        """The file's contents: `to_json`, and a checksum over all of it."""
+        """Return the contents of the manifest file: `to_json` and a checksum of it."""
         data = self.to_json()
         data["checksum"] = _checksum(data)
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)
@@ -135,7 +145,12 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "Manifest":
-        """Raises BundleError: not strict JSON, another checksum, a newer version, a wrong field."""
+        """Read a manifest from the contents of its file.
+
+        Raises:
+            BundleError: the file is not strict JSON, has another checksum or a newer format version, or a
+                field is wrong.
+        """
         top = strict_json.parse(raw, MANIFEST)
         members = top.mapping()
         _check_version(members, top)
@@ -153,7 +168,7 @@ def _checksum(data: Mapping[str, Any]) -> str:
 
 
 def _check_version(members: Mapping[str, Field], top: Field) -> None:
-    """Before anything else: a newer version may have renamed every other field."""
+    """Check the format and its version first, since a newer version may have other fields."""
     for name in ("format", "format_version"):
         if name not in members:
             top.reject(f"has no `{name}`")
@@ -162,9 +177,9 @@ def _check_version(members: Mapping[str, Field], top: Field) -> None:
     version = members["format_version"].integer(at_least=1)
     if version > FORMAT_VERSION:
         raise BundleError(
-            f"the bundle has format version {version}, and this whisperport reads up to "
+            f"the bundle has format version {version}; this whisperport reads versions up to "
             f"{FORMAT_VERSION}",
-            why="it was written by a newer whisperport",
+            why="a newer whisperport wrote the bundle",
             hint="pip install --upgrade whisperport",
         )
 
@@ -190,10 +205,13 @@ def _manifest(top: Field) -> Manifest:
         files=_files(m["files"]),
     )
     if manifest.window and manifest.window.positions != manifest.dims.n_audio_ctx:
-        m["window"].reject(f"has other positions than `dims`: {manifest.dims.n_audio_ctx}")
+        m["window"].reject(
+            f"has {manifest.window.positions} positions; expected {manifest.dims.n_audio_ctx}, "
+            "`n_audio_ctx` in `dims`"
+        )
     names = [entry.spec.name for entry in manifest.programs]
     if len(set(names)) != len(names):
-        m["programs"].reject("names a program twice")
+        m["programs"].reject("has two programs of the same name")
     return manifest
 
 
@@ -212,7 +230,7 @@ def _dims(dims: Field) -> Dims:
     try:
         return Dims(**{name: size.integer(1, LARGEST[name]) for name, size in sizes.items()})
     except ValueError as error:
-        dims.reject(f"is impossible: {error}")
+        dims.reject(f"is not valid: {error}")
 
 
 def _window(window: Field) -> Window:
@@ -225,7 +243,7 @@ def _window(window: Field) -> Window:
             padding=m["padding"].one_of(PADDINGS),
         )
     except ValueError as error:
-        window.reject(f"is impossible: {error}")
+        window.reject(f"is not valid: {error}")
 
 
 def _generation(generation: Field) -> Generation:
@@ -233,7 +251,7 @@ def _generation(generation: Field) -> Generation:
     m = generation.members([n for n in names if n != "language" or n in generation.mapping()])
     languages = {code: i.integer() for code, i in m["languages"].mapping().items()}
     if "language" in m and m["language"].text() not in languages:
-        m["language"].reject("is none of `languages`")
+        m["language"].reject("is not one of `languages`")
 
     def ids(name: str) -> tuple[int, ...]:
         return tuple(i.integer() for i in m[name].elements())
@@ -242,7 +260,7 @@ def _generation(generation: Field) -> Generation:
     for head in m["alignment_heads"].elements():
         pair = [i.integer() for i in head.elements()]
         if len(pair) != 2:
-            head.reject("is not a (layer, head) pair")
+            head.reject(f"has {len(pair)} numbers; expected 2: layer and head")
         heads.append((pair[0], pair[1]))
     return Generation(
         start_of_transcript=m["start_of_transcript"].integer(),
@@ -260,7 +278,7 @@ def _generation(generation: Field) -> Generation:
 
 
 def _lists(value: Any) -> Any:
-    """Tuples as the arrays that JSON will make of them."""
+    """Replace tuples by lists, as JSON would do, at every depth."""
     if isinstance(value, dict):
         return {name: _lists(item) for name, item in value.items()}
     return [_lists(item) for item in value] if isinstance(value, tuple | list) else value

@@ -1,4 +1,4 @@
-"""Rewrite the manifest of a bundle in place; no other file is touched."""
+"""Replace the manifest of a bundle on disk; no other file changes."""
 
 import os
 from dataclasses import replace
@@ -12,27 +12,24 @@ from whisperport.errors import BundleError
 
 
 def rewrite_manifest(bundle: Bundle, manifest: Manifest) -> Bundle:
-    """Put `manifest` in place of the bundle's own, completely or not at all, under the bundle's lock.
+    """Replace the bundle's manifest, completely or not at all. Holds the lock of the bundle meanwhile.
 
     Args:
-        manifest: lists the same files as the bundle's own.
+        manifest: the new manifest, which must list the same files as the old one.
 
     Raises:
-        BundleError: another process writes the bundle or has replaced it, or its folder cannot be
-            written to.
+        BundleError: another process writes the bundle or has replaced it, or the folder is not writable.
     """
     if manifest.files != bundle.manifest.files:
-        raise ValueError("the manifest lists other files than the bundle has")
+        raise ValueError("the new manifest does not list the same files as the old one")
     raw = manifest.to_bytes()
-    manifest = Manifest.from_bytes(raw)  # what cannot be read back is not written
+    manifest = Manifest.from_bytes(raw)  # checks that the manifest can be read again
     check_complete(manifest)
     out = Path(os.path.realpath(bundle.folder))
     try:
         with staging(out) as folders:
-            bundle.check_unchanged()  # from here on, nobody else replaces it
-            os.mkdir(
-                folders.partial
-            )  # beside the bundle, so that a kill leaves nothing inside of it
+            bundle.check_unchanged()  # no other process replaces it while the lock is held
+            os.mkdir(folders.partial)  # outside of the bundle, so that a kill leaves no file in it
             write_atomic(folders.partial / MANIFEST, raw)
             os.replace(folders.partial / MANIFEST, out / MANIFEST)
             flush_folder(out)
@@ -40,6 +37,6 @@ def rewrite_manifest(bundle: Bundle, manifest: Manifest) -> Bundle:
         raise BundleError(
             f"cannot write the manifest of {bundle.folder}",
             why=str(error),
-            hint="copy the bundle to a folder that you may write to",
+            hint="copy the bundle to a folder that you have permission to write to",
         ) from error
     return replace(bundle, manifest=manifest, raw=raw)

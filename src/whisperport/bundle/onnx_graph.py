@@ -1,8 +1,8 @@
-"""An ONNX file of a bundle, checked: whatever it refers to is one of the files of its program.
+"""Read an ONNX file of a bundle, and check that it refers only to files of its own program.
 
-An ONNX file names other files that hold its tensors, and ONNX Runtime opens whatever it names. Tensors
-occur in many places: initializers, dense or sparse, attributes of nodes, and graphs inside of If, Loop
-and Scan, in functions, and for training. All of them are checked before a session is created.
+An ONNX file may store tensors in other files, and ONNX Runtime opens every file that it names. Tensors
+occur in many places: dense and sparse initializers, attributes of nodes, the graphs inside If, Loop and
+Scan, functions, and training graphs. All of them are checked before a session is created.
 
 Source of the field numbers: onnx/onnx.proto. Source of the keys: onnx/docs/ExternalData.md.
 """
@@ -19,13 +19,13 @@ from whisperport.bundle.program_entry import ProgramEntry
 from whisperport.errors import BundleError
 from whisperport.protobuf import Field, message_class
 
-LARGEST = 2**31 - 1  # bytes: no protobuf message has more
+LARGEST = 2**31 - 1  # bytes; the size limit of a protobuf message
 EXTERNAL = 1  # TensorProto.DataLocation
-KEYS = {"location", "offset", "length", "checksum"}
+KEYS = {"location", "offset", "length", "checksum"}  # of TensorProto.external_data
 NUMBER = re.compile("[0-9]{1,18}")
-COMPILED = "EPContext"  # of some execution providers: a node that may name a file of its own
+COMPILED = "EPContext"  # operator of some execution providers; such a node may name another file
 
-# Only what is read or changed: protobuf keeps the other fields.
+# The fields that are read or changed here; protobuf keeps all others.
 SCHEMA: dict[str, tuple[Field, ...]] = {
     "Model": (
         ("graph", 7, "Graph"),
@@ -67,29 +67,38 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
 
 @dataclass(slots=True, eq=False)
 class OnnxGraph:
-    """An ONNX file among the files of a program."""
+    """An ONNX file of a program; it is parsed when it is first needed."""
 
-    files: ListedFiles
-    name: str
+    files: ListedFiles  # the files of the program
+    name: str  # path of the ONNX file, relative to the bundle
     _model: Any = field(default=None, init=False, repr=False)
     _external: list[Any] = field(default_factory=list, init=False, repr=False)
     _found: dict[str, Path] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, folder: Path, entry: ProgramEntry, name: str | None = None) -> "OnnxGraph":
-        """name: which of the entry's files it is; None: the first."""
+        """Make the graph of one file of a program.
+
+        Args:
+            folder: of the bundle.
+            name: one of the entry's files; None: the first.
+        """
         return cls(ListedFiles(folder, frozenset(entry.files)), name or entry.files[0])
 
     @property
     def path(self) -> Path:
-        """Raises BundleError if it is no regular file of the program."""
+        """Path of the ONNX file.
+
+        Raises:
+            BundleError: it is not a regular file of the program.
+        """
         return self.files.path(self.name)
 
     def read(self) -> Any:
-        """The parsed model, by `SCHEMA`; parsed once, and kept until `detach`.
+        """Return the parsed model. It is parsed once and kept in memory until `detach` is called.
 
         Raises:
-            BundleError: it is no ONNX file, or refers to a file that is not one of the program's.
+            BundleError: the file is not an ONNX file, or refers to a file that is not part of the program.
         """
         if self._model is None:
             model = self._parsed()
@@ -98,20 +107,24 @@ class OnnxGraph:
         return self._model
 
     def detach(self) -> Any:
-        """As `read`, and let go of it: the caller may change it, and decides how long it is in memory."""
+        """Return the parsed model and keep no reference to it, so that the caller may change it.
+
+        Raises:
+            BundleError: see `read`.
+        """
         model, self._model, self._external = self.read(), None, []
         return model
 
     def external_tensors(self) -> list[Any]:
-        """All tensors that are stored in other files, wherever in the graph they occur."""
+        """Return all tensors that are stored in other files, from every part of the graph."""
         self.read()
         return self._external
 
     def external_file(self, location: str) -> Path:
-        """Where the file is that a tensor names.
+        """Return the path of a file that a tensor names as its location.
 
         Raises:
-            BundleError: it is not one of the program's files.
+            BundleError: it is not a file of the program.
         """
         if location not in self._found:
             self._found[location] = self.files.beside(self.name, location)
@@ -123,21 +136,24 @@ class OnnxGraph:
         path = self.path
         try:
             if path.stat().st_size > LARGEST:
-                raise ValueError(f"it has more than {LARGEST} bytes")
+                raise ValueError(f"the file has more than {LARGEST} bytes")
             model = _model_class().FromString(path.read_bytes())
         except (DecodeError, OSError, ValueError) as error:
             raise self._error("cannot be read as ONNX", str(error)) from error
         if not model.HasField("graph"):
-            raise self._error("cannot be read as ONNX", "it has no graph")
+            raise self._error("cannot be read as ONNX", "the file has no graph")
         return model
 
     def _checked(self, model: Any) -> list[Any]:
-        """The tensors that are stored in other files, all of which are the program's."""
+        """Check the tensors that are stored in other files, and return them."""
         external = []
         for message in _messages(model):
             kind = message.DESCRIPTOR.name
             if kind == "Node" and message.op_type == COMPILED:
-                raise self._error(f"has a node `{COMPILED}`", "such a node may read any file")
+                raise self._error(
+                    f"has a node of the operator `{COMPILED}`, which is not supported",
+                    "such a node may read any file",
+                )
             if kind == "Tensor" and (message.external_data or message.data_location == EXTERNAL):
                 self._check_external(message)
                 external.append(message)
@@ -148,33 +164,33 @@ class OnnxGraph:
         described = tensor.data_location == EXTERNAL and "location" in entries
         if not described or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
             raise self._error(
-                f"does not say where the tensor {tensor.name[:80]!r} is stored",
-                "its location is missing, given twice, or has keys that the format does not have",
+                f"has no valid location for the tensor {tensor.name[:80]!r}",
+                "the location is missing or has repeated or unknown keys",
             )
         file = self.external_file(entries["location"])
         offset, length = entries.get("offset", "0"), entries.get("length", "0")
         if not (NUMBER.fullmatch(offset) and NUMBER.fullmatch(length)):
             raise self._error(
-                f"does not say where the tensor {tensor.name[:80]!r} is stored",
-                f"it has offset {offset[:80]!r} and length {length[:80]!r}; expected bytes",
+                f"has no valid location for the tensor {tensor.name[:80]!r}",
+                f"its offset is {offset[:80]!r} and its length {length[:80]!r}; expected numbers of bytes",
             )
         end, size = int(offset) + int(length), file.stat().st_size
         if end > size:
             raise self._error(
                 f"has a tensor {tensor.name[:80]!r} beyond the end of {file.name}",
-                f"it ends at {end}, and the file has {size} bytes",
+                f"the tensor ends at byte {end}; the file has {size} bytes",
             )
 
     def _error(self, what: str, why: str) -> BundleError:
         return BundleError(
             f"{self.name} {what}",
             why=why,
-            hint="export the bundle again, with its weights in files beside the graph",
+            hint="export the bundle again with `whisperport export`",
         )
 
 
 def _messages(root: Any) -> Iterator[Any]:
-    """A message and all that are inside of it; the depth is limited by protobuf's parser."""
+    """Yield a message and all messages inside it. Protobuf's parser limits the depth."""
     waiting = [root]
     while waiting:
         message = waiting.pop()

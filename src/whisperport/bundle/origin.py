@@ -1,12 +1,12 @@
-"""Which bundles are this user's own or passed a trial run: recorded by checksum in the state folder.
+"""Record which bundles this user exported and which ones passed a trial run.
 
-    $XDG_STATE_HOME/whisperport/bundles     ~/.local/state/whisperport/bundles where it is not set
+    $XDG_STATE_HOME/whisperport/bundles     default: ~/.local/state/whisperport/bundles
     ├── own-SHA256      `export` wrote the bundle whose manifest has this checksum
     └── tried-SHA256    a trial run with this key passed
 
-The checksum of a manifest covers the hash of every file, so that a record says nothing about any
-other bundle. The records are empty files. A folder that is not this user's, or that others may
-write to, is ignored. Where nothing can be recorded, bundles are tried again.
+The records are empty files. The checksum of a manifest covers the hash of every file, so a record is
+valid for exactly one bundle. The folder is ignored if it belongs to another user or if other users may
+write to it. If nothing can be recorded, the trial run is repeated each time.
 """
 
 import os
@@ -20,24 +20,25 @@ from typing import Literal
 from whisperport.bundle.folder import Bundle
 from whisperport.bundle.manifest import Manifest
 
-MAX_RECORDS = 2000  # records kept: the oldest go first
+MAX_RECORDS = 2000  # the oldest records are deleted if there are more
 
 Kind = Literal["own", "tried"]
 
 
 def is_trusted(bundle: Bundle) -> bool:
-    """Whether a bundle comes with the package, or this user exported it on this machine."""
+    """Whether a bundle comes with the package or was exported by this user on this machine."""
     if _comes_with_the_package(bundle.folder):
         return True
     return bundle.hashed and is_recorded("own", bundle.manifest.checksum())
 
 
 def record_own(manifest: Manifest) -> None:
-    """Note that this user's own export wrote the bundle of `manifest`."""
+    """Record that this user exported the bundle of `manifest`."""
     record("own", manifest.checksum())
 
 
 def is_recorded(kind: Kind, sha256: str) -> bool:
+    """Whether there is a record of this kind for a SHA-256 in hexadecimal."""
     folder = _state_folder()
     if folder is None or not _is_private(folder):
         return False
@@ -48,7 +49,7 @@ def is_recorded(kind: Kind, sha256: str) -> bool:
 
 
 def record(kind: Kind, sha256: str) -> None:
-    """Note it, or do nothing where the state folder cannot be written or belongs to another user."""
+    """Write a record; do nothing if the state folder is not writable or belongs to another user."""
     folder = _state_folder()
     if folder is None:
         return
@@ -71,14 +72,14 @@ def _state_folder() -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user could have put something there."""
+    """Whether a folder belongs to this user and no other user may write to it."""
     try:
         found = os.lstat(folder)
     except OSError:
         return False
     if not stat.S_ISDIR(found.st_mode):
         return False
-    if os.name != "posix":  # the folder of an account, by default, is its own
+    if os.name != "posix":  # on Windows, the folders of an account are private by default
         return True
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 

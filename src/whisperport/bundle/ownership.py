@@ -1,7 +1,7 @@
-"""Which files of a folder whisperport wrote, and how they are deleted without touching any other.
+"""Find and delete the files that whisperport wrote into a folder, without deleting any other file.
 
-A folder that lay at an output may hold work of the user's, hidden or not. It is never deleted as a
-whole: only the files that its manifest lists are, and the folders that these leave empty.
+A folder at an output path may contain files of the user. Only the files that its manifest lists are
+deleted, and the folders that are empty afterwards.
 """
 
 import os
@@ -16,16 +16,16 @@ from whisperport.errors import BundleError
 
 
 def check_replaceable(folder: Path, name: Path | None = None) -> None:
-    """Check that a folder is empty, or a bundle that holds nothing but its own files.
+    """Check that a folder may be replaced: it is empty, or a bundle without other files in it.
 
-    The bundle may be damaged, or of another version.
+    The bundle may be damaged, or of another format version.
 
     Args:
-        name: how errors call the folder, if it was moved away from there.
+        name: path of the folder in errors; needed if the folder was moved.
 
     Raises:
-        BundleError: it is something else, or holds something that whisperport did not write: an
-            unlisted file or folder, hidden or not, or a link; the message names it.
+        BundleError: the folder is not a bundle, or contains something that whisperport did not write: an
+            unlisted file or folder, hidden or not, or a link. The message names it.
         OSError: the folder cannot be read.
     """
     _own_entries(folder, name or folder)
@@ -34,12 +34,12 @@ def check_replaceable(folder: Path, name: Path | None = None) -> None:
 def delete_listed(folder: Path, name: Path | None = None) -> None:
     """Delete a folder that `check_replaceable` accepts, file by file.
 
-    The manifest goes last, so that a later call can go on after an interrupt.
+    The manifest is deleted last, so that a later call can continue after an interrupt.
 
     Raises:
         BundleError: see `check_replaceable`; nothing was deleted.
-        OSError: something else has appeared in the folder meanwhile, or may not be deleted. What
-            was not deleted stays.
+        OSError: another file has appeared in the folder, or a file cannot be deleted. The remaining files
+            are not deleted.
     """
     found = _own_entries(folder, name or folder)
     for relative in sorted(found, key=lambda path: path.count("/"), reverse=True):
@@ -61,9 +61,9 @@ def _own_entries(folder: Path, name: Path) -> list[str]:
         files = _listed_files(folder)
     except BundleError as error:
         raise BundleError(
-            f"{name} is not a bundle and is not empty, so it is not replaced",
+            f"{name} is not a bundle and is not empty, so whisperport does not replace it",
             why=error.why or error.what,
-            hint="choose another folder, or empty this one yourself",
+            hint="choose another folder, or delete the files in this one",
         ) from error
     folders = {str(parent) for file in files for parent in PurePosixPath(file).parents}
     found = []
@@ -72,16 +72,16 @@ def _own_entries(folder: Path, name: Path) -> list[str]:
             stat.S_ISDIR(mode) and relative in folders
         ):
             raise BundleError(
-                f"{name} holds something that whisperport did not write: {relative}",
-                why="it would be lost if the bundle were replaced",
-                hint="move it away, or choose another folder",
+                f"{name} contains something that whisperport did not write: {relative}",
+                why="replacing the bundle would delete it",
+                hint="move it to another folder, or choose another output folder",
             )
         found.append(relative)
     return found
 
 
 def _entries(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Everything in a folder, with its mode; links are not followed."""
+    """Yield the relative path and mode of everything in a folder. Links are not followed."""
     with os.scandir(folder) as scan:
         entries = sorted(scan, key=lambda entry: entry.name)
     for entry in entries:
@@ -93,8 +93,8 @@ def _entries(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _listed_files(folder: Path) -> frozenset[str]:
-    """What the manifest lists, of any version, damaged or hostile: names to compare, not to open."""
+    """Return the names that the manifest lists, of any version. They are not checked: do not open them."""
     members = strict_json.parse(read_manifest_bytes(folder), MANIFEST).mapping()
     if "format" not in members or members["format"].value != FORMAT or "files" not in members:
-        raise BundleError(f"its {MANIFEST} is not a bundle's")
+        raise BundleError(f"its {MANIFEST} was not written by whisperport")
     return frozenset({MANIFEST, *members["files"].mapping()})

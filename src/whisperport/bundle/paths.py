@@ -1,14 +1,14 @@
-"""Paths in a manifest: relative to the bundle, and inside of it on every system."""
+"""Check paths in a manifest: relative to the bundle, and inside of it on every operating system."""
 
 from whisperport.bundle.strict_json import Field
 
 
 def safe_path(path: Field) -> str:
-    """A path that stays inside of the bundle on every system.
+    """Return a path of a manifest after checking that it stays inside the bundle on every system.
 
     Raises:
-        BundleError: it is empty or absolute, or holds "..", ".", an empty part, a backslash, a
-            colon (a drive letter, a second stream), or a control character.
+        BundleError: the path is empty or absolute, or has "..", ".", an empty part, a backslash, a
+            colon (drive letters and alternate streams on Windows), or a control character.
     """
     text = path.text()
     if not text or text.startswith("/"):

@@ -1,4 +1,4 @@
-"""One program of a bundle, as the manifest describes it."""
+"""The description of one program in a manifest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -17,26 +17,27 @@ DTYPES |= {"bfloat16", "float16", "float32", "float64"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEntry:
-    """One lowered program."""
+    """One lowered program of a bundle."""
 
     spec: ProgramSpec
     placement: Placement
-    method: str  # its name inside a file of several methods; the spec's name otherwise
-    files: tuple[str, ...]  # paths relative to the bundle; the first is the one to load
-    delegation: Mapping[str, Any] = field(default_factory=dict)  # JSON: counts of (un)delegated
-    evidence: tuple[Evidence, ...] = ()  # oldest first; `Manifest.evidence` has what still counts
+    method: str  # name of the method in a file with several methods; else the program's name
+    files: tuple[str, ...]  # paths relative to the bundle; the target loads the first one
+    delegation: Mapping[str, Any] = field(default_factory=dict)  # JSON: (un)delegated nodes, facts
+    evidence: tuple[Evidence, ...] = ()  # oldest first; `Manifest.evidence` selects the valid part
 
     @property
     def target(self) -> str:
-        """Name of the target it was lowered for."""
+        """Name of the target that the program was lowered for."""
         return self.placement.target
 
     @property
     def precision(self) -> str:
-        """That its target computes it in."""
+        """Name of the precision that the target computes the program in, such as `fp32` or `w8a8`."""
         return self.placement.precision
 
     def to_json(self) -> dict[str, Any]:
+        """Convert the entry to a JSON object of the manifest."""
         return {
             "spec": self.spec.to_json(),
             "placement": {
@@ -52,11 +53,16 @@ class ProgramEntry:
 
 
 def read_program(entry: Field) -> ProgramEntry:
-    """Raises BundleError, naming the field, for anything `ProgramEntry.to_json` would not have written."""
+    """Read an entry from its JSON object.
+
+    Raises:
+        BundleError: a field is missing or has a value that `ProgramEntry.to_json` does not write; the
+            message names the field.
+    """
     m = entry.members([f.name for f in fields(ProgramEntry)])
     files = tuple(safe_path(path) for path in m["files"].elements())
     if not files:
-        m["files"].reject("is empty; a program has at least one file")
+        m["files"].reject("is empty; expected at least one file")
     return ProgramEntry(
         spec=_spec(m["spec"]),
         placement=_placement(m["placement"]),

@@ -1,7 +1,7 @@
-"""Renames that never overwrite, and one that lets two folders change places in a single step.
+"""Rename a folder without overwriting anything, and exchange two folders in one step.
 
-Linux has both, as flags of `renameat2` (kernel 3.15, glibc 2.28). Elsewhere, and on file systems
-without them, `exchange` says that it cannot, and `rename_if_free` asks before it renames.
+Linux supports both as flags of `renameat2` (kernel 3.15, glibc 2.28). On other systems, and on file
+systems without them, `exchange` returns False, and `rename_if_free` checks the destination first.
 """
 
 import ctypes
@@ -18,26 +18,32 @@ OCCUPIED = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap what two paths name, in one step; False: this system cannot.
+    """Exchange two paths in one step.
+
+    Returns:
+        False if the system does not support this; then nothing has changed.
 
     Raises:
-        OSError: it can, and failed.
+        OSError: the system supports it, and it failed.
     """
     return _renameat2(one, other, RENAME_EXCHANGE)
 
 
 def rename_if_free(source: Path, destination: Path) -> bool:
-    """Rename a folder unless there is something at its destination; whether it was renamed.
+    """Rename a folder unless its destination exists.
+
+    Returns:
+        Whether the folder was renamed.
 
     Raises:
-        OSError: it could not be renamed for another reason.
+        OSError: the folder could not be renamed for another reason.
     """
     try:
         if _renameat2(source, destination, RENAME_NOREPLACE):
             return True
         if os.path.lexists(destination):
             return False
-        os.rename(source, destination)  # a folder replaces nothing but an empty folder
+        os.rename(source, destination)  # of a folder: it can replace only an empty folder
     except OSError as error:
         if error.errno not in OCCUPIED:
             raise
@@ -46,12 +52,12 @@ def rename_if_free(source: Path, destination: Path) -> bool:
 
 
 def _renameat2(source: Path, destination: Path, flags: int) -> bool:
-    """False: not supported here."""
+    """Call Linux's `renameat2`; return False if the system or file system does not support it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:  # a C library without it
+    except AttributeError:  # the C library does not have it
         return False
     if call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(destination), flags) == 0:
         return True

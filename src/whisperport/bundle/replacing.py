@@ -1,8 +1,7 @@
-"""Put a complete bundle where another one may lie, without losing either.
+"""Move a complete bundle to its output path, where an older bundle may be, without losing either.
 
-Readers find the old bundle or the new one at every moment, where the system can swap two folders in
-one step. If something of the user's has appeared at the output, it stays there, and the new bundle
-is kept beside it.
+If the system can exchange two folders in one step, readers always find the old or the new bundle. If
+files of the user have appeared at the output, they are not touched, and the new bundle is kept beside it.
 """
 
 import logging
@@ -18,15 +17,15 @@ log = logging.getLogger(__name__)
 
 
 def put_in_place(folders: Staging) -> None:
-    """Move the bundle in `partial` to the output; one that was there lies in `discarded` then.
+    """Move the bundle in `partial` to the output; move an older bundle from there to `discarded`.
 
     Raises:
-        BundleError: something else lies at the output, or it cannot be renamed. The output is as
-            it was, and the new bundle lies in `NAME.new`.
+        BundleError: the folder at the output is not a bundle, or a rename failed. The output has not
+            changed, and the new bundle is in `NAME.new`.
     """
     out = folders.out
     try:
-        # From now on it is complete, and may come to lie at the output.
+        # The bundle is complete and may be moved to the output. `partial` may be deleted at any time.
         os.rename(folders.partial, folders.discarded)
         if not rename_if_free(folders.discarded, out):
             check_replaceable(out)
@@ -36,24 +35,24 @@ def put_in_place(folders: Staging) -> None:
         new = folders.discarded if folders.discarded.exists() else folders.partial
         kept = keep_visible(new, out, "new")
         raise BundleError(
-            f"the new bundle was not put at {out}",
+            f"the new bundle was not moved to {out}",
             why=error.what if isinstance(error, BundleError) else str(error),
-            hint=f"it is complete in {kept}: use it there, or move away what is at {out} "
+            hint=f"the bundle is complete in {kept}: use it there, or move {out} to another path "
             f"and rename {kept.name} to {out.name}",
         ) from error
     try:
         flush_folder(out.parent)
     except OSError as error:
-        log.warning("%s was written, but a power cut may undo that: %s", out, error)
+        log.warning("%s was written, but may be lost in a power failure: %s", out, error)
 
 
 def _swapped(folders: Staging) -> bool:
-    """Exchange the two in one step, unless the system cannot."""
+    """Exchange the new and the old bundle in one step; return False if the system cannot do that."""
     new, out = folders.discarded, folders.out
     if not exchange(new, out):
         return False
     try:
-        check_replaceable(new, out)  # now the folder that lay at the output
+        check_replaceable(new, out)  # after the exchange, this is the folder that was at the output
     except (BundleError, OSError):
         exchange(new, out)
         raise
@@ -61,16 +60,19 @@ def _swapped(folders: Staging) -> bool:
 
 
 def _swap_in_two_steps(folders: Staging) -> None:
-    """For a moment nothing lies at the output; whoever finds `replaced` puts it back."""
+    """Replace the old bundle with two renames. Between them there is nothing at the output.
+
+    If this process is killed then, the next writer moves `replaced` back to the output.
+    """
     out, old = folders.out, folders.replaced
     os.rename(out, old)
     try:
         check_replaceable(old, out)
         if not rename_if_free(folders.discarded, out):
-            raise BundleError(f"something else has appeared at {out}")
+            raise BundleError(f"another file or folder has appeared at {out}")
     except (BundleError, OSError):
         if not rename_if_free(old, out):
             kept = keep_visible(old, out, "replaced")
-            log.warning("the bundle that lay at %s is kept in %s", out, kept)
+            log.warning("the bundle that was at %s is kept in %s", out, kept)
         raise
     os.rename(old, folders.discarded)

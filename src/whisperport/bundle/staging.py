@@ -1,15 +1,15 @@
-"""Folders beside an output, in which it is prepared and from which it is put in place.
+"""Hidden folders beside an output, in which a bundle is prepared before it is moved to the output.
 
-    out's parent/
+    parent of the output/
     ├── .NAME.whisperport-lock   held while NAME is written
-    ├── .NAME.partial-TOKEN      everything is written here
-    ├── .NAME.discarded-TOKEN    changes places with NAME in one step; then it is the old bundle
-    ├── .NAME.replaced-TOKEN     the old bundle, where the system cannot do that in one step
+    ├── .NAME.partial-TOKEN      all files are written here
+    ├── .NAME.discarded-TOKEN    is exchanged with NAME in one step; afterwards it is the old bundle
+    ├── .NAME.replaced-TOKEN     the old bundle, where the system cannot exchange folders in one step
     └── NAME
 
-At the end of the `with` statement none of the hidden ones is left, whatever happened in it. SIGKILL
-and a power cut leave them; whoever takes the lock next knows that their writer is dead and clears
-them away, or puts the old bundle back if NAME is missing.
+At the end of the `with` statement all hidden folders are deleted, also after an error. SIGKILL and a
+power failure leave them behind. The next process that holds the lock deletes them, since their writer no
+longer runs, or moves the old bundle back if NAME is missing.
 """
 
 import logging
@@ -44,51 +44,53 @@ class Staging:
 
     @property
     def partial(self) -> Path:
-        """Never lies at the output: whatever is in it may be deleted."""
+        """Folder that is never moved to the output; its files may be deleted at any time."""
         return self._beside("partial")
 
     @property
     def discarded(self) -> Path:
-        """Deleted file by file, since the user may have put something into it."""
+        """Folder that may have been at the output; deleted file by file, to keep files of the user."""
         return self._beside("discarded")
 
     @property
     def replaced(self) -> Path:
-        """Moved back to the output as long as nothing is there."""
+        """The old bundle; moved back if there is nothing at the output."""
         return self._beside("replaced")
 
     def _beside(self, kind: str) -> Path:
         return self.out.with_name(f".{self.out.name}.{kind}-{self.token}")
 
     def exists(self) -> bool:
+        """Whether any of the folders exists."""
         return any(_is_folder(self._beside(kind)) for kind in KINDS)
 
     def clear(self) -> None:
-        """Leave none of the folders, the output in its place, and nothing of the user's deleted.
+        """Delete all hidden folders, move the old bundle back if needed, and keep files of the user.
 
-        Decides by what is on the disk, so that it may be called at any time, and again.
+        The result depends only on what is on the disk, so this may be called at any time and repeatedly.
         """
         try:
             _delete_or_keep(self.discarded, self.out)
             if _is_folder(self.replaced) and not rename_if_free(self.replaced, self.out):
-                os.rename(self.replaced, self.discarded)  # not put back later, half deleted
+                # A bundle that is partly deleted must not be moved back later.
+                os.rename(self.replaced, self.discarded)
                 _delete_or_keep(self.discarded, self.out)
         except OSError as error:
-            log.warning("folders beside %s could not be cleared: %s", self.out, error)
+            log.warning("hidden folders beside %s could not be deleted: %s", self.out, error)
         if _is_folder(self.partial):
             shutil.rmtree(self.partial, ignore_errors=True)
 
 
 @contextmanager
 def staging(out: Path) -> Iterator[Staging]:
-    """Take the lock of an output, clear what killed writers left, and tidy up at the end.
+    """Hold the lock of an output, delete what killed writers left, and clean up at the end.
 
     Args:
-        out: with links resolved; its parent exists.
+        out: path with links resolved; its parent must exist.
 
     Raises:
-        BundleError: another process is writing there.
-        OSError: the folder cannot be written to.
+        BundleError: another process is writing to the output.
+        OSError: the parent folder is not writable.
     """
     with locked(lock_path(out)) as lock:
         if lock is None:
@@ -103,13 +105,13 @@ def staging(out: Path) -> Iterator[Staging]:
 
 
 def clear_leftovers(out: Path) -> None:
-    """Clear what killed writers of an output left beside it, unless it is being written now.
+    """Delete what killed writers left beside an output, unless another process is writing it now.
 
     Args:
-        out: with links resolved, if its writer resolves them.
+        out: the output's path; with links resolved if its writer resolves them.
 
     Raises:
-        OSError: the folder cannot be read or written to.
+        OSError: the parent folder cannot be read or is not writable.
     """
     if not out.parent.is_dir() or is_locked(lock_path(out)) or not _leftovers(out):
         return
@@ -119,7 +121,7 @@ def clear_leftovers(out: Path) -> None:
 
 
 def being_written(out: Path) -> BundleError:
-    """The error for an output whose lock is held."""
+    """Make the error for an output whose lock another process holds."""
     return BundleError(
         f"another process is writing {out}",
         why=f"it holds the lock {lock_path(out)}",
@@ -128,7 +130,7 @@ def being_written(out: Path) -> BundleError:
 
 
 def keep_visible(folder: Path, out: Path, kind: str) -> Path:
-    """Move a hidden folder to `NAME.kind`, or `NAME.kind-2` and so on if that is taken."""
+    """Move a hidden folder to `NAME.kind`; if that exists, to `NAME.kind-2` and so on."""
     number = 1
     while True:
         kept = out.with_name(f"{out.name}.{kind}" + (f"-{number}" if number > 1 else ""))
@@ -139,11 +141,11 @@ def keep_visible(folder: Path, out: Path, kind: str) -> Path:
 
 def _clear_all(out: Path) -> None:
     for leftover in _leftovers(out):
-        had = out.exists()
+        existed = out.exists()
         leftover.clear()
-        log.warning("cleared what an interrupted writer of %s had left beside it", out)
-        if not had and out.exists():
-            log.warning("put %s back, which it had moved away", out)
+        log.warning("deleted temporary folders that an interrupted writer of %s left behind", out)
+        if not existed and out.exists():
+            log.warning("moved %s back, which the interrupted writer had renamed", out)
 
 
 def _leftovers(out: Path) -> list[Staging]:
@@ -163,11 +165,11 @@ def _delete_or_keep(folder: Path, out: Path) -> None:
     except (BundleError, OSError) as error:
         kept = keep_visible(folder, out, "replaced")
         why = error.what if isinstance(error, BundleError) else error
-        log.warning("what lay at %s before is kept in %s: %s", out, kept, why)
+        log.warning("the previous folder %s is kept in %s: %s", out, kept, why)
 
 
 def _is_folder(path: Path) -> bool:
-    """A real one: a link of that name is not ours."""
+    """Whether a path is a folder and not a link to one; whisperport makes no such links."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:

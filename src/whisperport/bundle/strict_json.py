@@ -1,4 +1,4 @@
-"""JSON from strangers: each wrong field is named, and nothing but a BundleError is ever raised."""
+"""Parse untrusted JSON strictly: errors name the wrong field, and only BundleError is raised."""
 
 import json
 import math
@@ -10,26 +10,28 @@ from whisperport.errors import BundleError
 
 T = TypeVar("T", bound=str)
 
-MAX_DEPTH = 64  # a manifest has 6 levels; Python's own parser gives up near 1,000
-MAX_INTEGER = 2**63 - 1  # what every other reader of JSON can hold
+MAX_DEPTH = 64  # a manifest has 6 levels; Python's parser fails near 1,000
+MAX_INTEGER = 2**63 - 1  # the largest integer that other JSON parsers can store
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value inside a JSON document, which knows where it stands."""
+    """One value of a JSON document, with its path in the document for errors."""
 
     value: Any
-    path: str  # "programs[0].files"; empty at the top
-    document: str  # "manifest.json"
+    path: str  # such as "programs[0].files"; empty at the top level
+    document: str  # name of the file, such as "manifest.json"
 
     def reject(self, why: str) -> NoReturn:
+        """Raise BundleError with the path of this field, followed by `why`: "is 5; expected a string"."""
         where = f"field `{self.path}`" if self.path else "the top level"
         raise BundleError(
             f"{self.document} is not valid: {where} {why}",
-            hint="the file is damaged or was edited; write the bundle again",
+            hint="the file is damaged or was edited; export the bundle again",
         )
 
     def mapping(self) -> dict[str, "Field"]:
+        """The members of a JSON object, by name."""
         if not isinstance(self.value, dict):
             self.reject(f"is {_kind(self.value)}; expected an object")
         prefix = f"{self.path}." if self.path else ""
@@ -38,7 +40,7 @@ class Field:
         }
 
     def members(self, names: Collection[str]) -> dict[str, "Field"]:
-        """The object's members, which must be exactly `names`."""
+        """The members of a JSON object that must have exactly the members `names`."""
         found = self.mapping()
         for name in names:
             if name not in found:
@@ -49,6 +51,7 @@ class Field:
         return found
 
     def elements(self) -> list["Field"]:
+        """The elements of a JSON array."""
         if not isinstance(self.value, list):
             self.reject(f"is {_kind(self.value)}; expected an array")
         return [
@@ -56,18 +59,19 @@ class Field:
         ]
 
     def text(self) -> str:
+        """The value, which must be a string."""
         if not isinstance(self.value, str):
             self.reject(f"is {_kind(self.value)}; expected a string")
         return self.value
 
     def non_empty_text(self) -> str:
-        """A string that is not empty."""
+        """The value, which must be a string that is not empty."""
         if not self.text():
             self.reject("is empty")
         return self.text()
 
     def one_of(self, known: Sequence[T]) -> T:
-        """The string, which must be one of `known`."""
+        """The value, which must be one of the strings `known`."""
         text = self.text()
         found = next((one for one in known if one == text), None)
         if found is None:
@@ -75,17 +79,19 @@ class Field:
         return found
 
     def sha256(self) -> str:
+        """The value, which must be a SHA-256 in lower-case hexadecimal."""
         text = self.text()
         if len(text) != 64 or set(text) - set("0123456789abcdef"):
-            self.reject("is not 64 lower-case hexadecimal digits")
+            self.reject("is not a SHA-256; expected 64 lower-case hexadecimal digits")
         return text
 
     def json_object(self) -> dict[str, Any]:
-        """An object whose members are the writer's business."""
+        """The value, which must be an object; its members are not checked."""
         self.mapping()
         return dict(self.value)
 
     def integer(self, at_least: int = 0, at_most: int = MAX_INTEGER) -> int:
+        """The value, which must be an integer in this range, both limits included."""
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             self.reject(f"is {_kind(self.value)}; expected an integer")
         if self.value < at_least:
@@ -95,51 +101,59 @@ class Field:
         return self.value
 
     def number(self) -> float:
+        """The value, which must be a number."""
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             self.reject(f"is {_kind(self.value)}; expected a number")
         return float(self.value)
 
     def boolean(self) -> bool:
+        """The value, which must be true or false."""
         if not isinstance(self.value, bool):
             self.reject(f"is {_kind(self.value)}; expected true or false")
         return self.value
 
 
 def parse(raw: bytes, document: str) -> Field:
-    """The document's top level.
+    """Parse a JSON document and return its top level.
+
+    Args:
+        document: name of the file, for errors.
 
     Raises:
-        BundleError: not UTF-8, not JSON, a name given twice, NaN or infinity, an integer beyond
-            64 bits, or nesting deeper than 64.
+        BundleError: the document is not UTF-8 or not JSON, or has a repeated name, NaN or infinity, an
+            integer beyond 64 bits, or more than 64 levels.
     """
     try:
         value = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant
         )
     except RecursionError as error:
-        raise BundleError(f"{document} is not valid: it is nested too deeply") from error
+        raise BundleError(
+            f"{document} is not valid: it has more than {MAX_DEPTH} levels of nesting",
+            hint="the file is damaged or was edited; export the bundle again",
+        ) from error
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise BundleError(
             f"{document} is not valid JSON",
             why=str(error)[:200],
-            hint="the file is damaged or was edited; write the bundle again",
+            hint="the file is damaged or was edited; export the bundle again",
         ) from error
     return plain(value, document)
 
 
 def plain(value: Any, document: str) -> Field:
-    """`value` as the top level of `document`, once it is known to be plain JSON.
+    """Check that `value` can be written as strict JSON, and return it as the top level of `document`.
 
     Raises:
-        BundleError: it holds anything that JSON has no word for, or that `parse` refuses.
+        BundleError: it contains a value that JSON cannot store, or that `parse` rejects.
     """
     top = Field(value, "", document)
     level = [value]
     depth = 0
-    while level:  # by level, not recursive: the depth is the stranger's choice
+    while level:  # level by level and not recursive, since the depth of the document is not trusted
         depth += 1
         if depth > MAX_DEPTH:
-            top.reject(f"is nested deeper than {MAX_DEPTH}")
+            top.reject(f"has more than {MAX_DEPTH} levels of nesting")
         below: list[Any] = []
         for item in level:
             if isinstance(item, dict):
@@ -161,34 +175,34 @@ def _check_scalar(item: Any, top: Field) -> None:
         _check_text(item, top)
     elif isinstance(item, int):
         if abs(item) > MAX_INTEGER:
-            top.reject("holds an integer beyond 64 bits")
+            top.reject("contains an integer beyond 64 bits")
     elif isinstance(item, float):
         if not math.isfinite(item):
-            top.reject(f"holds {item}, which JSON has no word for")
+            top.reject(f"contains {item}, which JSON cannot store")
     else:
-        top.reject(f"holds a {type(item).__name__}, which JSON has no word for")
+        top.reject(f"contains a {type(item).__name__}, which JSON cannot store")
 
 
 def _check_text(item: Any, top: Field) -> None:
     if not isinstance(item, str):
-        top.reject(f"holds a member whose name is a {type(item).__name__}")
+        top.reject(f"contains a member whose name is a {type(item).__name__}; expected a string")
     try:
         item.encode("utf-8")
     except UnicodeEncodeError:
-        top.reject("holds half of a surrogate pair, which is no character")
+        top.reject("contains half of a surrogate pair, which is not a character")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, value in pairs:
         if name in members:
-            raise ValueError(f"an object gives {name[:80]!r} twice")
+            raise ValueError(f"an object has two members called {name[:80]!r}")
         members[name] = value
     return members
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
+    raise ValueError(f"{text} is not a number in JSON")
 
 
 def _kind(value: Any) -> str:

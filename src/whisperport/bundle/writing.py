@@ -1,8 +1,8 @@
 """Write a bundle completely or not at all.
 
-It is written into a hidden folder beside the output, hashed, flushed to the disk, and only then put
-in place. Any exception before that, Ctrl-C included, leaves the output as it was and nothing beside
-it; `staging` says what a killed process leaves, and how the next one clears it.
+A bundle is written into a hidden folder beside the output, hashed, flushed to the disk, and then moved to
+the output. After an exception before that, Ctrl-C included, the output has not changed and the hidden
+folder is deleted. `staging` describes what a killed process leaves behind and how it is deleted.
 """
 
 import errno
@@ -26,50 +26,51 @@ from whisperport.errors import BundleError
 from whisperport.locking import is_locked, lock_path
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
-# numpy reports a short write without a reason; when so little is left, this is the reason.
+# numpy reports a short write without a reason. With less free space than this, the disk is the reason.
 NEARLY_FULL_BYTES = 2**20
 
 
 @dataclass(slots=True)
 class BundleWriter:
-    """A bundle being written: put files into `folder`, then call `commit` last."""
+    """A bundle that is being written: write its files into `folder`, then call `commit`."""
 
     staging: Staging
     committed: bool = field(default=False, init=False)
 
     @property
     def out(self) -> Path:
-        """Where the bundle will be."""
+        """The output: path of the bundle after `commit`."""
         return self.staging.out
 
     @property
     def folder(self) -> Path:
-        """Where its files are written."""
+        """The hidden folder into which the bundle's files are written."""
         return self.staging.partial
 
     def preview(self, manifest: Manifest) -> Bundle:
-        """What is in the folder so far, as a bundle: to be verified before it is committed.
+        """Return the files in the folder as a bundle, so that they can be verified before `commit`.
 
         Raises:
-            BundleError: a file has a name or kind that could not be read back.
+            BundleError: a file has a name that a manifest cannot list, or is not a regular file.
         """
         return Bundle(self.folder, replace(manifest, files=_entries(self.folder)))
 
     def commit(self, manifest: Manifest) -> Bundle:
-        """Hash all files, write the manifest, flush to disk, and put the folder at the output.
+        """Hash all files, write the manifest, flush to disk, and move the folder to the output.
 
         Args:
-            manifest: its `files` are ignored, and set from the folder.
+            manifest: its `files` are replaced by the files in the folder.
 
         Raises:
-            BundleError: a file the manifest needs is missing, or has a name or kind that could
-                not be read back; the disk is full; or something that whisperport did not write
-                has appeared at the output: then the new bundle is kept beside it.
+            BundleError: a file that the manifest needs is missing; a file has a name that a manifest
+                cannot list, or is not a regular file; the disk is full; or something that whisperport
+                did not write has appeared at the output. In the last case the new bundle is kept beside
+                the output.
         """
         _remove_empty_folders(self.folder)
         manifest = replace(manifest, files=_entries(self.folder))
         raw = manifest.to_bytes()
-        manifest = Manifest.from_bytes(raw)  # what cannot be read back is not written
+        manifest = Manifest.from_bytes(raw)  # checks that the manifest can be read again
         check_complete(manifest)
         (self.folder / MANIFEST).write_bytes(raw)
         _flush(self.folder)
@@ -80,15 +81,15 @@ class BundleWriter:
 
 @contextmanager
 def writing_bundle(out: Path, *, overwrite: bool = True) -> Iterator[BundleWriter]:
-    """A folder to write a bundle into, which becomes `out` on `commit`, completely or not at all.
+    """Write a bundle in a `with` block; `commit` moves it to `out`, completely or not at all.
 
     Args:
-        out: the bundle's folder; missing parents are made. A bundle already there stays as it is
+        out: folder of the bundle; missing parents are created. An older bundle there does not change
             until the new one is complete.
-        overwrite: False forbids replacing a bundle.
+        overwrite: False: a bundle at `out` is an error.
 
     Raises:
-        BundleError: as `check_writable`, or the disk is full. The partial folder is removed.
+        BundleError: see `check_writable`; or the disk is full. The hidden folder is deleted.
         RuntimeError: the block ended without `commit`.
     """
     out = check_writable(out, overwrite=overwrite)
@@ -96,8 +97,8 @@ def writing_bundle(out: Path, *, overwrite: bool = True) -> Iterator[BundleWrite
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             writer = BundleWriter(stack.enter_context(staging(out)))
-            _check_existing(out, overwrite)  # again, now that nobody else writes there
-            os.mkdir(writer.folder)  # not mkdtemp, whose folders nobody else may read
+            _check_existing(out, overwrite)  # again, now that this process holds the lock
+            os.mkdir(writer.folder)  # not mkdtemp, whose folders other users cannot read
         except OSError as error:
             raise _cannot_write(out, error) from error
         try:
@@ -111,16 +112,15 @@ def writing_bundle(out: Path, *, overwrite: bool = True) -> Iterator[BundleWrite
 
 
 def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) -> Path:
-    """Check whether a bundle can be written to `out`, before hours of work. Leaves nothing behind.
+    """Check that a bundle can be written to `out`, before hours of work. Changes nothing on the disk.
 
     Returns:
         `out` with links resolved.
 
     Raises:
-        BundleError: `out` is a file, a mounted disk, or the current folder or a parent of it; it is
-            a folder of something else, or a bundle holding files that are not its own; another
-            process is writing it; its parent cannot be written to; or the disk has fewer than
-            `needed_bytes` left.
+        BundleError: `out` is a file, the root of a mounted disk, the current folder or a parent of it,
+            a folder that is not a bundle, or a bundle that contains other files; another process is
+            writing it; its parent folder is not writable; or fewer than `needed_bytes` are free.
     """
     try:
         out = Path(os.path.realpath(out))
@@ -130,22 +130,22 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
             ancestor = ancestor.parent
         if ancestor == out.parent and is_locked(lock_path(out)):
             raise being_written(out)
-        # The longest of the names that are needed.
+        # This is the longest name that writing the bundle needs.
         _try_to_write(ancestor / Staging(out, secrets.token_hex(TOKEN_BYTES)).discarded.name)
         free = shutil.disk_usage(ancestor).free
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise _cannot_write(out, error) from error
     if free < needed_bytes:
         raise BundleError(
-            f"the disk is too full for a bundle at {out}",
-            why=f"{needed_bytes / 1e6:.0f} MB are needed, and {free / 1e6:.0f} MB are free",
+            f"not enough free disk space for a bundle at {out}",
+            why=f"{needed_bytes / 1e6:.0f} MB are needed; {free / 1e6:.0f} MB are free",
             hint="free some space or choose a folder on another disk",
         )
     return out
 
 
 def _try_to_write(probe: Path) -> None:
-    """Only trying tells the truth about read-only disks, and about folders of others for root."""
+    """Create and delete a folder. Permission bits alone do not show read-only disks or root's rights."""
     try:
         os.mkdir(probe)
     finally:
@@ -156,25 +156,29 @@ def _check_existing(out: Path, overwrite: bool) -> None:
     if os.path.ismount(out):
         raise BundleError(
             f"cannot write a bundle to {out}",
-            why="it is the root of a disk, which cannot be replaced by a new folder",
+            why="it is the root of a mounted disk, which cannot be replaced",
             hint=f"choose a folder inside it, such as {out / 'bundle'}",
         )
     if not os.path.lexists(out):
         return
     if not out.is_dir():
         raise BundleError(
-            f"cannot write a bundle to {out}", why="it is a file", hint="choose a folder"
+            f"cannot write a bundle to {out}",
+            why="it is a file, and a bundle is a folder",
+            hint="choose another path",
         )
     if _holds_current_folder(out):
         raise BundleError(
             f"cannot write a bundle to {out}",
-            why="it is the current folder or contains it, and a new folder would replace it",
-            hint=f"choose a folder inside it, such as {out / 'bundle'}, or change to another "
-            "folder first",
+            why="it is the current folder or a parent of it, and writing the bundle would replace it",
+            hint=f"choose a folder inside it, such as {out / 'bundle'}, or run the command in another "
+            "folder",
         )
     if not overwrite and os.listdir(out):
         raise BundleError(
-            f"{out} exists, and overwriting was not asked for", hint="choose another folder"
+            f"{out} exists already",
+            why="replacing an existing bundle is not allowed here",
+            hint="choose another folder",
         )
     check_replaceable(out)
 
@@ -191,7 +195,7 @@ def _entries(folder: Path) -> dict[str, FileEntry]:
     for file in sorted(folder.rglob("*")):
         relative = file.relative_to(folder).as_posix()
         if file.is_symlink() or not (file.is_file() or file.is_dir()):
-            raise BundleError(f"a bundle cannot hold {relative}", why="it is not a regular file")
+            raise BundleError(f"a bundle cannot contain {relative}", why="it is not a regular file")
         if file.is_file():
             safe_path(Field(relative, "files", MANIFEST))
             entries[relative] = FileEntry(file_sha256(file), file.stat().st_size)
@@ -199,7 +203,7 @@ def _entries(folder: Path) -> dict[str, FileEntry]:
 
 
 def _remove_empty_folders(folder: Path) -> None:
-    """The manifest lists files only, so an empty folder would look like one of the user's."""
+    """Remove empty folders: a manifest lists only files, so they would be taken for folders of the user."""
     for parent, folders, _ in os.walk(folder, topdown=False):
         for name in folders:
             with suppress(OSError):  # it is not empty
@@ -222,13 +226,15 @@ def _is_full(error: OSError, folder: Path) -> bool:
 def _disk_full(writer: BundleWriter, error: OSError) -> BundleError:
     written = sum(entry.stat().st_size for entry in writer.folder.rglob("*"))
     return BundleError(
-        f"the disk is full: the bundle {writer.out} was not written",
-        why=f"{error}; {written / 1e6:.0f} MB were written, and more were needed",
+        f"the disk is full, so the bundle {writer.out} was not written",
+        why=f"{error}; {written / 1e6:.0f} MB were written, and more are needed",
         hint="free some space or choose a folder on another disk",
     )
 
 
 def _cannot_write(out: Path, error: Exception) -> BundleError:
     return BundleError(
-        f"cannot write a bundle to {out}", why=str(error), hint="choose a folder you may write to"
+        f"cannot write a bundle to {out}",
+        why=str(error),
+        hint="choose a folder that you have permission to write to",
     )
