@@ -1,4 +1,4 @@
-"""Stages in another process: progress, cancellation, failures, logs, and the interpreter that is used."""
+"""Stages in another process: progress, interrupts, failures, logs, and the choice of interpreter."""
 
 import json
 import os
@@ -66,8 +66,8 @@ def _work(folder: Path, stage: str = "copy", settings: dict | None = None, **pro
     return work
 
 
-def _gone(pid: int, within_s: float = 20.0) -> bool:
-    """Whether a process ends; one that waits for its parent to look has ended."""
+def _has_ended(pid: int, within_s: float = 20.0) -> bool:
+    """Whether a process ends within a time limit; a zombie process has ended."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         try:
@@ -80,14 +80,14 @@ def _gone(pid: int, within_s: float = 20.0) -> bool:
     return False
 
 
-def test_a_stage_is_run_told_and_kept_with_its_log(tmp_path):
+def test_a_stage_runs_once_is_reported_and_has_a_log(tmp_path):
     work = _work(tmp_path)
-    told: list[str] = []
+    messages: list[str] = []
 
-    assert run_driver(HERE, work, told.append) is None
-    assert run_driver(HERE, work, told.append) is None
+    assert run_driver(HERE, work, messages.append) is None
+    assert run_driver(HERE, work, messages.append) is None
 
-    assert told == ["p: copy", "p: copy was done before, and is kept"]
+    assert messages == ["p: copy", "p: copy is already finished"]
     assert (work / "p" / "out").read_text() == "text"
     log = (work / "p" / "copy.log").read_text()
     assert {"python's stream", "a child of it", "standard error"} <= set(log.splitlines())
@@ -95,7 +95,7 @@ def test_a_stage_is_run_told_and_kept_with_its_log(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["input", "settings", "program", "output", "state"])
-def test_a_stage_is_left_when_what_it_read_or_wrote_has_changed(tmp_path, change):
+def test_a_stage_is_unfinished_if_a_file_that_it_read_or_wrote_has_changed(tmp_path, change):
     work = _work(tmp_path)
     driver.run(work, lambda _event, **_facts: None)
     assert not has_unfinished_stages(work)
@@ -129,7 +129,7 @@ def test_a_stage_is_left_when_what_it_read_or_wrote_has_changed(tmp_path, change
             {},
             Failure(
                 kind="died",
-                message="it ended with exit status 7 and no last line",
+                message="the process ended with exit status 7 and did not report a result",
                 program="p",
                 stage="die",
                 log=Path("p/die.log"),
@@ -184,7 +184,7 @@ def test_an_interrupt_ends_the_stage_and_its_children(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_driver(HERE, work, interrupted)
 
-    assert all(_gone(int(pid)) for pid in (work / "p" / "pids").read_text().split())
+    assert all(_has_ended(int(pid)) for pid in (work / "p" / "pids").read_text().split())
 
 
 def test_a_driver_whose_parent_died_ends_too(tmp_path):
@@ -205,7 +205,7 @@ def test_a_driver_whose_parent_died_ends_too(tmp_path):
 
 
 def test_another_interpreter_does_not_import_packages_of_this_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "ours"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     other = tmp_path / "python"
     other.write_text(f'#!/bin/sh\necho "${{PYTHONPATH-none}}" >&2\nexec "{HERE}" "$@"\n')
     other.chmod(0o755)

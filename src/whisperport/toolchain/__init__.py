@@ -1,4 +1,4 @@
-"""A vendor's SDK in another Python interpreter: find it, run its stages there, keep what is finished."""
+"""Run a vendor's SDK in another Python interpreter: find the interpreter, and run compile stages in it."""
 
 from whisperport.toolchain.interpreter import find_interpreter, variable
 from whisperport.toolchain.process import Failure, probe, run_driver

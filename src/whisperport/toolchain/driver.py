@@ -1,25 +1,26 @@
-"""Run a vendor's compile stages over a work folder, and keep every stage that is finished.
+"""Run a vendor's compile stages in a work folder. Finished stages are not run again.
 
-This one file drives every vendor's compiler. It needs the standard library of Python 3.9 or later, the
-vendor's stage script beside it, and the vendor's SDK; it imports nothing of whisperport. A copy of it is
-the `compile.py` that `whisperport compile` leaves in the work folder for a machine that has the SDK.
+This file is used for every vendor's compiler. It needs only the standard library of Python 3.9 or later,
+the vendor's stage script beside it, and the vendor's SDK; it does not import whisperport. The file
+`compile.py` that `whisperport compile` writes into a work folder is a copy of it, to be run on a machine
+that has the SDK.
 
     work folder/
-    ├── job.json      the settings, and of every program its stages: what each reads and writes
-    ├── state.json    of every finished stage, the hashes of what it read and wrote
+    ├── job.json      the settings, and the stages of every program with the files they read and write
+    ├── state.json    hashes of the files that every finished stage read and wrote
     ├── compile.py    a copy of this file
     ├── stages.py     the vendor's stage script
-    └── encoder/      one folder per program: its files, and STAGE.log of every stage
+    └── encoder/      one folder per program, with its files and STAGE.log of every stage
 
 The stage script defines:
 
-    version()                         the SDK's version, "" if unknown; ImportError if it is missing
-    check(version, settings)          why this SDK does not serve these settings; "" if it does
-    STAGES[name](folder, program, settings)   does one stage in a program's folder
+    version()                     returns the SDK's version, "" if unknown; raises ImportError without SDK
+    check(version, settings)      returns why this SDK does not support these settings; "" if it does
+    STAGES[name](folder, program, settings)           runs one stage in a program's folder
 
-    python compile.py                 prints a line of text per stage
-    python compile.py --json          prints a JSON object per line, and ends when standard input closes
-    python driver.py --probe STAGES.PY SETTINGS      whether the SDK is here and serves these settings
+    python compile.py             runs unfinished stages and prints a line of text per stage
+    python compile.py --json      prints a JSON object per line; stops when standard input closes
+    python driver.py --probe STAGES.PY SETTINGS       checks that the SDK supports these settings
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ from typing import Any
 
 JOB, STATE, SCRIPT = "job.json", "state.json", "stages.py"
 CHUNK = 1 << 20
-GRACE_S = 5.0  # for a stage to end after an interrupt, before its process is killed
+GRACE_S = 5.0  # seconds that a stage may take to end after an interrupt, before it is killed
 LONGEST_MESSAGE = 300
 
 Report = Callable[..., Any]
-"""Called with the name of an event and its facts, as one line of progress."""
+"""Prints one event as a line of progress; called with the event's name and its facts."""
 
 
 JsonObject = Mapping[str, Any]
-"""A part of the job, or of the state, as JSON has it."""
+"""A JSON object of `job.json` or `state.json`."""
 
 
 class StopError(Exception):
-    """The job cannot go on, and the reason was reported."""
+    """The job cannot continue; the reason has been reported."""
 
 
 def run(folder: Path, report: Report) -> None:
-    """Do every stage of a work folder's job that is not finished.
+    """Run every unfinished stage of a work folder's job.
 
     Raises:
-        StopError: the SDK is missing or does not serve this job, or a stage failed.
+        StopError: the SDK is missing or does not support this job, or a stage failed.
     """
     job = _job(folder)
     vendor = None
@@ -76,7 +77,7 @@ def run(folder: Path, report: Report) -> None:
 
 
 def has_unfinished_stages(folder: Path) -> bool:
-    """Whether some stage of a work folder's job is not finished."""
+    """Whether at least one stage of a work folder's job is not finished."""
     job = _job(folder)
     return not all(
         is_finished(folder, job, program, stage)
@@ -86,7 +87,7 @@ def has_unfinished_stages(folder: Path) -> bool:
 
 
 def is_finished(folder: Path, job: JsonObject, program: JsonObject, stage: JsonObject) -> bool:
-    """Whether a stage was done from just these inputs, and everything that it wrote is unchanged."""
+    """Whether a stage was run with exactly these inputs, and the files that it wrote are unchanged."""
     recorded = _state(folder).get(program["name"], {}).get(stage["name"])
     program_folder = folder / program["name"]
     files = [program_folder / name for name in [*stage["reads"], *stage["writes"]]]
@@ -106,11 +107,9 @@ def _run_stage(
     stage: JsonObject,
     report: Report,
 ) -> None:
-    """One stage, whose output, and that of C++ below it, goes to its log."""
-    program_folder, identity = (
-        folder / program["name"],
-        {"program": program["name"], "stage": stage["name"]},
-    )
+    """Run one stage. Its output goes to the stage's log, including the output of C++ code."""
+    program_folder = folder / program["name"]
+    identity = {"program": program["name"], "stage": stage["name"]}
     try:
         with _output_to(program_folder / (stage["name"] + ".log")) as log:
             try:
@@ -119,14 +118,14 @@ def _run_stage(
                 log.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
                 raise
         _record_finished(folder, job, program, stage, vendor.version())
-    except Exception as error:  # an SDK's classes share no base but Exception
+    except Exception as error:  # the exceptions of an SDK have no common base class but Exception
         classes = [kind.__name__ for kind in type(error).__mro__]
         report("failed", classes=classes, message=_first_line(error), **identity)
         raise StopError from error
 
 
 def _load_vendor(script: Path, settings: Any, report: Report) -> Any:
-    """The stage script as a module, once its SDK is known to be here and to serve these settings."""
+    """Import the stage script, and check that its SDK is installed and supports these settings."""
     spec = importlib.util.spec_from_file_location("stages", str(script))
     assert spec is not None and spec.loader is not None  # noqa: PT018  # the name ends in .py
     vendor = importlib.util.module_from_spec(spec)
@@ -171,7 +170,7 @@ def _record_finished(
 def _state(folder: Path) -> Any:
     try:
         return json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or cut short: every stage is done again
+    except (OSError, ValueError):  # missing or truncated: every stage is run again
         return {}
 
 
@@ -185,12 +184,12 @@ def _sha256(path: Path) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:LONGEST_MESSAGE] if lines else "it gave no reason"
+    return lines[0][:LONGEST_MESSAGE] if lines else "the error has no message"
 
 
 @contextlib.contextmanager
 def _output_to(path: Path) -> Iterator[Any]:
-    """Standard output and standard error of this process and of its children go to a file."""
+    """Redirect standard output and standard error of this process and its children to a file."""
     with contextlib.ExitStack() as after:
         file = after.enter_context(open(str(path), "wb", buffering=0))
         for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
@@ -203,7 +202,7 @@ def _output_to(path: Path) -> Iterator[Any]:
         yield file
 
 
-# The command line.
+# Command line
 
 
 def _main(arguments: list[str]) -> int:
@@ -217,7 +216,8 @@ def _main(arguments: list[str]) -> int:
     with_json = arguments[:1] == ["--json"]
     report = _json_lines() if with_json else _text_lines
     if with_json:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+        # A process that was started in the background ignores SIGINT by default.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Thread(target=_stop_when_input_ends, daemon=True).start()
     try:
         run(Path(__file__).resolve().parent, report)
@@ -230,7 +230,10 @@ def _main(arguments: list[str]) -> int:
 
 
 def _json_lines() -> Report:
-    """Writes to what is standard output now; what others print from here on goes to standard error."""
+    """Return a function that prints events as JSON lines to the present standard output.
+
+    From then on, everything else that is printed goes to standard error.
+    """
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout.flush()
     os.dup2(2, 1)
@@ -243,23 +246,24 @@ def _json_lines() -> Report:
 
 
 def _text_lines(event: str, **facts: Any) -> None:
+    """Print an event as a line of text."""
     where = "{program}: {stage}".format(**facts) if "stage" in facts else ""
     lines = {
-        "found": "the compiler is version {}".format(facts.get("version") or "unknown"),
-        "kept": where + " was done before, and is kept",
+        "found": "compiler version: {}".format(facts.get("version") or "unknown"),
+        "kept": where + " is already finished",
         "stage": where,
-        "failed": "{} failed: {}; see {}.log in its folder".format(
+        "failed": "{} failed: {}; see {}.log in the program's folder".format(
             where, facts.get("message"), facts.get("stage")
         ),
-        "missing": "the vendor's SDK is missing: {}".format(facts.get("message")),
-        "unsuitable": "the vendor's SDK does not serve this job: {}".format(facts.get("message")),
-        "done": "done: take this folder back to the bundle, and run `whisperport compile` again",
+        "missing": "the vendor's SDK is not installed: {}".format(facts.get("message")),
+        "unsuitable": "the vendor's SDK does not support this job: {}".format(facts.get("message")),
+        "done": "done: copy this folder back to the machine with the bundle; run `whisperport compile` again",
     }
     print(lines[event], flush=True)
 
 
 def _stop_when_input_ends() -> None:
-    """Whoever started this process holds the other end of standard input, and closes it by dying."""
+    """Stop this process when standard input closes, which happens when its parent process ends."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGINT)

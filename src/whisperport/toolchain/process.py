@@ -1,4 +1,4 @@
-"""Run the driver in the interpreter that has a vendor's SDK, and listen to its progress."""
+"""Run the driver in the Python interpreter that has a vendor's SDK, and read its progress."""
 
 import json
 import os
@@ -14,27 +14,29 @@ from typing import Any, Literal
 from whisperport.progress import Progress
 from whisperport.toolchain import driver
 
-SCRIPT = "compile.py"  # the driver's copy in a work folder
-LOG = "driver.log"  # in a work folder: standard error of the driver itself
-GRACE_S = 5.0  # for the driver to end after an interrupt, before its group is killed
-PROBE_S = 300.0  # an SDK that imports TensorFlow takes tens of seconds to be imported
+SCRIPT = "compile.py"  # name of the driver's copy in a work folder
+LOG = "driver.log"  # name of the file with the driver's standard error in a work folder
+GRACE_S = 5.0  # seconds between the interrupt and the kill of the driver's process group
+PROBE_S = 300.0  # time limit in seconds; importing an SDK with TensorFlow takes tens of seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a toolchain did not finish its job."""
 
+    # missing: no SDK. unsuitable: the SDK does not support the job. failed: a stage raised an exception.
+    # died: the process ended without a result.
     kind: Literal["missing", "unsuitable", "failed", "died"]
     message: str
     program: str = ""
     stage: str = ""
-    classes: Sequence[str] = ()  # of the exception that the SDK raised, its own first
+    classes: Sequence[str] = ()  # names of the exception's class and of its base classes
     log: Path | None = None
 
 
 @dataclass(slots=True)
 class _Driver:
-    """One running driver; its group is interrupted, then killed, when the block is left early."""
+    """A running driver process, in a process group of its own."""
 
     process: "subprocess.Popen[str]"
 
@@ -50,12 +52,12 @@ class _Driver:
                 encoding="utf-8",
                 errors="replace",
                 env=_environment(interpreter),
-                start_new_session=True,  # Ctrl-C in a terminal reaches it through `stop` only
+                start_new_session=True,  # Ctrl-C in a terminal must reach it only through `stop`
             )
         )
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Every line of progress; what is no JSON object was printed by something else."""
+        """Yield the driver's events. Lines that are not JSON objects were printed by the SDK: skip them."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             try:
@@ -66,12 +68,12 @@ class _Driver:
                 yield event
 
     def stop(self) -> None:
-        """End it if it is still running: by an interrupt, and after a grace time by force."""
+        """End the driver if it is running: interrupt it, and kill its process group after `GRACE_S`."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_S)
-            with suppress(ProcessLookupError):  # children of the SDK may ignore an interrupt
+            with suppress(ProcessLookupError):  # the SDK's child processes may ignore an interrupt
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -80,9 +82,12 @@ class _Driver:
 
 
 def run_driver(interpreter: Path, work: Path, progress: Progress) -> Failure | None:
-    """Do what is left of a prepared work folder; None: everything is done.
+    """Run the unfinished stages of a prepared work folder.
 
-    The output of every stage is kept in `PROGRAM/STAGE.log`, that of the driver in `driver.log`.
+    The output of every stage is written to `PROGRAM/STAGE.log`, that of the driver to `driver.log`.
+
+    Returns:
+        The failure; None if every stage is finished.
     """
     with (work / LOG).open("wb") as stderr:
         running = _Driver.start(interpreter, [os.fspath(work / SCRIPT), "--json"], stderr)
@@ -99,13 +104,21 @@ def run_driver(interpreter: Path, work: Path, progress: Progress) -> Failure | N
 
 
 def probe(interpreter: Path, script: Path, settings: Mapping[str, Any]) -> Failure | None:
-    """Whether an interpreter has the SDK, of a version that serves these settings; None: it does."""
+    """Check that an interpreter has the SDK in a version that supports these settings.
+
+    Args:
+        script: path of the vendor's stage script.
+        settings: JSON for every stage.
+
+    Returns:
+        The failure; None if the SDK is usable.
+    """
     arguments = [driver.__file__, "--probe", os.fspath(script), json.dumps(settings)]
     running = _Driver.start(interpreter, arguments, subprocess.PIPE)
     try:
         out, err = running.process.communicate(timeout=PROBE_S)
     except subprocess.TimeoutExpired:
-        return Failure(kind="died", message=f"its SDK was not imported within {PROBE_S:g} s")
+        return Failure(kind="died", message=f"importing the SDK took longer than {PROBE_S:g} s")
     finally:
         running.stop()
     for line in out.splitlines():
@@ -114,14 +127,16 @@ def probe(interpreter: Path, script: Path, settings: Mapping[str, Any]) -> Failu
             return Failure(kind=event["event"], message=event["message"])
         if event.get("event") == "found":
             return None
-    return Failure(kind="died", message=(err.strip().splitlines() or ["it printed nothing"])[-1])
+    return Failure(
+        kind="died", message=(err.strip().splitlines() or ["the process printed nothing"])[-1]
+    )
 
 
 def _show_progress(event: Mapping[str, Any], progress: Progress) -> None:
     if event["event"] == "stage":
         progress(f"{event['program']}: {event['stage']}")
     elif event["event"] == "kept":
-        progress(f"{event['program']}: {event['stage']} was done before, and is kept")
+        progress(f"{event['program']}: {event['stage']} is already finished")
 
 
 def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:
@@ -144,14 +159,14 @@ def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:
 
 def _exit_reason(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "the system killed it, most likely because memory ran out"
+        return "the system killed the process, most likely because memory ran out"
     if code < 0:
-        return f"it ended with {signal.Signals(-code).name}"
-    return f"it ended with exit status {code} and no last line"
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return f"the process ended with exit status {code} and did not report a result"
 
 
 def _environment(interpreter: Path) -> dict[str, str]:
-    """Without what would make another interpreter import the packages of this one."""
+    """Return the environment without variables that make another interpreter import this one's packages."""
     if os.fspath(interpreter) == sys.executable:
         return dict(os.environ)
     excluded = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")

@@ -1,4 +1,4 @@
-"""The work folder that the driver reads: the job, the driver itself, and the vendor's stage script."""
+"""Prepare the work folder for the driver: the job, a copy of the driver, and the vendor's stage script."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,33 +16,35 @@ __all__ = ["Job", "Stage", "has_unfinished_stages", "prepare"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of compiling a program; files are named relative to the program's folder.
+    """One stage of compiling a program. Paths are relative to the program's folder.
 
-    It is done again if a file that it reads changes, or one that it wrote is damaged.
+    A stage runs again if a file that it reads has changed, or if a file that it wrote is damaged.
     """
 
-    name: str  # also the name of its function in the stage script
+    name: str  # also the key of its function in `STAGES` of the stage script
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One program to compile; its folder in the work folder holds what the first stages read."""
+    """One program to compile. Its folder in the work folder contains the input of the first stage."""
 
     name: str
     stages: tuple[Stage, ...]
-    # JSON, for the stage script; when it changes, every stage is done again. What concerns one stage
-    # only belongs into a file that this stage reads.
+    # JSON for the stage script. If it changes, every stage runs again. Put the settings of a single stage
+    # into a file that this stage reads.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def prepare(work: Path, script: Path, settings: Mapping[str, Any], jobs: Sequence[Job]) -> None:
-    """Write everything that the driver needs besides the files of the programs.
+    """Write the job description, the driver and the stage script into a work folder.
 
     Args:
-        script: the vendor's stage script.
-        settings: JSON, for every stage of every program; when they change, all stages are done again.
+        work: the work folder; each job's own folder in it already contains the files of its program.
+        script: path of the vendor's stage script.
+        settings: JSON for every stage of every program. If it changes, all stages run again.
+        jobs: the programs to compile.
     """
     described = {"settings": settings, "programs": [asdict(job) for job in jobs]}
     write_atomic(work / driver.JOB, json.dumps(described, indent=1).encode("utf-8"))
