@@ -63,7 +63,8 @@ TERMS = (
         ("the compiler takes 3 minutes", "the lookup takes 2 ms"),
     ),
     Term(
-        r"stay(s|ed)? (outside|off)|(left|leaves?) (alone|outside)|(nodes?|operators?) outside(?! (of )?(any|a|the|all) delegates?)"
+        r"stay(s|ed)? (outside|off)|(left|leaves?) (alone|outside)"
+        r"|(nodes?|operators?) outside(?! (of )?(any|a|the|all) delegates?)"
         r"|(nodes?|operators?) (is|are|that is|that are) left",
         "not delegated, undelegated; not changed",
         "two nodes stay outside",
