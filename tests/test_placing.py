@@ -64,18 +64,18 @@ def test_a_precision_can_be_given_for_one_program() -> None:
 @pytest.mark.parametrize(
     ("asked", "words", "hint"),
     [
-        ({"target": "toaster"}, "no target is called `toaster`", CPU),
-        ({"programs": {"step": "toaster"}}, "no target is called `toaster`", CPU),
+        ({"target": "toaster"}, "no target `toaster`", CPU),
+        ({"programs": {"step": "toaster"}}, "no target `toaster`", CPU),
         ({"programs": {"stepp": CPU}}, "no program `stepp`", "programs are encoder, cross_kv"),
         ({"precision": "int4"}, "cannot run `encoder` in the precision `int4`", f"`{CHIP}`: w8a8"),
         ({"precisions": {"step": "w8a8"}}, "cannot run `step` in the precision", f"`{CPU}`: fp32"),
         ({"precisions": {"stepp": "fp32"}}, "no program `stepp`", "programs are encoder"),
-        ({"options": {"opset": "13"}}, "no option `opset` here", f"{CPU}.opset"),
+        ({"options": {"opset": "13"}}, "no option `opset` for this command", f"{CPU}.opset"),
         ({"options": {f"{CPU}.opsett": "13"}}, "no option `opsett`", f"{CPU}.opset"),
         ({"options": {f"{CPU}.opset": "12"}}, f"`{CPU}.opset` cannot be `12`", "13 to 20"),
         (
             {"options": {"xnnpack.opset": "13"}},
-            "no option `xnnpack.opset` here",
+            "no option `xnnpack.opset` for this command",
             f"{CHIP}.sequence-length",
         ),
     ],

@@ -99,7 +99,7 @@ def test_a_state_in_another_memory_order_is_rejected_since_its_changes_would_be_
     turned = np.asfortranarray(filled("self_k_0", 1))
     binding = Sums().binding()
 
-    with pytest.raises(ValueError, match="the state 'self_k_0' is not C-contiguous"):
+    with pytest.raises(ValueError, match="the state input 'self_k_0' is not C-contiguous"):
         binding.bind("self_k_0", turned)
 
     binding.bind("cross_k_0", turned)  # a constant is copied into order

@@ -25,10 +25,10 @@ from whisperport.bundle import (
 from whisperport.bundle.origin import record_own
 from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
-from whisperport.errors import LoweringError, MissingPackageError, UsageError, VerificationError
+from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
 from whisperport.placing import Placed, PlacementRequest, place
-from whisperport.preflight import check_fits, estimate_export
+from whisperport.preflight import check_fits, estimate_export, requires_torch
 from whisperport.progress import Progress
 from whisperport.spec import TargetSpec, UncachedForm
 from whisperport.targets import RunOptions, Target
@@ -125,7 +125,8 @@ def export(
         VerificationError: the bundle disagrees with its reference; nothing was written.
     """
     options, out = options or ExportOptions(), Path(out)
-    _check_torch()
+    with requires_torch("export"):
+        import torch
     placed = _placed(target, options)
     check_writable(out)
     checkpoint = _load(checkpoint, progress)
@@ -136,8 +137,6 @@ def export(
     window = _known_window(options.window, encoder, checkpoint.dims).of(checkpoint.dims)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)
-
-    import torch
 
     from whisperport.model.whisper import build_model
     from whisperport.verification.eager import run_eager
@@ -261,17 +260,6 @@ def _emulated(run: RunOptions, placed: Placed) -> RunOptions:
     return replace(run, options={**emulation, **run.options}, trust=True)
 
 
-def _check_torch() -> None:
-    try:
-        import torch  # noqa: F401  # everything on the build side needs it
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot export: torch and its exporters are not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
-
-
 def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress) -> "Checkpoint":
     if not isinstance(checkpoint, str | os.PathLike):
         return checkpoint
@@ -352,7 +340,7 @@ def _not_verified(out: Path, report: Report) -> VerificationError:
     failures = report.failures()
     more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
     return VerificationError(
-        f"the bundle disagrees with its checkpoint, and was not written to {out}",
+        f"the bundle for {out} does not agree with its checkpoint, and was not written",
         why="; ".join(failures[:3]) + more,
         hint="`--allow-unverified` writes it anyway, permanently marked as failed",
     )

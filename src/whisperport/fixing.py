@@ -1,4 +1,4 @@
-"""Fix a program for a target: apply its rewrites, verify each against the original, say what remains."""
+"""Fix a program for a target: apply the target's rewrites, verify each, and list the remaining problems."""
 
 import io
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.atomic import write_atomic
-from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.errors import ProgramError
 from whisperport.host_part import HostPart
-from whisperport.preflight import within_memory_of
+from whisperport.preflight import requires_torch, within_memory_of
 from whisperport.progress import Progress
 from whisperport.runner import Array
 from whisperport.spec import Rejection, TargetSpec
@@ -29,43 +29,51 @@ from whisperport.verification.equality import (
 from whisperport.verification.samples import Sample, samples_of
 from whisperport.verification.tolerances import REWRITTEN
 
-if TYPE_CHECKING:  # boards have no torch
+if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.inspection.check import CheckedProgram
     from whisperport.programs.program import Program
     from whisperport.rewrites import Outcome
 
-Found = Counter[tuple[str, str]]
-"""How many nodes the target rejects, or were not seen to compile, by rule and operator."""
+FindingCounts = Counter[tuple[str, str]]
+"""(rule, operator) -> number of nodes that the target rejects or that were not seen to compile."""
 
 NOTHING_COMPARED = Equality()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One rewrite: what it did, and how the program compares with the original afterwards."""
+class RewriteStep:
+    """One rewrite: what it changed, and how the rewritten program compares with the original.
+
+    Attributes:
+        outcome: the nodes that the rewrite replaced, and those that it could not replace.
+        equality: the comparisons with the original program; empty if the rewrite changed nothing.
+        left_out: why the rewrite is not used although its outputs are equal: the nodes that it adds and
+            the target rejects. Empty otherwise.
+    """
 
     outcome: "Outcome"
-    equality: Equality = NOTHING_COMPARED  # without comparisons where nothing was changed
-    left_out: str = ""  # why a verified rewrite is not part of the fixed program
+    equality: Equality = NOTHING_COMPARED
+    left_out: str = ""
 
     @property
     def failed(self) -> bool:
+        """Whether the rewritten program differs from the original, so that the rewrite is not used."""
         return bool(self.outcome.changed) and not self.left_out and not self.equality
 
     @property
     def kept(self) -> bool:
-        """Whether the fixed program has it."""
+        """Whether the rewrite is part of the fixed program."""
         return bool(self.outcome.changed) and not self.left_out and bool(self.equality)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return a JSON object."""
         return {
             "rewrite": self.outcome.rewrite,
             "kept": self.kept,
             "changed": list(self.outcome.changed),
             "declined": [
-                {"node": refusal.node, "reason": refusal.reason}
-                for refusal in self.outcome.rejected
+                {"node": rejection.node, "reason": rejection.reason}
+                for rejection in self.outcome.rejected
             ],
             "left_out": self.left_out,
             **(self.equality.numbers() if self.equality.compared else {}),
@@ -75,29 +83,41 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A fixed program, and what was done to it."""
+    """A fixed program, and the rewrites that were applied to it.
+
+    Attributes:
+        program: the fixed program.
+        host: steps of the original program that the host computes; false if there are none.
+        target: name of the target.
+        steps: the rewrites, in the order of their application.
+        samples: names of the samples that every rewrite was verified on.
+        gate: the tolerance of every comparison.
+        remaining: nodes that the target still rejects, and why.
+        lookups: token lookups that the target rejects. They read a table and compute nothing.
+        unseen: nodes that were not seen in programs known to compile.
+    """
 
     program: "Program"
-    host: HostPart  # what the host computes around it, if anything
+    host: HostPart
     target: str
-    steps: tuple[Step, ...]
-    samples: tuple[str, ...]  # what every step was verified on
-    gate: Gate  # that every output was held to
-    remaining: tuple[Rejection, ...]  # what the target still rejects, and why
-    lookups: tuple[Rejection, ...]  # what it rejects too, and what computes nothing
-    unseen: tuple[Rejection, ...]  # what was not seen in programs known to compile
+    steps: tuple[RewriteStep, ...]
+    samples: tuple[str, ...]
+    gate: Gate
+    remaining: tuple[Rejection, ...]
+    lookups: tuple[Rejection, ...]
+    unseen: tuple[Rejection, ...]
 
     @property
     def changed(self) -> int:
-        """How many nodes were replaced."""
+        """Number of nodes that were replaced."""
         return sum(len(step.outcome.changed) for step in self.steps if step.kept)
 
     def __bool__(self) -> bool:
-        """Whether every rewrite was verified and the target rejects nothing that computes."""
+        """Return True if no rewrite failed and the target rejects no node other than lookups."""
         return not self.remaining and not any(step.failed for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return a JSON object."""
         return {
             "program": self.program.name,
             "signature": self.program.spec.to_json(),
@@ -108,9 +128,9 @@ class Fixed:
             "samples": list(self.samples),
             "rule": self.gate.rule,
             "rewrites": [step.to_json() for step in self.steps],
-            "remaining": [asdict(refusal) for refusal in self.remaining],
-            "lookups": [asdict(refusal) for refusal in self.lookups],
-            "not_seen": [asdict(refusal) for refusal in self.unseen],
+            "remaining": [asdict(rejection) for rejection in self.remaining],
+            "lookups": [asdict(rejection) for rejection in self.lookups],
+            "not_seen": [asdict(rejection) for rejection in self.unseen],
         }
 
 
@@ -122,25 +142,29 @@ def fix(
     trust: bool = False,
     progress: Progress = lambda _: None,
 ) -> Fixed:
-    """Apply a target's rewrites to a program, built-in or third-party; the one given is not changed.
+    """Apply a target's rewrites to a copy of a program, built-in or third-party, and verify each.
 
-    Each rewrite is verified before the next: original and rewritten program run in torch on random
-    inputs of three scales, on two shipped audio files where the input is a mel spectrogram, and on
-    `inputs`. One that fails is left out, and its numbers are in the result. The target's check runs
-    after each: a rewrite whose own nodes the target would reject in the fixed program is left out too.
+    After each rewrite, the original and the rewritten program run in torch on random inputs of three
+    scales, on two shipped audio files if the input is a mel spectrogram, and on `inputs`. A rewrite whose
+    outputs differ is not used; its numbers are in the result. The target's check also runs after each: a
+    rewrite that adds nodes which the target rejects in the fixed program is not used either.
 
     Args:
-        program: a `.pt2` file, or what `whisperport.programs.program.trace` returned.
-        target: a name from `TARGETS`.
-        inputs: `.npz` files, each with one array for every input, by its name.
-        trust: run the program of a file without a limit on memory.
-        progress: told what is being done, in a few words.
+        program: a `.pt2` file, or a `Program` from `whisperport.programs.program.trace`.
+        target: name of a target, as `whisperport targets` lists them.
+        inputs: `.npz` files with further inputs, each with one array per input, by the input's name.
+        trust: run the program of a file without a limit on memory. Default: False.
+        progress: called with the name of each stage, a few words.
+
+    Returns:
+        The fixed program, the result of every rewrite, and the remaining problems.
 
     Raises:
-        UsageError: no such target.
-        ProgramError: the program, or a file of inputs, cannot be read, or is no `.pt2`; torch cannot
-            run it; it keeps state in a buffer, or writes to an input.
-        LoweringError: a rewrite broke it.
+        UsageError: there is no such target.
+        MissingPackageError: torch is not installed.
+        ProgramError: the program or a file of inputs cannot be read, the program is not a `.pt2` file,
+            torch cannot run it, it keeps state in a buffer, or it writes to an input.
+        LoweringError: a rewrite produced an invalid program.
     """
     chosen = get_target(target)
     with within_memory_of(program, trust=trust):
@@ -149,9 +173,9 @@ def fix(
         progress(f"running {program.name} in torch on {len(samples)} samples")
         expected = expected_outputs(program, samples)
         work = _Work(program, chosen.spec, samples, expected, gate_of(REWRITTEN, program), progress)
-        done = _without_harm(work)
+        done = _apply_rewrites(work)
         checked = _check(done.program, chosen.spec)
-    remaining, lookups = _without_lookups(done.program, _rejections(checked, "rejected"))
+    remaining, lookups = _split_lookups(done.program, _rejections(checked, "rejected"))
     return Fixed(
         program=done.program,
         host=done.host,
@@ -166,11 +190,19 @@ def fix(
 
 
 def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write the fixed program as a `.pt2` file, and beside it what the host computes around it.
+    """Write the fixed program as a `.pt2` file, and the host's steps as files beside it.
+
+    Args:
+        fixed: the result of `fix`.
+        out: path of the `.pt2` file. The host's steps are written as `NAME.host.json` and `.npy` files.
+        overwrite: replace existing files. Default: False.
+
+    Returns:
+        The path of the `.pt2` file.
 
     Raises:
-        ProgramError: there is a file already, and `overwrite` was not asked for.
-        WhisperportError: it cannot be written there.
+        ProgramError: a file exists already, and `overwrite` is False.
+        WhisperportError: a file cannot be written.
     """
     from torch.export import save
 
@@ -181,7 +213,7 @@ def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = 
     for path in (*beside, out):
         check_free(path, overwrite=overwrite)
     buffer = io.BytesIO()
-    with quiet():  # torch warns of weights that are parts of one table, which it stores right
+    with quiet():  # torch warns about weights that share memory, although it stores them correctly
         save(fixed.program.exported, buffer)
     for path, content in beside.items():
         write_atomic(path, content)
@@ -190,21 +222,21 @@ def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = 
 
 
 def check_free(out: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Refuse to replace a file, the program given among them, unless that was asked for.
+    """Check that `out` can be written without replacing a file, unless `overwrite` is True.
 
     Raises:
-        ProgramError: there is a file already.
+        ProgramError: the file exists already.
     """
     if Path(out).exists() and not overwrite:
         raise ProgramError(
             f"{out} exists already, and was not changed",
-            hint="name another file, or use --overwrite",
+            hint="choose another file name, or use `--overwrite`",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a program is fixed for, and what it is compared with."""
+    """The program to fix, the target, and the expected outputs."""
 
     program: "Program"
     spec: TargetSpec
@@ -215,36 +247,36 @@ class _Work:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """A program after all rewrites, and the target's findings before the first and after each."""
+class _Applied:
+    """A program after all rewrites; the target's findings before the first rewrite and after each."""
 
     program: "Program"
     host: HostPart
-    steps: tuple[Step, ...]
-    found: tuple[Found, ...]
+    steps: tuple[RewriteStep, ...]
+    found: tuple[FindingCounts, ...]
 
 
-def _without_harm(work: _Work) -> _Done:
-    """Apply all rewrites, and leave out those whose nodes the target would reject in the end.
+def _apply_rewrites(work: _Work) -> _Applied:
+    """Apply all rewrites except those that add nodes which the target rejects in the final program.
 
-    A node that one rewrite adds may be what a later one replaces, so the end decides.
+    Only the final program counts, because a later rewrite can replace a node that an earlier one added.
     """
     left_out: dict[str, str] = {}
-    done = _apply(work, left_out)
-    while culprit := _culprit(done):
-        name, reason = culprit
-        other = _apply(work, {**left_out, name: reason})
-        if _weight(work, other.program) > _weight(work, done.program):
-            break  # without it, more would remain than with it
+    done = _apply_except(work, left_out)
+    while harmful := _harmful_rewrite(done):
+        name, reason = harmful
+        other = _apply_except(work, {**left_out, name: reason})
+        if _problem_counts(work, other.program) > _problem_counts(work, done.program):
+            break  # without this rewrite, more problems would remain
         left_out[name], done = reason, other
     return done
 
 
-def _apply(work: _Work, left_out: Mapping[str, str]) -> _Done:
+def _apply_except(work: _Work, left_out: Mapping[str, str]) -> _Applied:
     from whisperport.rewrites import run_host_rewrite, run_rewrites
 
     program, host = work.program, HostPart()
-    steps, found = [], [_found(_check(program, work.spec))]
+    steps, found = [], [_finding_counts(_check(program, work.spec))]
     for name in (*work.spec.rewrites, *work.spec.host_rewrites):
         work.progress(f"{name} on {program.name}")
         if name in work.spec.host_rewrites:
@@ -253,17 +285,17 @@ def _apply(work: _Work, left_out: Mapping[str, str]) -> _Done:
             candidate, (outcome,) = run_rewrites(program, [name])
             moved = HostPart()
         if name in left_out or not outcome.changed:
-            steps.append(Step(outcome, left_out=left_out.get(name, "")))
+            steps.append(RewriteStep(outcome, left_out=left_out.get(name, "")))
         else:
-            steps.append(Step(outcome, _compared(work, candidate, host + moved)))
+            steps.append(RewriteStep(outcome, _compared(work, candidate, host + moved)))
         if steps[-1].kept:
             program, host = candidate, host + moved
-        found.append(_found(_check(program, work.spec)))
-    return _Done(program, host, tuple(steps), tuple(found))
+        found.append(_finding_counts(_check(program, work.spec)))
+    return _Applied(program, host, tuple(steps), tuple(found))
 
 
 def _compared(work: _Work, program: "Program", host: HostPart) -> Equality:
-    """The candidate, through what the host computes around it, held against the original."""
+    """Compare a rewritten program, together with the host's steps, with the original program."""
     from torch import from_numpy
 
     names = [tensor.name for tensor in work.program.spec.inputs]
@@ -278,8 +310,8 @@ def _compared(work: _Work, program: "Program", host: HostPart) -> Equality:
     return Equality(tuple(compared))
 
 
-def _culprit(done: _Done) -> tuple[str, str] | None:
-    """The last rewrite that added what the target does not support in the end, and what that is."""
+def _harmful_rewrite(done: _Applied) -> tuple[str, str] | None:
+    """Return the last rewrite that added nodes which the target rejects in the final program, and why."""
     first, last = done.found[0], done.found[-1]
     added = [key for key in last if last[key] > first[key]]
     for index in reversed(range(len(done.steps))):
@@ -287,7 +319,9 @@ def _culprit(done: _Done) -> tuple[str, str] | None:
         harm = [key for key in added if after[key] > before[key]]
         if harm:
             nodes = ", ".join(f"{after[k] - before[k]} × {k[1] or k[0]} ({k[0]})" for k in harm)
-            return done.steps[index].outcome.rewrite, f"it adds what the target rejects: {nodes}"
+            return done.steps[
+                index
+            ].outcome.rewrite, f"it adds nodes that the target rejects: {nodes}"
     return None
 
 
@@ -298,14 +332,14 @@ def _check(program: "Program", spec: TargetSpec) -> "CheckedProgram":
     return check_graph(read_exported(program.name, program.exported), spec)
 
 
-def _found(checked: "CheckedProgram") -> Found:
-    counted: Found = Counter()
+def _finding_counts(checked: "CheckedProgram") -> FindingCounts:
+    counted: FindingCounts = Counter()
     for kind in (*checked.rejected, *checked.of("not seen")):
         counted[kind.rule, kind.operator] += len(kind.occurrences)
     return counted
 
 
-def _weight(work: _Work, program: "Program") -> tuple[int, int]:
+def _problem_counts(work: _Work, program: "Program") -> tuple[int, int]:
     checked = _check(program, work.spec)
     return sum(len(kind.occurrences) for kind in checked.rejected), checked.not_seen_nodes
 
@@ -319,15 +353,9 @@ def _rejections(checked: "CheckedProgram", finding: Any) -> tuple[Rejection, ...
 
 
 def _read(program: "Program | str | os.PathLike[str]", progress: Progress) -> "Program":
-    try:
+    with requires_torch("fix a program"):
         from whisperport.programs.pt2 import read_pt2
         from whisperport.programs.trial import check_comparable
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot fix a program: torch is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
     if isinstance(program, str | os.PathLike):
         _check_kind(Path(program))
         progress(f"reading {program}")
@@ -337,21 +365,21 @@ def _read(program: "Program | str | os.PathLike[str]", progress: Progress) -> "P
 
 
 def _check_kind(path: Path) -> None:
-    """Say of what is no `.pt2` what to do instead; what is damaged, its reader says."""
+    """Raise an error for other file formats than `.pt2`; the reader reports damaged files."""
     kind = {".onnx": "an ONNX file", ".tflite": "a TFLite file", ".pte": "an ExecuTorch file"}
     if path.is_dir() or path.suffix in kind:
         raise ProgramError(
             f"{path} cannot be fixed",
-            why=f"it is {kind.get(path.suffix, 'a folder')}; rewrites work on the graph of torch",
-            hint="fix the .pt2 that it was made of: "
+            why=f"it is {kind.get(path.suffix, 'a folder')}; rewrites need a torch graph",
+            hint="fix the .pt2 file that it was made from: "
             "torch.export.save(torch.export.export(module, inputs), path)",
         )
 
 
-def _without_lookups(
+def _split_lookups(
     program: "Program", rejected: Sequence[Rejection]
 ) -> tuple[tuple[Rejection, ...], tuple[Rejection, ...]]:
-    """What remains and computes, and the lookups of tokens, which read rows and compute nothing."""
+    """Split the rejected nodes into nodes that compute and token lookups, which only read table rows."""
     import torch
 
     embedding = torch.ops.aten.embedding.default
@@ -363,11 +391,11 @@ def _without_lookups(
     }
     lookups = [
         replace(
-            refusal,
-            reason=f"{refusal.reason}; it computes nothing, but its table of "
-            f"{tables[refusal.node] / 1e6:.1f} MB is stored for the host too",
+            rejection,
+            reason=f"{rejection.reason}; it computes nothing, but its table of "
+            f"{tables[rejection.node] / 1e6:.1f} MB is also stored for the host",
         )
-        for refusal in rejected
-        if refusal.node in tables
+        for rejection in rejected
+        if rejection.node in tables
     ]
     return tuple(r for r in rejected if r.node not in tables), tuple(lookups)

@@ -1,8 +1,8 @@
 """The steps of a program that the host computes: token lookup before it, joining its outputs after it.
 
-A compiler without a lookup gets a program that begins at the embeddings, and one that cannot place a
-product as wide as a vocabulary gets a program that returns the logits in pieces. What was cut off is
-written beside the program, as `NAME.host.json` and `.npy` files, and computed by `HostPart`.
+Some compilers do not support a lookup: their program begins at the embeddings. Some do not support a matrix
+multiplication as wide as a vocabulary: their program returns the logits in pieces. `HostPart` computes the
+removed steps. They are stored beside the program, as `NAME.host.json` and `.npy` files.
 """
 
 import io
@@ -19,25 +19,30 @@ from whisperport.regular_file import other_kind
 from whisperport.runner import Array
 from whisperport.spec import TensorSpec
 
-LARGEST_JSON = 2**20  # bytes; those written here have about 800
+LARGEST_JSON = 2**20  # bytes; a file written by this module has about 800
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """One input of token ids, and the embeddings that replace it."""
+    """A token lookup that the host computes, in place of an input of token ids.
 
-    tokens: TensorSpec  # (1, S) integers, the input of the original program
-    embeddings: TensorSpec  # (1, d, S, 1) float32, the input of the program without the lookup
-    table: Array  # (V, d) float32
-    positions: (
-        Array | None
-    )  # (S, d) float32, added to the rows; None: the program adds them, if any
+    Attributes:
+        tokens: (1, S) integers, the input of the original program.
+        embeddings: (1, d, S, 1) float32, the input of the program without the lookup.
+        table: (V, d) float32, the token embeddings.
+        positions: (S, d) float32, the positional embeddings that the host adds; None if the host adds none.
+    """
+
+    tokens: TensorSpec
+    embeddings: TensorSpec
+    table: Array
+    positions: Array | None
 
     def embed(self, tokens: Array) -> Array:
-        """Embeddings of token ids, (1, S) -> (1, d, S, 1).
+        """Return the embeddings (1, d, S, 1) of token ids (1, S).
 
         Raises:
-            ProgramError: the shape differs, or an id is not in the table.
+            ProgramError: `tokens` has another shape or dtype, or an id is not in the table.
         """
         if tokens.shape != self.tokens.shape or tokens.dtype.kind not in "iu":
             raise ProgramError(
@@ -58,15 +63,20 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """One output of the original program, and the outputs that it is joined from."""
+    """An output of the original program that the host joins from several outputs.
+
+    Attributes:
+        output: the output of the original program.
+        pieces: names of the outputs to join, in their order along the last axis.
+    """
 
     output: TensorSpec
-    pieces: tuple[str, ...]  # names of outputs, in order along the last axis
+    pieces: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostPart:
-    """What the host computes before and after a program; false if that is nothing."""
+    """The steps that the host computes before and after a program; false if there are none."""
 
     lookups: tuple[Lookup, ...] = ()
     joins: tuple[Join, ...] = ()
@@ -78,10 +88,16 @@ class HostPart:
         return HostPart((*self.lookups, *other.lookups), (*self.joins, *other.joins))
 
     def inputs(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """The program's inputs, made of those of the original program.
+        """Compute the program's inputs from the inputs of the original program.
+
+        Args:
+            given: input name of the original program -> array.
+
+        Returns:
+            Input name of the program -> array.
 
         Raises:
-            ProgramError: token ids are missing, of another shape, or not in the table.
+            ProgramError: token ids are missing, have another shape or dtype, or are not in the table.
         """
         made = dict(given)
         for lookup in self.lookups:
@@ -91,14 +107,14 @@ class HostPart:
         return made
 
     def outputs(self, returned: Mapping[str, Array]) -> dict[str, Array]:
-        """The original program's outputs, made of those of the program."""
+        """Compute the original program's outputs, name -> array, from the outputs of the program."""
         made = dict(returned)
         for join in self.joins:
             made[join.output.name] = np.concatenate([made.pop(n) for n in join.pieces], axis=-1)
         return made
 
     def to_json(self) -> dict[str, Any]:
-        """Without the arrays."""
+        """Return a JSON object that describes the steps, without the arrays."""
         return {
             "lookups": [
                 {
@@ -116,21 +132,28 @@ class HostPart:
         }
 
     def files(self, name: str) -> dict[str, bytes]:
-        """File name -> content, of everything that `read` needs; none where nothing is computed."""
+        """Return file name -> content of all files that `read` needs; none if there are no steps.
+
+        Args:
+            name: stem of the program's file name.
+        """
         if not self:
             return {}
-        told, files = self.to_json(), {}
-        for lookup, one in zip(self.lookups, told["lookups"], strict=True):
+        description, files = self.to_json(), {}
+        for lookup, one in zip(self.lookups, description["lookups"], strict=True):
             arrays = {"table": lookup.table, "positions": lookup.positions}
             for kind, array in arrays.items():
                 if array is not None:
                     one[kind] = f"{name}.{lookup.tokens.name}.{kind}.npy"
                     files[one[kind]] = _npy(array)
-        return {f"{name}.host.json": (json.dumps(told, indent=2) + "\n").encode(), **files}
+        return {f"{name}.host.json": (json.dumps(description, indent=2) + "\n").encode(), **files}
 
     @classmethod
     def read(cls, path: Path) -> "HostPart":
-        """What `files` wrote, from the `.host.json` file.
+        """Read the files that `files` describes.
+
+        Args:
+            path: the `.host.json` file.
 
         Raises:
             ProgramError: a file is missing or damaged.
@@ -139,17 +162,17 @@ class HostPart:
             _check_kind(path)
             if path.stat().st_size > LARGEST_JSON:
                 raise ValueError(f"it has more than {LARGEST_JSON} bytes")
-            told = json.loads(path.read_bytes())
-            lookups = tuple(_lookup(path.parent, one) for one in told["lookups"])
+            description = json.loads(path.read_bytes())
+            lookups = tuple(_lookup(path.parent, one) for one in description["lookups"])
             joins = tuple(
                 Join(TensorSpec.from_json(one["output"]), tuple(map(str, one["pieces"])))
-                for one in told["joins"]
+                for one in description["joins"]
             )
-        except Exception as error:  # numpy raises nine kinds on a damaged file
+        except Exception as error:  # numpy raises nine types of exceptions for damaged files
             raise ProgramError(
                 f"cannot read the host part {path}",
                 why=f"{type(error).__name__}: {error}"[:200],
-                hint="`whisperport check --fix` and `whisperport lower` write it beside the program",
+                hint="create it again with `whisperport check --fix` or `whisperport lower`",
             ) from error
         return cls(lookups, joins)
 
@@ -165,25 +188,27 @@ def _check_kind(path: Path) -> None:
         raise ValueError(f"it is {kind}, not a file")
 
 
-def _lookup(folder: Path, told: Any) -> Lookup:
-    tokens, embeddings = (TensorSpec.from_json(told[name]) for name in ("tokens", "embeddings"))
-    rows, width = (int(size) for size in told["table_shape"])
-    table = _array(folder, str(told["table"]), (rows, width))
+def _lookup(folder: Path, entry: Any) -> Lookup:
+    tokens, embeddings = (TensorSpec.from_json(entry[name]) for name in ("tokens", "embeddings"))
+    rows, width = (int(size) for size in entry["table_shape"])
+    table = _array(folder, str(entry["table"]), (rows, width))
     count = int(np.prod(tokens.shape))
     positions = None
-    if told["adds_positions"]:
-        positions = _array(folder, str(told["positions"]), (count, width))
+    if entry["adds_positions"]:
+        positions = _array(folder, str(entry["positions"]), (count, width))
     if embeddings.shape != (1, width, count, 1):
-        raise ValueError(f"embeddings of shape {embeddings.shape}")
+        raise ValueError(
+            f"the embeddings have shape {embeddings.shape}; expected {(1, width, count, 1)}"
+        )
     return Lookup(tokens, embeddings, table, positions)
 
 
 def _array(folder: Path, name: str, shape: tuple[int, int]) -> Array:
-    """A float32 array of a file beside the JSON, and nowhere else."""
+    """Read a float32 array from a file in the folder of the JSON file."""
     if Path(name).name != name:
         raise ValueError(f"`{name[:80]}` is not the name of a file in the same folder")
     _check_kind(folder / name)
-    # Mapped, a file that states more numbers than it holds is an error, and takes no memory.
+    # With a memory map, a file that states more numbers than it holds raises an error and needs no memory.
     array: Array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
     if array.shape != shape or array.dtype != np.float32:
         raise ValueError(f"`{name}` holds {array.dtype} of shape {array.shape}; expected {shape}")

@@ -1,4 +1,4 @@
-"""Lower one program, built-in or third-party, to one file: rewrite, compile, compare, put in place."""
+"""Lower one program, built-in or third-party, to a file: rewrite, lower, compare, write."""
 
 import os
 import shlex
@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.staging import staging
-from whisperport.errors import (
-    BundleError,
-    LoweringError,
-    MissingPackageError,
-    VerificationError,
-    WhisperportError,
-)
+from whisperport.errors import BundleError, LoweringError, VerificationError, WhisperportError
 from whisperport.host_part import HostPart
-from whisperport.preflight import check_fits, estimate_lowering, within_memory_of
+from whisperport.preflight import check_fits, estimate_lowering, requires_torch, within_memory_of
 from whisperport.progress import Progress
 from whisperport.runner import Array, Runner
 from whisperport.spec import Limit, ProgramSpec
@@ -37,7 +31,7 @@ from whisperport.verification.equality import (
 from whisperport.verification.samples import Sample, samples_of
 from whisperport.verification.tolerances import LOWERED
 
-if TYPE_CHECKING:  # boards have no torch
+if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.inspection.graph import Graph
     from whisperport.inspection.rules import Finding
     from whisperport.programs.program import Program
@@ -45,37 +39,64 @@ if TYPE_CHECKING:  # boards have no torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerOptions:
-    """How one program is lowered."""
+    """Options of `lower`.
 
-    opset: int | None = None  # ONNX only; None: the target's default
-    simplify: bool = False  # ONNX only, with onnxslim
-    max_rank: int | None = None  # of any tensor; None: 4 for ONNX Runtime, else the target's limit
-    inputs: tuple[str | os.PathLike[str], ...] = ()  # `.npz` files that both are run on too
-    allow_unequal: bool = False  # write the file although it computes something else
-    preflight: bool = True  # raise early what memory or disk have no room for
-    trust: bool = False  # run a program of a file without a limit on memory
-    run: RunOptions = field(default_factory=RunOptions)  # for the comparison
+    Args:
+        opset: version of the ONNX operator set, for targets that are lowered to ONNX. Default: None, the
+            target's default version.
+        simplify: simplify the graph with onnxslim, for targets that are lowered to ONNX. Default: False.
+        max_rank: maximum rank of a tensor, at least 3. Axes above it are folded if possible; otherwise the
+            program is rejected. Default: None, 4 for `onnxruntime`, else the target's limit.
+        inputs: `.npz` files with further inputs for the comparison, each with one array per input, by the
+            input's name. Default: none.
+        allow_unequal: write the file even if its outputs differ from the program's. Default: False.
+        preflight: raise an error before the lowering starts if memory or disk space is too small. Default:
+            True.
+        trust: run the program of a file without a limit on memory. Default: False.
+        run: how the lowered program is run for the comparison.
+    """
+
+    opset: int | None = None
+    simplify: bool = False
+    max_rank: int | None = None
+    inputs: tuple[str | os.PathLike[str], ...] = ()
+    allow_unequal: bool = False
+    preflight: bool = True
+    trust: bool = False
+    run: RunOptions = field(default_factory=RunOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """What was written, and how it compares with the program that it was made of."""
+    """The result of `lower`: the files, and the comparison with the original program.
 
-    files: tuple[Path, ...]  # the file asked for, then those that belong to it
+    Attributes:
+        files: paths of the lowered program and of the files that belong to it; the program is the first.
+        target: name of the target.
+        spec: signature of the original program.
+        host: steps of the original program that the host computes; false if there are none.
+        facts: for ONNX `opset`, `nodes`, `max_rank` and `weight_bytes`; for other formats the delegation.
+        rewrites: name of a rewrite -> number of nodes that it replaced.
+        equality: the comparisons with the original program.
+        gate: the tolerance of every comparison.
+    """
+
+    files: tuple[Path, ...]
     target: str
-    spec: ProgramSpec  # of the program that was given
-    host: HostPart  # what the host computes around the file, if anything
-    facts: dict[str, Any]  # of ONNX: opset, nodes, max_rank, weight_bytes; else the delegation
-    rewrites: dict[str, int]  # name -> nodes it replaced
+    spec: ProgramSpec
+    host: HostPart
+    facts: dict[str, Any]
+    rewrites: dict[str, int]
     equality: Equality
-    gate: Gate  # that every output was held to
+    gate: Gate
 
     @property
     def equal(self) -> bool:
+        """Whether all outputs equal those of the original program, within the tolerance."""
         return bool(self.equality)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return a JSON object."""
         return {
             "files": [os.fspath(file) for file in self.files],
             "target": self.target,
@@ -98,25 +119,32 @@ def lower(
     *,
     progress: Progress = lambda _: None,
 ) -> Lowered:
-    """Lower one program for a target, run it on the target's runtime, and write it if it is equal.
+    """Lower one program for a target, compare it with the original program, and write it.
 
-    Both run on random inputs of three scales, on shipped audio where the input is a mel spectrogram, and on
-    the inputs of the options. A target whose runtime is not here is emulated on the CPU.
+    The original program runs in torch, and the lowered program on the target's runtime. Both run on random
+    inputs of three scales, on two shipped audio files if the input is a mel spectrogram, and on
+    `options.inputs`. A target that needs a device is emulated on the CPU.
 
     Args:
-        program: a `.pt2` file, or what `whisperport.programs.program.trace` returned.
-        target: a name from `TARGETS`.
-        out: the file to write. One already there stays until the new one is complete. What the target moves
-            to the host is written beside it, as `NAME.host.json` and `.npy` files: see `HostPart`.
-        progress: told what is being done, in a few words.
+        program: a `.pt2` file, or a `Program` from `whisperport.programs.program.trace`.
+        target: name of a target, as `whisperport targets` lists them.
+        out: path of the file to write. A file that already exists there is replaced when the new one is
+            complete. Steps that the target leaves to the host are written beside it, as `NAME.host.json`
+            and `.npy` files; see `HostPart`.
+        options: see `LowerOptions`. Default: None, all defaults.
+        progress: called with the name of each stage, a few words.
+
+    Returns:
+        The files that were written, and the comparison.
 
     Raises:
-        UsageError: no such target, or an option that it does not have.
-        ProgramError: the program or a file of inputs cannot be read, it keeps state in a buffer, writes to
-            an input, or has inputs or outputs of a dtype that numpy does not have.
+        UsageError: there is no such target, or the target has no such option.
+        MissingPackageError: torch, an exporter or the target's runtime is not installed.
+        ProgramError: the program or a file of inputs cannot be read, or the program keeps state in a
+            buffer, writes to an input, or has an input or output of a dtype that numpy does not support.
         LoweringError: the target or its compiler rejects the program, or a tensor has too many axes.
-        WhisperportError: `out` cannot be written, or this machine is too small.
-        VerificationError: the lowered program computes something else; nothing was written.
+        WhisperportError: `out` cannot be written, or the machine has too little memory or disk space.
+        VerificationError: the outputs of the lowered program differ; nothing was written.
     """
     options, out = options or LowerOptions(), Path(out)
     chosen = _configured(get_target(target), options)
@@ -164,7 +192,7 @@ def _configured(target: Target, options: LowerOptions) -> Target:
 
 @contextmanager
 def _folder_beside(out: Path) -> Iterator[Path]:
-    """A hidden folder on the same disk, so that a rename puts its files in place; removed at the end."""
+    """Create a hidden folder beside `out`, on the same disk, so that its files can be moved by a rename."""
     with ExitStack() as stack:
         try:
             if out.is_dir():
@@ -175,7 +203,7 @@ def _folder_beside(out: Path) -> Iterator[Path]:
             raise WhisperportError(
                 f"cannot write {out}",
                 why=getattr(error, "strerror", None) or str(error),
-                hint="name a file in a folder that you may write to",
+                hint="choose a file in a folder that you have permission to write to",
             ) from error
         try:
             yield folder
@@ -188,15 +216,9 @@ def _folder_beside(out: Path) -> Iterator[Path]:
 
 
 def _read(program: "Program | str | os.PathLike[str]", progress: Progress) -> "Program":
-    try:
+    with requires_torch("lower a program"):
         from whisperport.programs.pt2 import read_pt2
         from whisperport.programs.trial import check_comparable
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot lower: torch and its exporters are not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
     if isinstance(program, str | os.PathLike):
         progress(f"reading {program}")
         program = read_pt2(program)
@@ -213,7 +235,11 @@ def _check_room(program: "Program", target: str, out: Path) -> None:
 def _rewritten(
     program: "Program", target: Target, max_rank: int, progress: Progress
 ) -> "tuple[Program, HostPart, dict[str, int]]":
-    """By the target's rewrites, and one that folds axes where there are too many."""
+    """Apply the target's rewrites, and fold axes if a tensor has more than `max_rank` axes.
+
+    Returns:
+        The rewritten program, the host's steps, and name of a rewrite -> number of nodes that it replaced.
+    """
     from whisperport.inspection.read_exported import read_exported
     from whisperport.rewrites import run_host_rewrite, run_rewrites
 
@@ -232,7 +258,7 @@ def _rewritten(
 
 
 def _check_supported(program: "Program", target: Target, given: str) -> None:
-    """Raise what a compiler that rejects complete programs would reject, and how to find out more."""
+    """Raise an error if the target's compiler would reject the program because of an unsupported node."""
     rejected = target.check(program) if target.spec.rejects_programs else []
     if rejected:
         check = f"whisperport check {shlex.quote(given)} --target {target.spec.name}"
@@ -240,7 +266,7 @@ def _check_supported(program: "Program", target: Target, given: str) -> None:
         raise LoweringError(
             f"`{target.spec.name}` does not support the program `{program.name}`",
             why=f"`{rejected[0].node}`: {rejected[0].reason} ({len(rejected)} rejections in total)",
-            hint=f"`{check}` lists every rejection of the program as it is; "
+            hint=f"`{check}` lists every rejection of the original program; "
             f"`{check} --fix --out {fixed}` applies the rewrites one by one, and lists what remains",
         )
 
@@ -262,22 +288,26 @@ def _check_rank(name: str, graph: "Graph", max_rank: int) -> None:
     raise LoweringError(
         f"`{name}` has tensors of more than {max_rank} axes",
         why=f"`{found[0].name}`: {found[0].reason}{more}",
-        hint="`whisperport explain WP201` says what to do; `--max-rank` allows more",
+        hint="`whisperport explain WP201` explains what to do; `--max-rank` allows more axes",
     )
 
 
 def _compile(
     program: "Program", target: Target, path: Path, options: LowerOptions, progress: Progress
 ) -> tuple[ProgramEntry, dict[str, Any]]:
-    """The entry by which the target loads what was written to the folder of `path`, and facts about it."""
+    """Lower a program to the file `path`.
+
+    Returns:
+        The entry that the target loads the program with, and facts about the file.
+    """
     from whisperport.inspection.read_exported import read_exported
 
     max_rank, onnx = _max_rank(options, target), target.spec.lowered_suffix == ".onnx"
     if not onnx:
         _check_rank(program.name, read_exported(program.name, program.exported), max_rank)
     entry, facts = target.lower_file(program, path, progress, simplify=options.simplify)
-    # Of the file, since exporters write some operators with more axes than torch has.
-    if onnx and facts["nodes"]:  # none: it returns constants
+    # Exporters write some operators with more axes than torch has, so the written file is checked.
+    if onnx and facts["nodes"]:  # a program that returns constants has no nodes
         from whisperport.inspection.read_onnx import read_onnx
 
         _check_rank(program.name, read_onnx(path.parent / entry.files[0]), max_rank)
@@ -304,7 +334,7 @@ def _compared(
         arrays = dict(zip(names, map(as_array, sample.inputs), strict=True))
         try:
             actual = host.outputs(runner.run(host.inputs(arrays)))
-        except BundleError as error:  # an output has another shape or dtype than the program's
+        except BundleError as error:  # an output has a wrong shape or dtype
             reason = f"{error.what}: {error.why}"
             found += failed_sample(sample.name, [tensor.name for tensor in spec.outputs], reason)
             continue
@@ -320,7 +350,7 @@ def _write_host(host: HostPart, folder: Path, out: Path) -> tuple[str, ...]:
 
 
 def _put_in_place(folder: Path, files: Sequence[str], out: Path) -> tuple[Path, ...]:
-    """The program comes last: whoever finds it finds the files that belong to it too."""
+    """Move the files to their place, the program last, so that its other files exist when it appears."""
     first, *others = files
     placed = [out.with_name(Path(file).name) for file in others]
     for file, place in zip((*others, first), (*placed, out), strict=True):

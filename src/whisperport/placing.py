@@ -1,4 +1,4 @@
-"""Place every program of a checkpoint on a target, with a precision and options."""
+"""Placement of every program of a checkpoint: choose its target, precision and options."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,38 +11,52 @@ from whisperport.targets.options import by_target, own_options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """What a user asks of the placement of programs."""
+    """The placement that a user asks for.
 
-    target: str  # of every program that is not named below
-    programs: Mapping[str, str] = field(default_factory=dict)  # program -> its target
-    precision: str = ""  # of the programs on `target`; empty: the target's default
-    precisions: Mapping[str, str] = field(default_factory=dict)  # program -> its precision
-    options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
+    Args:
+        target: name of the target for every program that `programs` does not name.
+        programs: program -> name of its target. Default: none.
+        precision: precision of the programs on `target`. Default: "", the target's default precision.
+        precisions: program -> its precision; overrides `precision`. Default: none.
+        options: lowering options of targets, "TARGET.NAME" -> value. Default: none.
+    """
+
+    target: str
+    programs: Mapping[str, str] = field(default_factory=dict)
+    precision: str = ""
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Every program's placement, and the targets, with their options for lowering."""
+    """The placement of every program, and the targets with their lowering options.
 
-    placements: Mapping[str, Placement]  # program -> placement
-    targets: Mapping[str, Target]  # name -> target, of all that a program is placed on
+    Attributes:
+        placements: program -> its placement.
+        targets: name -> target, for every target that has a program.
+    """
+
+    placements: Mapping[str, Placement]
+    targets: Mapping[str, Target]
 
     def target_of(self, program: str) -> Target:
-        """The target that a program is placed on."""
+        """Return the target that a program is placed on."""
         return self.targets[self.placements[program].target]
 
 
 def place(request: PlacementRequest, programs: Sequence[str]) -> Placed:
-    """Place programs.
+    """Choose the target, precision and options of every program.
 
-    A program goes to the target named for it, else to `request.target`, or to the fallback target of
-    that one if it does not run the program.
+    A program is placed on the target that the request names for it, or else on `request.target`. If
+    `request.target` does not run the program, the program is placed on the fallback target of that target.
 
     Args:
+        request: the placement that the user asks for.
         programs: names of all programs.
 
     Raises:
-        UsageError: no such target, program, precision or option, or an option value out of range.
+        UsageError: a target, program, precision or option does not exist, or a value is out of range.
     """
     for asked in (request.programs, request.precisions):
         _check_known(asked, programs)
@@ -79,7 +93,7 @@ def _precision(program: str, target: Target, request: PlacementRequest) -> str:
     asked = request.precisions.get(program, asked)
     if asked and asked not in spec.precisions:
         raise UsageError(
-            f"`{spec.name}` cannot run `{program}` in the precision `{asked[:40]}`",
+            f"the target `{spec.name}` cannot run `{program}` in the precision `{asked[:40]}`",
             hint=f"precisions of `{spec.name}`: {', '.join(spec.precisions)}",
         )
     return asked or spec.precisions[0]
@@ -89,6 +103,6 @@ def _check_known(asked: Iterable[str], programs: Sequence[str]) -> None:
     for name in asked:
         if name not in programs:
             raise UsageError(
-                f"there is no program `{name[:40]}` to place",
-                hint=f"programs are {', '.join(programs)}",
+                f"there is no program `{name[:40]}` to place on a target",
+                hint=f"the programs are {', '.join(programs)}",
             )

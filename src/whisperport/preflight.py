@@ -1,59 +1,68 @@
-"""Ask before hours of work whether memory and disk suffice: an estimate, from exports that were measured.
+"""Check before a long operation that its packages, memory and disk space are available.
 
-    peak memory = base + factor · weights        weights: bytes of the model in float32
-    time        = base + seconds a GB · weights
+Memory and time are estimates:
 
-Fitted to whole exports with random weights, on one thread of an AMD EPYC with torch 2.13 and executorch
-1.5.1 (benchmarks/export_cost.py). Memory is the peak of resident memory, and time is CPU time:
+    peak memory = base + factor · weights            weights: bytes of the model in float32
+    time        = base + seconds per GB · weights
+
+The constants are fitted to exports of complete models with random weights, on one thread of an AMD EPYC
+with torch 2.13 and executorch 1.5.1 (benchmarks/export_cost.py). Memory is the peak of the resident memory,
+and time is CPU time:
 
     sizes of   weights   onnxruntime      xnnpack
     tiny        151 MB   1.1 GB   32 s    1.7 GB   82 s
     base        290 MB   1.4 GB   56 s    2.5 GB  132 s
     small       967 MB   2.5 GB  137 s    not measured
 
-One program alone, onnxruntime and xnnpack: an encoder of 33 MB took 0.8 and 0.8 GB, a decoder of 118 MB
-1.0 and 1.6 GB.
+Lowering a single program for onnxruntime and xnnpack: an encoder of 33 MB took 0.8 and 0.8 GB, a decoder of
+118 MB took 1.0 and 1.6 GB.
 """
 
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from whisperport.dims import Dims
-from whisperport.errors import WhisperportError
+from whisperport.errors import MissingPackageError, WhisperportError
 from whisperport.limited import memory_within
 
 ROOT = Path("/")
 MB, GB = 1e6, 1e9
-LIMIT_BASE_BYTES, LIMIT_FACTOR = 4 * 2**30, 24  # of a program of unknown origin
+LIMIT_BASE_BYTES, LIMIT_FACTOR = 4 * 2**30, 24  # memory limit for a program of unknown origin
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    base_bytes: float  # of Python, torch and the compiler, before any weight
-    factor: float  # peak bytes for each byte of weights, all programs of a bundle together
-    one_factor: float  # the same, of one program lowered alone
+    base_bytes: float  # of Python, torch and the compiler, without weights
+    bundle_factor: float  # peak bytes per byte of weights, to export a complete bundle
+    program_factor: float  # peak bytes per byte of weights, to lower a single program
     base_s: float
-    gb_s: float  # seconds for each GB of weights
+    s_per_gb: float  # seconds per GB of weights
 
 
 _COSTS = {
     "onnxruntime": _Cost(0.8 * GB, 1.85, 2.5, 15, 128),
     "xnnpack": _Cost(0.8 * GB, 5.9, 9.5, 28, 360),
 }
-_UNKNOWN = _COSTS["xnnpack"]  # a target that was not measured: as the costlier of the two
+_UNKNOWN = _COSTS["xnnpack"]  # the more expensive of the two, for targets that were not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a job will take; an estimate, fitted to a few measured exports."""
+    """Estimated needs of an operation, fitted to a few measured exports.
 
-    memory_bytes: float  # peak, of the whole process
+    Attributes:
+        memory_bytes: peak memory of the process.
+        disk_bytes: disk space of the output.
+        seconds: time on 2 cores of an AMD EPYC.
+    """
+
+    memory_bytes: float
     disk_bytes: float
-    seconds: float  # on 2 cores of an AMD EPYC
+    seconds: float
 
     def __str__(self) -> str:
         minutes = max(1, round(self.seconds / 60))
@@ -64,44 +73,67 @@ class Estimate:
 
 
 def estimate_export(dims: Dims, targets: Iterable[str]) -> Estimate:
-    """Of a whole bundle, by the costliest of its targets."""
+    """Estimate the export of a bundle. The most expensive of its targets counts."""
     costs = [_COSTS.get(target, _UNKNOWN) for target in targets]
     weights = weight_bytes(dims)
     embedding = 4 * dims.n_vocab * dims.n_text_state
     return Estimate(
-        memory_bytes=max(cost.base_bytes + cost.factor * weights for cost in costs),
+        memory_bytes=max(cost.base_bytes + cost.bundle_factor * weights for cost in costs),
         disk_bytes=weights + embedding + 20 * MB,
-        seconds=max(cost.base_s + cost.gb_s * weights / GB for cost in costs),
+        seconds=max(cost.base_s + cost.s_per_gb * weights / GB for cost in costs),
     )
 
 
 def estimate_lowering(weights: int, target: str) -> Estimate:
-    """Of one program whose weights take so many bytes."""
+    """Estimate the lowering of one program with `weights` bytes of weights."""
     cost = _COSTS.get(target, _UNKNOWN)
     return Estimate(
-        memory_bytes=cost.base_bytes + cost.one_factor * weights,
+        memory_bytes=cost.base_bytes + cost.program_factor * weights,
         disk_bytes=1.1 * weights + 20 * MB,
-        seconds=cost.base_s + cost.gb_s * weights / GB,
+        seconds=cost.base_s + cost.s_per_gb * weights / GB,
     )
 
 
-def within_memory_of(program: object, *, trust: bool) -> AbstractContextManager[None]:
-    """A limit on the memory of this process while it lowers or rewrites the program of a file.
+@contextmanager
+def requires_torch(action: str) -> Iterator[None]:
+    """Raise an error that names the pip extra if an import in the block fails.
 
-    It is far above what programs of that size were measured to need. A program that was not read from
-    a file, or is trusted, has none.
+    Args:
+        action: the operation that needs the packages, such as "fix a program"; part of the message.
+
+    Raises:
+        MissingPackageError: an import in the block failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(
+            f"cannot {action}: torch and its exporters are not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error
+
+
+def within_memory_of(program: object, *, trust: bool) -> AbstractContextManager[None]:
+    """Limit the memory of this process while it lowers or rewrites the program of a file.
+
+    The limit is several times what programs of the same size were measured to need.
+
+    Args:
+        program: path of the program; any other object has no limit.
+        trust: use no limit.
     """
     if trust or not isinstance(program, str | os.PathLike):
         return nullcontext()
     try:
         size = os.path.getsize(program)
-    except (OSError, ValueError):  # its reader says what is wrong
+    except (OSError, ValueError):  # the program's reader reports the error
         return nullcontext()
     return memory_within(LIMIT_BASE_BYTES + LIMIT_FACTOR * size)
 
 
 def weight_bytes(dims: Dims) -> int:
-    """Of a Whisper model in float32, its tied vocabulary once."""
+    """Return the bytes of a Whisper model's weights in float32; shared embeddings count once."""
     d, norm = dims.n_text_state, 2 * dims.n_text_state
     attention = 4 * d * d + 3 * d
     feed_forward = 2 * d * dims.n_text_ffn + d + dims.n_text_ffn
@@ -112,37 +144,37 @@ def weight_bytes(dims: Dims) -> int:
 
 
 def check_fits(needed: Estimate, out: Path) -> None:
-    """Refuse a job that this machine has no room for.
+    """Check that this machine has enough memory and disk space.
 
     Raises:
-        WhisperportError: memory or the disk of `out` has less than the estimate.
+        WhisperportError: the free memory, or the free space on the disk of `out`, is below the estimate.
     """
     memory = available_memory()
     if memory is not None and memory < needed.memory_bytes:
-        raise _too_small("memory", needed, memory, "on a machine with more")
+        raise _too_small("memory", needed, memory, "use a machine with more")
     free = _free_disk(out)
     if free < needed.disk_bytes:
-        raise _too_small("space on the disk", needed, free, "to another disk")
+        raise _too_small("space on the disk", needed, free, "use another disk")
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still take; None where the system does not say.
+    """Return the bytes that this process can still allocate; None if the system does not tell.
 
-    The least of what the kernel has and what each control group above this process leaves: in a
-    container the machine's own figure is not ours.
+    This is the minimum of the machine's available memory and the free memory of every control group of
+    this process. In a container, the machine's value alone is too high.
     """
-    found = [*_of_machine(), *_of_groups()]
+    found = [*_available_in_machine(), *_available_in_control_groups()]
     return min(found) if found else None
 
 
-def _of_machine() -> Iterator[int]:
+def _available_in_machine() -> Iterator[int]:
     for line in _text(ROOT / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
 
 
-def _of_groups() -> Iterator[int]:
-    """Of version 2 (one hierarchy) and version 1 (`memory` has its own)."""
+def _available_in_control_groups() -> Iterator[int]:
+    """Yield the free memory of every control group of version 2 and of version 1 (`memory` hierarchy)."""
     for line in _text(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -154,15 +186,15 @@ def _of_groups() -> Iterator[int]:
             continue
         group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
-            most, now = _number(folder / limit), _number(folder / used)
-            if most is not None and now is not None:
-                yield most - now + _reclaimable(folder)
+            limit_bytes, used_bytes = _number(folder / limit), _number(folder / used)
+            if limit_bytes is not None and used_bytes is not None:
+                yield limit_bytes - used_bytes + _reclaimable(folder)
             if folder == mount:
                 break
 
 
 def _reclaimable(folder: Path) -> int:
-    """Pages of files, which count as used and are given up when memory is short."""
+    """Return the bytes of cached file pages: they count as used, but the kernel can free them."""
     lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
     sizes = {words[0]: int(words[1]) for words in lines if len(words) == 2}
     return sizes.get("total_inactive_file", sizes.get("inactive_file", 0))
@@ -170,7 +202,7 @@ def _reclaimable(folder: Path) -> int:
 
 def _number(path: Path) -> int | None:
     text = _text(path).strip()
-    return int(text) if text.isdigit() else None  # "max": no limit
+    return int(text) if text.isdigit() else None  # "max" means no limit
 
 
 def _text(path: Path) -> str:
@@ -187,9 +219,9 @@ def _free_disk(out: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _too_small(what: str, needed: Estimate, free: float, elsewhere: str) -> WhisperportError:
+def _too_small(what: str, needed: Estimate, free: float, alternative: str) -> WhisperportError:
     return WhisperportError(
-        f"there is too little {what} for this",
-        why=f"{free / GB:.2g} GB are free; an estimate from measured exports is {needed}",
-        hint=f"free some, or do it {elsewhere}; `--no-preflight` tries it all the same",
+        f"there is too little {what}",
+        why=f"{free / GB:.2g} GB are free; the estimate, from measured exports, is {needed}",
+        hint=f"free some {what}, or {alternative}; `--no-preflight` skips this check",
     )

@@ -1,10 +1,17 @@
-"""`whisperport check --fix`: fix a program, write it, and say what was done."""
+"""`whisperport check --fix`: fix a program, write it, and print what was changed."""
 
 import sys
 from pathlib import Path
 
-from whisperport.cli.console import Word, print_json, print_lines, print_next, print_table, stages
-from whisperport.fixing import Fixed, Step, check_free, fix, write_fixed
+from whisperport.cli.console import (
+    Argument,
+    print_json,
+    print_lines,
+    print_next,
+    print_table,
+    stages,
+)
+from whisperport.fixing import Fixed, RewriteStep, check_free, fix, write_fixed
 from whisperport.targets import get_target
 
 
@@ -18,7 +25,7 @@ def run_fix(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Exits 1 if a rewrite failed its verification, or the target rejects something that computes."""
+    """Run the verb; exit with status 1 if a rewrite failed its verification or a rejected node remains."""
     check_free(out, overwrite=overwrite)
     with stages() as progress:
         fixed = fix(program, target, inputs=inputs, trust=trust, progress=progress)
@@ -42,7 +49,9 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
     )
     samples = ", ".join(fixed.samples)
     print_lines(
-        "", f"max error: of the largest value; verified on {samples}: {fixed.gate.rule}", ""
+        "",
+        f"max error is relative to the largest value; verified on {samples}; rule: {fixed.gate.rule}",
+        "",
     )
     remaining = [
         *((one.sample, one.comparison.reason) for s in fixed.steps for one in s.equality.failed),
@@ -51,10 +60,10 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
         *((r.node, r.reason) for r in (*fixed.remaining, *fixed.lookups)),
     ]
     if remaining:
-        print_table(("where", "what remains, and why"), remaining)
+        print_table(("where", "remaining problem"), remaining)
         print_lines("")
     if fixed.unseen:
-        rows = [(refusal.node, refusal.reason) for refusal in fixed.unseen]
+        rows = [(one.node, one.reason) for one in fixed.unseen]
         print_table(("node", "not seen in programs known to compile"), rows)
         print_lines("")
     if fixed.host and fixed.changed:
@@ -62,11 +71,11 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
     print_lines(_summary(fixed, out))
 
 
-def _row(step: Step) -> tuple[str, ...]:
+def _row(step: RewriteStep) -> tuple[str, ...]:
     name, changed = step.outcome.rewrite, len(step.outcome.changed)
     declined = str(len(step.outcome.rejected))
     if step.left_out:
-        return (name, str(changed), declined, "-", "-", "-", "left out")
+        return (name, str(changed), declined, "-", "-", "-", "not applied")
     if not changed:
         return (name, "0", declined, "-", "-", "-", "nothing to verify")
     found = step.equality
@@ -77,23 +86,26 @@ def _row(step: Step) -> tuple[str, ...]:
         f"{found.cosine:.6f}",
         f"{found.sqnr_db:.1f} dB",
         f"{found.max_relative:.1e}",
-        "verified" if step.kept else "failed: left out",
+        "verified" if step.kept else "failed, not applied",
     )
 
 
 def _host_lines(fixed: Fixed, out: Path) -> list[str]:
-    """What the host computes now, and the file that says how."""
+    """Lines about the parts that moved to the host, and the file that describes them."""
     lines = [
         f"the host computes `{lookup.embeddings.name}` {lookup.embeddings.shape} from "
-        f"`{lookup.tokens.name}`: rows of the embedding table"
-        + (", plus positions" if lookup.positions is not None else "")
+        f"`{lookup.tokens.name}` by embedding lookup"
+        + (", and adds the positional embedding" if lookup.positions is not None else "")
         for lookup in fixed.host.lookups
     ]
     lines += [
-        f"the host joins `{join.output.name}` from {', '.join(join.pieces)}"
+        f"the host concatenates `{join.output.name}` from {', '.join(join.pieces)}"
         for join in fixed.host.joins
     ]
-    return [*lines, f"how, and the tables: {out.with_name(f'{out.stem}.host.json')}"]
+    return [
+        *lines,
+        f"the host's part and its tables are described in {out.with_name(f'{out.stem}.host.json')}",
+    ]
 
 
 def _summary(fixed: Fixed, out: Path) -> str:
@@ -110,7 +122,7 @@ def _nodes(count: int) -> str:
     return f"{count} node{'s' * (count != 1)}" if count else "no node"
 
 
-def _next_command(fixed: Fixed, path: Path) -> tuple[Word, ...]:
+def _next_command(fixed: Fixed, path: Path) -> tuple[Argument, ...]:
     if fixed.remaining and fixed.remaining[0].rule:
         return "explain", fixed.remaining[0].rule
     suffix = get_target(fixed.target).spec.lowered_suffix
