@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from whisperport.bench.measure import measure
 from whisperport.fixing import fix
-from whisperport.inspection.gain import work_of
+from whisperport.inspection.gain import compute_and_bytes
 from whisperport.inspection.read_exported import read_exported
 from whisperport.programs.program import Program, trace
 from whisperport.runner import Runner
@@ -125,7 +125,7 @@ def plain_products(folder: Path, threads: int) -> Plain:
 
 def product_flops(program: Program) -> int:
     """Operations of the linears, products and convolutions of a program."""
-    return work_of(read_exported(program.name, program.exported).nodes)[0]
+    return compute_and_bytes(read_exported(program.name, program.exported).nodes)[0]
 
 
 def one_case(name: str, case: Case, plain: Plain, options: argparse.Namespace) -> dict[str, Any]:

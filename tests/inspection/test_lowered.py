@@ -59,10 +59,10 @@ def test_one_program_of_a_bundle_may_be_chosen(exported: Any) -> None:
 @pytest.mark.parametrize(
     ("contents", "why"),
     [
-        (b"", "it is empty"),
-        (b"PK\x03\x04" + b"\0" * 60, "it is an archive"),
-        (b"import torch\n", "it begins with b'import t'"),
-        (b"\0" * 100, "it begins with"),
+        (b"", "the file is empty"),
+        (b"PK\x03\x04" + b"\0" * 60, "the file is a zip archive"),
+        (b"import torch\n", "the file begins with b'import t'"),
+        (b"\0" * 100, "the file begins with"),
     ],
 )
 def test_what_is_no_compiled_program_is_refused(contents: bytes, why: str, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_file_that_is_not_there_and_a_folder_that_is_no_bundle_are_refused(
 
 
 def test_a_program_is_chosen_only_where_there_are_several(cumsum_tflite: Path) -> None:
-    with pytest.raises(ProgramError, match="one program is run"):
+    with pytest.raises(ProgramError, match="`--program` does not apply"):
         inspect_lowered(cumsum_tflite, ProfileOptions(programs=("main",)), nothing)
 
 

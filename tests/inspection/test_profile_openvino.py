@@ -65,7 +65,7 @@ def test_a_reference_kernel_is_pointed_out() -> None:
     node = module._node(info, "CPU", [3.0, 1.0, 2.0])
 
     assert node.ms == 2.0
-    assert node.reason.startswith("a reference kernel")
+    assert node.reason.startswith("a slow reference kernel")
 
 
 def test_without_openvino_it_says_what_to_install(

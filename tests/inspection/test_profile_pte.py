@@ -63,7 +63,10 @@ def test_the_partitioner_is_quoted_where_no_rule_speaks(naive_pte: Path) -> None
 
     assert named(silent, "native_call_mm.out").reason == ""  # it looks at mm, and we were not asked
     embedding = named(silent, "native_call_embedding.out")
-    assert embedding.reason == "XNNPACK's partitioner does not look at embedding.default"
+    assert embedding.reason == (
+        "XNNPACK's partitioner has no configuration for embedding.default; "
+        "write the layer with other operators"
+    )
 
 
 def test_shares_and_the_rest_add_up(naive: Profile) -> None:
@@ -150,7 +153,7 @@ def test_a_delegate_that_names_no_nodes_is_one_node_itself() -> None:
         (0, 0, ""): 4.0,
         (0, 1, "Add #1"): 1.0,
         (0, 2, ""): 3.0,  # the call, and not only the kernel inside of it
-        module.ALL: 13.0,
+        module.WHOLE_RUN: 13.0,
     }
 
 
@@ -188,7 +191,7 @@ def test_a_runtime_without_etdump_says_so(naive_pte: Path, monkeypatch: pytest.M
     )
     monkeypatch.setattr(module, "_portable_lib", lambda: blind)
 
-    with pytest.raises(ProgramError, match="cannot measure") as raised:
+    with pytest.raises(ProgramError, match="cannot measure a program") as raised:
         profile_pte(naive_pte, ONCE, REASONS)
 
     assert "without ETDump" in raised.value.why

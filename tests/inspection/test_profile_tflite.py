@@ -29,10 +29,10 @@ def cumsum(cumsum_tflite: Path) -> Profile:
 def test_what_the_delegate_did_not_take_is_outside(cumsum: Profile) -> None:
     assert cumsum.subgraphs == 2
     assert [(n.name, n.where, n.reason) for n in cumsum.undelegated] == [
-        ("CUMSUM [1]", "no delegate", "not delegated")
+        ("CUMSUM [1]", "no delegate", "not delegated to XNNPACK; LiteRT does not report why")
     ]
     assert {n.where for n in cumsum.nodes if n.delegated} == {"XNNPACK 1", "XNNPACK 2"}
-    assert "XNNPACK took 2 of the file's 3 nodes: 2 FULLY_CONNECTED" in cumsum.notes
+    assert "2 of the file's 3 nodes run in XNNPACK: 2 FULLY_CONNECTED" in cumsum.notes
 
 
 def test_every_node_is_measured(cumsum: Profile) -> None:
@@ -40,7 +40,7 @@ def test_every_node_is_measured(cumsum: Profile) -> None:
     assert cumsum.overhead_ms is not None
     assert cumsum.total_ms > 0
     assert cumsum.runs == 2
-    assert any("without its delegate takes" in note for note in cumsum.notes)
+    assert any("time of a run without the delegate" in note for note in cumsum.notes)
 
 
 def test_nodes_and_what_is_between_them_make_up_the_whole(wide_tflite: Path) -> None:
@@ -70,7 +70,7 @@ def test_where_nodes_cannot_be_measured_they_are_said_to_be_not_measured(
     cumsum_tflite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = run_litert(cumsum_tflite, ONCE)
-    unmeasured = Measured(measured.ops, 2.0, 3.0, (), "it has no function LiteRtStartProfiler")
+    unmeasured = Measured(measured.ops, 2.0, 3.0, (), "the LiteRT library has no function LiteRtStartProfiler")
     monkeypatch.setattr(profile_tflite, "run_litert", lambda *_: unmeasured)
 
     profile = profile_tflite.profile_tflite(cumsum_tflite, ONCE)
@@ -85,7 +85,9 @@ def test_where_nodes_cannot_be_measured_they_are_said_to_be_not_measured(
         None,
         2.0,
     )
-    assert "not measured: it has no function LiteRtStartProfiler" in profile.notes[0]
+    assert (
+        "not measured: the LiteRT library has no function LiteRtStartProfiler" in profile.notes[0]
+    )
 
 
 def test_a_library_without_a_profiler_is_not_asked(cumsum_tflite: Path) -> None:
@@ -94,7 +96,7 @@ def test_a_library_without_a_profiler_is_not_asked(cumsum_tflite: Path) -> None:
     other = Path(numpy.linalg._umath_linalg.__file__)
 
     with pytest.raises(
-        ProfilerUnavailableError, match="it has no function LiteRtCreateEnvironment"
+        ProfilerUnavailableError, match="library has no function LiteRtCreateEnvironment"
     ):
         profiled_runs(other, cumsum_tflite, {}, 1, 1)
     with pytest.raises(ProfilerUnavailableError):
@@ -108,7 +110,7 @@ def test_a_refusal_of_the_profiler_leaves_the_whole_measured(
 
     measured = litert_run._measure(cumsum_tflite, ONCE, profiled=True)
 
-    assert (measured.runs, measured.why) == ((), "no signature")
+    assert (measured.runs, measured.profiler_error) == ((), "no signature")
 
 
 def _reject() -> None:
@@ -137,7 +139,7 @@ def test_a_crash_of_the_profiler_costs_its_times_only(
 
     measured = litert_run.run_litert(cumsum_tflite, ONCE)
 
-    assert (measured.runs, measured.why) == ((), CRASHED)
+    assert (measured.runs, measured.profiler_error) == ((), CRASHED)
 
 
 def test_a_crash_of_the_interpreter_is_an_error(
@@ -152,7 +154,7 @@ def test_a_crash_of_the_interpreter_is_an_error(
 def test_inputs_of_the_wrong_shape_are_refused(cumsum_tflite: Path) -> None:
     given = {"x": np.zeros((4, 63), np.float32)}
 
-    with pytest.raises(ProgramError, match="input `x` does not fit"):
+    with pytest.raises(ProgramError, match="input `x` has the wrong shape"):
         profile_tflite.profile_tflite(cumsum_tflite, ProfileOptions(inputs=given))
 
 
@@ -174,7 +176,7 @@ def test_what_litert_prints_is_not_seen(
 
 
 def test_options_are_refused(cumsum_tflite: Path) -> None:
-    with pytest.raises(UsageError, match="no run option `provider`"):
+    with pytest.raises(UsageError, match="no runtime option `provider`"):
         profile_tflite.profile_tflite(cumsum_tflite, ProfileOptions(options={"provider": "x"}))
 
 

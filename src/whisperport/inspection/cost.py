@@ -1,21 +1,22 @@
-"""What a program costs: floating-point operations and bytes moved, per node and in all.
+"""Count the cost of a program: floating-point operations and bytes moved, per node and in total.
 
-A multiplication and an addition are two operations. exp, erf, tanh and a root count as one each, so that
-the counts are the same on every machine; they say what is asked for, and not how long it takes.
+A multiplication and an addition count as two operations. exp, erf, tanh and a square root count as one
+each, so that the counts are the same on every machine. The counts do not predict how long a node takes.
 
-    linear, matmul   2·M·N·K, and M·N more with a bias
-    convolution      2·outputs·(C / groups · kernel), and outputs more with a bias
-    attention        its two products, 2·H·P·T·(D + Dv), and 6 an entry of its (H, P, T) scores: scale and
-                     softmax; 7 with a mask. A causal mask saves nothing: every score is computed
-    softmax          5 an element: maximum, difference, exp, sum, quotient
-    layer norm       8 an element: mean, difference, square, mean, product, weight, bias, and 1 that stands
-                     for the root and its reciprocal of each row
-    GELU             5 an element: scale, erf, + 1, two products; 9 in its tanh form
-    elementwise      1 an element of the output; a sum or mean, 1 an element of the input
+    linear, matmul   2·M·N·K; with a bias, M·N more
+    convolution      2·outputs·(C / groups · kernel); with a bias, one more per output
+    attention        2·H·P·T·(D + Dv) for its two matmuls, and 6 per entry of its (H, P, T) scores for scale
+                     and softmax; 7 with a mask. A causal mask saves nothing: every score is computed
+    softmax          5 per element: maximum, subtraction, exp, sum, division
+    layer norm       8 per element: mean, subtraction, square, mean, multiplication, weight, bias, and 1 for
+                     the square root and the reciprocal of each row
+    GELU             5 per element: scale, erf, + 1, two multiplications; 9 in its tanh form
+    elementwise      1 per element of the output; for a sum or mean, 1 per element of the input
     data movement    0
 
-Bytes are those of the inputs and outputs, once each, as if nothing stayed in a cache: weights (constants)
-and activations apart. A reshape moves none; a lookup or a slice reads as many as it writes.
+Bytes are those of the inputs and outputs, each counted once, as if nothing stayed in a cache. Weights
+(constants) and activations are counted separately. A reshape moves no bytes. A lookup or a slice reads as
+many bytes as it writes.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,9 @@ from math import prod
 
 from whisperport.inspection.graph import Graph, Node, Value
 
+# Operators that move no bytes.
 ZERO_COPY = frozenset({"alias", "detach", "reshape", "squeeze", "unsqueeze", "shape"})
+# Operators that read only the part of their first input that they return.
 PARTIAL_READS = frozenset(
     {"embedding", "gather", "index", "index_select", "select", "slice", "split"}
 )
@@ -76,42 +79,45 @@ MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """One node. Zero where a shape is not static or the operator is not counted."""
+    """The cost of one node; all counts are 0 if a shape is not static."""
 
     node: Node
-    flops: int
-    weight_bytes: int  # constants read
-    activation_bytes: int  # everything else read, and what is written
-    counted: bool = True  # False: the count leaves this node out
+    flops: int  # 0 if the operator is not counted
+    weight_bytes: int  # of the constants that the node reads
+    activation_bytes: int  # of its other inputs and of its outputs
+    counted: bool = True  # False: a shape is not static, or the operator is not counted
 
     @property
     def bytes(self) -> int:
+        """Bytes read and written."""
         return self.weight_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A whole program."""
+    """The cost of a complete program."""
 
     nodes: tuple[NodeCost, ...]  # in the program's order
-    stored_bytes: int  # of all constants, each once, however many nodes read it
+    stored_bytes: int  # of all constants; each is counted once, even if several nodes read it
 
     @property
     def flops(self) -> int:
+        """Floating-point operations of all nodes."""
         return sum(node.flops for node in self.nodes)
 
     @property
     def bytes(self) -> int:
+        """Bytes read and written by all nodes."""
         return sum(node.bytes for node in self.nodes)
 
     @property
     def uncounted(self) -> int:
-        """How many nodes the counts leave out."""
+        """Number of nodes that the counts do not include."""
         return sum(not node.counted for node in self.nodes)
 
 
 def cost_of(graph: Graph) -> Cost:
-    """Count `graph`."""
+    """Count the cost of every node of `graph`."""
     constants = {
         value.name: value.n_bytes or 0
         for node in graph.nodes
@@ -131,6 +137,7 @@ def _node_cost(node: Node) -> NodeCost:
 
 
 def _bytes(node: Node) -> tuple[int, int]:
+    """Return the bytes of weights read, and of activations read and written."""
     if node.op in ZERO_COPY:
         return 0, 0
     written = sum(_n_bytes(value) for value in node.outputs)
@@ -144,7 +151,7 @@ def _bytes(node: Node) -> tuple[int, int]:
 
 
 def _flops(node: Node) -> int | None:
-    """None for an operator that is in no table."""
+    """Return the floating-point operations of a node; None if the operator is not counted."""
     if node.op in MOVEMENT:
         return 0
     if node.op in PER_OUTPUT_ELEMENT:
@@ -153,26 +160,29 @@ def _flops(node: Node) -> int | None:
         return PER_INPUT_ELEMENT[node.op] * _size(node.tensors[0])
     if node.op in MATMULS:
         return _matmul(node)
-    counted = _COUNTED.get(node.op)
+    counted = _FLOPS_OF.get(node.op)
     return counted(node) if counted else None
 
 
 def _matmul(node: Node) -> int:
-    """(…, M, K) times (…, K, N), or for `linear` (N, K); a third input is a bias."""
+    """Count (…, M, K) times (…, K, N), or times (N, K) for `linear`; a third input is a bias."""
     left = node.tensors[0].shape or (1,)
     inner = left[-2 if node.attributes.get("transposed_left") else -1]
     return _size(node.output) * (2 * int(inner) + (len(node.tensors) > 2))
 
 
 def _conv(node: Node) -> int:
-    """Weight (O, C / groups, *kernel); TFLite's is (O, *kernel, C), which multiplies to the same."""
+    """Count a convolution with weight (O, C / groups, *kernel).
+
+    TFLite's weight is (O, *kernel, C), which has the same number of elements.
+    """
     kernel = prod(int(axis) for axis in (node.tensors[1].shape or ())[1:])
     positions = _size(node.tensors[0]) if node.attributes.get("transposed") else _size(node.output)
     return 2 * positions * kernel + _size(node.output) * (len(node.tensors) > 2)
 
 
 def _attention(node: Node) -> int:
-    """q (…, P, D), k (…, T, D), v (…, T, Dv)."""
+    """Count attention of q (…, P, D), k (…, T, D) and v (…, T, Dv)."""
     q, k, v = (value.shape or (1, 1) for value in node.tensors[:3])
     scores = _size(node.tensors[0]) // max(1, int(q[-1])) * int(k[-2])
     masked = len(node.tensors) > 3 or bool(node.attributes.get("is_causal"))
@@ -183,7 +193,7 @@ def _gelu(node: Node) -> int:
     return (9 if node.attributes.get("approximate") == "tanh" else 5) * _size(node.output)
 
 
-_COUNTED: dict[str, Callable[[Node], int]] = {
+_FLOPS_OF: dict[str, Callable[[Node], int]] = {
     "conv": _conv,
     "gelu": _gelu,
     "scaled_dot_product_attention": _attention,

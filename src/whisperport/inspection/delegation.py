@@ -1,4 +1,4 @@
-"""Which nodes of a lowered ExecuTorch program run in a delegate, read off the .pte file itself."""
+"""Read from a .pte file which operators of an ExecuTorch program run in a delegate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,26 +7,27 @@ from typing import Any
 
 from whisperport.errors import BundleError
 
-HEADER_BYTES = 64  # of a .pte, enough for its extended header: executorch/schema/extended_header.h
+HEADER_BYTES = 64  # contain the extended header of a .pte: executorch/schema/extended_header.h
 
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """One method of a program: how much of it an accelerator runs."""
+    """How much of one method of a program runs in a delegate."""
 
     method: str
     subgraphs: int  # calls into a delegate
-    undelegated: tuple[str, ...]  # operators that run outside any delegate, one entry per call
+    undelegated: tuple[str, ...]  # operators that run in no delegate, one entry per call
 
     def to_json(self) -> dict[str, Any]:
+        """Return the counts as JSON, without the method's name."""
         return {"subgraphs": self.subgraphs, "undelegated": list(self.undelegated)}
 
 
 def read_delegation(pte: bytes | mmap) -> dict[str, Delegation]:
-    """Every method of a .pte, by name. Weights, which lie behind the program in the file, are not read.
+    """Read the delegation of every method of a .pte, by the method's name; weights are not read.
 
     Raises:
-        BundleError: `pte` is not an ExecuTorch program.
+        BundleError: `pte` is not an ExecuTorch program, or is damaged.
 
     Source: the instructions of `ExecutionPlan.chains`, executorch/schema/program.fbs.
     """

@@ -1,4 +1,4 @@
-"""What a program is run with where nobody says: random numbers of the right shapes and dtypes."""
+"""Choose the inputs of a program: arrays from a file, or random numbers of the right shapes and dtypes."""
 
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -13,55 +13,62 @@ from whisperport.regular_file import other_kind
 from whisperport.runner import Array
 from whisperport.unpacking import check_unpacked_size
 
-HIGHEST_TOKEN = 99  # integers are taken for token ids or positions: few tables are shorter
+HIGHEST_TOKEN = 99  # random integers are valid token ids and positions: few tables are shorter
 SEED = 0
-GIVE = "--inputs FILE.npz gives every input by its name"
+INPUTS_HINT = "give an array for every input with --inputs FILE.npz"
 
 
 def inputs_for(wanted: Sequence[Value], given: Mapping[str, Array] | None) -> list[Array]:
-    """One array for each of `wanted`, in their order.
+    """Return one array for each input in `wanted`, in their order.
 
     Args:
-        given: arrays by name; None: floats normally distributed, integers from 0 to 99, booleans
-            either way, the same each time.
+        wanted: the program's inputs.
+        given: arrays by input name. None: random arrays from a fixed seed; floats are normally
+            distributed, integers are 0 to 99, booleans are true or false.
 
     Raises:
-        ProgramError: `given` does not fit, or nothing was given and a shape is not static.
+        ProgramError: the names, shapes or dtypes in `given` differ from the inputs; or nothing is given
+            and a shape is not static.
     """
     if given is not None:
-        return _fitting(wanted, given)
+        return _checked(wanted, given)
     random = np.random.default_rng(SEED)
     return [_random(value, random) for value in wanted]
 
 
 def hint_for(given: Sequence[Array]) -> str:
-    """What to try where a program refuses what it was given."""
+    """Return a hint for the case that a program fails on these inputs; empty if none is an integer."""
     if not any(array.dtype.kind in "iu" for array in given):
         return ""
-    return f"integers given are 0 to {HIGHEST_TOKEN}; where the program wants others, use --inputs"
+    return (
+        f"random integer inputs are 0 to {HIGHEST_TOKEN}; "
+        "if the program needs other integers, give them with --inputs FILE.npz"
+    )
 
 
 def read_inputs(path: Path) -> dict[str, Array]:
-    """Arrays by name, from an `.npz` file.
+    """Read arrays by name from an `.npz` file.
 
     Raises:
-        ProgramError: there is no such file, or it is no archive of plain arrays.
+        ProgramError: the file does not exist, or is not an archive of plain arrays.
     """
     try:
         if kind := other_kind(path):
-            raise ValueError(f"it is {kind}, not a file")
+            raise ValueError(f"the path is {kind}, not a file")
         with zipfile.ZipFile(path) as members:
             check_unpacked_size(members, path.stat().st_size)
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except Exception as error:  # numpy and zipfile raise nine kinds on a damaged file
+    except Exception as error:  # numpy and zipfile raise nine exception classes on a damaged file
         raise ProgramError(
-            f"cannot read inputs from {path}", why=f"{type(error).__name__}: {error}"[:200]
+            f"cannot read inputs from {path}",
+            why=f"{type(error).__name__}: {error}"[:200],
+            hint="write the file with numpy.savez, one array per input name",
         ) from error
 
 
 def _random(value: Value, random: np.random.Generator) -> Array:
-    shape = _static(value)
+    shape = _static_shape(value)
     dtype = _dtype(value)
     if dtype.kind == "b":
         return random.integers(0, 2, shape).astype(dtype)
@@ -70,11 +77,13 @@ def _random(value: Value, random: np.random.Generator) -> Array:
     return random.standard_normal(shape).astype(dtype)
 
 
-def _static(value: Value) -> tuple[int, ...]:
+def _static_shape(value: Value) -> tuple[int, ...]:
     if value.shape is None or any(isinstance(axis, str) or axis < 0 for axis in value.shape):
         shown = "(?)" if value.shape is None else f"({', '.join(map(str, value.shape))})"
         raise ProgramError(
-            f"input `{value.name}` has no static shape", why=f"it is {shown}", hint=GIVE
+            f"input `{value.name}` has no static shape",
+            why=f"its shape is {shown}, so random inputs cannot be made",
+            hint=INPUTS_HINT,
         )
     return tuple(int(axis) for axis in value.shape)
 
@@ -87,17 +96,19 @@ def _dtype(value: Value) -> np.dtype[Any]:
     if not value.dtype or dtype.kind not in "biuf":
         raise ProgramError(
             f"input `{value.name}` is of dtype {value.dtype or 'unknown'}",
-            why="numpy has no numbers of it",
+            why="numpy has no arrays of this dtype",
+            hint="export the program with float32 or integer inputs",
         )
     return dtype
 
 
-def _fitting(wanted: Sequence[Value], given: Mapping[str, Array]) -> list[Array]:
+def _checked(wanted: Sequence[Value], given: Mapping[str, Array]) -> list[Array]:
     names = [value.name for value in wanted]
     if set(names) != set(given):
         raise ProgramError(
-            "the inputs given are not those of the program",
+            "the arrays given do not match the inputs of the program",
             why=f"expected {', '.join(names) or 'none'}; got {', '.join(given) or 'none'}",
+            hint=INPUTS_HINT,
         )
     for value in wanted:
         array = given[value.name]
@@ -111,7 +122,7 @@ def _fitting(wanted: Sequence[Value], given: Mapping[str, Array]) -> list[Array]
         )
         if not fits or array.dtype != _dtype(value):
             raise ProgramError(
-                f"input `{value.name}` does not fit",
+                f"the array for input `{value.name}` has the wrong shape or dtype",
                 why=f"expected {value.shape} {value.dtype}, got {array.shape} {array.dtype}",
             )
     return [np.ascontiguousarray(given[name]) for name in names]

@@ -1,5 +1,7 @@
-"""Run a .tflite with LiteRT, in a process of its own: a library that crashes takes nobody along, and
-what it prints stays off the screen."""
+"""Run a .tflite with LiteRT in a child process.
+
+If the library crashes, only the child process ends. What the library prints is discarded.
+"""
 
 import multiprocessing
 import os
@@ -19,35 +21,35 @@ from whisperport.inspection.litert_profiler import ProfilerUnavailableError, Run
 from whisperport.inspection.profile import ProfileOptions
 from whisperport.runner import Array
 
-CRASHED = "its profiler crashed"
+CRASHED = "LiteRT's profiler crashed"
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A node as LiteRT's interpreter has it; a delegate's call is one more, after the file's own."""
+    """A node in LiteRT's interpreter: a node of the file, or after all of these a call of a delegate."""
 
     index: int
     name: str
-    inputs: tuple[int, ...]  # numbers of tensors
-    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # indices of tensors
+    outputs: tuple[int, ...]  # indices of tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What LiteRT said of one model."""
+    """What was measured of one model."""
 
     ops: tuple[Op, ...]
-    run_ms: float  # of a whole run, median
-    alone_ms: float  # the same, without its delegate
-    runs: tuple[Run, ...]  # node by node; none where that was not measured
-    why: str  # it was not; empty if it was
+    run_ms: float  # milliseconds of a complete run, median
+    no_delegate_ms: float  # the same without the delegate
+    runs: tuple[Run, ...]  # times of single nodes; empty if they were not measured
+    profiler_error: str  # why single nodes were not measured; empty if they were
 
 
 def run_litert(path: Path, options: ProfileOptions) -> Measured:
-    """Run a model with the delegate, without, and once more under LiteRT's profiler.
+    """Run a model with its delegate, without it, and with LiteRT's profiler.
 
     Raises:
-        ProgramError: it cannot be loaded or run, or has dynamic shapes and no inputs were given.
+        ProgramError: the model cannot be loaded or run, or has dynamic shapes and no inputs were given.
         MissingPackageError: LiteRT is not installed.
     """
     try:
@@ -59,20 +61,20 @@ def run_litert(path: Path, options: ProfileOptions) -> Measured:
     except BrokenProcessPool as error:
         raise ProgramError(
             f"LiteRT crashed on {path.name}",
-            why="the process it ran in ended without an answer",
-            hint="the file is damaged, or not for this version of LiteRT",
+            why="the child process that ran LiteRT ended without a result",
+            hint="convert the model again; the file may be damaged, or made for another LiteRT version",
         ) from error
 
 
 def _in_child(path: Path, options: ProfileOptions, *, profiled: bool) -> Measured:
-    # Not a fork: libraries that were loaded here with their threads would deadlock there.
+    # `spawn`, not `fork`: libraries that this process loaded have threads, and would deadlock after a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=_silence) as pool:
         return pool.submit(_measure, path, options, profiled).result()
 
 
 def _silence() -> None:
-    """LiteRT writes to the screen from C++."""
+    """Discard everything that this process prints, also from C++."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
@@ -81,17 +83,17 @@ def _silence() -> None:
 def _measure(path: Path, options: ProfileOptions, profiled: bool) -> Measured:
     litert = _litert()
     plain = litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    threads = options.threads or 1  # LiteRT's own choice
+    threads = options.threads or 1  # LiteRT's default
     feed: list[Array] = []
     try:
         delegated = litert.Interpreter(str(path), num_threads=threads)
-        alone = litert.Interpreter(
+        no_delegate = litert.Interpreter(
             str(path), num_threads=threads, experimental_op_resolver_type=plain
         )
         details = delegated.get_input_details()
         feed = inputs_for([_value(detail) for detail in details], options.inputs)
         run_ms = _median_ms(delegated, details, feed, options.repeat)
-        alone_ms = _median_ms(alone, details, feed, options.repeat)
+        no_delegate_ms = _median_ms(no_delegate, details, feed, options.repeat)
         ops = tuple(_op(described) for described in delegated._get_ops_details())
     except (RuntimeError, ValueError) as error:
         raise ProgramError(
@@ -100,14 +102,14 @@ def _measure(path: Path, options: ProfileOptions, profiled: bool) -> Measured:
             hint=hint_for(feed),
         ) from error
     runs: tuple[Run, ...] = ()
-    why = "" if profiled else CRASHED
+    profiler_error = "" if profiled else CRASHED
     if profiled:
         named = {str(d["name"]): array for d, array in zip(details, feed, strict=True)}
         try:
             runs = tuple(profiled_runs(_library(litert), path, named, threads, options.repeat))
         except ProfilerUnavailableError as error:
-            why = str(error)
-    return Measured(ops, run_ms, alone_ms, runs, why)
+            profiler_error = str(error)
+    return Measured(ops, run_ms, no_delegate_ms, runs, profiler_error)
 
 
 def _litert() -> Any:
@@ -123,7 +125,7 @@ def _litert() -> Any:
 
 
 def _library(litert: Any) -> Path:
-    """`libLiteRt.so`, on other systems `.dylib` and `.dll`."""
+    """Return the path of LiteRT's shared library: `libLiteRt.so`, `.dylib` or `.dll`."""
     folder = Path(litert.__file__).parent
     return next(iter(sorted(folder.glob("libLiteRt.*"))), folder / "libLiteRt.so")
 

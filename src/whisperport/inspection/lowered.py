@@ -1,4 +1,4 @@
-"""Open what was compiled, and measure it: `.pte`, `.onnx`, OpenVINO's `.xml`, `.tflite`, or a bundle."""
+"""Run and measure a compiled program: a `.pte`, `.onnx`, OpenVINO `.xml` or `.tflite` file, or a bundle."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,54 +21,58 @@ HINT = "give a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle"
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What was measured, and what could not be."""
+    """The profiles of all programs in a file or bundle."""
 
     profiles: tuple[Profile, ...]
-    skipped: tuple[str, ...]  # programs of a bundle whose format none here measures
+    skipped: tuple[str, ...]  # names of a bundle's programs whose format cannot be measured
 
 
 def inspect_lowered(
     path: Path, options: ProfileOptions, reasons: Reasons, *, progress: Progress = lambda _: None
 ) -> Inspected:
-    """Run a compiled program, or all of a file or bundle, and say which nodes ran where.
+    """Run the compiled programs of a file or bundle, and report where each node ran and how long it took.
 
     Args:
-        reasons: what XNNPACK would reject of a graph, for the nodes that a .pte leaves outside.
+        path: a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle.
+        reasons: returns why XNNPACK rejects nodes of a graph; used for the undelegated nodes of a .pte.
+        progress: called with a short text before each program runs.
 
     Raises:
-        ProgramError: it is missing, damaged, of none of these formats, or cannot be run.
-        BundleError: it is a bundle, and damaged.
-        MissingPackageError: the runtime of its format is not installed.
+        ProgramError: the file is missing, damaged, of another format, or cannot be run.
+        BundleError: the bundle is damaged.
+        MissingPackageError: the runtime of the file's format is not installed.
     """
     if path.is_dir():
-        return _of_bundle(path, options, reasons, progress)
+        return _inspect_bundle(path, options, reasons, progress)
     progress(f"running {path.name}")
     head = _head(path)
     if head[4:6] == EXECUTORCH and head[6:8].isdigit():
         return Inspected(tuple(profile_pte(path, options, reasons)), ())
     if options.programs:
         raise ProgramError(
-            f"of {path.name} one program is run",
-            why="only a bundle and a .pte have several to choose from",
-            hint="leave out --program",
+            f"`--program` does not apply to {path.name}",
+            why="the file contains one program; only a bundle or a .pte can contain several",
+            hint="remove --program",
         )
-    return Inspected((_one(path, head, options),), ())
+    return Inspected((_profile_file(path, head, options),), ())
 
 
 def _head(path: Path) -> bytes:
     if kind := other_kind(path):
-        raise ProgramError(f"{path} is not a program", why=f"it is {kind}, not a file", hint=HINT)
+        raise ProgramError(
+            f"{path} is not a program", why=f"the path is {kind}, not a file", hint=HINT
+        )
     try:
         with path.open("rb") as file:
             return file.read(64)
     except OSError as error:
         raise ProgramError(
-            f"there is no program at {path}", why=error.strerror or str(error), hint=HINT
+            f"cannot read a program from {path}", why=error.strerror or str(error), hint=HINT
         ) from error
 
 
-def _one(path: Path, head: bytes, options: ProfileOptions) -> Profile:
-    """A file of one program."""
+def _profile_file(path: Path, head: bytes, options: ProfileOptions) -> Profile:
+    """Run and measure a file that contains one program; `head` is its first 64 bytes."""
     if head[4:8] == TFLITE:
         return profile_tflite(path, options)
     if head.lstrip().startswith((b"<?xml", b"<net")):
@@ -77,23 +81,23 @@ def _one(path: Path, head: bytes, options: ProfileOptions) -> Profile:
         return profile_onnx(path, options)
     if head.startswith(ZIP):
         raise ProgramError(
-            f"{path.name} is not compiled yet",
-            why="it is an archive, such as torch.export.save writes",
-            hint=f"whisperport check {path} --target xnnpack",
+            f"{path.name} is not a compiled program",
+            why="the file is a zip archive, such as torch.export.save writes",
+            hint=f"check an exported program with: whisperport check {path} --target xnnpack",
         )
     raise ProgramError(
-        f"{path.name} is no compiled program that is read here",
-        why="it is empty" if not head else f"it begins with {head[:8]!r}",
+        f"{path.name} is not a compiled program of a known format",
+        why="the file is empty" if not head else f"the file begins with {head[:8]!r}",
         hint=HINT,
     )
 
 
-def _of_bundle(
+def _inspect_bundle(
     folder: Path, options: ProfileOptions, reasons: Reasons, progress: Progress
 ) -> Inspected:
     if not (folder / MANIFEST).is_file():
         raise ProgramError(
-            f"{folder} is a folder, and no bundle", why=f"it has no {MANIFEST}", hint=HINT
+            f"the folder {folder} is not a bundle", why=f"it has no {MANIFEST}", hint=HINT
         )
     bundle = Bundle.open(folder)
     wanted = [bundle.manifest.program(name) for name in options.programs]
@@ -104,9 +108,9 @@ def _of_bundle(
         names = [entry.spec.name for entry in entries]
         progress(f"running {', '.join(names)}")
         if file.suffix == ".pte":
-            profiles += _methods(file, entries, options, reasons)
+            profiles += _profile_methods(file, entries, options, reasons)
         elif file.suffix == ".onnx":
-            OnnxGraph.of(bundle.folder, entries[0]).read()  # checks which files it refers to
+            OnnxGraph.of(bundle.folder, entries[0]).read()  # checks the paths of its external data
             one = profile_onnx(file, replace(options, programs=()))
             profiles.append(replace(one, program=names[0]))
         else:
@@ -115,14 +119,14 @@ def _of_bundle(
 
 
 def _by_file(entries: Sequence[ProgramEntry]) -> Iterator[list[ProgramEntry]]:
-    """Programs of one file together: reading it takes longer than running it."""
+    """Group programs by their file, because reading a file takes longer than running a program."""
     groups: dict[str, list[ProgramEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.files[0], []).append(entry)
     yield from groups.values()
 
 
-def _methods(
+def _profile_methods(
     file: Path, entries: Sequence[ProgramEntry], options: ProfileOptions, reasons: Reasons
 ) -> list[Profile]:
     methods = {entry.method: entry for entry in entries}
@@ -131,5 +135,5 @@ def _methods(
         for method, entry in methods.items()
     }
     found = profile_pte(file, replace(options, programs=tuple(methods)), reasons, names)
-    by_method = {one.program: one for one in found}  # the file has an order of its own
+    by_method = {one.program: one for one in found}  # the order in the file may differ
     return [replace(by_method[name], program=entry.spec.name) for name, entry in methods.items()]

@@ -1,8 +1,8 @@
-"""Every shape of an ONNX model that its file decides, whichever exporter wrote it.
+"""Infer every static shape of an ONNX model, whichever exporter wrote it.
 
-onnx's own inference stops where a shape is computed: TorchScript's exporter asks for the shape of a
-tensor (`Shape`, `Gather`, `Slice`, `Concat`) before each `Reshape`, even where all sizes are fixed. Here,
-in one pass over the nodes, what is computed from known shapes is computed, and the inference goes on.
+onnx's own shape inference stops where the graph computes a shape. TorchScript's exporter computes the shape
+of a tensor (`Shape`, `Gather`, `Slice`, `Concat`) before each `Reshape`, even if all sizes are fixed. This
+module folds the nodes that depend on known shapes only, in one pass, and continues the inference.
 """
 
 import warnings
@@ -20,8 +20,9 @@ from onnx.reference import ReferenceEvaluator
 OWN_DOMAINS = frozenset({"", "ai.onnx"})
 MAX_NODES = 200_000  # Whisper large's decoder has 5,000
 CONSTANT_OF_SHAPE, RENAMED = "ConstantOfShape", "whisperport.ConstantOfShape"
-MAX_FOLDED_ELEMENTS = 256  # elements of a tensor that is taken for arithmetic on shapes
+MAX_FOLDED_ELEMENTS = 256  # of a tensor that is treated as arithmetic on shapes
 
+# Operators that are computed here if all their inputs are known and small.
 FOLDED = frozenset(
     {
         *("Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Floor"),
@@ -42,13 +43,14 @@ FOLDED = frozenset(
 
 
 def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its local functions written out, constants as initializers, and shapes stated.
+    """Return the model with local functions inlined, constants as initializers, and static shapes stated.
 
     Raises:
-        Whatever onnx raises from C++ on a model that is not valid.
+        ValueError: the local functions expand to too many nodes.
+        Exception: onnx raises several classes from C++ if the model is not valid.
     """
     if model.functions:
-        _check_unfolds(model)
+        _check_expanded_size(model)
         model = inline_local_functions(model)
     _store_constants(model.graph)
     model = _inferred(model)
@@ -57,10 +59,10 @@ def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """By onnx, which computes small tensors too, but for the output of ConstantOfShape.
+    """Run onnx's shape inference, which also computes small tensors, without ConstantOfShape.
 
-    Of that operator it would write out every element, and a file of a hundred bytes may ask for 2**62;
-    `_ShapePass` computes those that are small.
+    onnx would allocate every element of a ConstantOfShape, and a file of a hundred bytes can request 2**62
+    elements. `_ShapePass` computes small ones.
     """
     _renamed(model, CONSTANT_OF_SHAPE, RENAMED)
     model = shape_inference.infer_shapes(model, data_prop=True)
@@ -75,19 +77,19 @@ def _renamed(model: onnx.ModelProto, operator: str, name: str) -> None:
 
 
 Key = tuple[str, str, str]
-"""By which onnx finds a function: domain, name, overload."""
+"""The identity of an ONNX function: domain, name, overload."""
 
 
-def _check_unfolds(model: onnx.ModelProto) -> None:
-    """Functions that call functions twice each may stand for more nodes than there is memory."""
+def _check_expanded_size(model: onnx.ModelProto) -> None:
+    """Reject a model whose local functions expand to more than `MAX_NODES` nodes."""
     sizes: dict[Key, int] = {}
     for key, function in _callees_first(model):
-        sizes[key] = _unfolded(function.node, sizes)
-    if (count := _unfolded(model.graph.node, sizes)) > MAX_NODES:
-        raise ValueError(f"its local functions unfold to {count} nodes; {MAX_NODES} are the most")
+        sizes[key] = _expanded_size(function.node, sizes)
+    if (count := _expanded_size(model.graph.node, sizes)) > MAX_NODES:
+        raise ValueError(f"its local functions expand to {count} nodes; the limit is {MAX_NODES}")
 
 
-def _unfolded(nodes: Iterable[onnx.NodeProto], sizes: dict[Key, int]) -> int:
+def _expanded_size(nodes: Iterable[onnx.NodeProto], sizes: dict[Key, int]) -> int:
     return sum(sizes.get(_called(node), 1) for node in _with_inner(nodes))
 
 
@@ -114,7 +116,7 @@ def _callees_first(model: onnx.ModelProto) -> Iterator[tuple[Key, onnx.FunctionP
             if not any(_called(n) in waiting for n in _with_inner(function.node))
         ]
         if not ready:
-            return  # they call each other in a circle, which onnx refuses
+            return  # the functions call each other in a cycle, which onnx rejects
         yield from ((key, waiting.pop(key)) for key in ready)
 
 
@@ -131,7 +133,7 @@ def _store_constants(graph: onnx.GraphProto) -> None:
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """What a `Constant` holds, in any of the forms in which it may be written."""
+    """Return the value of a `Constant` node, in any form that ONNX allows; None for other nodes."""
     if node.op_type != "Constant" or node.domain not in OWN_DOMAINS or not node.attribute:
         return None
     attribute = node.attribute[0]
@@ -152,7 +154,7 @@ def _put(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
 
 
 class _ShapePass:
-    """Once over the nodes of a model, in their order."""
+    """Infers shapes and folds nodes in one pass over the nodes of a model."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model, self._graph = model, model.graph
@@ -170,6 +172,7 @@ class _ShapePass:
             self._types.setdefault(value.name, value.type)
 
     def run(self) -> None:
+        """Change the model in place."""
         kept = [node for node in self._graph.node if not self._fold(node)]
         if len(kept) < len(self._graph.node):
             _put(self._graph, kept)
@@ -185,12 +188,12 @@ class _ShapePass:
                 value.type.CopyFrom(self._types[value.name])
 
     def _fold(self, node: onnx.NodeProto) -> bool:
-        """Whether what the node gives is known now, and it need not run."""
+        """Compute the node if its inputs are known; return whether it was computed and can be removed."""
         if node.domain not in OWN_DOMAINS or any(a.HasField("g") for a in node.attribute):
             return False
         if not all(_is_static(self._types.get(name)) for name in node.output if name):
             self._infer(node)
-        made = self._made(node)
+        made = self._computed(node)
         if made is None:
             return False
         for name, array in zip(node.output, made, strict=True):
@@ -210,10 +213,10 @@ class _ShapePass:
                 schema, node, types, data, opset_imports=list(self._model.opset_import)
             )
         except (SchemaError, shape_inference.InferenceError, RuntimeError, ValueError):
-            return  # not known: what reads it is said to be of no known shape
+            return  # not known: the nodes that read it have no known shape either
         self._types |= found
 
-    def _made(self, node: onnx.NodeProto) -> list[Any] | None:
+    def _computed(self, node: onnx.NodeProto) -> list[Any] | None:
         given = self._types.get(node.input[0]) if node.input else None
         if node.op_type == "Shape" and given is not None and _is_static(given):
             between = {a.name: a.i for a in node.attribute}
@@ -229,14 +232,14 @@ class _ShapePass:
         )
 
     def _is_small(self, node: onnx.NodeProto) -> bool:
-        """Whether what known numbers ask for is: a file may ask for tensors of any size."""
+        """Whether the node's result is small; a file can request tensors of any size."""
         given = [self._data[name] for name in node.input if name]
         if node.op_type == CONSTANT_OF_SHAPE:
             return (
                 prod(max(1, int(n)) for n in numpy_helper.to_array(given[0]).flat)
                 <= MAX_FOLDED_ELEMENTS
             )
-        if node.op_type in ("Max", "Min"):  # any number of operands, each spread over the others
+        if node.op_type in ("Max", "Min"):  # any number of operands, which broadcast
             return bool(
                 prod(max(1, prod(tensor.dims)) for tensor in given) <= MAX_FOLDED_ELEMENTS**2
             )
@@ -260,7 +263,7 @@ class _ShapePass:
                 warnings.simplefilter("ignore")
                 feed = {name: numpy_helper.to_array(self._data[name]) for name in names}
                 return list(ReferenceEvaluator(model).run(None, feed))
-        except Exception:  # whatever its Python code raises on arguments that do not fit
+        except Exception:  # its Python code raises any class on invalid arguments
             return None
 
 
@@ -278,7 +281,7 @@ def _is_static(kind: onnx.TypeProto | None) -> bool:
 
 
 def outer_tensors(node: onnx.NodeProto) -> Iterator[str]:
-    """Names of tensors that the graphs inside a node (the branches of an If) read from around it."""
+    """Yield the names of outer tensors that the subgraphs of a node read, such as the branches of an If."""
     for graph in _graphs(node):
         own = {tensor.name for tensor in graph.initializer} | {v.name for v in graph.input}
         for inner in graph.node:
@@ -288,7 +291,7 @@ def outer_tensors(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def inner_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """All nodes of the graphs inside a node."""
+    """Yield all nodes of the subgraphs of a node."""
     for graph in _graphs(node):
         for inner in graph.node:
             yield inner

@@ -1,4 +1,4 @@
-"""What a compiled program's runtime said of one run: who ran each node, and how long it took."""
+"""Profiles of compiled programs: where each node runs and how long it takes."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,15 +11,15 @@ from whisperport.runner import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """How a program is run to be measured.
+    """How a program is run and measured.
 
     Raises:
         UsageError: `repeat` or `threads` is out of its range.
     """
 
-    repeat: int = 5  # runs, after one that does not count
-    threads: int | None = None  # None: as the runtime chooses
-    options: Mapping[str, str] = field(default_factory=dict)  # the runtime's own
+    repeat: int = 5  # measured runs, after one warm-up run
+    threads: int | None = None  # CPU threads; None lets the runtime choose
+    options: Mapping[str, str] = field(default_factory=dict)  # of the runtime
     inputs: Mapping[str, Array] | None = None  # by name; None: random, see `inputs.py`
     programs: tuple[str, ...] = ()  # programs of a bundle, or methods of a .pte; empty: all
 
@@ -30,50 +30,59 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProfile:
-    """One node as the runtime ran it, fused with others or not."""
+    """One node of the compiled program; the runtime may have fused it from several nodes of the source."""
 
-    name: str  # the runtime's own
+    name: str  # in the runtime
     operator: str
-    where: str  # who ran it
-    delegated: bool  # by the accelerator, delegate or provider that was asked for
-    ms: float | None  # median over runs; None: the runtime does not say
-    rule: str = ""  # why it is not delegated: a rule of `whisperport check`
-    reason: str = ""  # in words; empty: not known, or nothing to explain
-    estimated_gain_ms: float | None = None  # an estimate, see `gain.py`; None: no basis for one
+    where: str  # the delegate, provider or device that ran the node
+    delegated: bool  # True: `target` of the profile ran the node
+    ms: float | None  # milliseconds per run, median over runs; None: not measured
+    rule: str = ""  # of `whisperport check`, if it explains why the node is undelegated
+    reason: str = ""  # why the node is undelegated; empty: not known, or delegated
+    estimated_gain_ms: float | None = (
+        None  # milliseconds, see `gain.py`; None: no estimate is possible
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One program, or one method of a file of several."""
+    """The profile of one program, or of one method of a .pte."""
 
     program: str
     runtime: str  # "ExecuTorch", "ONNX Runtime", "OpenVINO" or "LiteRT"
-    target: str  # to what its nodes are delegated: a backend, a provider, a device
-    subgraphs: int  # pieces that the target runs without leaving
+    target: str  # the backend, execution provider or device that nodes are delegated to
+    subgraphs: int  # delegated parts of the graph; each is entered once per run
     nodes: tuple[NodeProfile, ...]  # the most expensive first
-    overhead_ms: float | None  # what no node accounts for, median: calls, copies between subgraphs
-    run_ms: float  # of a whole run, median
-    runs: int
-    notes: tuple[str, ...] = ()  # what the numbers do not say
+    overhead_ms: (
+        float | None
+    )  # time of a run outside all nodes, median: calls, copies between subgraphs
+    run_ms: float  # milliseconds of a complete run, median
+    runs: int  # number of measured runs
+    notes: tuple[str, ...] = ()  # on how to read the numbers
 
     @property
     def undelegated(self) -> tuple[NodeProfile, ...]:
+        """The nodes that the target does not run."""
         return tuple(node for node in self.nodes if not node.delegated)
 
     @property
     def undelegated_time_share(self) -> float | None:
-        """Of the time of a run; None where single nodes were not measured."""
+        """Share of a run's time spent in undelegated nodes, 0 to 1; None if nodes were not measured."""
         return self._share(self.undelegated)
 
     @property
     def total_ms(self) -> float:
-        """Of a run: nodes and rest, so that shares add up. A pause while one node ran is in no median,
-        so on a busy machine this is less than `run_ms`; where nodes were not measured it is that."""
+        """Milliseconds of all nodes plus `overhead_ms`, so that time shares add up to 1.
+
+        The medians of single nodes do not contain occasional pauses, so on a loaded machine this is less
+        than `run_ms`. If nodes were not measured, this is `run_ms`.
+        """
         if self.overhead_ms is None:
             return self.run_ms
         return self.overhead_ms + sum(node.ms or 0.0 for node in self.nodes)
 
     def time_share(self, node: NodeProfile) -> float | None:
+        """Return the node's share of a run's time, 0 to 1; None if it was not measured."""
         return self._share((node,))
 
     def _share(self, nodes: tuple[NodeProfile, ...]) -> float | None:
@@ -82,6 +91,7 @@ class Profile:
         return sum(node.ms or 0.0 for node in nodes) / self.total_ms
 
     def to_json(self) -> dict[str, Any]:
+        """Return the profile as JSON, as `whisperport inspect --json` prints it."""
         return {
             "program": self.program,
             "runtime": self.runtime,
@@ -100,11 +110,19 @@ class Profile:
 
 
 def by_time(nodes: list[NodeProfile]) -> tuple[NodeProfile, ...]:
-    """The most expensive first; where no times are known, those off the target first."""
+    """Sort nodes, the slowest first; without times, undelegated nodes first."""
     return tuple(sorted(nodes, key=lambda node: (-(node.ms or 0.0), node.delegated)))
 
 
-def median_overhead(wholes: Sequence[float], by_run: Sequence[Iterable[float]]) -> float:
-    """Median over runs of the whole less its nodes; clocks of different steps may leave it below zero."""
-    rests = [whole - sum(nodes) for whole, nodes in zip(wholes, by_run, strict=True)]
-    return max(0.0, statistics.median(rests))
+def median_overhead(run_times: Sequence[float], node_times: Sequence[Iterable[float]]) -> float:
+    """Return the median over runs of the time outside all nodes, in milliseconds.
+
+    Args:
+        run_times: milliseconds of each complete run.
+        node_times: milliseconds of the nodes of each run.
+
+    Returns:
+        At least 0; clocks of different resolution can make the difference negative.
+    """
+    overheads = [run - sum(nodes) for run, nodes in zip(run_times, node_times, strict=True)]
+    return max(0.0, statistics.median(overheads))

@@ -1,7 +1,8 @@
-"""Measure an ONNX model with ONNX Runtime's profiler: the provider of every node, and its time.
+"""Measure an ONNX model with ONNX Runtime's profiler: the execution provider and time of every node.
 
-The nodes are those that are left after ONNX Runtime's own fusions. Source: the trace that
-`SessionOptions.enable_profiling` writes; nodes are `cat: Node`, runs `model_run`.
+The nodes are those of the graph after ONNX Runtime's fusions. Source: the trace that
+`SessionOptions.enable_profiling` writes. Its entries with `cat: Node` are nodes, those named `model_run`
+are runs.
 """
 
 import json
@@ -33,15 +34,21 @@ from whisperport.runner import Array
 CPU = "CPUExecutionProvider"
 KERNEL = "_kernel_time"
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-DTYPES = {"float": "float32", "double": "float64"}  # ONNX Runtime's words, where not numpy's
+DTYPES = {
+    "float": "float32",
+    "double": "float64",
+}  # ONNX Runtime's name -> numpy's, where they differ
 
 
 def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
-    """Run an ONNX model, and say which provider ran each node and for how long.
+    """Run an ONNX model, and report which execution provider runs each node and how long it takes.
+
+    Args:
+        options: its runtime option is `provider`; default: CPUExecutionProvider.
 
     Raises:
-        ProgramError: it cannot be loaded or run, or has dynamic shapes and no inputs were given.
-        UsageError: no such option or provider.
+        ProgramError: the model cannot be loaded or run, or has dynamic shapes and no inputs were given.
+        UsageError: the runtime option or the provider does not exist.
         MissingPackageError: ONNX Runtime is not installed.
     """
     ort = _onnxruntime()
@@ -49,9 +56,9 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
     settings = ort.SessionOptions()
     settings.enable_profiling = True
     settings.intra_op_num_threads = options.threads or 0
-    # As the target `onnxruntime` does.
+    # The target `onnxruntime` sets the same.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    settings.log_severity_level = 4  # it reports errors by exception as well
+    settings.log_severity_level = 4  # errors are raised as exceptions too
     arrays: list[Array] = []
     with tempfile.TemporaryDirectory() as folder:
         settings.profile_file_prefix = os.path.join(folder, "trace")
@@ -65,7 +72,7 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
             trace = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         except (ProgramError, UsageError):
             raise
-        except Exception as error:  # its own exception classes have no common base but Exception
+        except Exception as error:  # its exception classes have no common base other than Exception
             raise ProgramError(
                 f"ONNX Runtime cannot run {path.name}",
                 why=_message(error),
@@ -75,7 +82,7 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
 
 
 def _message(error: Exception) -> str:
-    """What went wrong, without where in ONNX Runtime's own sources it was noticed."""
+    """Return the first line of the error, without the location in ONNX Runtime's sources."""
     line = str(error).strip().split("\n")[0]
     return re.sub(r"/onnxruntime_src/\S+ [^)]*\) ", "", line)[:300]
 
@@ -95,12 +102,16 @@ def _onnxruntime() -> Any:
 def _provider(ort: Any, options: ProfileOptions) -> str:
     unknown = [name for name in options.options if name != "provider"]
     if unknown:
-        raise UsageError(f"ONNX Runtime has no run option `{unknown[0]}`", hint="known: provider")
+        raise UsageError(
+            f"ONNX Runtime has no runtime option `{unknown[0]}`",
+            hint="use --runtime-option provider=NAME",
+        )
     provider = options.options.get("provider", CPU)
     if provider not in ort.get_available_providers():
         raise UsageError(
             f"ONNX Runtime has no execution provider `{provider}` here",
-            why=f"installed: {', '.join(ort.get_available_providers())}",
+            why=f"installed providers: {', '.join(ort.get_available_providers())}",
+            hint="choose one of these, or install the ONNX Runtime package of the provider",
         )
     return provider
 
@@ -116,34 +127,35 @@ def _value(described: Any) -> Value:
 def _profile(name: str, provider: str, trace: list[dict[str, Any]]) -> Profile:
     runs = sorted((e["ts"], e["dur"]) for e in trace if e["name"] == "model_run")[1:]
     events = [e for e in trace if e["cat"] == "Node" and e["name"].endswith(KERNEL)]
-    starts, wholes = [start for start, _ in runs], [duration / 1e3 for _, duration in runs]
-    by_run, first = _times(events, starts)
+    starts, run_times = [start for start, _ in runs], [duration / 1e3 for _, duration in runs]
+    by_run, examples = _times(events, starts)
     times = {key: statistics.median(of_runs.values()) for key, of_runs in by_run.items()}
     inside = [[r[run] for r in by_run.values() if run in r] for run in range(1, len(runs) + 1)]
-    rate = _rates(provider, times, first)
-    nodes = [_node(first[key], ms, provider, rate) for key, ms in times.items()]
+    rate = _rates(provider, times, examples)
+    nodes = [_node(examples[key], ms, provider, rate) for key, ms in times.items()]
     return Profile(
         program=name,
         runtime="ONNX Runtime",
         target=provider,
-        subgraphs=_pieces(provider, first.values()),
+        subgraphs=_subgraphs(provider, examples.values()),
         nodes=by_time(nodes),
-        overhead_ms=median_overhead(wholes, inside),
-        run_ms=statistics.median(wholes),
+        overhead_ms=median_overhead(run_times, inside),
+        run_ms=statistics.median(run_times),
         runs=len(runs),
-        notes=("nodes are those left after ONNX Runtime's own fusions",),
+        notes=("the nodes are those of the graph after ONNX Runtime's fusions",),
     )
 
 
 def _times(
     events: list[dict[str, Any]], starts: list[int]
 ) -> tuple[dict[str, dict[int, float]], dict[str, dict[str, Any]]]:
-    """Milliseconds by run, counted from 1, and one event, of each node; the first run does not count.
+    """Return for each node its milliseconds per run, and one of its events.
 
-    The time of nodes in the body of a Loop is in that of the Loop.
+    Runs are numbered from 1; events of the warm-up run are ignored. The time of nodes in the body of a Loop
+    is part of the Loop's time.
     """
     by_run: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    first: dict[str, dict[str, Any]] = {}
+    examples: dict[str, dict[str, Any]] = {}
     body_until = 0
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         inside = event["ts"] < body_until
@@ -153,32 +165,33 @@ def _times(
         if run and not inside:
             key = f"{event['args']['node_index']} {event['name']}"
             by_run[key][run] += event["dur"] / 1e3
-            first.setdefault(key, event)
-    return by_run, first
+            examples.setdefault(key, event)
+    return by_run, examples
 
 
 def _rates(
     provider: str, times: Mapping[str, float], events: Mapping[str, dict[str, Any]]
 ) -> Rates:
-    products: list[Node] = []
+    """Compute the provider's rates from the nodes that it ran."""
+    compute: list[Node] = []
     others: list[Node] = []
     spent = {True: 0.0, False: 0.0}
     for key, event in events.items():
         if event["args"]["provider"] == provider:
             node = _graph_node(event)
-            (products if is_compute_bound(node) else others).append(node)
+            (compute if is_compute_bound(node) else others).append(node)
             spent[is_compute_bound(node)] += times[key]
     return rates(
-        (compute_and_bytes(products)[0], spent[True]), (compute_and_bytes(others)[1], spent[False])
+        (compute_and_bytes(compute)[0], spent[True]), (compute_and_bytes(others)[1], spent[False])
     )
 
 
 def _graph_node(event: Mapping[str, Any]) -> Node:
-    """In the vocabulary of the other readers, with the shapes that were met."""
+    """Return the event's node with aten's operator name, and with the shapes of this run."""
     args = event["args"]
     inputs, outputs = (_values(args.get(f"{side}_type_shape", ())) for side in ("input", "output"))
-    written = args["op_name"]
-    return Node(event["name"], ONNX.get(written, written), written, inputs, outputs)
+    operator = args["op_name"]
+    return Node(event["name"], ONNX.get(operator, operator), operator, inputs, outputs)
 
 
 def _values(described: Iterable[Mapping[str, Any]]) -> tuple[Value, ...]:
@@ -198,12 +211,14 @@ def _node(event: Mapping[str, Any], ms: float, provider: str, rate: Rates) -> No
         where=args["provider"],
         delegated=delegated,
         ms=ms,
-        reason="" if delegated else f"not delegated to {provider}",
+        reason=""
+        if delegated
+        else f"not delegated to {provider}; ONNX Runtime does not report why",
         estimated_gain_ms=None if delegated else rate.estimated_gain_ms(_graph_node(event), ms),
     )
 
 
-def _pieces(provider: str, events: Iterable[Mapping[str, Any]]) -> int:
-    """How often running nodes enters the provider, in the order in which they ran."""
+def _subgraphs(provider: str, events: Iterable[Mapping[str, Any]]) -> int:
+    """Count how often execution changes from another provider to `provider`."""
     inside = [False, *(event["args"]["provider"] == provider for event in events)]
     return sum(now and not before for before, now in pairwise(inside))

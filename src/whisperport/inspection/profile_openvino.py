@@ -1,6 +1,6 @@
-"""Measure an OpenVINO model with its performance counters: the kernel of every node, and its time.
+"""Measure an OpenVINO model with its performance counters: the kernel and time of every node.
 
-The nodes are those that are left after OpenVINO's own fusions.
+The nodes are those of the graph after OpenVINO's fusions.
 Source: openvino `InferRequest.get_profiling_info`, with `PERF_COUNT` on.
 """
 
@@ -31,13 +31,16 @@ DTYPES |= {
 
 
 def profile_openvino(path: Path, options: ProfileOptions) -> Profile:
-    """Run an OpenVINO IR, and say which kernel ran each node and for how long.
+    """Run an OpenVINO IR, and report which kernel runs each node and how long it takes.
 
-    `options.options`: `device` (CPU), and any property of OpenVINO's, such as
-    INFERENCE_PRECISION_HINT.
+    Args:
+        path: the .xml file; its .bin file has the same name.
+        options: its runtime options are `device` (default: CPU) and every property of OpenVINO, such as
+            INFERENCE_PRECISION_HINT.
 
     Raises:
-        ProgramError: it cannot be read, compiled or run, or has dynamic shapes and no inputs were given.
+        ProgramError: the model cannot be read, compiled or run, or has dynamic shapes and no inputs were
+            given.
         MissingPackageError: OpenVINO is not installed.
     """
     openvino = _openvino()
@@ -57,9 +60,11 @@ def profile_openvino(path: Path, options: ProfileOptions) -> Profile:
         request.infer(feed)
         runs = [_one_run(request, feed) for _ in range(options.repeat)]
         return _profile(path.stem, device, runs)
-    except (RuntimeError, ValueError) as error:  # ValueError: a name that is no UTF-8
+    except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
         raise ProgramError(
-            f"OpenVINO cannot run {path.name} on {device}", why=_first_line(error)
+            f"OpenVINO cannot run {path.name} on {device}",
+            why=_first_line(error),
+            hint="check the file, and the device and properties given with --runtime-option",
         ) from error
 
 
@@ -76,10 +81,10 @@ def _openvino() -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """OpenVINO begins with where in its own sources it gave up."""
+    """Return the first line that explains the error; earlier lines name a place in OpenVINO's sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
-    return (told or lines or ["it did not say"])[0][:200]
+    explained = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return (explained or lines or ["OpenVINO gave no reason"])[0][:200]
 
 
 def _value(port: Any) -> Value:
@@ -93,12 +98,12 @@ def _value(port: Any) -> Value:
 def _one_run(request: Any, feed: list[Any]) -> tuple[float, list[Any]]:
     started = time.perf_counter()
     request.infer(feed)
-    whole = 1e3 * (time.perf_counter() - started)
-    return whole, request.get_profiling_info()
+    run_ms = 1e3 * (time.perf_counter() - started)
+    return run_ms, request.get_profiling_info()
 
 
 def _profile(name: str, device: str, runs: list[tuple[float, list[Any]]]) -> Profile:
-    wholes = [whole for whole, _ in runs]
+    run_times = [run_ms for run_ms, _ in runs]
     counters = [{info.node_name: info for info in infos} for _, infos in runs]
     last = counters[-1]
     ran = {name: info for name, info in last.items() if info.status.name == EXECUTED}
@@ -107,12 +112,12 @@ def _profile(name: str, device: str, runs: list[tuple[float, list[Any]]]) -> Pro
         for name, info in ran.items()
     ]
     notes = [
-        f"{len(last) - len(ran)} nodes were fused into others, or computed when it was compiled"
+        f"{len(last) - len(ran)} nodes were fused into others, or folded when the model was compiled"
     ]
     if any(node.where.endswith("bf16") for node in nodes):
         notes.append(
-            "some nodes compute in bfloat16, as OpenVINO does where the processor can; for float32 "
-            "give --run-option INFERENCE_PRECISION_HINT=f32"
+            "some nodes compute in bfloat16, OpenVINO's default on processors that support it; for float32 "
+            "use --runtime-option INFERENCE_PRECISION_HINT=f32"
         )
     return Profile(
         program=name,
@@ -120,8 +125,10 @@ def _profile(name: str, device: str, runs: list[tuple[float, list[Any]]]) -> Pro
         target=device,
         subgraphs=1,
         nodes=by_time(nodes),
-        overhead_ms=median_overhead(wholes, [[_ms(info) for info in infos] for _, infos in runs]),
-        run_ms=statistics.median(wholes),
+        overhead_ms=median_overhead(
+            run_times, [[_ms(info) for info in infos] for _, infos in runs]
+        ),
+        run_ms=statistics.median(run_times),
         runs=len(runs),
         notes=tuple(notes),
     )
@@ -137,7 +144,9 @@ def _node(info: Any, device: str, times: list[float]) -> NodeProfile:
         name=info.node_name,
         operator=info.node_type,
         where=f"{device} {info.exec_type}",
-        delegated=True,  # OpenVINO refuses a model of which its device cannot run a node
+        delegated=True,  # OpenVINO rejects a model if its device cannot run every node
         ms=statistics.median(times),
-        reason="a reference kernel: OpenVINO has no fast one for it here" if reference else "",
+        reason="a slow reference kernel: OpenVINO has no optimized kernel for this node on this device"
+        if reference
+        else "",
     )

@@ -1,4 +1,4 @@
-"""Measure an ExecuTorch program with ETDump: every operator, and inside of delegates every node.
+"""Measure an ExecuTorch program with ETDump: every undelegated operator, and every node in the delegates.
 
 Source: executorch/devtools/etdump/schema_flatcc.py. The runtime of the pip wheel is built with ETDump.
 """
@@ -30,15 +30,15 @@ from whisperport.runner import Array
 from whisperport.spec import Rejection
 
 Reasons = Callable[[Graph], Sequence[Rejection]]
-"""What an accelerator would reject of a graph: `check.rejections` with a target's spec."""
+"""Returns what a target rejects in a graph: `check.rejections` with the target's spec."""
 
 Key = tuple[int, int, str]
-"""Chain, instruction, and inside of a delegate the delegate's own name of a node."""
+"""Numbers of chain and instruction; for a node in a delegate, also the delegate's name of the node."""
 
-ALL: Key = (-1, -1, "")  # the whole run
-WHOLE, OPERATOR, DELEGATE = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
+WHOLE_RUN: Key = (-1, -1, "")
+RUN_EVENT, OPERATOR, DELEGATE = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
 NO_DELEGATE = "no delegate"
-OTHER_BACKEND = "why a node is not delegated is known for XNNPACK only"
+OTHER_BACKEND = "the reasons why nodes are undelegated are known for XNNPACK only"
 
 
 def profile_pte(
@@ -47,24 +47,29 @@ def profile_pte(
     reasons: Reasons,
     names: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[Profile]:
-    """Run methods of a .pte, and say where each of their nodes ran and for how long.
+    """Run methods of a .pte, and report where each node runs and how long it takes.
 
     Args:
-        names: of the inputs of each method, where they are known; they have none in the file.
+        options: `options.programs` names the methods; empty: all.
+        reasons: returns why XNNPACK rejects nodes of a graph.
+        names: input names of each method, if known; the file does not contain them.
 
     Raises:
-        ProgramError: the file is damaged, a method cannot be loaded or run, or the runtime was
-            built without ETDump.
+        ProgramError: the file is damaged, a method does not exist or cannot be loaded or run, or the
+            runtime was built without ETDump.
         MissingPackageError: ExecuTorch is not installed.
     """
     with quiet():
         methods = read_pte(path.read_bytes(), path.name, options.programs)
     unknown = [name for name in options.programs if name not in methods]
     if unknown:
-        raise ProgramError(f"{path.name} has no method `{unknown[0]}`")
-    if not options.programs:  # others hold a constant, such as a size that its caller asks for
+        raise ProgramError(
+            f"{path.name} has no method `{unknown[0]}`",
+            hint="remove --program to run all methods of the file",
+        )
+    if not options.programs:  # a method without instructions returns a constant, such as a size
         methods = {name: method for name, method in methods.items() if method.instructions}
-    if options.threads:  # before a method is loaded, or it has no effect
+    if options.threads:  # has an effect only before a method is loaded
         _portable_lib()._unsafe_reset_threadpool(options.threads)
     profiles = []
     for name, method in methods.items():
@@ -77,9 +82,9 @@ def profile_pte(
 def _named(method: Method, names: tuple[str, ...] | None) -> list[Value]:
     if any(value is None for value in method.inputs):
         raise ProgramError(
-            f"method `{method.name}` takes inputs that are no tensors",
-            why="only tensors are given",
-            hint="--program names the methods to run, if there are others",
+            f"method `{method.name}` has inputs that are not tensors",
+            why="inspect passes tensors only",
+            hint="name other methods of the file with --program",
         )
     values = [value for value in method.inputs if value is not None]
     chosen = names or tuple(f"input_{place}" for place in range(len(values)))
@@ -87,7 +92,7 @@ def _named(method: Method, names: tuple[str, ...] | None) -> list[Value]:
 
 
 def _run(path: Path, method: str, feed: list[Array], options: ProfileOptions) -> list[Any]:
-    """ETDump's records of every run but the first."""
+    """Run a method and return ETDump's records of every run except the warm-up run."""
     from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc
     from torch import from_numpy
 
@@ -95,7 +100,9 @@ def _run(path: Path, method: str, feed: list[Array], options: ProfileOptions) ->
         program = _portable_lib()._load_program(str(path), enable_etdump=True, debug_buffer_size=0)
         if not program.has_etdump():
             raise ProgramError(
-                "this ExecuTorch cannot measure", why="its runtime was built without ETDump"
+                "this ExecuTorch installation cannot measure a program",
+                why="its runtime was built without ETDump",
+                hint='install a runtime with ETDump: pip install "whisperport[xnnpack]"',
             )
         loaded = program.load_method(method)
         tensors = [from_numpy(array) for array in feed]
@@ -111,12 +118,12 @@ def _run(path: Path, method: str, feed: list[Array], options: ProfileOptions) ->
             why=str(error).strip().split("\n")[0],
             hint=hint_for(feed),
         ) from error
-    runs = [run for run in dump.run_data if any(_is(event, WHOLE) for event in run.events)]
+    runs = [run for run in dump.run_data if any(_is(event, RUN_EVENT) for event in run.events)]
     return runs[1:]
 
 
 def _portable_lib() -> Any:
-    """ExecuTorch's runtime."""
+    """Import ExecuTorch's runtime."""
     try:
         with quiet():
             from executorch.extension.pybindings import portable_lib
@@ -131,11 +138,11 @@ def _is(event: Any, name: str) -> bool:
 
 def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
     measured = [_times(run) for run in runs]
-    wholes = [times.pop(ALL) for times in measured]
+    run_times = [times.pop(WHOLE_RUN) for times in measured]
     keys = dict.fromkeys(key for times in measured for key in times)
     ms = {key: statistics.median(times.get(key, 0.0) for times in measured) for key in keys}
     backends = dict.fromkeys(i.backend for i in method.instructions.values() if i.backend)
-    refused = _rejected(method.graph, reasons) if BACKEND in backends or not backends else {}
+    rejected = _rejected(method.graph, reasons) if BACKEND in backends or not backends else {}
     rate = _rates(method, ms)
     calls = {place: number for number, place in enumerate(_delegates(method), start=1)}
     nodes = []
@@ -145,28 +152,28 @@ def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
         if instruction.backend:
             nodes.append(_delegated(key, time, instruction, calls[place]))
         else:
-            nodes.append(_left(place, time, instruction, refused, rate))
+            nodes.append(_undelegated(place, time, instruction, rejected, rate))
     return Profile(
         program=method.name,
         runtime="ExecuTorch",
         target=", ".join(backends) or "no delegate",
         subgraphs=len(calls),
         nodes=by_time(nodes),
-        overhead_ms=median_overhead(wholes, [times.values() for times in measured]),
-        run_ms=statistics.median(wholes),
+        overhead_ms=median_overhead(run_times, [times.values() for times in measured]),
+        run_ms=statistics.median(run_times),
         runs=len(runs),
         notes=() if BACKEND in backends or not backends else (OTHER_BACKEND,),
     )
 
 
 def _rejected(graph: Graph, reasons: Reasons) -> dict[str, Rejection]:
-    """Why XNNPACK leaves each node, by name: a rule of ours, or that its partitioner never asks."""
-    refused = {
+    """Return why XNNPACK rejects nodes, by node name: a rule, or an operator unknown to its partitioner."""
+    unknown = {
         node.name: Rejection(node.name, why)
         for node in graph.nodes
-        if (why := _unknown_to_partitioner(node.written))
+        if (why := _unknown_to_partitioner(node.original_op))
     }
-    return refused | {refusal.node: refusal for refusal in reasons(graph)}
+    return unknown | {rejection.node: rejection for rejection in reasons(graph)}
 
 
 def _delegates(method: Method) -> list[tuple[int, int]]:
@@ -174,39 +181,39 @@ def _delegates(method: Method) -> list[tuple[int, int]]:
 
 
 def _times(run: Any) -> dict[Key, float]:
-    """Milliseconds of every node of one run; a delegate that names no nodes is one itself."""
+    """Return milliseconds per node of one run; a delegate without reported nodes counts as one node."""
     times: dict[Key, float] = defaultdict(float)
-    whole_calls: dict[Key, float] = defaultdict(float)
+    delegate_calls: dict[Key, float] = defaultdict(float)
     for event in (event.profile_event for event in run.events if event.profile_event):
         ms = (event.end_time - event.start_time) / 1e6
         place = (event.chain_index, event.instruction_id)
-        if event.name == WHOLE:
-            times[ALL] += ms
+        if event.name == RUN_EVENT:
+            times[WHOLE_RUN] += ms
         elif event.name == OPERATOR:
             times[*place, ""] += ms
         elif event.name == DELEGATE:
-            whole_calls[*place, ""] += ms
+            delegate_calls[*place, ""] += ms
         elif event.delegate_debug_id_str is not None or event.delegate_debug_id_int >= 0:
             inner = event.delegate_debug_id_str or str(event.delegate_debug_id_int)
             times[*place, inner] += ms
     seen = {key[:2] for key in times}
-    return times | {key: ms for key, ms in whole_calls.items() if key[:2] not in seen}
+    return times | {key: ms for key, ms in delegate_calls.items() if key[:2] not in seen}
 
 
 def _rates(method: Method, ms: Mapping[Key, float]) -> Rates:
-    """What XNNPACK achieved in this program. Times are by name and sizes by node: both summed up."""
+    """Compute XNNPACK's rates in this program, from the total time and total size of its nodes."""
     inner = [node for i in method.instructions.values() for node in i.inner]
     flops, size = compute_and_bytes(inner)
     delegated = {key: time for key, time in ms.items() if key[2]}
-    products = sum(
+    compute_ms = sum(
         time for key, time in delegated.items() if key[2].startswith(XNNPACK_COMPUTE_BOUND)
     )
-    return rates((flops, products), (size, sum(delegated.values()) - products))
+    return rates((flops, compute_ms), (size, sum(delegated.values()) - compute_ms))
 
 
 def _delegated(key: Key, ms: float, instruction: Instruction, number: int) -> NodeProfile:
     return NodeProfile(
-        name=key[2] or "the whole subgraph",
+        name=key[2] or "all nodes of the subgraph",
         operator=key[2].split(" #")[0],
         where=f"{instruction.backend} {number}",
         delegated=True,
@@ -214,24 +221,24 @@ def _delegated(key: Key, ms: float, instruction: Instruction, number: int) -> No
     )
 
 
-def _left(
+def _undelegated(
     place: tuple[int, int],
     ms: float,
     instruction: Instruction,
-    refused: Mapping[str, Rejection],
+    rejected: Mapping[str, Rejection],
     rate: Rates,
 ) -> NodeProfile:
-    """A node outside any delegate, by ETDump's name for it."""
+    """Return the profile of an undelegated node, with ETDump's name for it."""
     name = instruction.operator.removeprefix("aten::").replace("::", ".")
-    refusal = refused.get(instruction.node.name) if instruction.node else None
+    rejection = rejected.get(instruction.node.name) if instruction.node else None
     return NodeProfile(
         name=f"native_call_{name} [{place[1]}]",
         operator=instruction.operator,
         where=NO_DELEGATE,
         delegated=False,
         ms=ms,
-        rule=refusal.rule if refusal else "",
-        reason=refusal.reason if refusal else "",
+        rule=rejection.rule if rejection else "",
+        reason=rejection.reason if rejection else "",
         estimated_gain_ms=rate.estimated_gain_ms(instruction.node, ms)
         if instruction.node
         else None,
@@ -239,10 +246,10 @@ def _left(
 
 
 def _unknown_to_partitioner(operator: str) -> str:
-    """Said of an operator that XNNPACK's partitioner is not even asked about; else empty.
+    """Return a reason if XNNPACK's partitioner has no configuration for the operator; otherwise empty.
 
     Args:
-        operator: "aten.mul.Scalar_out"; a name of XNNPACK's own ("XNNAdd") is known to it.
+        operator: such as "aten.mul.Scalar_out"; for an operator of XNNPACK ("XNNAdd") the result is empty.
 
     Source: executorch/backends/xnnpack/partition/config/__init__.py.
     """
@@ -250,7 +257,13 @@ def _unknown_to_partitioner(operator: str) -> str:
     if len(parts) < 3:
         return ""
     name = f"{parts[1]}.{parts[2].removesuffix('_out').removesuffix('out') or 'default'}"
-    return "" if name in _partitioned() else f"XNNPACK's partitioner does not look at {name}"
+    return (
+        ""
+        if name in _partitioned()
+        else (
+            f"XNNPACK's partitioner has no configuration for {name}; write the layer with other operators"
+        )
+    )
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Measure a .tflite with LiteRT's profiler: the file's nodes that no delegate took, and the delegate's own.
+"""Measure a .tflite with LiteRT's profiler: the file's undelegated nodes, and the delegate's own nodes.
 
-XNNPACK fuses nodes and adds some, so that its nodes are not the file's; which of the file's it took is said
-beside. Where this LiteRT's profiler cannot be asked, nodes are those of the file, and have no times.
+XNNPACK fuses nodes and adds others, so its nodes are not those of the file. A note lists the nodes of the
+file that are delegated. If the profiler of this LiteRT version cannot be used, the nodes are those of the
+file and have no times.
 """
 
 import statistics
@@ -23,25 +24,28 @@ from whisperport.inspection.profile import (
 )
 from whisperport.inspection.read_tflite import read_tflite
 
-XNNPACK = "XNNPACK"  # what LiteRT applies on its own
+XNNPACK = "XNNPACK"  # LiteRT's default delegate
 DELEGATE = "DELEGATE"
 NO_DELEGATE = "no delegate"
-NOT_TAKEN = "not delegated"
+NOT_DELEGATED = "not delegated to XNNPACK; LiteRT does not report why"
 
 Key = tuple[int, str, int]
-"""The subgraph of the delegate, 0 outside; a node's name and index."""
+"""Number of the delegate's subgraph (0: undelegated), and the node's name and index."""
 
 
 def profile_tflite(path: Path, options: ProfileOptions) -> Profile:
-    """Run a .tflite, and say which of its nodes the delegate took, and how long each took.
+    """Run a .tflite, and report which of its nodes are delegated and how long each node takes.
 
     Raises:
-        ProgramError: it cannot be loaded or run, or has dynamic shapes and no inputs were given.
-        UsageError: `options.options` is not empty: LiteRT has none here.
+        ProgramError: the model cannot be loaded or run, or has dynamic shapes and no inputs were given.
+        UsageError: `options.options` is not empty; LiteRT has no runtime options here.
         MissingPackageError: LiteRT is not installed.
     """
     if options.options:
-        raise UsageError(f"LiteRT has no run option `{next(iter(options.options))}`")
+        raise UsageError(
+            f"LiteRT has no runtime option `{next(iter(options.options))}`",
+            hint="remove --runtime-option; LiteRT has none",
+        )
     measured = run_litert(path, options)
     if not measured.runs:
         return _without_times(path.stem, measured, options.repeat)
@@ -54,29 +58,32 @@ def _with_times(path: Path, measured: Measured) -> Profile:
     ms = {key: statistics.median(times.get(key, 0.0) for times in runs) for key in keys}
     file = [op for op in measured.ops if op.name != DELEGATE]
     graphs = _graphs(path)
-    left = {index for subgraph, _, index in ms if not subgraph}
+    undelegated = {index for subgraph, _, index in ms if not subgraph}
     nodes = {int(n.name.rpartition("_")[2]): n for graph in graphs[:1] for n in graph.nodes}
-    rate = _rates(ms, [node for index, node in nodes.items() if index not in left])
-    wholes = [run.ms for run in measured.runs]
+    rate = _rates(ms, [node for index, node in nodes.items() if index not in undelegated])
+    run_times = [run.ms for run in measured.runs]
     return Profile(
         program=path.stem,
         runtime="LiteRT",
         target=XNNPACK,
         subgraphs=max((subgraph for subgraph, _, _ in ms), default=0),
         nodes=by_time([_node(key, time, nodes.get(key[2]), rate) for key, time in ms.items()]),
-        overhead_ms=median_overhead(wholes, [times.values() for times in runs]),
+        overhead_ms=median_overhead(run_times, [times.values() for times in runs]),
         run_ms=measured.run_ms,
         runs=len(runs),
         notes=(
-            _taken([op for op in file if op.index not in left], file),
-            _alone(measured),
-            *(f"an entry point that was not run: {graph.name}" for graph in graphs[1:]),
+            _delegated_note([op for op in file if op.index not in undelegated], file),
+            _no_delegate_note(measured),
+            *(
+                f"the file has another entry point, which was not run: {graph.name}"
+                for graph in graphs[1:]
+            ),
         ),
     )
 
 
 def _by_key(run: Run) -> dict[Key, float]:
-    """Milliseconds by node. A delegate's subgraph counts its nodes from 0 again."""
+    """Return milliseconds per node. In each subgraph of the delegate, node indices begin at 0."""
     times: dict[Key, float] = {}
     for subgraph, event in _in_subgraphs(run.events):
         key = (subgraph, event.name, event.index)
@@ -94,22 +101,23 @@ def _in_subgraphs(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
 
 
 def _graphs(path: Path) -> list[Graph]:
-    """For the sizes of nodes, by their places in the file, and for entry points that were not run."""
+    """Read the graphs of the file, for node sizes and names of entry points; empty if that fails."""
     try:
         return read_tflite(path)
     except (
         ProgramError
-    ):  # LiteRT reads what `whisperport check` does not: there is no estimate then
+    ):  # LiteRT reads more models than `whisperport check`; then no gain is estimated
         return []
 
 
-def _rates(ms: dict[Key, float], taken: Sequence[Node]) -> Rates:
-    flops, size = compute_and_bytes(taken)
+def _rates(ms: dict[Key, float], nodes: Sequence[Node]) -> Rates:
+    """Compute XNNPACK's rates from its times and from the delegated nodes of the file."""
+    flops, size = compute_and_bytes(nodes)
     delegated = {key: time for key, time in ms.items() if key[0]}
-    products = sum(
+    compute_ms = sum(
         time for key, time in delegated.items() if key[1].startswith(XNNPACK_COMPUTE_BOUND)
     )
-    return rates((flops, products), (size, sum(delegated.values()) - products))
+    return rates((flops, compute_ms), (size, sum(delegated.values()) - compute_ms))
 
 
 def _node(key: Key, ms: float, node: Node | None, rate: Rates) -> NodeProfile:
@@ -120,18 +128,19 @@ def _node(key: Key, ms: float, node: Node | None, rate: Rates) -> NodeProfile:
         where=f"{XNNPACK} {subgraph}" if subgraph else NO_DELEGATE,
         delegated=bool(subgraph),
         ms=ms,
-        reason="" if subgraph else NOT_TAKEN,
+        reason="" if subgraph else NOT_DELEGATED,
         estimated_gain_ms=rate.estimated_gain_ms(node, ms) if node and not subgraph else None,
     )
 
 
-def _taken(taken: Sequence[Op], file: Sequence[Op]) -> str:
-    kinds = ", ".join(f"{n} {name}" for name, n in Counter(op.name for op in taken).most_common())
-    return f"{XNNPACK} took {len(taken)} of the file's {len(file)} nodes: {kinds or 'none'}"
+def _delegated_note(delegated: Sequence[Op], file: Sequence[Op]) -> str:
+    counts = Counter(op.name for op in delegated).most_common()
+    listed = ", ".join(f"{n} {name}" for name, n in counts)
+    return f"{len(delegated)} of the file's {len(file)} nodes run in {XNNPACK}: {listed or 'none'}"
 
 
-def _alone(measured: Measured) -> str:
-    return f"the whole without its delegate takes {measured.alone_ms:.3g} ms"
+def _no_delegate_note(measured: Measured) -> str:
+    return f"time of a run without the delegate: {measured.no_delegate_ms:.3g} ms"
 
 
 def _without_times(name: str, measured: Measured, repeat: int) -> Profile:
@@ -152,7 +161,10 @@ def _without_times(name: str, measured: Measured, repeat: int) -> Profile:
         overhead_ms=None,
         run_ms=measured.run_ms,
         runs=repeat,
-        notes=(f"the time of a node is not measured: {measured.why}", _alone(measured)),
+        notes=(
+            f"the times of single nodes are not measured: {measured.profiler_error}",
+            _no_delegate_note(measured),
+        ),
     )
 
 
@@ -163,12 +175,12 @@ def _untimed(op: Op, subgraph: int) -> NodeProfile:
         where=f"{XNNPACK} {subgraph}" if subgraph else NO_DELEGATE,
         delegated=bool(subgraph),
         ms=None,
-        reason="" if subgraph else NOT_TAKEN,
+        reason="" if subgraph else NOT_DELEGATED,
     )
 
 
 def _replaced(call: Op, file: Sequence[Op]) -> set[int]:
-    """Indices of the nodes that lead from the inputs of a delegate's call to its outputs."""
+    """Return the indices of the nodes between the inputs and the outputs of a delegate's call."""
     makers = {tensor: op for op in file for tensor in op.outputs}
     given = set(call.inputs)
     found: set[int] = set()

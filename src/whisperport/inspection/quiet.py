@@ -1,4 +1,4 @@
-"""Keep what SDKs print while they are imported or compile off the screen."""
+"""Suppress what SDKs print while they are imported or compile."""
 
 import contextlib
 import io
@@ -14,10 +14,11 @@ _restore = contextlib.ExitStack()
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings, no log below an error, and nothing printed by Python code.
+    """Suppress warnings, log records below ERROR, and the output of Python code.
 
-    That is state of the whole process: while one thread is inside, no thread prints. The first to enter
-    changes it, and the last to leave restores it, so threads may overlap in any order.
+    This changes state of the complete process: while one thread is inside, no thread prints. The first
+    thread that enters changes the state, and the last thread that leaves restores it. Threads may overlap
+    in any order.
     """
     global _inside
     with _lock:

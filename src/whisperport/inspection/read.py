@@ -1,4 +1,4 @@
-"""Open whatever holds programs: `.pt2`, `.onnx`, `.tflite`, or a bundle. What it is, its bytes say."""
+"""Read the graphs of a `.pt2`, `.onnx` or `.tflite` file or of a bundle; detect the format by content."""
 
 from pathlib import Path
 
@@ -15,23 +15,28 @@ HINT = "give a .pt2, .onnx or .tflite file, or a bundle"
 
 
 def read_graphs(path: Path) -> list[Graph]:
-    """The graph of each program in `path`; no weight is loaded.
+    """Read the graph of each program in a file or bundle, without weights.
+
+    Args:
+        path: a .pt2, .onnx or .tflite file, or a bundle.
 
     Raises:
-        ProgramError: it is missing, damaged, or of none of the four kinds.
-        BundleError: it is a bundle, and damaged.
-        MissingPackageError: the reader of its format is not installed.
+        ProgramError: the file is missing, damaged, or of another format.
+        BundleError: the bundle is damaged.
+        MissingPackageError: the reader of the file's format is not installed.
     """
     if path.is_dir():
         return _of_bundle(path)
     if kind := other_kind(path):
-        raise ProgramError(f"{path} is not a program", why=f"it is {kind}, not a file", hint=HINT)
+        raise ProgramError(
+            f"{path} is not a program", why=f"the path is {kind}, not a file", hint=HINT
+        )
     try:
         with path.open("rb") as file:
             head = file.read(16)
     except OSError as error:
         raise ProgramError(
-            f"there is no program at {path}", why=error.strerror or str(error), hint=HINT
+            f"cannot read a program from {path}", why=error.strerror or str(error), hint=HINT
         ) from error
     if head[4:6] == EXECUTORCH and head[6:8].isdigit():
         raise _compiled(path)
@@ -42,25 +47,25 @@ def read_graphs(path: Path) -> list[Graph]:
     if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":
         return [read_onnx(path)]
     raise ProgramError(
-        f"{path.name} is no program that is read here",
-        why="it is empty" if not head else f"it begins with {head[:8]!r}",
+        f"{path.name} is not a program of a known format",
+        why="the file is empty" if not head else f"the file begins with {head[:8]!r}",
         hint=HINT,
     )
 
 
 def _compiled(path: Path) -> ProgramError:
     return ProgramError(
-        f"{path.name} is compiled already",
-        why="it is an ExecuTorch program: what is delegated is decided",
-        hint=f"whisperport inspect {path}",
+        f"{path.name} is already compiled",
+        why="the file is an ExecuTorch program, whose delegation is fixed",
+        hint=f"run and measure it with: whisperport inspect {path}",
     )
 
 
 def _of_bundle(folder: Path) -> list[Graph]:
-    """Its ONNX programs; those compiled for another target are not looked into."""
+    """Read the ONNX programs of a bundle; programs in other formats are ignored."""
     if not (folder / MANIFEST).is_file():
         raise ProgramError(
-            f"{folder} is a folder, and no bundle", why=f"it has no {MANIFEST}", hint=HINT
+            f"the folder {folder} is not a bundle", why=f"it has no {MANIFEST}", hint=HINT
         )
     bundle = Bundle.open(folder)
     files = {
@@ -71,8 +76,8 @@ def _of_bundle(folder: Path) -> list[Graph]:
     }
     if not files:
         raise ProgramError(
-            f"the programs of {folder} are compiled already",
-            why="none of them is ONNX",
-            hint=f"whisperport inspect {folder}",
+            f"the programs of {folder} are already compiled",
+            why="none of them is an ONNX file",
+            hint=f"run and measure them with: whisperport inspect {folder}",
         )
     return [read_onnx(file) for file in files.values()]

@@ -1,4 +1,4 @@
-"""The graph of a program in memory: an `ExportedProgram`, as `torch.export.export` returns it."""
+"""Read the graph of an `ExportedProgram`, which `torch.export.export` returns."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 def read_exported(name: str, exported: "ExportedProgram") -> Graph:
-    """The graph of `exported`; its weights are not touched."""
+    """Read the graph of `exported`, without weights.
+
+    Args:
+        name: of the graph.
+    """
     import torch
 
     signature = exported.graph_signature
@@ -38,20 +42,20 @@ def read_exported(name: str, exported: "ExportedProgram") -> Graph:
             made = [value for _, value in outputs]
             arguments = _arguments(node, values)
             nodes.append(torch_node(node.name, _target(node), arguments, made, _module(node)))
-    specs = signature.output_specs  # results, and what is written back into buffers and inputs
+    specs = signature.output_specs  # results, and tensors written back to buffers and inputs
     returned = [values[spec.arg.name] for spec in specs if spec.arg.name in values]
     return build(name, "torch", [node for node in nodes if node], given, returned)
 
 
 def _target(node: "fx.Node") -> str:
-    """`aten.linear.default`; `higher_order.cond` for control flow."""
+    """Return the name of the called operator, such as `aten.linear.default` or `higher_order.cond`."""
     namespace = str(getattr(node.target, "namespace", ""))
     text = str(node.target)
     return text if "." in text else f"{namespace or 'python'}.{text}"
 
 
 def _module(node: "fx.Node") -> tuple[str, str]:
-    """Path and class of the innermost module."""
+    """Return path and class of the innermost module."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
         return "", ""
@@ -65,14 +69,16 @@ def _value(name: str, tensor: Any, constant: bool = False) -> Value:
 
 
 def _outputs(node: "fx.Node") -> list[tuple[str, Value]]:
-    """By the names under which other nodes read them: the node's own, or those of its `getitem`s."""
+    """Return outputs with the names that other nodes use: the node's name, or those of its `getitem`s."""
     result = node.meta.get("val")
     if hasattr(result, "dtype"):
         return [(node.name, _value(node.name, result))]
     if not isinstance(result, list | tuple):
         return []
-    taken = {user.args[1]: user.name for user in node.users if "getitem" in str(user.target)}
-    names = [taken.get(index, f"{node.name}_{index}") for index in range(len(result))]
+    names_by_index = {
+        user.args[1]: user.name for user in node.users if "getitem" in str(user.target)
+    }
+    names = [names_by_index.get(index, f"{node.name}_{index}") for index in range(len(result))]
     return [
         (name, _value(name, tensor))
         for name, tensor in zip(names, result, strict=True)
@@ -89,7 +95,7 @@ def _arguments(node: "fx.Node", values: Mapping[str, Value]) -> list[Argument]:
 
 
 def _plain(argument: Any, values: Mapping[str, Value]) -> Any:
-    """A node as the value it computes, a list's members likewise; the rest as it is."""
+    """Replace each node in an argument by the value that it computes; keep everything else."""
     if isinstance(argument, Sequence) and not isinstance(argument, str):
         return [_plain(member, values) for member in argument]
     return values.get(argument.name) if type(argument).__name__ == "Node" else argument

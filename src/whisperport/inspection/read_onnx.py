@@ -1,7 +1,7 @@
-"""The graph of an `.onnx` file: shapes inferred, weights neither read nor loaded.
+"""Read the graph of an `.onnx` file: with inferred shapes, without weights.
 
-The graphs inside If, Loop and Scan are the operator's own, but for custom operators in them: those are
-nodes of their own.
+The subgraphs of If, Loop and Scan are not read, except for custom operators in them, which become separate
+nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import onnx
 
 OWN_DOMAINS = frozenset({"", "ai.onnx"})
-AXIS_SINCE_13 = 13  # before, Softmax flattened the axes from `axis` (1) on
+SOFTMAX_AXIS_OPSET = 13  # before this opset, Softmax flattened all axes from `axis` (default 1)
 
 
 def read_onnx(path: Path) -> Graph:
-    """The graph of an ONNX model.
+    """Read the graph of an ONNX model.
 
     Raises:
-        ProgramError: it is damaged, no ONNX model, or its external data is not beside it.
+        ProgramError: the file is damaged or not an ONNX model, or its external data is missing.
         MissingPackageError: onnx is not installed.
     """
     try:
@@ -34,7 +34,7 @@ def read_onnx(path: Path) -> Graph:
         from whisperport.inspection.onnx_shapes import with_shapes
     except ImportError as error:
         raise MissingPackageError(
-            "cannot read ONNX: it is not installed",
+            "cannot read an ONNX file: the package onnx is not installed",
             why=str(error),
             hint='pip install "whisperport[export]"',
         ) from error
@@ -44,7 +44,7 @@ def read_onnx(path: Path) -> Graph:
     except (ValueError, DecodeError) as error:
         raise _damaged(path, error) from error
     if not model.graph.node or not model.opset_import:
-        raise _damaged(path, ValueError("it has no nodes, or names no opset"))
+        raise _damaged(path, ValueError("the model has no nodes, or states no opset"))
     _check_external_data(path, model)
     try:
         model = with_shapes(model)
@@ -58,14 +58,14 @@ def read_onnx(path: Path) -> Graph:
 
 def _damaged(path: Path, error: Exception) -> ProgramError:
     return ProgramError(
-        f"{path.name} is damaged, or no ONNX model",
+        f"{path.name} is damaged, or is not an ONNX model",
         why=f"{type(error).__name__}: {str(error).strip() or 'unreadable'}".split("\n")[0][:200],
-        hint="export it again",
+        hint="export the model again",
     )
 
 
 def _check_external_data(path: Path, model: "onnx.ModelProto") -> None:
-    """Every file that tensors point to is in the model's folder and long enough."""
+    """Check that every external data file is in the model's folder and long enough."""
     sizes: dict[str, int] = {}
     for tensor in model.graph.initializer:
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -77,9 +77,9 @@ def _check_external_data(path: Path, model: "onnx.ModelProto") -> None:
         end = _number(entries.get("offset", "0")) + _number(entries.get("length", "0"))
         if end > sizes[name]:
             raise ProgramError(
-                f"the external data of {path.name} is cut short",
-                why=f"`{tensor.name}` ends at byte {end} of {name}, which has {sizes[name]}",
-                hint="copy both files again",
+                f"the external data of {path.name} is incomplete",
+                why=f"`{tensor.name}` ends at byte {end} of {name}, which has {sizes[name]} bytes",
+                hint="copy the model and its external data again",
             )
 
 
@@ -89,9 +89,9 @@ def _external_size(path: Path, name: str, tensor: str) -> int:
     if outside or not _is_file(file):
         raise ProgramError(
             f"the external data of {path.name} is missing",
-            why=f"`{tensor}` is in {name!r}, which is "
-            + ("outside the model's folder" if outside else "not beside the model"),
-            hint=f"copy it to {path.parent}",
+            why=f"the tensor `{tensor}` is stored in {name!r}, which is "
+            + ("outside the model's folder" if outside else "not in the model's folder"),
+            hint=f"put the external data into {path.parent}",
         )
     return file.stat().st_size
 
@@ -99,7 +99,7 @@ def _external_size(path: Path, name: str, tensor: str) -> int:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name too long, or with a zero byte in it
+    except (OSError, ValueError):  # the name is too long, or contains a zero byte
         return False
 
 
@@ -122,7 +122,7 @@ def _graph(name: str, model: "onnx.ModelProto") -> Graph:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             small[key] = tensor
     _check_names(model)
-    _check_made(model, stored)
+    _check_sources(model, stored)
     nodes = list(_nodes(model, values, small))
     opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), None)
     inputs = [values[info.name] for info in model.graph.input if info.name not in stored]
@@ -131,22 +131,22 @@ def _graph(name: str, model: "onnx.ModelProto") -> Graph:
 
 
 def _check_names(model: "onnx.ModelProto") -> None:
-    """Protobuf gives a text that is not UTF-8 as bytes."""
+    """Check that all names are UTF-8; protobuf returns other names as bytes."""
     for node in model.graph.node:
         for name in (node.op_type, node.domain, node.name, *node.input, *node.output):
             if not isinstance(name, str):
                 raise ValueError(f"the name {name[:80]!r} is not UTF-8")
 
 
-def _check_made(model: "onnx.ModelProto", stored: Mapping[str, Any]) -> None:
-    """Everything that is read or returned comes from somewhere."""
+def _check_sources(model: "onnx.ModelProto", stored: Mapping[str, Any]) -> None:
+    """Check that every tensor that is read or returned is an input, a constant or the output of a node."""
     made = {value.name for value in model.graph.input} | set(stored) | {""}
     made |= {sparse.values.name for sparse in model.graph.sparse_initializer}
     made.update(name for node in model.graph.node for name in node.output)
     read = [name for node in model.graph.node for name in node.input]
     for name in (*read, *(value.name for value in model.graph.output)):
         if name not in made:
-            raise ValueError(f"nothing makes `{name}`")
+            raise ValueError(f"no node, input or initializer provides the tensor `{name}`")
 
 
 def _nodes(
@@ -168,18 +168,18 @@ def _nodes(
         if op == "gather" and _is_embedding(inputs, arguments):
             op = "embedding"
         name = node.name or f"{node.op_type}_{index}"
-        name = f"{name}_{index}" if name in names else name  # ONNX does not ask that names differ
+        name = f"{name}_{index}" if name in names else name  # ONNX allows equal names
         names.add(name)
         for place, inner in enumerate(inner_nodes(node)):
             if inner.domain not in OWN_DOMAINS:
-                written = f"{inner.domain}.{inner.op_type}"
-                yield Node(f"{name}/{inner.name or place}", written, written, (), (), custom=True)
-        wrap_runner = [values.get(n, Value(n)) for n in dict.fromkeys(outer_tensors(node))]
+                operator = f"{inner.domain}.{inner.op_type}"
+                yield Node(f"{name}/{inner.name or place}", operator, operator, (), (), custom=True)
+        captured = [values.get(n, Value(n)) for n in dict.fromkeys(outer_tensors(node))]
         yield Node(
             name,
             op,
             f"{node.domain}.{node.op_type}" if custom else node.op_type,
-            (*without_arguments(op, inputs), *wrap_runner),
+            (*without_arguments(op, inputs), *captured),
             tuple(outputs),
             arguments,
             custom,
@@ -192,7 +192,10 @@ def _is_embedding(inputs: Sequence[Value | None], arguments: Mapping[str, Any]) 
 
 
 def _arguments(op: str, given: dict[str, Any], small: Sequence[Any], opset: int) -> dict[str, Any]:
-    """Attributes by aten's names, from attributes or, in later opsets, from small constant inputs."""
+    """Return attributes with aten's names.
+
+    Their values come from the node's attributes or, in later opsets, from its small constant inputs.
+    """
     from onnx import numpy_helper
 
     def constant(place: int) -> Any:
@@ -200,7 +203,7 @@ def _arguments(op: str, given: dict[str, Any], small: Sequence[Any], opset: int)
         return None if tensor is None else numpy_helper.to_array(tensor).tolist()
 
     if op in ("softmax", "log_softmax"):
-        return {"dim": given.get("axis", -1 if opset >= AXIS_SINCE_13 else 1)}
+        return {"dim": given.get("axis", -1 if opset >= SOFTMAX_AXIS_OPSET else 1)}
     if op in ("mean", "sum", "amax"):
         axes = given.get("axes", constant(1))
         return {"dim": axes, "keepdim": bool(given.get("keepdims", 1))}
@@ -224,7 +227,7 @@ def _arguments(op: str, given: dict[str, Any], small: Sequence[Any], opset: int)
 
 def _stored_value(tensor: "onnx.TensorProto") -> Value:
     if any(axis < 0 for axis in tensor.dims):
-        raise ValueError(f"`{tensor.name}` has the shape {list(tensor.dims)}")
+        raise ValueError(f"`{tensor.name}` has a negative axis in its shape {list(tensor.dims)}")
     return Value(tensor.name, tuple(tensor.dims), _dtype(tensor.data_type), constant=True)
 
 
@@ -249,7 +252,7 @@ def _value(info: "onnx.ValueInfoProto") -> Value:
 
 
 def _dtype(number: int) -> str:
-    """By numpy's name; strings and the 8-bit floats by ONNX's."""
+    """Return numpy's name of a dtype; for strings and 8-bit floats ONNX's name."""
     import onnx
 
     name = onnx.TensorProto.DataType.Name(number).lower() if number else ""

@@ -1,6 +1,6 @@
-"""The graph of a `.pt2` file: its JSON alone. No weight is read, nothing is unpickled, torch is not needed.
+"""Read the graph of a `.pt2` file from its JSON, without weights, without unpickling and without torch.
 
-A `.pt2` is a zip archive; `torch.export.load` also unpickles its example inputs, which may run code.
+A `.pt2` is a zip archive. `torch.export.load` also unpickles its example inputs, which can run code.
 Source: torch 2.13 torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
 """
 
@@ -15,8 +15,8 @@ from whisperport.errors import ProgramError
 from whisperport.inspection.graph import Graph, Node, Value, build
 from whisperport.inspection.torch_nodes import Argument, torch_node
 
-SCHEMA = 8  # of torch 2.8 to 2.13; another major number means another layout
-MAX_GRAPH_BYTES = 1 << 28  # bytes of JSON; Whisper large's decoder takes 5 MB
+SCHEMA = 8  # major version, written by torch 2.8 to 2.13; another major version has another layout
+MAX_GRAPH_BYTES = 1 << 28  # bytes of JSON; the decoder of Whisper large has 5 MB
 
 # Source: torch/_export/serde/schema.py, ScalarType.
 DTYPES = dict(
@@ -43,10 +43,11 @@ DTYPES[28] = "uint16"
 
 
 def read_pt2(path: Path) -> list[Graph]:
-    """The graph of every program in the file.
+    """Read the graph of every program in the file.
 
     Raises:
-        ProgramError: the file is damaged, holds no exported program, or is of another torch version.
+        ProgramError: the file is damaged, contains no exported program, or was written by another torch
+            version.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -58,7 +59,7 @@ def read_pt2(path: Path) -> list[Graph]:
 
 
 def _models(path: Path, archive: zipfile.ZipFile) -> list[tuple[str, bytes]]:
-    """The JSON of each program, by name."""
+    """Return name and JSON text of each program."""
     entries = {
         entry.filename.split("/models/")[-1].removesuffix(".json"): entry
         for entry in archive.infolist()
@@ -69,8 +70,9 @@ def _models(path: Path, archive: zipfile.ZipFile) -> list[tuple[str, bytes]]:
     for entry in entries.values():
         if entry.file_size > MAX_GRAPH_BYTES:
             raise ProgramError(
-                f"{path.name} is not read",
-                why=f"its graph takes {entry.file_size} bytes; the limit is {MAX_GRAPH_BYTES}",
+                f"{path.name} is too large to read",
+                why=f"its graph has {entry.file_size} bytes; the limit is {MAX_GRAPH_BYTES}",
+                hint="export a smaller part of the model",
             )
     alone = len(entries) == 1  # torch.export.save calls it "model"
     return [(path.stem if alone else n, archive.read(entry)) for n, entry in entries.items()]
@@ -80,21 +82,21 @@ def _not_exported(path: Path, names: list[str]) -> ProgramError:
     if any(name.endswith("serialized_exported_program.json") for name in names):
         return ProgramError(
             f"{path.name} was written by torch 2.7 or earlier",
-            why="its archive has another layout",
+            why="the layout of its archive is not supported",
             hint="export it again with torch 2.8 or later",
         )
     return ProgramError(
-        f"{path.name} holds no exported program",
-        why="it is a zip archive without models/*.json",
+        f"{path.name} contains no exported program",
+        why="the file is a zip archive without models/*.json",
         hint="write one with `torch.export.save(torch.export.export(module, inputs), path)`",
     )
 
 
 def _damaged(path: Path, error: Exception) -> ProgramError:
     return ProgramError(
-        f"{path.name} is damaged, or is not what torch.export.save writes",
+        f"{path.name} is damaged, or was not written by torch.export.save",
         why=f"{type(error).__name__}: {error}"[:200],
-        hint="write it again",
+        hint="save the program again with torch.export.save",
     )
 
 
@@ -103,9 +105,10 @@ def _graph(path: Path, name: str, text: bytes) -> Graph:
     version = program["schema_version"]["major"]
     if version != SCHEMA:
         raise ProgramError(
-            f"{path.name} was written by another torch, {program.get('torch_version', 'unknown')}",
-            why=f"its schema is version {version}; this reads version {SCHEMA}, torch 2.8 to 2.13",
-            hint="export it again with one of those",
+            f"{path.name} was written by an unsupported torch version, "
+            f"{program.get('torch_version', 'unknown')}",
+            why=f"its schema version is {version}; supported: {SCHEMA}, from torch 2.8 to 2.13",
+            hint="export the model again with torch 2.8 to 2.13",
         )
     module = program["graph_module"]
     graph, signature = module["graph"], module["signature"]
@@ -120,7 +123,7 @@ def _graph(path: Path, name: str, text: bytes) -> Graph:
 
 
 def _stored(signature: Mapping[str, Any]) -> tuple[set[str], list[str]]:
-    """Names of the constants, and of what a caller passes."""
+    """Return the names of constants, and the names of inputs that the caller passes."""
     written_to = {
         spec["buffer_mutation"]["buffer_name"]
         for spec in signature["output_specs"]
@@ -139,7 +142,7 @@ def _stored(signature: Mapping[str, Any]) -> tuple[set[str], list[str]]:
 
 
 def _returned(signature: Mapping[str, Any]) -> list[str]:
-    """Names of results, and of what is written back into buffers and inputs."""
+    """Return the names of results, and of tensors written back to buffers and inputs."""
     names = []
     for spec in signature["output_specs"]:
         ((_, body),) = spec.items()
@@ -172,13 +175,13 @@ def _node(node: Mapping[str, Any], values: Mapping[str, Value], index: int) -> N
 
 
 def _module(stack: str) -> tuple[str, str]:
-    """The innermost of `key,path,class;key,path,class`."""
+    """Return path and class of the innermost module in `key,path,class;key,path,class`."""
     parts = stack.split(";")[-1].split(",")
     return (parts[1], parts[2]) if len(parts) == 3 else ("", "")
 
 
 def _plain(argument: Mapping[str, Any], values: Mapping[str, Value]) -> Any:
-    """`{"as_tensor": {"name": "x"}}` as the value, `{"as_int": 3}` as 3."""
+    """Convert an argument: `{"as_tensor": {"name": "x"}}` to the value x, `{"as_int": 3}` to 3."""
     ((kind, body),) = argument.items()
     if kind == "as_tensor":
         return values[body["name"]]

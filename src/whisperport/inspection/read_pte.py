@@ -1,6 +1,6 @@
-"""What a .pte does, instruction by instruction, in the vocabulary of the other readers.
+"""Read the instructions of a .pte as nodes with the operator names of the other readers.
 
-Source: executorch/schema/program.fbs; the arguments' names are those of torch's own schemas.
+Source: executorch/schema/program.fbs; argument names are those of torch's operator schemas.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.read_xnnpack import BACKEND, read_xnnpack
 from whisperport.inspection.torch_nodes import Argument, torch_node
 
-# By the numbers of c10::ScalarType.
+# c10::ScalarType -> numpy's name.
 DTYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32"}
 DTYPES |= {7: "float64", 9: "complex64", 11: "bool", 15: "bfloat16"}
 
-# ExecuTorch's forms of torch's own operators.
-OWN = {
+# ExecuTorch's variants of torch's operators.
+VARIANTS = {
     "dim_order_ops::_to_dim_order_copy": "aten::_to_copy",
     "dim_order_ops::_clone_dim_order": "aten::clone",
 }
@@ -25,29 +25,33 @@ OWN = {
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One call, of an operator outside any delegate or of a delegate."""
+    """One call: of an undelegated operator, or of a delegate."""
 
     operator: str  # "aten::mm.out"; empty for a delegate
-    node: Node | None = None  # of an operator that computes a tensor
-    backend: str = ""  # of a delegate
-    inner: tuple[Node, ...] = ()  # what the delegate computes, where that can be read (XNNPACK)
+    node: Node | None = None  # None: a delegate, or an operator that computes no tensor
+    backend: str = ""  # of a delegate; empty: an undelegated operator
+    inner: tuple[Node, ...] = ()  # nodes of the delegate; known for XNNPACK only
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One entry point. Instructions have the numbers that ETDump gives them."""
+    """One entry point of a .pte."""
 
     name: str
     inputs: tuple[Value | None, ...]  # None: not a tensor
-    instructions: dict[tuple[int, int], Instruction]  # (chain, place) -> call
-    graph: Graph  # the operators outside delegates, and what XNNPACK's compute
+    instructions: dict[tuple[int, int], Instruction]  # (chain, instruction), numbered as in ETDump
+    graph: Graph  # undelegated nodes, and the nodes in XNNPACK delegates
 
 
 def read_pte(pte: bytes, name: str, methods: Sequence[str] = ()) -> dict[str, Method]:
-    """Methods of an ExecuTorch program; all, unless `methods` names some.
+    """Read the methods of an ExecuTorch program.
+
+    Args:
+        name: of the file, for error messages.
+        methods: names of the methods to read; empty: all.
 
     Raises:
-        ProgramError: it is damaged, or of a version this ExecuTorch does not read.
+        ProgramError: the program is damaged, or this ExecuTorch version cannot read it.
         MissingPackageError: ExecuTorch is not installed.
     """
     try:
@@ -61,12 +65,14 @@ def read_pte(pte: bytes, name: str, methods: Sequence[str] = ()) -> dict[str, Me
         return {plan.name: _Reader(plan, blobs).method() for plan in plans}
     except Exception as error:  # struct.error, IndexError, TypeError where a table is missing, ...
         raise ProgramError(
-            f"{name} is damaged, or no ExecuTorch program",
+            f"{name} is damaged, or is not an ExecuTorch program",
             why=f"{type(error).__name__}: {error}"[:200],
+            hint="lower the program again with the installed ExecuTorch version",
         ) from error
 
 
 def missing_executorch(error: ImportError) -> MissingPackageError:
+    """Return the error for a missing ExecuTorch installation."""
     return MissingPackageError(
         "cannot inspect a .pte: ExecuTorch is not installed",
         why=str(error),
@@ -75,7 +81,7 @@ def missing_executorch(error: ImportError) -> MissingPackageError:
 
 
 class _Reader:
-    """One execution plan on its way."""
+    """Reads one execution plan."""
 
     def __init__(self, plan: Any, blobs: Sequence[bytes]) -> None:
         self._plan, self._blobs = plan, blobs
@@ -83,6 +89,7 @@ class _Reader:
         self._delegates = 0
 
     def method(self) -> Method:
+        """Read the method."""
         instructions = {
             (chain, place): self._instruction(instruction.instr_args, f"{chain}.{place}")
             for chain, entry in enumerate(self._plan.chains)
@@ -117,23 +124,26 @@ class _Reader:
         return tuple(nodes)
 
     def _node(self, operator: Any, args: Sequence[int], place: str) -> Node | None:
-        namespace, _, short = OWN.get(operator.name, operator.name).partition("::")
+        namespace, _, short = VARIANTS.get(operator.name, operator.name).partition("::")
         if short != "_to_copy":
             short = short.removesuffix("_copy")
         arguments, outputs = self._arguments(operator, args)
         node = torch_node(place, f"{namespace}.{short}", arguments, outputs)
-        written = f"{operator.name}.{operator.overload}".replace("::", ".")
-        return node and replace(node, written=written)
+        original_op = f"{operator.name}.{operator.overload}".replace("::", ".")
+        return node and replace(node, original_op=original_op)
 
     def _arguments(self, operator: Any, args: Sequence[int]) -> tuple[list[Argument], list[Value]]:
-        """By the operator's schema; without one, tensors are inputs and the last is the output."""
+        """Return arguments and outputs of a call.
+
+        If torch has no schema for the operator, all tensors are inputs and the last one is the output.
+        """
         values = [self._value(number) for number in args]
         schema = _schema(operator.name, operator.overload)
         if schema is None:
             tensors = [value for value in values if isinstance(value, Value)]
             named = [(str(place), value) for place, value in enumerate(values[:-2])]
             return named, tensors[-1:]
-        # What is returned follows the arguments, and is the `out` among them once more.
+        # The returned values follow the arguments; they repeat the `out` arguments.
         pairs = list(zip(schema.arguments, values, strict=False))
         given = [(argument.name, value) for argument, value in pairs if not argument.is_out]
         outputs = [v for argument, v in pairs if argument.is_out and isinstance(v, Value)]
@@ -148,7 +158,7 @@ class _Reader:
             return self._tensor(number)
         if kind in ("TensorList", "OptionalTensorList"):
             return [self._tensor(item) if item >= 0 else None for item in value.items]
-        if kind == "IntList":  # of the numbers of values
+        if kind == "IntList":  # its items are numbers of values
             return [self._value(item) for item in value.items]
         if kind in ("DoubleList", "BoolList"):
             return list(value.items)
@@ -170,7 +180,7 @@ class _Reader:
 
 
 def _schema(name: str, overload: str) -> Any:
-    """torch's schema of an operator; None where torch has none."""
+    """Return torch's schema of an operator; None if torch has none."""
     import torch
 
     namespace, _, short = name.partition("::")

@@ -1,7 +1,7 @@
-"""The graphs of a `.tflite` file, through its flatbuffer schema; weights stay in the file.
+"""Read the graphs of a `.tflite` file through its flatbuffer schema, without weights.
 
-The first subgraph is read, which the interpreter runs, and every other that a signature names. What is
-left is called by control flow.
+This reads the first subgraph, which the interpreter runs, and every other subgraph that a signature names.
+The remaining subgraphs belong to control flow.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from whisperport.errors import MissingPackageError, ProgramError
 from whisperport.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
 from whisperport.inspection.vocabulary import TFLITE
 
-CUSTOM = 32  # BuiltinOperator.CUSTOM: named by a string, run by a vendor's delegate
+CUSTOM = 32  # BuiltinOperator.CUSTOM: an operator with a name, which a vendor's delegate runs
 
 # Source: tensorflow/compiler/mlir/lite/schema/schema.fbs, TensorType.
 DTYPES = dict(
@@ -45,17 +45,17 @@ DTYPES = dict(
 
 
 def read_tflite(path: Path) -> list[Graph]:
-    """The graph of a TFLite model, or of each of its entry points; what the interpreter runs comes first.
+    """Read the graph of each entry point of a TFLite model; the one that the interpreter runs is first.
 
     Raises:
-        ProgramError: it is damaged.
-        MissingPackageError: tflite is not installed.
+        ProgramError: the file is damaged or not a TFLite model.
+        MissingPackageError: the package tflite is not installed.
     """
     try:
         from tflite.Model import Model
     except ImportError as error:
         raise MissingPackageError(
-            "cannot read TFLite: the reader of its schema is not installed",
+            "cannot read a .tflite file: the package tflite is not installed",
             why=str(error),
             hint='pip install "whisperport[export]"',
         ) from error
@@ -65,16 +65,16 @@ def read_tflite(path: Path) -> list[Graph]:
             return _graphs(path.stem, model, len(data))
         except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
             raise ProgramError(
-                f"{path.name} is damaged, or no TFLite model",
+                f"{path.name} is damaged, or is not a TFLite model",
                 why=f"{type(error).__name__}: {error}"[:200],
-                hint="convert it again",
+                hint="convert the model again",
             ) from error
 
 
 def _graphs(name: str, model: Any, size: int) -> list[Graph]:
     count = _count(model.SubgraphsLength(), size)
     if count == 0:
-        raise ValueError("it has no subgraph")
+        raise ValueError("the model has no subgraph")
     _check_outside(model, size)
     codes = [
         _code(model.OperatorCodes(index))
@@ -84,7 +84,9 @@ def _graphs(name: str, model: Any, size: int) -> list[Graph]:
     for index in range(_count(model.SignatureDefsLength(), size)):
         signature = model.SignatureDefs(index)
         if not 0 <= signature.SubgraphIndex() < count:
-            raise ValueError(f"signature {index} names subgraph {signature.SubgraphIndex()}")
+            raise ValueError(
+                f"signature {index} names subgraph {signature.SubgraphIndex()}, which does not exist"
+            )
         key = (signature.SignatureKey() or b"").decode("utf-8", "replace")
         if not keys.get(signature.SubgraphIndex()):
             keys[signature.SubgraphIndex()] = key
@@ -110,25 +112,27 @@ def _graph(name: str, model: Any, subgraph: int, codes: list[Any], size: int) ->
 
 
 def _check_outside(model: Any, size: int) -> None:
-    """Weights stored after the tables, as in models above 2 GB, are in the file to their last byte."""
+    """Check that weights stored after the tables, as in models above 2 GB, are complete."""
     for index in range(_count(model.BuffersLength(), size)):
         buffer = model.Buffers(index)
         end = buffer.Offset() + buffer.Size()
         if buffer.Size() > 1 and end > size:
-            raise ValueError(f"buffer {index} ends at byte {end} of {size}: it is cut short")
+            raise ValueError(
+                f"buffer {index} ends at byte {end}, but the file has {size} bytes: it is incomplete"
+            )
 
 
 def _count(length: int, size: int) -> int:
-    """A vector's length, if so many entries of 4 bytes fit into the file."""
+    """Return a vector's length, after a check that the file is large enough for it (4 bytes per entry)."""
     if not 0 <= length <= size // 4:
-        raise ValueError(f"a list of {length} entries in a file of {size} bytes")
+        raise ValueError(f"a list has {length} entries, but the file has {size} bytes")
     return length
 
 
 def _indices(read: Any, length: int, size: int) -> Iterator[int]:
     for place in range(_count(length, size)):
         index = read(place)
-        if index >= 0:  # -1: an optional input left out
+        if index >= 0:  # -1: an optional input that is not given
             yield index
 
 
@@ -145,24 +149,24 @@ def _value(model: Any, tensor: Any, index: int) -> Value:
 
 
 def _has_data(buffer: Any) -> bool:
-    return bool(buffer.DataLength() > 0 or buffer.Size() > 1)  # the latter: stored after the tables
+    return bool(buffer.DataLength() > 0 or buffer.Size() > 1)  # Size: data stored after the tables
 
 
 def _shape(tensor: Any) -> Shape:
     rank, signed = tensor.ShapeLength(), tensor.ShapeSignatureLength()
     if not 0 <= rank <= 64:
-        raise ValueError(f"a tensor of rank {rank}")
+        raise ValueError(f"a tensor has rank {rank}; expected 0 to 64")
     shape = [tensor.Shape(axis) for axis in range(rank)]
-    if signed == rank:  # -1: dynamic
+    if signed == rank:  # -1 in the signature: a dynamic axis
         return tuple("?" if tensor.ShapeSignature(a) < 0 else shape[a] for a in range(rank))
     return tuple(shape)
 
 
 def _code(code: Any) -> tuple[str, bool]:
-    """The operator's name, and whether it is a vendor's."""
+    """Return the operator's name, and whether it is custom."""
     from tflite.BuiltinOperator import BuiltinOperator
 
-    # Codes from 127 on have a field of their own; older files leave it at 0.
+    # Codes from 127 on are in `BuiltinCode`, which is 0 in older files.
     number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
     if number == CUSTOM:
         return (code.CustomCode() or b"unnamed").decode("utf-8", "replace"), True
@@ -183,7 +187,7 @@ def _node(
     inputs = [values[place] if place >= 0 else None for place in places]
     outputs = [values[i] for i in _indices(operator.Outputs, operator.OutputsLength(), size)]
     op = f"tflite.{name}" if custom else TFLITE.get(name, name)
-    if op == "embedding":  # takes the ids first
+    if op == "embedding":  # TFLite passes the ids first, aten the table
         inputs.reverse()
     attributes = {} if custom else _attributes(constants, op, operator, inputs)
     tensors = without_arguments(op, inputs)
@@ -194,7 +198,7 @@ def _attributes(
     constants: "_Constants", op: str, operator: Any, inputs: list[Value | None]
 ) -> dict[str, Any]:
     if op in ("softmax", "log_softmax"):
-        return {"dim": -1}  # TFLite has no other
+        return {"dim": -1}  # the only axis that TFLite supports
     if op in ("mean", "sum", "amax"):
         return {"dim": constants.integers(inputs, 1), "keepdim": _flag(operator, "ReducerOptions")}
     if op == "unsqueeze":
@@ -207,7 +211,7 @@ def _attributes(
 
 
 def _flag(operator: Any, kind: str) -> bool:
-    """The first field of the operator's options, a boolean in each of these."""
+    """Return one boolean field of the operator's options."""
     import importlib
 
     options = getattr(importlib.import_module(f"tflite.{kind}"), kind)()
@@ -224,13 +228,13 @@ def _flag(operator: Any, kind: str) -> bool:
 
 
 class _Constants:
-    """What small constants of a subgraph hold."""
+    """Reads the values of small constants of a subgraph."""
 
     def __init__(self, model: Any, graph: Any) -> None:
         self._model, self._graph = model, graph
 
     def integers(self, inputs: list[Value | None], place: int) -> list[int] | None:
-        """Of a small constant of 32-bit integers; None where it is computed."""
+        """Return the values of a small int32 constant; None if the input is not such a constant."""
         value = inputs[place] if place < len(inputs) else None
         if value is None or not value.constant or value.dtype != "int32" or (value.size or 0) > 64:
             return None

@@ -1,4 +1,4 @@
-"""What one XNNPACK delegate of a .pte computes: the nodes of the graph inside its blob, with shapes.
+"""Read the nodes of one XNNPACK delegate of a .pte, with their shapes, from the graph in its blob.
 
 Source: executorch/backends/xnnpack/serialization/schema.fbs and xnnpack_graph_serialize.py.
 """
@@ -14,9 +14,9 @@ from whisperport.inspection.graph import Node, Value
 
 BACKEND = "XnnpackBackend"
 
-NONE = 0xFFFFFFFF  # the number of a value that does not cross the delegate's border
+NO_EXTERNAL_ID = 0xFFFFFFFF  # of a value that is neither an input nor an output of the delegate
 
-# What the blob calls them -> our vocabulary; of the others only the bytes that they move are counted.
+# XNNPACK's operator -> aten's name. For other operators only the bytes moved are counted.
 OPERATORS = {
     "XNNFullyConnected": "linear",
     "XNNBatchMatrixMultiply": "matmul",
@@ -35,23 +35,24 @@ DTYPES = {
 
 
 def read_xnnpack(blob: bytes, name: str, border: Sequence[str]) -> list[Node]:
-    """The nodes of a delegate's graph, in its order.
+    """Read the nodes of a delegate's graph, in its order.
 
     Args:
-        name: of the delegate; a node's is "`name`, node 3".
-        border: names outside of the values that the delegate is called with, in their order.
+        blob: the delegate's data in the .pte.
+        name: of the delegate; its third node is called "`name`, node 3".
+        border: names of the delegate's inputs and outputs in the calling graph, in the order of the call.
 
     Raises:
-        ValueError, KeyError, and whatever flatc finds: it is no such blob.
+        Exception: the blob is damaged or not an XNNPACK graph; ValueError, KeyError or an error of flatc.
     """
     graph = _graph(blob)
     values = {}
     for entry in graph["xvalues"]:
         value = entry["xvalue_union"]
-        value = value.get("tensor_value", value)  # a quantized one holds the tensor
+        value = value.get("tensor_value", value)  # a quantized value contains the tensor
         dtype = DTYPES.get(value["datatype"], "int8" if "int8" in value["datatype"] else "")
         outside = value["external_id"]
-        own = border[outside] if outside != NONE else f"{name}.{value['id_out']}"
+        own = border[outside] if outside != NO_EXTERNAL_ID else f"{name}.{value['id_out']}"
         constant = value["constant_buffer_idx"] > 0
         values[value["id_out"]] = Value(own, tuple(value["dims"]), dtype, constant)
     return [

@@ -1,4 +1,4 @@
-"""Nodes of a torch graph in our vocabulary, from the names and arguments that aten gives them."""
+"""Convert nodes of a torch graph, given by aten's names and arguments, to nodes of a `Graph`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,18 +19,20 @@ def torch_node(
     outputs: Sequence[Value],
     module: tuple[str, str] = ("", ""),
 ) -> Node | None:
-    """One node.
+    """Convert one node.
 
     Args:
+        name: of the node.
         target: `aten.linear.default`, with or without `torch.ops.`.
         arguments: in the order of the operator's schema.
-        module: path and class of the innermost module that called it.
+        outputs: tensors that the node computes.
+        module: path and class of the innermost module that called the operator.
 
     Returns:
-        None for what computes no tensor: assertions, arithmetic on sizes.
+        The node; None if it computes no tensor, such as assertions and arithmetic on sizes.
     """
-    written = target.removeprefix("torch.ops.")
-    namespace, _, rest = written.partition(".")
+    original_op = target.removeprefix("torch.ops.")
+    namespace, _, rest = original_op.partition(".")
     short = _functional(rest.split(".")[0])
     if not outputs or short.startswith(_IGNORED):
         return None
@@ -38,8 +40,8 @@ def torch_node(
     inputs = tuple(value for _, argument in arguments for value in _tensors(argument))
     return Node(
         name,
-        TORCH.get(short, short) if aten else ".".join(written.split(".")[:2]),
-        written,
+        TORCH.get(short, short) if aten else ".".join(original_op.split(".")[:2]),
+        original_op,
         tuple(_leading(short, inputs)),
         tuple(outputs),
         {key: value for key, value in arguments if not any(True for _ in _tensors(value))},
@@ -50,13 +52,13 @@ def torch_node(
 
 
 def _functional(short: str) -> str:
-    """`add` for `add_`, which compilers make of it first. A copy into a tensor has no other form."""
+    """Return `add` for `add_`, as compilers do first. A copy into a tensor has no functional form."""
     in_place = short.endswith("_") and not short.startswith("_")
     return short[:-1] if in_place and short not in ("copy_", "detach_") else short
 
 
 def _leading(short: str, inputs: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
-    """`addmm` and `baddbmm` take their bias first; every other product takes it last."""
+    """Move the bias to the end: `addmm` and `baddbmm` have it first, other matmuls last."""
     if short in ("addmm", "baddbmm") and len(inputs) == 3:
         return (inputs[1], inputs[2], inputs[0])
     return inputs

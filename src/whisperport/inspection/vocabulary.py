@@ -1,6 +1,6 @@
-"""One vocabulary for the operators of torch, ONNX and TFLite: aten's names, without their overloads."""
+"""Map the operator names of torch, ONNX and TFLite to one set of names: aten's, without overloads."""
 
-# Left: aten's other names for the same computation. A name that is in no table stands for itself.
+# Keys are other names of aten for the same computation. A name that is in no table does not change.
 TORCH = {
     **dict.fromkeys(["view", "_unsafe_view", "view_copy", "flatten", "unflatten"], "reshape"),
     **dict.fromkeys(["permute", "permute_copy", "t", "numpy_T", "swapaxes", "mT"], "transpose"),

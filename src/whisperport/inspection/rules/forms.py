@@ -144,8 +144,8 @@ def scalar(graph: Graph, node: Node, _: Any) -> str:
 
     What to do: write `x * 2.0`. Do not decompose attention before it is rewritten.
     """
-    if node.written.endswith(".Scalar") and node.op != "rsub":
-        return f"{node.written}: the number is not a tensor; the target supports tensors only"
+    if node.original_op.endswith(".Scalar") and node.op != "rsub":
+        return f"{node.original_op}: the number is not a tensor; the target supports tensors only"
     found = [v for k, v in node.attributes.items() if k in ("other", "self") and type(v) is int]
     floats = node.output.dtype.startswith(("float", "bfloat"))
     return (

@@ -67,5 +67,5 @@ def decomposed(graph: Graph, node: Node, parts: str) -> str:
 
 def _operator_name(node: Node) -> str:
     """Return the node's aten name, preceded by the name in the file if that differs."""
-    own = node.written.removeprefix("aten.").split(".")[0]
+    own = node.original_op.removeprefix("aten.").split(".")[0]
     return node.op if own in (node.op, f"_{node.op}") else f"{own} ({node.op})"
