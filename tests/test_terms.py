@@ -1,5 +1,7 @@
 """No page, message, docstring, comment or help uses a term that readers misunderstand: see `terms.py`."""
 
+import re
+
 import pytest
 
 from .terms import EXCEPTIONS, ROOT, TERMS, excuse, files, helps, uses, uses_in_file
@@ -83,3 +85,15 @@ def test_every_exception_is_used_and_has_a_reason():
     # when / then
     assert set(EXCEPTIONS) - used == set()
     assert all(EXCEPTIONS.values())
+
+
+def test_the_glossary_is_in_alphabetical_order():
+    # given
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+
+    # when
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+
+    # then
+    assert headings
+    assert headings == sorted(headings, key=str.casefold)
