@@ -93,7 +93,8 @@ TERMS = (
         ("it recorded evidence", "after recording the evidence"),
     ),
     Term(
-        r"(?<!dot )(?<!dot-)(?<!scalar )(?<!inner )(?<!outer )(?<!Kronecker )(matrix )?products?(?! (name|page|brief))",
+        r"(?<!dot )(?<!dot-)(?<!scalar )(?<!inner )(?<!outer )(?<!Kronecker )(matrix )?products?"
+        r"(?! (name|page|brief))",
         "matrix multiplication, matmul; matmul share",
         "the product of the logits",
         ("the dot product of two vectors", "a scalar product", "scaled dot-product attention"),
