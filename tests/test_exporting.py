@@ -106,7 +106,7 @@ def test_what_is_done_is_told(write: Any) -> None:
         "rewriting step",
         "align to fake",
         "comparing",
-        "place",
+        "moving the bundle",
     ):
         assert any(word in stage for stage in told), word
 

@@ -111,7 +111,7 @@ def test_both_generations_of_decoders_are_told_apart_by_their_shape(
         (encoder_hef(3, frames=400), "no encoder of this checkpoint"),  # longer than it was trained
         (encoder_hef(3, bins=128), "no encoder of this checkpoint"),
         (encoder_hef(3, width=384), "no encoder of this checkpoint"),
-        (encoder_hef(7), "another chip"),
+        (encoder_hef(7), "for a chip that is not known here"),
         (encoder_hef(3)[:-1], "damaged"),
         (hef_bytes(3, {}, {}), "does not say which shapes"),
         (b"hello", "no HEF"),

@@ -15,7 +15,7 @@ from whisperport.locking import is_locked, lock_path, locked, try_lock
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(locking, "RETRY_S", 0.02)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_a_failure_is_three_lines_with_the_rest_in_a_log_beside_the_output(out, 
     # then
     assert str(failed.value).count("\n") == 2
     assert failed.value.why == "aten::triu is not supported"
-    assert failed.value.hint == f"all that was said is in {out}.log"
+    assert failed.value.hint == f"the complete log is in {out}.log"
     log = out.with_name("bundle.log").read_text()
     assert log.startswith("[lowering]\n")
     assert "%399 : Tensor = aten::triu(%x)" in log
@@ -68,7 +68,7 @@ def test_a_log_stays_where_it_is_if_it_cannot_be_put_beside_the_output(tmp_path)
     with pytest.raises(LoweringError) as failed:
         run_watched(jobs.fails_with_400_lines, out=tmp_path / "no" / "such" / "folder")
 
-    log = Path(failed.value.hint.removeprefix("all that was said is in "))
+    log = Path(failed.value.hint.removeprefix("the complete log is in "))
     assert "aten::triu" in log.read_text()
     log.unlink()
 
@@ -84,7 +84,7 @@ def test_a_hang_in_c_is_stopped_named_and_located_and_its_partial_work_cleared(o
 
     # then
     assert hung.value.what == "stopped: `lowering 6 programs` made no progress"
-    assert hung.value.why == "nothing was heard of it for 3 seconds"
+    assert hung.value.why == "it reported nothing for 3 seconds"
     assert f"{out}.log" in hung.value.hint
     assert "in leaves_a_partial_folder_and_hangs" in out.with_name("bundle.log").read_text()
     assert sorted(p.name for p in out.parent.iterdir()) == ["bundle", "bundle.log", "tmp"]
@@ -129,7 +129,7 @@ def test_however_it_ends_it_is_said_with_the_log(out, job, what, why):
 
     assert what in failed.value.what
     assert why in failed.value.why
-    assert failed.value.hint.endswith(f"all that was said is in {out}.log")
+    assert failed.value.hint.endswith(f"the complete log is in {out}.log")
     assert out.with_name("bundle.log").stat().st_size
 
 

@@ -1,4 +1,4 @@
-"""Show the whole way on the embedded model: export for two targets, verify, transcribe, measure."""
+"""Demonstrate all steps on the embedded model: export for two targets, verify, transcribe, measure."""
 
 import time
 from collections.abc import Sequence
@@ -18,43 +18,65 @@ from whisperport.verification import Report, TextErrors, text_errors, whisper_te
 from whisperport.verification.clips import Recording, shipped_recordings
 
 DEMO_TARGETS = ("onnxruntime", "xnnpack")
-STEPS = 32  # tokens timed
+STEPS = 32  # number of measured decoding steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcribed:
-    """One recording: what was said, what was understood."""
+    """The transcript of one audio clip.
 
-    recording: Recording
+    Attributes:
+        clip: the clip, with the spoken text.
+        text: the transcript.
+        errors: differences between the transcript and the spoken text.
+        whisper_errors: the same differences, after Whisper's English normalizer.
+    """
+
+    clip: Recording
     text: str
     errors: TextErrors
-    whisper_errors: TextErrors  # the same after Whisper's English normalizer
+    whisper_errors: TextErrors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRow:
-    """One target, exported, verified, run and timed."""
+    """The results of one target.
+
+    Attributes:
+        target: name of the target.
+        folder: folder of the bundle.
+        programs: number of programs.
+        delegated: number of nodes, of all programs, that the target runs.
+        undelegated: number of nodes, of all programs, that the target does not run.
+        sqnr_db: the lowest SQNR of all comparisons of arrays, in dB.
+        tokens_equal: number of clips whose tokens equal the reference's, and number of all clips.
+        encoder_ms: median time of the encoder for one window, in milliseconds.
+        token_ms: median time of one step of the decoder, in milliseconds.
+        transcribed: the transcripts of all clips.
+        real_time_factor: processing time / length of the audio, over all clips.
+    """
 
     target: str
     folder: Path
     programs: int
-    delegated: int  # nodes of all programs that the target runs
-    undelegated: int  # nodes that it does not
-    sqnr_db: float  # the worst of all array checks
-    tokens_equal: tuple[int, int]  # clips whose tokens equal the reference's, of how many
-    encoder_ms: float  # median, one window
-    token_ms: float  # median, one step
+    delegated: int
+    undelegated: int
+    sqnr_db: float
+    tokens_equal: tuple[int, int]
+    encoder_ms: float
+    token_ms: float
     transcribed: tuple[Transcribed, ...]
-    real_time_factor: float  # processing seconds / audio seconds, over all recordings
+    real_time_factor: float
 
     @property
     def errors(self) -> TextErrors:
-        return sum((h.errors for h in self.transcribed), TextErrors())
+        """Sum of the differences of all clips."""
+        return sum((one.errors for one in self.transcribed), TextErrors())
 
     @property
     def whisper_errors(self) -> TextErrors:
-        """The same after Whisper's English normalizer."""
-        return sum((h.whisper_errors for h in self.transcribed), TextErrors())
+        """Sum of the differences of all clips, after Whisper's English normalizer."""
+        return sum((one.whisper_errors for one in self.transcribed), TextErrors())
 
 
 def run_demo(
@@ -65,7 +87,14 @@ def run_demo(
     threads: int | None = None,
     progress: Progress = lambda _: None,
 ) -> list[DemoRow]:
-    """Export `checkpoint` for each target into `folder`, verify it, and transcribe what is shipped.
+    """Export a checkpoint for each target, verify the bundles, and transcribe the package's clips.
+
+    Args:
+        checkpoint: anything that `load_checkpoint` accepts.
+        folder: folder of the bundles; each bundle has the name of its target.
+        targets: names of the targets.
+        threads: CPU threads per runtime, 1 to 1024. Default: None, the runtime chooses.
+        progress: called with the name of each stage, a few words.
 
     Raises:
         VerificationError, MissingPackageError: see `export`.
@@ -79,13 +108,13 @@ def run_demo(
             target,
             out,
             ExportOptions(run=run),
-            progress=partial(_tell, progress, target),
+            progress=partial(_report, progress, target),
         )
         rows.append(_row(bundle, target, out, run, progress))
     return rows
 
 
-def _tell(progress: Progress, target: str, stage: str) -> None:
+def _report(progress: Progress, target: str, stage: str) -> None:
     progress(f"{target}: {stage}")
 
 
@@ -94,23 +123,23 @@ def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, progress: Prog
     transcriber = Transcriber(bundle, run)
     transcribed, processing, duration = [], 0.0, 0.0
     options = TranscribeOptions(decode=DecodeOptions(language="en"))
-    for recording in shipped_recordings():
-        progress(f"{target}: transcribing {recording.path.name}")
+    for clip in shipped_recordings():
+        progress(f"{target}: transcribing {clip.path.name}")
         started = time.perf_counter()
-        transcript = transcriber.transcribe(recording.path, options)
+        transcript = transcriber.transcribe(clip.path, options)
         processing += time.perf_counter() - started
         duration += transcript.duration_s
-        errors = text_errors(transcript.text, recording.text)
+        errors = text_errors(transcript.text, clip.text)
         transcribed.append(
             Transcribed(
-                recording=recording,
+                clip=clip,
                 text=transcript.text,
                 errors=errors,
-                whisper_errors=whisper_text_errors(transcript.text, recording.text),
+                whisper_errors=whisper_text_errors(transcript.text, clip.text),
             )
         )
-    progress(f"{target}: timing")
-    encoder_ms, token_ms = _times(transcriber.engine, transcribed[0].recording)
+    progress(f"{target}: measuring the encoder and the decoder")
+    encoder_ms, token_ms = _median_times(transcriber.engine, transcribed[0].clip)
     free = [c for c in report.checks if c.level == "tokens" and c.what.endswith("free")]
     delegation = [entry.delegation for entry in bundle.manifest.programs]
     return DemoRow(
@@ -128,10 +157,10 @@ def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, progress: Prog
     )
 
 
-def _times(engine: Engine, recording: Recording) -> tuple[float, float]:
-    """Median milliseconds of one encoder run, and of one step."""
+def _median_times(engine: Engine, clip: Recording) -> tuple[float, float]:
+    """Return the median milliseconds of one run of the encoder, and of one step of the decoder."""
     dims = engine.dims
-    mel = log_mel(load_audio(recording.path), dims.n_mels, n_frames=dims.n_frames)
+    mel = log_mel(load_audio(clip.path), dims.n_mels, n_frames=dims.n_frames)
     encoder = measure(lambda: engine.encode(mel))
     decoder = engine.decoder()
     decoder.start_window(engine.encode(mel))

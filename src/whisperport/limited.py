@@ -3,14 +3,13 @@
     this process ── name of the job, JSON arguments ──► child
          ◄── stages, then a result or an error, as JSON ──┘
 
-The child is a fresh interpreter with the module path of this one, so that it also works from an
-interactive session, a script without `if __name__ == "__main__"`, a thread or a daemon process.
-Nothing that it sends is unpickled. It cannot read standard input, and nothing that it or a native
-library prints reaches the terminal. It ends with this process.
+The child is a new interpreter with the module path of this one. It therefore also works from an interactive
+session, a script without `if __name__ == "__main__"`, a thread or a daemon process. Its messages are JSON
+and are never unpickled. It cannot read standard input, and its output, including that of native libraries,
+does not reach the terminal. It ends when this process ends.
 
-Linux limits memory twice. The kernel refuses a single allocation that is too large (`RLIMIT_DATA`),
-and this process ends the child when its resident memory exceeds the limit. Other systems only
-limit time.
+On Linux, memory is limited in two ways: an allocation above the limit fails (`RLIMIT_DATA`), and this
+process ends the child when its resident memory exceeds the limit. Other systems limit only time.
 """
 
 import json
@@ -33,13 +32,13 @@ from whisperport import errors
 from whisperport.errors import WhisperportError
 from whisperport.progress import Progress
 
-POLL_S = 0.02  # between two looks at the child's memory; it can fill about 0.2 GB meanwhile
-START_S = 120.0  # for Python and a runtime to be imported: torch takes 8 s on a loaded machine
-MAX_THREADS = 4  # of a trial; a runtime has a pool of threads for each program
+POLL_S = 0.02  # interval of checking the child's memory; the child can fill about 0.2 GB in it
+START_S = 120.0  # time to import Python modules and a runtime: torch takes 8 s on a loaded machine
+MAX_THREADS = 4  # threads of a job; a runtime has one pool of threads per program
 STACKS_BYTES = (
     2 * 8 * 2**20
-)  # per core: numpy and a runtime each start a thread, with 8 MiB of stack
-MAX_LINE = 64 * 2**20  # bytes of a result
+)  # per core: numpy and a runtime each start a thread with 8 MiB of stack
+MAX_LINE = 64 * 2**20  # maximum bytes of a message
 PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 _BOOT = (
@@ -50,41 +49,47 @@ _BOOT = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a job may use."""
+    """Limits of a job.
+
+    Attributes:
+        memory_bytes: maximum memory.
+        seconds: maximum wall-clock time, counted from the first stage of the job.
+    """
 
     memory_bytes: int
-    seconds: float  # from the first stage of the job
+    seconds: float
 
     def __str__(self) -> str:
         return f"{self.memory_bytes / 1e9:.1f} GB of memory and {self.seconds:.0f} seconds"
 
 
 class StoppedError(Exception):
-    """The job exceeded a limit, crashed, or raised an exception of another library."""
+    """The job exceeded a limit, crashed, or raised an exception other than a WhisperportError."""
 
 
 def threads_within(threads: int | None) -> int:
-    """The number of threads that a limited job uses in place of `threads`."""
+    """Return the number of threads of a limited job: `threads` (None: one per core), at most 4."""
     return min(threads or os.cpu_count() or 1, MAX_THREADS)
 
 
 def run_limited(
     job: str, arguments: dict[str, Any], limits: Limits, progress: Progress = lambda _: None
 ) -> Any:
-    """Run a job in a child process.
+    """Run a job in a child process with limits.
 
     Args:
         job: "package.module:function" of this package. The function is called with `progress` and the
-            arguments as keywords. It imports what it needs before it calls `progress`.
-        arguments: anything that JSON holds.
-        progress: told every stage, or the last of several that follow each other quickly.
+            arguments as keywords. It imports its modules before it calls `progress` for the first time.
+        arguments: keyword arguments of the job; the values are JSON.
+        limits: maximum memory and time.
+        progress: called with the name of each stage; if stages follow each other quickly, only the last.
 
     Returns:
-        What the job returned, as JSON gives it back.
+        The result of the job, after conversion to JSON and back.
 
     Raises:
-        StoppedError: the job exceeded a limit, crashed, or raised what is no WhisperportError; the
-            message names the stage.
+        StoppedError: the job exceeded a limit, crashed, or raised an exception other than a
+            WhisperportError. The message names the stage.
         WhisperportError: raised by the job.
     """
     request = {
@@ -107,12 +112,12 @@ def run_limited(
 class _Child:
     process: "subprocess.Popen[bytes]"
     reader: Thread = field(init=False)
-    stage: str = ""  # empty: it imports
+    stage: str = ""  # empty while the child imports modules
     answer: Any = None
 
     @classmethod
     def start(cls, request: dict[str, Any]) -> "_Child":
-        # -P: the current folder does not become a place to import modules from.
+        # -P: modules are not imported from the current folder.
         command = [get_executable(), "-P", "-c", _BOOT, json.dumps(request)]
         try:
             process = subprocess.Popen(
@@ -120,7 +125,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches this process only, which ends the child
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the child
             )
         except OSError as error:
             raise StoppedError(f"no process could be started: {error.strerror}") from error
@@ -140,7 +145,7 @@ class _Child:
                         self.answer = answer
 
     def resident_bytes(self) -> int:
-        """Memory in use; 0 where the system does not tell."""
+        """Return the resident memory in bytes; 0 if the system does not tell."""
         try:
             return _statm(self.process.pid)[1]
         except (OSError, IndexError):
@@ -150,7 +155,7 @@ class _Child:
         return StoppedError(f"{self.stage}: {why}" if self.stage else why)
 
     def end(self) -> None:
-        """Kill the child and every process that it started, unless it has ended."""
+        """Kill the child and all processes that it started, if it still runs."""
         if self.process.poll() is None:
             if os.name == "posix":
                 with suppress(ProcessLookupError, PermissionError):
@@ -161,10 +166,10 @@ class _Child:
 
 
 def _watch(child: _Child, limits: Limits, progress: Progress) -> int:
-    """The exit code of the child, which stays within its limits.
+    """Wait for the child, and return its exit code.
 
     Raises:
-        StoppedError: it did not.
+        StoppedError: the child exceeded a limit.
     """
     deadline, known = time.monotonic() + START_S, ""
     while True:
@@ -176,8 +181,8 @@ def _watch(child: _Child, limits: Limits, progress: Progress) -> int:
             known = child.stage
             progress(known)
         if now > deadline:
-            took = f"it took more than {limits.seconds:.0f} seconds"
-            raise child.stopped(took if known else "its process did not start")
+            exceeded = f"it took more than {limits.seconds:.0f} seconds"
+            raise child.stopped(exceeded if known else "its process did not start")
         if child.resident_bytes() > limits.memory_bytes:
             raise child.stopped(f"it used more than {limits.memory_bytes / 1e9:.1f} GB of memory")
 
@@ -190,22 +195,23 @@ def _result(child: _Child, code: int) -> Any:
             raise getattr(errors, kind, WhisperportError)(what, why=why, hint=hint)
         case {"stopped": str(why)}:
             raise child.stopped(why)
-    raise child.stopped(_how_it_ended(code))
+    raise child.stopped(_description_of(code))
 
 
-def _how_it_ended(code: int) -> str:
+def _description_of(code: int) -> str:
     if os.name == "posix" and code == -signal.SIGKILL:
-        return "the system ended its process, most likely because memory ran out"
+        return "the system ended its process, probably because memory ran out"
     if code < 0:
         return f"it crashed with {signal.Signals(-code).name}"
-    return f"its process ended with exit code {code} and without an answer"
+    return f"its process ended with exit code {code} and without a result"
 
 
 @contextmanager
 def memory_within(more_bytes: int) -> Iterator[None]:
-    """Within the block this process may allocate so much more; what exceeds it is refused by the kernel.
+    """Limit the memory that this process can allocate in the block, in addition to what it has already.
 
-    It raises MemoryError or what a library makes of it. Systems other than Linux have no such limit.
+    An allocation above the limit raises MemoryError, or the error that a library raises instead. Systems
+    other than Linux have no such limit.
     """
     if sys.platform != "linux":
         yield
@@ -213,8 +219,8 @@ def memory_within(more_bytes: int) -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = _statm(os.getpid())[5] + more_bytes
-    lowest = min(limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY)
+    wanted = _statm(os.getpid())[5] + more_bytes
+    lowest = min(limit for limit in (soft, hard, wanted) if limit != resource.RLIM_INFINITY)
     resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
     try:
         yield
@@ -223,20 +229,22 @@ def memory_within(more_bytes: int) -> Iterator[None]:
 
 
 def _statm(pid: int) -> list[int]:
-    """Bytes: the size, the resident part, …, and as the sixth the data of a process of Linux."""
+    """Return the bytes in /proc/PID/statm: first total size, second resident, sixth data. Linux only."""
     pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
     return [int(count) * os.sysconf("SC_PAGE_SIZE") for count in pages]
 
 
-# In the child.
+# The functions below run in the child.
 
 
 def serve(request: dict[str, Any]) -> None:
-    """Run the job of a request, and send its result or its error to the parent."""
-    pipe = os.fdopen(os.dup(1), "wb", buffering=0)  # not inherited by processes of the job
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Run the job of a request, and send its result or error to the parent."""
+    pipe = os.fdopen(
+        os.dup(1), "wb", buffering=0
+    )  # processes that the job starts do not inherit it
+    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
-        os.dup2(nowhere, stream)
+        os.dup2(null, stream)
     _end_with_parent(request["parent"])
     _limit(request["memory_bytes"], request["cpu_s"])
     module, _, function = request["job"].partition(":")
@@ -253,7 +261,7 @@ def serve(request: dict[str, Any]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a library says went wrong, cut to a length that can be read."""
+    """Return the first line of an exception's message, cut to 300 characters."""
     return str(error).strip().split("\n")[0][:300]
 
 
@@ -262,13 +270,13 @@ def _send(pipe: IO[bytes], message: dict[str, Any]) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Linux kills the child with its parent; elsewhere the limit on CPU time ends it."""
+    """End this process when its parent ends. On systems other than Linux, the CPU time limit ends it."""
     if sys.platform != "linux":
         return
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(1)
 
 
@@ -279,9 +287,9 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
 
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: cpu_s}
     if sys.platform == "linux":
-        stacks = STACKS_BYTES * (os.cpu_count() or 1)  # they count as data, and are hardly used
+        stacks = STACKS_BYTES * (os.cpu_count() or 1)  # stacks count as data, but are hardly used
         wanted[resource.RLIMIT_DATA] = memory_bytes + stacks
-    for kind, most in wanted.items():
+    for kind, limit in wanted.items():
         _, hard = resource.getrlimit(kind)
-        lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (lowest, lowest))

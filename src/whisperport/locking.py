@@ -1,8 +1,8 @@
-"""Lock files: one process at a time writes an output, or uses a work folder.
+"""Lock files: only one process at a time writes an output or uses a work folder.
 
-The lock is `flock`, not the file: it also holds between containers that share a volume, and the
-system releases it when its process dies, however that happens. Whoever takes a lock file that a
-killed process has left behind removes it on release.
+The lock is `flock` on the file, not the existence of the file. It is also effective between containers that
+share a volume, and the system releases it whenever the process ends. A lock file that a killed process left
+behind is removed by the next process that acquires and releases the lock.
 """
 
 import errno
@@ -20,27 +20,33 @@ from whisperport.atomic import repeat_if_interrupted
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.2  # `is_locked` holds a lock for a moment; longer than that, and it is a writer
-PAUSE_S = 0.01
+RETRY_S = 0.2  # time to retry: `is_locked` holds a lock briefly; a writer holds it longer than this
+PAUSE_S = 0.01  # between two attempts
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 @dataclass(slots=True)
 class Lock:
-    """A lock that is held until `release`, or until the process ends."""
+    """A lock that is held until `release` is called or the process ends.
+
+    Attributes:
+        path: path of the lock file.
+        file: the open lock file.
+        is_exclusive: False if the file system has no locks, so that other processes may write as well.
+    """
 
     path: Path
     file: BinaryIO
-    is_exclusive: bool  # False: the file system has no locks, so others may write as well
+    is_exclusive: bool
 
     def release(self) -> None:
-        """Remove the lock file, then let go of the lock: a file without a lock is a leftover."""
+        """Remove the lock file, and then release the lock."""
         try:
             if os.name != "nt":
                 repeat_if_interrupted(self._remove)
         finally:
             self.file.close()
-        if os.name == "nt":  # which does not remove open files
+        if os.name == "nt":  # Windows cannot remove an open file
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
@@ -50,27 +56,27 @@ class Lock:
 
 
 def lock_path(output: Path) -> Path:
-    """The lock file that belongs to an output or a work folder."""
+    """Return the path of the lock file of an output or a work folder."""
     return output.with_name(f".{output.name}.whisperport-lock")
 
 
 def try_lock(path: Path) -> Lock | None:
-    """Take the lock, or return None if another process holds it. The folder must exist.
+    """Acquire the lock; return None if another process holds it. The folder must exist.
 
     Raises:
         OSError: the lock file cannot be created or opened.
     """
     try:
-        return _patiently(path, os.O_CREAT)
+        return _acquire(path, os.O_CREAT)
     except BaseException:
         with suppress(OSError):
-            is_locked(path)  # removes the file, unless it is another's
+            is_locked(path)  # removes the lock file, unless another process holds the lock
         raise
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[Lock | None]:
-    """`try_lock` for a `with` statement; releases the lock at its end."""
+    """Acquire the lock as `try_lock` does, and release it at the end of the `with` block."""
     lock = try_lock(path)
     try:
         yield lock
@@ -80,13 +86,13 @@ def locked(path: Path) -> Iterator[Lock | None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock now. Removes a lock file that a killed process has left.
+    """Return whether a process holds the lock. Removes a lock file that a killed process left behind.
 
     Raises:
         OSError: the lock file exists and cannot be opened.
     """
     try:
-        lock = _patiently(path, 0)
+        lock = _acquire(path, 0)
     except FileNotFoundError:
         return False
     if lock is None:
@@ -95,8 +101,9 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _patiently(path: Path, flags: int) -> Lock | None:
-    end = time.monotonic() + PATIENCE_S
+def _acquire(path: Path, flags: int) -> Lock | None:
+    """Acquire the lock, with retries for `RETRY_S` seconds."""
+    end = time.monotonic() + RETRY_S
     while True:
         lock = _attempt(path, flags)
         if lock or time.monotonic() > end:
@@ -105,15 +112,17 @@ def _patiently(path: Path, flags: int) -> Lock | None:
 
 
 def _attempt(path: Path, flags: int) -> Lock | None:
-    """One attempt; None also if the file was removed between opening and locking it."""
+    """Try once to acquire the lock; None also if the file was removed between opening and locking it."""
 
     def opener(name: str, _: int) -> int:
-        no_follow = getattr(os, "O_NOFOLLOW", 0)  # a link could name any file of the user's
+        no_follow = getattr(
+            os, "O_NOFOLLOW", 0
+        )  # a symbolic link could point to any file of the user
         return os.open(name, os.O_RDWR | flags | no_follow, 0o666)
 
     file = open(path, "r+b", buffering=0, opener=opener)  # noqa: SIM115  # the lock keeps it open
     try:
-        lock = Lock(path, file, _take(file))
+        lock = Lock(path, file, _try_flock(file))
         if _is_current(file, path):
             return lock
     except BlockingIOError:
@@ -125,14 +134,21 @@ def _attempt(path: Path, flags: int) -> Lock | None:
     return None
 
 
-def _take(file: BinaryIO) -> bool:
-    """True: locked. False: the file system has no locks. Raises BlockingIOError if another has it."""
+def _try_flock(file: BinaryIO) -> bool:
+    """Lock the file; return False if the file system has no locks.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+    """
     try:
         _flock(file.fileno())
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        log.warning("%s: this file system has no locks; do not write here twice at once", file.name)
+        log.warning(
+            "%s: this file system has no locks; do not let two processes write here together",
+            file.name,
+        )
         return False
     return True
 
@@ -154,7 +170,7 @@ else:
 
 
 def _is_current(file: BinaryIO, path: Path) -> bool:
-    """Whether the path still names the file that is open: its last holder may have removed it."""
+    """Return whether the path still names the open file. The previous holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     except FileNotFoundError:

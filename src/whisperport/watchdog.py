@@ -1,12 +1,12 @@
-"""Run a long job in a process of its own, and watch it.
+"""Run a long job in a child process, and stop it if it hangs.
 
-    this process ── job ──► child     standard output and error go to a log, C++'s too
+    this process ── job ──► child     standard output and error go to a log, also those of C++ code
          ◄── stages, warnings ──┤
          ◄── result or error ───┘
 
-A compiler's flood never reaches the screen. A stage that says nothing for too long is stopped, even
-in the middle of C++; so is a child whose parent died. A child that the system kills is an error as
-any other. The log is kept, beside what was to be written, only if the exporter failed.
+The output of compilers never reaches the terminal. A job that reports no new stage for too long is stopped,
+even inside C++ code. The child also ends if its parent ends. If the system kills the child, the caller gets
+an ordinary error. The log is kept, beside the job's output, only if the exporter failed.
 """
 
 import faulthandler
@@ -34,12 +34,12 @@ from whisperport.errors import LoweringError, MissingPackageError, WhisperportEr
 from whisperport.progress import Progress
 from whisperport.ranges import check_range
 
-STARTING = "starting"  # until the first stage is said
-STALL_S = 30 * 60.0  # the longest stage seen, of whisper-base for xnnpack, took a minute and a half
-MAX_STALL_S = 20 * 24 * 3600.0  # the system waits for at most 2^31 ms, 24 days
-START_S = 60.0  # for Python and torch to be imported, on a machine that is busy
-GRACE_S = 10.0  # for a child to tidy up after an interrupt, before it is killed
-DUMP_S = 0.5  # for the stacks to be written
+STARTING = "starting"  # the stage before the first one that the job reports
+STALL_S = 30 * 60.0  # the longest measured stage, of whisper-base for xnnpack, took 1.5 minutes
+MAX_STALL_S = 20 * 24 * 3600.0  # the system can wait for at most 2^31 ms, 24 days
+START_S = 60.0  # time to import Python modules and torch on a loaded machine
+GRACE_S = 10.0  # time for a child to clean up after an interrupt, before it is killed
+DUMP_S = 0.5  # time to write the stacks to the log
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +52,22 @@ def run_watched(
     progress: Progress = lambda _: None,
     stall_s: float = STALL_S,
 ) -> Any:
-    """`job(*arguments, say=say)` in a process of its own; whatever it returns or raises.
+    """Call `job(*arguments, progress=...)` in a child process, and return its result.
 
     Args:
-        job: a function of a module, whose arguments and result can be pickled.
-        out: the file or folder that the job writes; a log of a failure is put beside it, as `out` + `.log`.
-        writes: another output of the job, whose leftovers are cleared too if it is killed.
-        stall_s: seconds without a new stage after which the job is stopped.
+        job: a function defined at the top level of a module. Its arguments and result can be pickled.
+        arguments: arguments of the job.
+        out: file or folder that the job writes. The log of a failure is written beside it, to `OUT.log`.
+        writes: another output of the job. Its temporary files are deleted too if the job is killed.
+            Default: None.
+        progress: called with the name of each stage, a few words.
+        stall_s: time in seconds without a new stage after which the job is stopped, 0 to `MAX_STALL_S`.
+            Default: 1800, 30 minutes.
 
     Raises:
-        UsageError: `stall_s` is negative, not a number, or above `MAX_STALL_S`.
-        LoweringError: the job failed as an exporter does, crashed, was killed, or hung; the hint
-            names the log.
-        WhisperportError: whatever else the job raised.
+        UsageError: `stall_s` is out of range.
+        LoweringError: an exporter failed, or the job crashed, was killed, or hung; the hint names the log.
+        WhisperportError: any other error that the job raised.
     """
     check_range("stall_s", stall_s, 0, MAX_STALL_S)
     outputs = tuple(Path(os.path.abspath(path)) for path in (out, writes) if path)
@@ -77,19 +80,19 @@ def run_watched(
         watch.stop()
         kept = watch.close()
     if kept:
-        said = f"all that was said is in {kept}"
-        failure.hint = f"{failure.hint}; {said}" if failure.hint else said
+        log_hint = f"the complete log is in {kept}"
+        failure.hint = f"{failure.hint}; {log_hint}" if failure.hint else log_hint
     raise failure
 
 
 @dataclass(slots=True)
 class _Watch:
-    """One child, and what is known of it."""
+    """One child process and its state."""
 
     process: BaseProcess
     pipe: Connection
     log: Path
-    outputs: tuple[Path, ...]  # the log is put beside the first
+    outputs: tuple[Path, ...]  # the log is written beside the first output
     stage: str = STARTING
     keeps_log: bool = False
 
@@ -97,31 +100,31 @@ class _Watch:
     def start(
         cls, job: Callable[..., Any], arguments: tuple[Any, ...], outputs: tuple[Path, ...]
     ) -> "_Watch":
-        # Not a fork: libraries that were loaded here with their threads would deadlock there.
+        # Not a fork: libraries that are loaded here would deadlock there, because a fork has no threads.
         context = multiprocessing.get_context("spawn")
         descriptor, log_path = tempfile.mkstemp(prefix="whisperport-", suffix=".log")
         os.close(descriptor)
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(theirs, log_path, job, arguments))
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(sender, log_path, job, arguments))
         try:
             with _ignored_interrupts():
                 process.start()
         except BaseException:
             os.unlink(log_path)
             raise
-        theirs.close()
-        return cls(process, ours, Path(log_path), outputs)
+        sender.close()
+        return cls(process, receiver, Path(log_path), outputs)
 
     def listen(self, progress: Progress, stall_s: float) -> Any:
-        """The job's result; raises why there is none."""
+        """Receive messages until the job ends, and return its result or raise its error."""
         while True:
             limit_s = max(stall_s, START_S) if self.stage == STARTING else stall_s
             if not self.pipe.poll(limit_s):
-                raise self._kept(self._stalled(limit_s))
+                raise self._with_log(self._stalled(limit_s))
             try:
                 kind, value = self.pipe.recv()
             except (EOFError, OSError):
-                raise self._kept(self._died()) from None
+                raise self._with_log(self._died()) from None
             if kind == "stage":
                 self.stage = value
                 progress(value)
@@ -130,12 +133,12 @@ class _Watch:
             elif kind == "interrupted":
                 raise KeyboardInterrupt
             elif kind == "failed":
-                raise self._kept(value)
+                raise self._with_log(value)
             else:
                 return value
 
-    def _kept(self, error: WhisperportError) -> WhisperportError:
-        """Note whether the log says more than this error does: it does if an exporter failed."""
+    def _with_log(self, error: WhisperportError) -> WhisperportError:
+        """Keep the log if an exporter failed, because the log then has more details than the error."""
         if isinstance(error, LoweringError) and not isinstance(error, MissingPackageError):
             self.keeps_log = True
         return error
@@ -146,8 +149,8 @@ class _Watch:
             time.sleep(DUMP_S)
         return LoweringError(
             f"stopped: `{self.stage}` made no progress",
-            why=f"nothing was heard of it for {_said(stall_s)}",
-            hint="`--stall-after` gives it longer; where it hung is at the end of the log",
+            why=f"it reported nothing for {_duration(stall_s)}",
+            hint="`--stall-after` allows more time; the end of the log shows where it hung",
         )
 
     def _died(self) -> LoweringError:
@@ -156,21 +159,21 @@ class _Watch:
         if code == -signal.SIGKILL:
             return LoweringError(
                 f"the system killed the exporter in `{self.stage}`",
-                why="most likely memory ran out",
+                why="probably memory ran out",
                 hint="free some memory, or use a machine with more",
             )
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         return LoweringError(
             f"the exporter crashed in `{self.stage}`",
-            why=f"it ended with {how}, which is a defect of a library it uses",
+            why=f"it ended with {how}; this is a defect of a library that it uses",
         )
 
     def stop(self) -> None:
-        """End the child: by an interrupt, so that it tidies up; by force if it does not."""
-        if self.stage == STARTING:  # it imports, and has nothing to tidy up
+        """End the child: interrupt it so that it can clean up, and kill it if it does not end in time."""
+        if self.stage == STARTING:  # it only imports modules so far, and has nothing to clean up
             self.process.kill()
         if self.process.is_alive() and self.process.pid:
-            self.process.join(DUMP_S)  # one that has sent its result is about to end
+            self.process.join(DUMP_S)  # a child that has sent its result ends soon
         if self.process.is_alive() and self.process.pid:
             os.kill(self.process.pid, signal.SIGINT)
             self.process.join(GRACE_S)
@@ -179,10 +182,10 @@ class _Watch:
             self.process.join()
 
     def close(self) -> Path | None:
-        """Clear what a killed child has left, and return where its log was put, if it is kept."""
+        """Delete the temporary files of a killed child; return the path of its log if it is kept."""
         self.pipe.close()
         for out in {*self.outputs, *(Path(os.path.realpath(path)) for path in self.outputs)}:
-            with suppress(OSError):  # the next writer of this output clears it
+            with suppress(OSError):  # the next writer of this output deletes them
                 clear_leftovers(out)
         if not self.keeps_log or not self.log.stat().st_size:
             self.log.unlink(missing_ok=True)
@@ -190,7 +193,7 @@ class _Watch:
         beside = self.outputs[0].with_name(f"{self.outputs[0].name}.log")
         try:
             shutil.copyfile(self.log, beside)
-        except OSError:  # where nothing can be written, the log stays where it is
+        except OSError:  # if the log cannot be copied there, it stays in the temporary folder
             return self.log
         self.log.unlink()
         return beside
@@ -198,7 +201,10 @@ class _Watch:
 
 @contextmanager
 def _ignored_interrupts() -> Iterator[None]:
-    """A child started here ignores Ctrl-C until its job begins: else it would print where it was."""
+    """Let a child that is started in the block ignore Ctrl-C until its job begins.
+
+    Otherwise it would print a traceback.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -209,22 +215,22 @@ def _ignored_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _said(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:g} seconds"
 
 
-# In the child.
+# The functions below run in the child.
 
 
 def _child(pipe: Connection, log_path: str, job: Callable[..., Any], arguments: Any) -> None:
-    chatter = open(log_path, "ab", buffering=0)  # noqa: SIM115  # until the process ends
+    log_file = open(log_path, "ab", buffering=0)  # noqa: SIM115  # open until the process ends
     for stream in (1, 2):
-        os.dup2(chatter.fileno(), stream)
-    faulthandler.enable(chatter)
-    # A shell starts background jobs with interrupts ignored; this one must be able to be stopped.
+        os.dup2(log_file.fileno(), stream)
+    faulthandler.enable(log_file)
+    # A shell starts background jobs with interrupts ignored, but this process must react to interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, chatter)
+        faulthandler.register(signal.SIGUSR1, log_file)
     sender = _Sender(pipe)
     _forward_log(sender)
     threading.Thread(target=_end_with_parent, args=(log_path,), daemon=True).start()
@@ -244,7 +250,7 @@ def _enter(stage: str, sender: "_Sender") -> None:
 
 
 class _Sender:
-    """Sends one message at a time, from any thread."""
+    """Sends messages to the parent, one at a time, from any thread."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._lock = pipe, threading.Lock()
@@ -264,16 +270,16 @@ class _ToParent(logging.Handler):
 
 
 def _forward_log(sender: _Sender) -> None:
-    """Our own warnings are for the person; everything else is for the log."""
-    ours = logging.getLogger("whisperport")
-    ours.setLevel(logging.DEBUG)
-    ours.propagate = False
-    ours.addHandler(_ToParent(sender))
-    ours.addHandler(logging.StreamHandler(sys.stderr))
+    """Send whisperport's warnings to the parent, which shows them; all log messages go to the log file."""
+    own = logging.getLogger("whisperport")
+    own.setLevel(logging.DEBUG)
+    own.propagate = False
+    own.addHandler(_ToParent(sender))
+    own.addHandler(logging.StreamHandler(sys.stderr))
 
 
 def _end_with_parent(log_path: str) -> None:
-    """A parent that was killed cannot say so; its child must not go on for hours, nor leave the log."""
+    """Wait until the parent ends, for example because it was killed; then delete the log and end."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -282,15 +288,15 @@ def _end_with_parent(log_path: str) -> None:
 
 
 def _sendable(error: BaseException) -> WhisperportError:
-    """The error itself if it is ours and survives the way to the parent."""
+    """Return `error` if it is a WhisperportError that can be pickled, or else an equivalent one."""
     if isinstance(error, WhisperportError):
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # an attribute of its own that cannot be sent
+        except Exception:  # the error has an attribute that cannot be pickled
             return LoweringError(error.what, why=error.why, hint=error.hint)
         return error
     return LoweringError(
-        "the export failed in a way that whisperport does not know",
+        "the export failed with an unexpected error",
         why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}",
-        hint="this is a defect: please report it with the log",
+        hint="this is a defect of whisperport: please report it with the log",
     )

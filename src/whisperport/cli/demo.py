@@ -15,6 +15,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.options import as_json, threads
+from whisperport.cli.verb import Verb, option
 from whisperport.demo import DEMO_TARGETS, DemoRow, run_demo
 from whisperport.doctor import is_installed
 from whisperport.errors import MissingPackageError
@@ -24,28 +25,31 @@ HEADINGS = (
     "target",
     "programs",
     "delegated nodes",
-    "parity",
+    "min SQNR",
     "tokens equal",
     "WER",
     "WER (Whisper normalizer)",
     "encoder ms",
-    "ms/token",
+    "ms per token",
     "real-time factor",
 )
-TEXT_WIDTH = 50  # beside the other columns it fits 100
+TEXT_WIDTH = 50  # characters; the table then fits 100 columns
 
 
-@click.command(short_help="Show the whole way on the model that comes with whisperport.")
-@click.option(
+@click.command(
+    cls=Verb, short_help="Export, verify and run the small model that comes with whisperport."
+)
+@option(
     "--out",
     "-o",
     type=click.Path(path_type=Path),
     default=Path("build/demo"),
     show_default=True,
     metavar="DIR",
-    help="Where to write the bundles",
+    group="Output",
+    help="Folder to write the bundles to, one folder per target",
 )
-@click.option(
+@option(
     "--target",
     "-t",
     "targets",
@@ -53,16 +57,21 @@ TEXT_WIDTH = 50  # beside the other columns it fits 100
     metavar="NAME",
     default=DEMO_TARGETS,
     show_default=True,
-    help="May be repeated",
+    group="Target",
+    help="Target to export for; may be repeated",
 )
 @threads
 @as_json
 def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool) -> None:
-    """Export the embedded model, verify it, and transcribe the shipped recordings.
+    """Export the small model that comes with whisperport, verify it, and transcribe sample audio.
+
+    For each target, the table shows the number of delegated nodes, the numerical difference from PyTorch,
+    the word error rate and the speed. The first run takes minutes.
 
     \b
-    Example:
+    Examples:
       $ whisperport demo
+      $ whisperport demo --target onnxruntime --out build/demo
     """
     for target in targets:
         _check_installed(target)
@@ -72,29 +81,33 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
         print_json([_as_json(row) for row in rows])
         return
     print_rows(rows)
-    recording = rows[-1].transcribed[0].recording.path
-    print_next("transcribe", shown_path(recording), "--bundle", rows[-1].folder)
+    audio = rows[-1].transcribed[0].clip.path
+    print_next("transcribe", shown_path(audio), "--bundle", rows[-1].folder)
 
 
 def _check_installed(target: str) -> None:
-    """Before minutes of work for the target before it."""
+    """Check that a target can be lowered to, before minutes of work for another target.
+
+    Raises:
+        MissingPackageError: a package is not installed.
+    """
     extra = get_target(target).spec.extra
     if not is_installed(extra):
         raise MissingPackageError(
-            f"cannot show `{target}`: what lowers to it is not installed",
+            f"cannot export for `{target}`: a package that it needs is not installed",
             hint=f'pip install "whisperport[{extra}]"',
         )
 
 
 def print_rows(rows: Sequence[DemoRow]) -> None:
-    """What was understood by the last target, then one line a target."""
+    """Print the transcripts of the last target, then one row per target."""
     _print_transcripts(rows[-1])
     print_table(HEADINGS, [_cells(row) for row in rows])
     print_lines(
         "",
-        "delegated nodes: those the target runs, of all; parity: worst signal-to-error ratio of any "
-        "output",
-        "against torch; real-time factor: processing seconds per second of sound",
+        "delegated nodes: nodes that the target runs, of all nodes",
+        "min SQNR: lowest signal-to-noise ratio of any output, compared with PyTorch",
+        "real-time factor: seconds of processing per second of audio",
     )
 
 
@@ -116,11 +129,11 @@ def _cells(row: DemoRow) -> tuple[str, ...]:
 
 def _print_transcripts(row: DemoRow) -> None:
     print_table(
-        ("recording", "voice", "errors", f"understood by {row.target}"),
+        ("audio file", "voice", "word errors", f"transcript by {row.target}"),
         [
             (
-                transcribed.recording.path.name,
-                "held out" if transcribed.recording.held_out else "trained",
+                transcribed.clip.path.name,
+                "held out" if transcribed.clip.held_out else "trained",
                 f"{transcribed.errors.errors} of {transcribed.errors.length}",
                 _clipped(transcribed.text) or "(silence)",
             )
@@ -131,7 +144,7 @@ def _print_transcripts(row: DemoRow) -> None:
 
 
 def _clipped(text: str) -> str:
-    """One line: the transcripts are there to be glanced at, and `transcribe` shows them whole."""
+    """The text, shortened to one line; `transcribe` prints it completely."""
     return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 1] + "…"
 
 
@@ -142,5 +155,5 @@ def _as_json(row: DemoRow) -> dict[str, object]:
         "wer_whisper_normalizer": row.whisper_errors.rate,
     }
     for transcribed in data["transcribed"]:
-        transcribed["recording"]["path"] = transcribed["recording"]["path"].name
+        transcribed["clip"]["path"] = transcribed["clip"]["path"].name
     return data
