@@ -18,7 +18,7 @@ import numpy as np
 
 from whisperport.atomic import write_atomic
 from whisperport.bundle import Bundle
-from whisperport.calibration.inputs import emulated, program_inputs
+from whisperport.calibration.inputs import program_inputs, with_emulation
 from whisperport.checks import Check
 from whisperport.progress import Progress
 from whisperport.runner import Array, Runner
@@ -159,7 +159,9 @@ def _loaded(bundle: Bundle, run: RunOptions) -> tuple[Engine, Mapping[str, Runne
     """Load the bundle's programs on the CPU. Returns the engine, and program name -> runner."""
     runners: dict[str, Runner] = {}
     engine = load_engine(
-        bundle, emulated(bundle, run), lambda runner: runners.setdefault(runner.spec.name, runner)
+        bundle,
+        with_emulation(bundle, run),
+        lambda runner: runners.setdefault(runner.spec.name, runner),
     )
     return engine, runners
 

@@ -1,4 +1,4 @@
-"""Calibration sets: what is taken of a folder of sound, what is left out, and how it is laid out."""
+"""Calibration sets: which audio is used, which is skipped, and the layout of the arrays."""
 
 import wave
 from pathlib import Path
@@ -9,9 +9,13 @@ import pytest
 from whisperport.audio import log_mel
 from whisperport.calibration import arrays
 from whisperport.calibration.arrays import array_files, write_arrays
+from whisperport.calibration.audio_files import CalibrationAudio, audio_files, fingerprint
 from whisperport.calibration.calibration_set import check_enough
-from whisperport.calibration.recordings import Recordings, fingerprint, recording_files
-from whisperport.calibration.spectrograms import check_stored, spectrograms_of, stored_spectrograms
+from whisperport.calibration.spectrograms import (
+    check_spectrograms,
+    spectrograms_of,
+    stored_spectrograms,
+)
 from whisperport.errors import AudioError
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CalibrationNeed
@@ -56,16 +60,16 @@ def write_wav(path: Path, samples: np.ndarray, rate: int = SECOND) -> Path:
     return path
 
 
-def _sounds(*files: Path, **options) -> Recordings:
-    return Recordings(files=files, seconds=2.0, **options)
+def _audio(*files: Path, **options) -> CalibrationAudio:
+    return CalibrationAudio(files=files, seconds=2.0, **options)
 
 
 def test_every_window_is_used_as_recorded_quiet_and_loud(tmp_path):
-    sounds = _sounds(
+    audio = _audio(
         write_wav(tmp_path / "a.wav", noise(4)), write_wav(tmp_path / "b.wav", noise(2, 1))
     )
 
-    levels = [float(np.abs(window).max()) for window in sounds.windows()]
+    levels = [float(np.abs(window).max()) for window in audio.windows()]
 
     recorded = [levels[0], levels[7], levels[5]]  # of windows 0, 1 and 2, each in another turn
     assert len(levels) == 9
@@ -77,7 +81,7 @@ def test_every_window_is_used_as_recorded_quiet_and_loud(tmp_path):
 def test_a_set_is_spectrograms_channels_last_on_disk(tmp_path):
     file = write_wav(tmp_path / "a.wav", noise(2))
 
-    mels = ([mel[None, :, None, :]] for mel in spectrograms_of(_sounds(file), ENCODER))
+    mels = ([mel[None, :, None, :]] for mel in spectrograms_of(_audio(file), ENCODER))
 
     count = write(mels, tmp_path, 3)
 
@@ -113,7 +117,7 @@ def test_a_set_of_several_inputs_has_an_array_for_each_of_the_dtype_that_is_want
     assert (second[0, :, 0] == embeddings.reshape(5, 2).T).all()
 
 
-def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch):
     usage = type("usage", (), {"free": 1000})
     monkeypatch.setattr(arrays.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(AudioError, match="disk is too full"):
@@ -121,21 +125,21 @@ def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# What is left out.
+# Which audio is skipped.
 
 
-def test_silence_constants_copies_and_scraps_are_left_out(tmp_path):
+def test_silence_constants_copies_and_short_windows_are_skipped(tmp_path):
     good = write_wav(tmp_path / "good.wav", noise(2))
     copy = write_wav(tmp_path / "copy.wav", noise(2))
     silent = write_wav(tmp_path / "silent.wav", np.zeros(2 * SECOND, np.int16))
     hum = write_wav(tmp_path / "constant.wav", np.full(2 * SECOND, 9000, np.int16))
     scrap = write_wav(tmp_path / "scrap.wav", noise(0.5, 2))
     text = tmp_path / "notes.txt"
-    text.write_text("no sound")
-    sounds = _sounds(good, copy, silent, hum, scrap, text)
+    text.write_text("no audio")
+    audio = _audio(good, copy, silent, hum, scrap, text)
 
-    assert len(list(sounds.windows())) == 3
-    assert sounds.left_out == {
+    assert len(list(audio.windows())) == 3
+    assert audio.skipped == {
         "identical to another": 1,
         "silent": 1,
         "constant": 1,
@@ -144,79 +148,79 @@ def test_silence_constants_copies_and_scraps_are_left_out(tmp_path):
     }
 
 
-def test_force_takes_silence_and_copies_and_still_no_evaluation_clip(tmp_path):
+def test_force_uses_silence_and_copies_but_no_clip_of_the_reference(tmp_path):
     used = noise(2)
     files = [write_wav(tmp_path / f"{i}.wav", noise(2, 1)) for i in range(2)]
     files += [write_wav(tmp_path / "clip.wav", used)]
     files += [write_wav(tmp_path / "silent.wav", np.zeros(2 * SECOND, np.int16))]
-    sounds = _sounds(*files, apart_from=frozenset({fingerprint(used)}), force=True)
-    assert len(list(sounds.windows())) == 9
-    assert sounds.left_out == {"used to verify the bundle": 1}
+    audio = _audio(*files, excluded=frozenset({fingerprint(used)}), force=True)
+    assert len(list(audio.windows())) == 9
+    assert audio.skipped == {"used to verify the bundle": 1}
 
 
-def test_a_recording_below_16_khz_is_left_out_and_said_so(tmp_path):
+def test_audio_sampled_below_16_khz_is_skipped_and_reported(tmp_path):
     narrow = write_wav(tmp_path / "phone.wav", noise(2), rate=8000)
-    sounds = _sounds(narrow)
-    assert not list(sounds.windows())
-    with pytest.raises(AudioError, match="too few recordings") as caught:
-        check_enough(ENCODER, need(3), 0, sounds)
-    assert "1 recorded below 16 kHz" in caught.value.why
+    audio = _audio(narrow)
+    assert not list(audio.windows())
+    with pytest.raises(AudioError, match="too little audio") as caught:
+        check_enough(ENCODER, need(3), 0, audio)
+    assert "1 sampled below 16 kHz" in caught.value.why
 
 
-def test_higher_rates_are_resampled_and_taken(tmp_path):
-    sounds = _sounds(write_wav(tmp_path / "studio.wav", noise(6), rate=48_000))
-    assert {window.size for window in sounds.windows()} == {2 * SECOND}
+def test_higher_sample_rates_are_resampled_and_used(tmp_path):
+    audio = _audio(write_wav(tmp_path / "studio.wav", noise(6), rate=48_000))
+    assert {window.size for window in audio.windows()} == {2 * SECOND}
 
 
-def test_an_evaluation_clip_is_known_by_its_sound_whatever_its_name_and_length(tmp_path):
+def test_a_clip_of_the_reference_is_recognized_by_its_audio(tmp_path):
     clip = noise(2)
     longer = np.concatenate([np.zeros(800, np.int16), clip, noise(3, 5)])
     file = write_wav(tmp_path / "renamed.wav", longer)
-    sounds = _sounds(file, apart_from=frozenset({fingerprint(clip)}))
-    assert not list(sounds.windows())
-    assert sounds.left_out == {"used to verify the bundle": 1}
+    audio = _audio(file, excluded=frozenset({fingerprint(clip)}))
+    assert not list(audio.windows())
+    assert audio.skipped == {"used to verify the bundle": 1}
     assert fingerprint(clip.astype(np.float32) / 32768) == fingerprint(clip)
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["empty", "missing"])
-def test_a_folder_without_recordings_is_an_error(tmp_path, there):
+def test_a_folder_without_audio_files_is_an_error(tmp_path, there):
     folder = tmp_path / "recordings"
     if there:
         folder.mkdir()
-    with pytest.raises(AudioError, match="no recordings"):
-        recording_files(folder)
+    with pytest.raises(AudioError, match="no audio files"):
+        audio_files(folder)
 
 
 def test_files_are_mixed_and_always_in_the_same_order(tmp_path):
     for i in range(20):
         write_wav(tmp_path / f"speaker{i // 5}" / f"{i}.wav", noise(0.1))
-    first = recording_files(tmp_path)
-    assert first == recording_files(tmp_path)
+    first = audio_files(tmp_path)
+    assert first == audio_files(tmp_path)
     assert first != sorted(first)
     assert len(first) == 20
 
 
-def test_too_few_say_how_many_hours_are_needed_unless_forced(tmp_path):
-    sounds = Recordings(files=[], seconds=10.0)
+def test_too_few_samples_report_the_hours_needed_unless_forced(tmp_path):
+    audio = CalibrationAudio(files=[], seconds=10.0)
     with pytest.raises(AudioError) as caught:
-        check_enough(ENCODER, need(3340, fewer_hint="`--fast` needs fewer"), 57, sounds)
+        check_enough(ENCODER, need(3340, fewer_hint="`--fast` needs fewer"), 57, audio)
     assert "57 samples of 10 s" in caught.value.why
     assert "3.1 h" in caught.value.why
     assert "`--fast` needs fewer" in caught.value.hint
-    check_enough(ENCODER, need(3340), 3340, sounds)
-    sounds.force = True
-    check_enough(ENCODER, need(3340), 1, sounds)
+    check_enough(ENCODER, need(3340), 3340, audio)
+    audio.force = True
+    check_enough(ENCODER, need(3340), 1, audio)
     with pytest.raises(AudioError):
-        check_enough(ENCODER, need(3340), 0, sounds)
+        check_enough(ENCODER, need(3340), 0, audio)
 
 
-# Arrays made elsewhere.
+# Spectrograms from an .npy.
 
 
 def _ready(tmp_path: Path, array: np.ndarray, **options) -> int:
     path = tmp_path / "set.npy"
     np.save(path, array)
-    return check_stored(path, ENCODER, last_axis, 2, **options)
+    return check_spectrograms(path, ENCODER, last_axis, 2, **options)
 
 
 def _mels(n: int, frames: int = 200) -> np.ndarray:
@@ -224,23 +228,23 @@ def _mels(n: int, frames: int = 200) -> np.ndarray:
     return np.stack(made)[:, None].astype(np.float32)
 
 
-def test_an_array_of_spectrograms_is_taken(tmp_path):
+def test_an_array_of_spectrograms_is_used(tmp_path):
     assert _ready(tmp_path, _mels(2)) == 2
     assert _ready(tmp_path, _mels(3)) == 2  # no more are read than are needed
 
 
 @pytest.mark.parametrize(
-    ("array", "says"),
+    ("array", "message"),
     [
         (_mels(2, frames=300), "does not fit the encoder"),
         (_mels(2)[:, 0], "does not fit the encoder"),
         (_mels(2).transpose(0, 3, 1, 2), "does not fit the encoder"),
         (_mels(2).astype(np.float64), "does not fit the encoder"),
         (noise(2), "does not fit the encoder"),
-        (20 * _mels(2), "as Whisper uses them"),  # in dB
-        (_mels(2) - 4, "as Whisper uses them"),
-        (np.where(np.arange(80) == 3, np.nan, _mels(2)).astype("f4"), "as Whisper uses them"),
-        (_mels(1), "no set to calibrate with"),
+        (20 * _mels(2), "not Whisper's log-mel"),  # in dB
+        (_mels(2) - 4, "not Whisper's log-mel"),
+        (np.where(np.arange(80) == 3, np.nan, _mels(2)).astype("f4"), "not Whisper's log-mel"),
+        (_mels(1), "not a usable calibration set"),
         (np.repeat(_mels(1), 2, axis=0), "identical"),
         (np.zeros((2, 1, 200, 80), np.float32), "constant"),
     ],
@@ -249,7 +253,7 @@ def test_an_array_of_spectrograms_is_taken(tmp_path):
         "3-D",
         "NCHW",
         "float64",
-        "sound",
+        "audio",
         "dB",
         "shift",
         "NaN",
@@ -258,8 +262,8 @@ def test_an_array_of_spectrograms_is_taken(tmp_path):
         "zeros",
     ],
 )
-def test_an_array_that_holds_something_else_is_refused(tmp_path, array, says):
-    with pytest.raises(AudioError, match=says):
+def test_an_array_that_holds_something_else_is_rejected(tmp_path, array, message):
+    with pytest.raises(AudioError, match=message):
         _ready(tmp_path, array)
 
 
@@ -270,10 +274,10 @@ def test_spectrograms_are_read_back_out_of_a_compilers_layout(tmp_path):
     assert np.array_equal(read, mels[:, 0].transpose(0, 2, 1))
 
 
-def test_force_takes_few_and_dummy_arrays_and_no_other_shape_or_scale(tmp_path):
+def test_force_uses_few_and_constant_arrays_but_no_other_shape_or_scale(tmp_path):
     assert _ready(tmp_path, np.zeros((1, 1, 200, 80), np.float32), force=True) == 1
     with pytest.raises(AudioError):
         _ready(tmp_path, 20 * _mels(2), force=True)
     (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
     with pytest.raises(AudioError, match="cannot read"):
-        check_stored(tmp_path / "cut.npy", ENCODER, last_axis, 2, force=True)
+        check_spectrograms(tmp_path / "cut.npy", ENCODER, last_axis, 2, force=True)

@@ -1,4 +1,4 @@
-"""Inputs of every program, recorded while the shipped model transcribes its own recordings."""
+"""Inputs of every program, recorded while the embedded model transcribes the shipped audio files."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def bundle() -> Bundle:
 
 @pytest.fixture(scope="module")
 def mels(bundle) -> list[np.ndarray]:
-    """Three windows with words in them."""
+    """Three windows of speech."""
     spoken = [one for one in shipped_recordings() if one.text][:3]
     dims = bundle.manifest.dims
     return [log_mel(load_audio(one.path), dims.n_mels, n_frames=dims.n_frames) for one in spoken]
@@ -32,7 +32,7 @@ def mels(bundle) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def recorded(bundle, mels) -> dict[str, list[dict[str, np.ndarray]]]:
-    """Program -> its samples, by the names of its inputs."""
+    """Program -> its samples, each a dict of the program's inputs by name."""
 
     def samples(name: str) -> Iterator[dict[str, np.ndarray]]:
         spec = bundle.manifest.program(name).spec
@@ -72,7 +72,7 @@ def test_a_step_is_recorded_with_the_cache_that_it_had(bundle, recorded, mels):
         assert filled[:length].all()  # what the step sees was computed
         if index % CALLS == 0:
             decoder.start_window(decoder.engine.encode(mels[index // CALLS]))
-            audio = dict(decoder._audio)
+            audio = dict(decoder._cross_kv)
         assert all(np.array_equal(sample[name], array) for name, array in audio.items())
     lengths = [int((sample["mask"][0, 0] == 0).sum()) for sample in recorded["step"]]
     assert len(set(lengths[:CALLS])) == CALLS  # different steps of one window
@@ -111,7 +111,7 @@ def test_a_sample_is_one_of_the_calls_of_its_window_and_no_later_state(bundle, r
 
 
 def test_a_prompt_is_the_text_of_the_window_before(bundle, recorded):
-    """Its first row is the token that begins a previous text, at position 0."""
+    """The first embedding is that of the token that starts a previous text, at position 0."""
     token = bundle.manifest.generation.start_of_previous
     expected = bundle.embedding()[token].astype(np.float32) + bundle.positions()[0]
     for sample in recorded["prefill_64"]:

@@ -54,7 +54,7 @@ FORMS = ("transformers", "openai-whisper")
 
 @dataclass(frozen=True)
 class Pair:
-    """One checkpoint: as its own library computes it, and as this package has loaded it."""
+    """One checkpoint: the model of its own library, and the one that this package loads."""
 
     features: Tensor  # (1, T, d), theirs
     logits: Tensor  # (S, V), theirs, for TOKENS
@@ -64,7 +64,7 @@ class Pair:
 
 
 def tokens_of(n_vocab: int) -> list[int]:
-    """Ids all over the vocabulary, the last one among them."""
+    """Token ids from all parts of the vocabulary, including the last one."""
     return [*range(0, n_vocab, n_vocab // 11), n_vocab - 1]
 
 

@@ -18,7 +18,7 @@ ATOL = 1e-5
 
 
 def heads_of(x: np.ndarray, linear: Any, n_head: int) -> np.ndarray:
-    """(T, d) through a projection, to (H, T, D)."""
+    """Project (T, d) to (H, T, D)."""
     y = x @ linear.weight.numpy().T + (0 if linear.bias is None else linear.bias.numpy())
     return y.reshape(len(x), n_head, -1).transpose(1, 0, 2)
 
@@ -26,7 +26,7 @@ def heads_of(x: np.ndarray, linear: Any, n_head: int) -> np.ndarray:
 def by_definition(
     padding: str, q: np.ndarray, features: np.ndarray, silence: np.ndarray, n: int, attention: Any
 ) -> np.ndarray:
-    """What a query (H, D) takes from sound that n positions of padding follow: (H, D)."""
+    """Cross-attention output of a query (H, D) over audio followed by n positions of padding: (H, D)."""
     rows = np.concatenate([features, silence]) if padding == "silence" else features
     scores = np.einsum("hd,htd->ht", q, heads_of(rows, attention.key, len(q)))
     weights, values = np.exp(scores), heads_of(rows, attention.value, len(q))
@@ -50,31 +50,31 @@ def test_attention_over_padded_keys_and_values_is_the_paddings_definition(
     micro_checkpoint: Any, padding: str, positions: int, more: int, seed: int
 ) -> None:
     # given
-    heard = positions if padding == "none" else min(10, positions + more)
+    context = positions if padding == "none" else min(10, positions + more)
     window = Window(
-        positions=positions, audio_positions=positions, context_positions=heard, padding=padding
+        positions=positions, audio_positions=positions, context_positions=context, padding=padding
     )
     model = build_model(micro_checkpoint, window)
     random = torch.Generator().manual_seed(seed)
     features = torch.randn(1, positions, 16, generator=random)
     q = torch.randn(2, 1, 8, generator=random)
     whole = build_model(micro_checkpoint)
-    silence = whole.encode(torch.zeros(1, 8, 20))[0, positions:heard].numpy()
+    silence = whole.encode(torch.zeros(1, 8, 20))[0, positions:context].numpy()
 
     # when
     cross_kv = model.cross_kv(features)
 
     # then
     for block, (keys, values) in zip(model.decoder.blocks, cross_kv, strict=True):
-        assert keys.shape == (2, 8, heard)
-        assert values.shape == (2, heard, 8)
+        assert keys.shape == (2, 8, context)
+        assert values.shape == (2, context, 8)
         taken = torch.bmm(torch.bmm(q, keys).softmax(-1), values)[:, 0].numpy()
         expected = by_definition(
             padding,
             q[:, 0].numpy(),
             features[0].numpy(),
             silence,
-            heard - positions,
+            context - positions,
             block.cross_attn,
         )
         np.testing.assert_allclose(taken, expected, atol=ATOL)
@@ -82,8 +82,8 @@ def test_attention_over_padded_keys_and_values_is_the_paddings_definition(
 
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_the_program_gives_what_the_reference_gives(micro_checkpoint: Any, padding: str) -> None:
-    heard = 4 if padding == "none" else 9
-    window = Window(positions=4, audio_positions=4, context_positions=heard, padding=padding)
+    context = 4 if padding == "none" else 9
+    window = Window(positions=4, audio_positions=4, context_positions=context, padding=padding)
     model = build_model(micro_checkpoint, window)
     features = torch.randn(1, 4, 16, generator=torch.Generator().manual_seed(0))
 

@@ -1,4 +1,4 @@
-"""The variants of encoder and decoder in torch, against the model that they are variants of."""
+"""The variants of encoder and decoder in torch, compared with the model."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Calibration sets: inputs of a bundle's programs, recorded from real audio for a vendor's compiler.
+"""Make calibration sets: samples of a program's inputs, computed from real audio for a vendor's compiler.
 
-recordings ─ windows, each as recorded, quiet and loud ─► spectrograms
-spectrograms ─► the engine, with a recorder before one program ─► samples of its inputs
+audio files ─ windows, at three levels: unchanged, quiet, loud ─► spectrograms
+spectrograms ─► the engine, with a recorder on one program ─► samples of the program's inputs
 samples ─ the compiler's layout ─► one array per input, in the program's work folder
 """
 

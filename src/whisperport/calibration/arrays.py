@@ -1,6 +1,6 @@
-"""Write samples into one array per input, in the layout that a compiler asks for, as they are made.
+"""Write calibration samples to disk: one array per input, in the layout that the compiler needs.
 
-Thousands of samples take gigabytes: none is kept in memory.
+Thousands of samples take gigabytes, so each sample is written as soon as it is computed.
 """
 
 import math
@@ -20,7 +20,7 @@ from whisperport.targets.compiler import CalibrationNeed
 
 
 def array_files(need: CalibrationNeed) -> tuple[str, ...]:
-    """The file of each input, in the order of the program's inputs."""
+    """Return the file name of each input's array, in the order of the program's inputs."""
     return tuple(f"{name}.npy" for name in need.names)
 
 
@@ -31,18 +31,25 @@ def write_arrays(
     folder: Path,
     progress: Progress,
 ) -> int:
-    """Write at most as many samples of a program's inputs as are needed.
+    """Write samples of a program's inputs, at most `need.samples`.
+
+    Args:
+        samples: the arrays of each sample, in the order of `spec.inputs`.
+        spec: the program's inputs and outputs.
+        need: number, layout and dtype of the samples that the compiler reads.
+        folder: where to write the arrays.
+        progress: called with a line after every tenth of the samples.
 
     Returns:
-        How many there are.
+        The number of samples written.
 
     Raises:
-        AudioError: the disk has no room for them.
+        AudioError: the disk has not enough free space.
     """
     dtype = np.dtype(need.dtype)
     shapes = [need.layout(np.zeros(tensor.shape, tensor.dtype)).shape for tensor in spec.inputs]
     paths = [folder / file for file in array_files(need)]
-    _check_room(folder, need.samples * dtype.itemsize * sum(map(math.prod, shapes)))
+    _check_disk_space(folder, need.samples * dtype.itemsize * sum(map(math.prod, shapes)))
     arrays = [
         _mapped(path, (need.samples, *shape), dtype)
         for path, shape in zip(paths, shapes, strict=True)
@@ -59,18 +66,18 @@ def write_arrays(
     for path, array in zip(paths, arrays, strict=True):
         array.flush()
         if 0 < count < need.samples:
-            _cut(path, count)
+            _truncate(path, count)
     return count
 
 
-def _check_room(folder: Path, needed_bytes: int) -> None:
-    """A mapped file on a full disk ends the process without an error."""
+def _check_disk_space(folder: Path, needed_bytes: int) -> None:
+    """Raise AudioError if the disk is too full: writing to a mapped file would then end the process."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise AudioError(
             f"the disk is too full for a calibration set in {folder}",
             why=f"{needed_bytes / 1e6:.0f} MB are needed, and {free / 1e6:.0f} MB are free",
-            hint="free some space, or choose another folder: `--work`",
+            hint="free some disk space, or choose a folder on another disk with `--work`",
         )
 
 
@@ -78,13 +85,13 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
 
 
-def _cut(path: Path, count: int) -> None:
-    """Keep the first samples of an array on disk."""
+def _truncate(path: Path, count: int) -> None:
+    """Keep only the first `count` samples of an array on disk."""
     complete = np.load(path, mmap_mode="r")
     partial = path.with_name(f"partial.{path.name}")
-    kept = _mapped(partial, (count, *complete.shape[1:]), complete.dtype)
+    first = _mapped(partial, (count, *complete.shape[1:]), complete.dtype)
     for index in range(count):
-        kept[index] = complete[index]
-    kept.flush()
-    del complete, kept
+        first[index] = complete[index]
+    first.flush()
+    del complete, first
     os.replace(partial, path)

@@ -1,7 +1,7 @@
-"""Record what the engine gives to one program while it transcribes: real features, real caches, real masks.
+"""Record the inputs of one program while the engine transcribes: real features, caches and masks.
 
-The programs run on their own targets, or emulated on the CPU where a target is not here. A runner that
-records stands before the program in question; the others work as always.
+The programs run on their targets, or are emulated on the CPU. A recorder wraps the runner of the program
+and copies its inputs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whisperport.bundle import Bundle
-from whisperport.calibration.recordings import Floats
+from whisperport.calibration.audio_files import Floats
 from whisperport.checks import UNCACHED_DECODER
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
@@ -27,17 +27,21 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 
-CALLS = 4  # kept of a window at most: the calls of one window resemble each other
+CALLS = 4  # largest number of `step` calls recorded per window: the calls of one window are similar
 
 
 def program_inputs(
     bundle: Bundle, spec: ProgramSpec, mels: Iterable[Floats], run: RunOptions
 ) -> Iterator[Sequence[Array]]:
-    """Inputs of a program, each in the order of `spec.inputs`; several of each window where it has them.
+    """Yield samples of a program's inputs, each a sequence of arrays in the order of `spec.inputs`.
+
+    A window gives up to `CALLS` samples of `step`, and up to one of any other program.
 
     Args:
-        mels: (n_mels, 2T) of each window.
-        run: threads, and options of the targets beside those that choose emulation.
+        bundle: the bundle whose programs transcribe.
+        spec: the program to record.
+        mels: the spectrogram of each window, (n_mels, 2T) float32.
+        run: threads and target options; emulation on the CPU is added where a target has it.
     """
     if spec.name == "encoder":
         for mel in mels:
@@ -45,72 +49,78 @@ def program_inputs(
         return
     recorders: list[_Recorder] = []
 
-    def recording(runner: Runner) -> Runner:
+    def wrap_runner(runner: Runner) -> Runner:
         if runner.spec.name != spec.name:
             return runner
         recorders.append(_Recorder(runner))
         return recorders[-1]
 
-    engine = load_engine(bundle, emulated(bundle, run), recording)
+    engine = load_engine(bundle, with_emulation(bundle, run), wrap_runner)
     (recorder,) = recorders
     source = _Source(engine.decoder(), spec)
     for index, mel in enumerate(mels):
-        recorder.forget(index)
+        recorder.start_window(index)
         source.transcribe(mel)
-        yield from recorder.kept()
+        yield from recorder.samples()
 
 
 def samples_per_window(spec: ProgramSpec) -> int:
-    """How many calls of a program are kept of a window at most."""
+    """Return the largest number of calls of a program that are recorded per window."""
     return CALLS if spec.name == "step" else 1
 
 
 class _Recorder(Runner):
-    """Keeps inputs of the runner that it stands before: each call of a window with the same chance."""
+    """A runner that wraps another one and records inputs of its calls.
+
+    Every call of a window is recorded with the same probability.
+    """
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner.spec)
         self._runner = runner
-        self._room = samples_per_window(runner.spec)
-        self.forget(0)
+        self._max_samples = samples_per_window(runner.spec)
+        self.start_window(0)
 
-    def forget(self, seed: int) -> None:
-        """A new window begins."""
+    def start_window(self, seed: int) -> None:
+        """Delete the recorded inputs, and start to record a new window."""
         self._random = np.random.default_rng(seed)
         self._calls = 0
-        self._kept: dict[int, list[Array]] = {}  # by the number of the call
+        self._recorded: dict[int, list[Array]] = {}  # number of the call -> its inputs
 
-    def kept(self) -> list[list[Array]]:
-        """In the order of the calls."""
-        return [self._kept[call] for call in sorted(self._kept)]
+    def samples(self) -> list[list[Array]]:
+        """Return the recorded inputs, in the order of the calls."""
+        return [self._recorded[call] for call in sorted(self._recorded)]
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        self._consider(inputs)
+        self._record(inputs)
         self._calls += 1
         names = [tensor.name for tensor in self.spec.inputs]
         return list(self._runner.run(dict(zip(names, inputs, strict=True))).values())
 
-    def _consider(self, inputs: Sequence[Array]) -> None:
-        """Reservoir sampling; of a program of which one call is kept, the last."""
-        if self._room > 1 and self._calls >= self._room:
-            if self._random.integers(self._calls + 1) >= self._room:
+    def _record(self, inputs: Sequence[Array]) -> None:
+        """Record a call by reservoir sampling; if only one call is recorded, record the last one."""
+        if self._max_samples > 1 and self._calls >= self._max_samples:
+            if self._random.integers(self._calls + 1) >= self._max_samples:
                 return
-            del self._kept[self._random.choice(sorted(self._kept))]
-        elif self._room == 1:
-            self._kept.clear()
-        self._kept[self._calls] = [array.copy() for array in inputs]  # the engine reuses its own
+            del self._recorded[self._random.choice(sorted(self._recorded))]
+        elif self._max_samples == 1:
+            self._recorded.clear()
+        self._recorded[self._calls] = [
+            array.copy() for array in inputs
+        ]  # the engine reuses its arrays
 
 
 @dataclass(slots=True)
 class _Source:
-    """Transcribes windows so that one program of the engine is called."""
+    """Runs windows through the engine such that one of its programs is called."""
 
     decoder: Decoder
     program: ProgramSpec
-    windows: int = 0
-    previous: tuple[int, ...] = ()  # text of the window before
+    windows: int = 0  # number of windows decoded
+    previous: tuple[int, ...] = ()  # text tokens of the previous window
 
     def transcribe(self, mel: Floats) -> None:
+        """Run one window: mel (n_mels, 2T)."""
         features = self.decoder.engine.encode(mel)
         if self.program.name == "cross_kv":
             self.decoder.start_window(features)
@@ -129,14 +139,14 @@ class _Source:
             self.decoder.align([*start, *text, self._generation.end_of_text])
 
     def _prompt(self) -> tuple[int, ...]:
-        """The text before, as in a long recording: for every second window, so that both cases are seen.
+        """Return the previous text for every second window, so that both cases are recorded.
 
-        A prefill is called with a prompt or without one, by the number of its rows.
+        A prefill program has a prompt in every window, or in none, according to its sequence length.
         """
         if self.program.name.startswith(PREFILL):
-            rows = self.program.inputs[0].shape[1]
+            length = self.program.inputs[0].shape[1]
             start = start_tokens(self._generation, self._generation.any_language, "transcribe")
-            return self.previous if rows > len(start) else ()
+            return self.previous if length > len(start) else ()
         return self.previous if self.windows % 2 else ()
 
     @property
@@ -144,25 +154,25 @@ class _Source:
         return self.decoder.engine.generation
 
     def _without_cache(self, features: Floats) -> None:
-        """Greedily, until the text ends or no row is left: the last call sees the complete transcript."""
-        full = self.decoder.engine.uncached_decoder()
-        assert full is not None  # its runner is the one that is recorded
-        full.start_window(features)
+        """Decode greedily to the end of the text or sequence: the last call then has all tokens."""
+        decoder = self.decoder.engine.uncached_decoder()
+        assert decoder is not None  # its runner is the recorded one
+        decoder.start_window(features)
         language = self._generation.any_language
-        logits, _ = full.prefill(start_tokens(self._generation, language, "transcribe"))
-        while _has_room(full):
+        logits, _ = decoder.prefill(start_tokens(self._generation, language, "transcribe"))
+        while _has_room(decoder):
             token = int(logits.argmax())
             if token == self._generation.end_of_text:
                 return
-            logits = full.step(token)
+            logits = decoder.step(token)
 
 
-def _has_room(full: UncachedDecoder) -> bool:
-    return len(full.tokens) < full.sequence_length
+def _has_room(decoder: UncachedDecoder) -> bool:
+    return len(decoder.tokens) < decoder.sequence_length
 
 
-def emulated(bundle: Bundle, run: RunOptions) -> RunOptions:
-    """The same options, with emulation of every target that can be emulated on the CPU."""
+def with_emulation(bundle: Bundle, run: RunOptions) -> RunOptions:
+    """Return the options with emulation on the CPU for every target that has it."""
     emulation: dict[str, str] = {}
     for entry in bundle.manifest.programs:
         emulation |= with_target(get_target(entry.target).spec.emulation, entry.target)

@@ -1,4 +1,4 @@
-"""The spectrograms of a calibration set: of recordings, or an array of them that was made elsewhere."""
+"""Spectrograms of a calibration set: computed from audio files, or read from an .npy array."""
 
 import hashlib
 from collections import Counter
@@ -9,30 +9,37 @@ from typing import Any
 import numpy as np
 
 from whisperport.audio import log_mel
-from whisperport.calibration.recordings import Floats, Recordings
+from whisperport.calibration.audio_files import CalibrationAudio, Floats
 from whisperport.errors import AudioError
 from whisperport.runner import Array
 from whisperport.spec import ProgramSpec
 from whisperport.targets.compiler import Layout
 
-SLACK = 1e-3  # float32 and another library's logarithm
+SLACK = 1e-3  # tolerance for float32 and for the logarithm of another library
 
-# log10 of at least 1e-10, at most 8 below the maximum, then (x + 4) / 4: see `log_mel`.
-LOWEST, WIDEST = -1.5, 2.0
+# Lowest value and largest range of a log-mel spectrogram: log10 of at least 1e-10, at most 8 below the
+# maximum, then (x + 4) / 4. See `log_mel`.
+LOWEST, LARGEST_RANGE = -1.5, 2.0
 
 
-def spectrograms_of(recordings: Recordings, encoder: ProgramSpec) -> Iterator[Floats]:
-    """(n_mels, 2T) of every window."""
+def spectrograms_of(audio: CalibrationAudio, encoder: ProgramSpec) -> Iterator[Floats]:
+    """Yield the spectrogram of every window: (n_mels, 2T) float32."""
     shape = encoder.inputs[0].shape
-    for samples in recordings.windows():
+    for samples in audio.windows():
         yield log_mel(samples, shape[1], n_frames=shape[-1])
 
 
 def stored_spectrograms(path: Path, encoder: ProgramSpec, layout: Layout) -> Iterator[Floats]:
-    """(n_mels, 2T) of every sample of an array that has the layout of an encoder's calibration set."""
+    """Yield every spectrogram of an .npy array: (n_mels, 2T) float32.
+
+    Args:
+        path: the array, in the layout of the encoder's calibration set.
+        encoder: the encoder's inputs.
+        layout: that layout.
+    """
     shape = encoder.inputs[0].shape
-    # A layout moves values and changes none, so it also tells where each value has come from. float32
-    # counts exactly up to 16 million, 40 times the values of the largest spectrogram.
+    # A layout only moves values. Applied to the indices of the values, it gives the source of each value.
+    # float32 holds integers exactly up to 16 million, 40 times the number of values in a spectrogram.
     source = layout(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
     for one in _opened(path):
         mel = np.empty(int(np.prod(shape)), np.float32)
@@ -40,37 +47,47 @@ def stored_spectrograms(path: Path, encoder: ProgramSpec, layout: Layout) -> Ite
         yield mel.reshape(shape[1], shape[-1])
 
 
-def check_stored(
+def check_spectrograms(
     path: Path, encoder: ProgramSpec, layout: Layout, needed: int, *, force: bool = False
 ) -> int:
-    """How many samples an array holds that was made elsewhere, of spectrograms in the encoder's layout.
+    """Check an .npy array of spectrograms in the encoder's layout.
+
+    Args:
+        path: the array.
+        encoder: the encoder's inputs.
+        layout: layout of the encoder's calibration set.
+        needed: number of samples that the compiler reads.
+        force: accept too few spectrograms, constant ones and copies.
+
+    Returns:
+        The number of samples to use, at most `needed`.
 
     Raises:
-        AudioError: it has another shape or dtype, or holds no spectrograms on Whisper's scale; or,
-            unless forced, too few of them, empty ones or copies.
+        AudioError: the array cannot be read, its shape or dtype is wrong, or its values are not on
+            Whisper's scale; without `force`, also if spectrograms are too few, constant or copies.
     """
     array = _opened(path)
     wanted = layout(np.zeros(encoder.inputs[0].shape, np.float32)).shape
     if array.dtype != np.float32 or array.shape[1:] != wanted or not len(array):
         raise AudioError(
-            f"{path.name} does not fit the encoder",
+            f"the shape or dtype of {path.name} does not fit the encoder",
             why=f"expected (N, {', '.join(map(str, wanted))}) float32, got {array.shape} {array.dtype}",
-            hint="give spectrograms of this bundle's window in this layout, or a folder of recordings",
+            hint="give spectrograms of this bundle's window in this layout, or a folder of audio files",
         )
     faults = _faults(array)
     if faults["off the scale"]:
         raise AudioError(
-            f"{path.name} holds no log-mel spectrograms as Whisper uses them",
-            why=f"{faults['off the scale']} of {len(array)} hold values that are not numbers, or are "
-            f"below {LOWEST:g}, or {WIDEST:g} apart and more",
-            hint="audio of another rate or another scale gives such values; give the recordings themselves",
+            f"the values in {path.name} are not Whisper's log-mel spectrograms",
+            why=f"{faults['off the scale']} of {len(array)} samples hold NaN, values below {LOWEST:g}, or "
+            f"a range of values larger than {LARGEST_RANGE:g}",
+            hint="audio of another sample rate or scale gives such values; give the audio files instead",
         )
     if not force and (faults or len(array) < needed):
         raise AudioError(
-            f"{path.name} is no set to calibrate with",
+            f"{path.name} is not a usable calibration set",
             why=f"it has {len(array)} samples, and {needed} are needed"
             + "".join(f"; {n} {fault}" for fault, n in sorted(faults.items())),
-            hint="`--force` uses it anyway",
+            hint="give more and different spectrograms; `--force` uses these anyway",
         )
     return min(len(array), needed)
 
@@ -88,7 +105,7 @@ def _faults(array: Array) -> Counter[str]:
     for one in array:
         low, high = float(one.min()), float(one.max())
         digest = hashlib.sha256(one.tobytes()).digest()
-        if not (low >= LOWEST - SLACK and high - low <= WIDEST + SLACK):  # false for NaN too
+        if not (low >= LOWEST - SLACK and high - low <= LARGEST_RANGE + SLACK):  # False for NaN
             faults["off the scale"] += 1
         elif high - low < SLACK:
             faults["constant"] += 1

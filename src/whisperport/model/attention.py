@@ -1,7 +1,7 @@
-"""Attention in the form that every target takes whole: rank-3 products, and no shape arithmetic.
+"""Attention whose operators every target supports: rank-3 matmuls without shape arithmetic.
 
-A rank-4 `matmul` leaves `expand_copy` nodes outside XNNPACK; `bmm` on (heads, rows, width) does not.
-Keys are kept transposed, (H, D, T), so that no target transposes a cache for every token.
+With a rank-4 `matmul`, XNNPACK does not delegate the `expand_copy` nodes; with `bmm` on (H, P, D) there are
+none. Keys are stored transposed, (H, D, T), so that no target transposes the cache for every token.
 """
 
 from typing import cast
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Projections(nn.Module):
-    """The four projections of one attention block, under the checkpoint's own names."""
+    """The four projections of one attention block. Parameter names are openai-whisper's."""
 
     def __init__(self, width: int, n_head: int) -> None:
         super().__init__()
@@ -23,57 +23,62 @@ class Projections(nn.Module):
         self.out = nn.Linear(width, width)
 
     def queries(self, x: Tensor) -> Tensor:
-        """x (1, T, d) to (H, T, D), scaled."""
+        """Project x (1, T, d) to scaled queries (H, T, D)."""
         scaled = self.query(x) * self.head_width**-0.5
         return cast(Tensor, scaled).reshape(-1, self.n_head, self.head_width).permute(1, 0, 2)
 
     def keys(self, x: Tensor) -> Tensor:
-        """x (1, T, d) to (H, D, T)."""
+        """Project x (1, T, d) to transposed keys (H, D, T)."""
         keys = cast(Tensor, self.key(x))
         return keys.reshape(-1, self.n_head, self.head_width).permute(1, 2, 0)
 
     def values(self, x: Tensor) -> Tensor:
-        """x (1, T, d) to (H, T, D)."""
+        """Project x (1, T, d) to values (H, T, D)."""
         values = cast(Tensor, self.value(x))
         return values.reshape(-1, self.n_head, self.head_width).permute(1, 0, 2)
 
     def merge(self, heads: Tensor) -> Tensor:
-        """heads (H, T, D) to (1, T, d), through the output projection."""
+        """Join heads (H, T, D), and apply the output projection: (1, T, d)."""
         rows = heads.permute(1, 0, 2).reshape(1, -1, self.n_head * self.head_width)
         return cast(Tensor, self.out(rows))
 
 
 class Attention(Projections):
-    """Attention over positions that are all known: the encoder's, and the decoder's over the sound."""
+    """Attention without a cache: the encoder's self-attention and the decoder's cross-attention."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (H, P, D), k (H, D, T), v (H, T, D) to (1, P, d)."""
+        """Attend with queries q (H, P, D) to keys k (H, D, T) and values v (H, T, D): (1, P, d)."""
         weights = torch.softmax(torch.bmm(q, k), dim=-1)
         return self.merge(torch.bmm(weights, v))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Self-attention: x (1, T, d) to (1, T, d)."""
+        """Apply self-attention: x (1, T, d) to (1, T, d)."""
         return self.attend(self.queries(x), self.keys(x), self.values(x))
 
 
 class CachedAttention(Projections):
-    """Attention over a cache of fixed length and the rows that are new in this call."""
+    """Causal self-attention over a KV cache of static length and the new tokens of a call."""
 
     def forward(
         self, x: Tensor, mask: Tensor, cache_k: Tensor, cache_v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend to cached and new rows without joining them in memory.
+        """Attend to the cached and the new tokens, without concatenating cache and new keys.
 
-        x        (1, P, d)      the new rows
-        mask     (1, P, N + P)  added to the scores: 0 where a row may look, large and negative elsewhere
-        cache_k  (H, D, N)      keys of earlier rows, transposed
-        cache_v  (H, N, D)      values of earlier rows
-        returns  (1, P, d), and only the new keys (H, D, P) and values (H, P, D): the caller stores them
+        Args:
+            x: (1, P, d) hidden states of the P new tokens.
+            mask: (1, P, N + P) added to the scores: 0 where a token may attend, a large negative number
+                elsewhere.
+            cache_k: (H, D, N) keys of the earlier tokens, transposed.
+            cache_v: (H, N, D) values of the earlier tokens.
+
+        Returns:
+            The output (1, P, d), the new keys (H, D, P) and the new values (H, P, D). The caller writes
+            the new keys and values to the cache.
         """
         n_cached = cache_k.shape[2]
         q, new_k, new_v = self.queries(x), self.keys(x), self.values(x)
         scores = torch.cat([torch.bmm(q, cache_k), torch.bmm(q, new_k)], dim=-1) + mask
         weights = torch.softmax(scores, dim=-1)
-        seen = torch.bmm(weights[:, :, :n_cached], cache_v)
-        fresh = torch.bmm(weights[:, :, n_cached:], new_v)
-        return self.merge(seen + fresh), new_k, new_v
+        from_cache = torch.bmm(weights[:, :, :n_cached], cache_v)
+        from_new = torch.bmm(weights[:, :, n_cached:], new_v)
+        return self.merge(from_cache + from_new), new_k, new_v

@@ -1,7 +1,7 @@
-"""The decode programs: `cross_kv` once per window, `prefill` once per prompt, `step` once per token.
+"""The decoder programs: `cross_kv` once per window, `prefill` for the prompt, `step` once per token.
 
-None of them takes audio features together with tokens, so nothing can project the sound's keys and
-values again for every token. The host looks up embeddings, adds positions and writes the cache.
+No program has both audio features and tokens as inputs, so cross-attention keys and values cannot be
+projected again for every token. The host looks up embeddings, adds positions and writes the cache.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from whisperport.model.feed_forward import feed_forward
 
 
 class DecoderBlock(nn.Module):
-    """One decoder layer; parameter names are the checkpoint's."""
+    """One decoder layer. Parameter names are openai-whisper's."""
 
     def __init__(self, width: int, n_head: int, inner: int) -> None:
         super().__init__()
@@ -37,8 +37,20 @@ class DecoderBlock(nn.Module):
         cross_v: Tensor,
         heads: Sequence[int],
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """x (1, P, d) to (1, P, d), with the new self-attention keys (H, D, P) and values (H, P, D),
-        and the cross-attention scores (1, P, T) of the heads asked for.
+        """Run the layer on P new tokens.
+
+        Args:
+            x: (1, P, d) hidden states of the new tokens.
+            mask: (1, P, N + P) added to the self-attention scores.
+            self_k: (H, D, N) self-attention keys of the earlier tokens.
+            self_v: (H, N, D) self-attention values of the earlier tokens.
+            cross_k: (H, D, T) cross-attention keys.
+            cross_v: (H, T, D) cross-attention values.
+            heads: cross-attention heads whose scores are returned.
+
+        Returns:
+            The output (1, P, d), the new self-attention keys (H, D, P) and values (H, P, D), and the
+            cross-attention scores (1, P, T) of each of `heads`.
         """
         attended, new_k, new_v = self.attn(self.attn_ln(x), mask, self_k, self_v)
         x = x + attended
@@ -49,7 +61,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Whisper's text decoder, holding the weights that the decode programs below share."""
+    """Whisper's text decoder: the weights that the decoder programs share."""
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
@@ -63,7 +75,7 @@ class Decoder(nn.Module):
 
 
 class CrossKV(nn.Module):
-    """The `cross_kv` program: keys and values of the sound, for every decoder layer."""
+    """The `cross_kv` program: the cross-attention keys and values of every decoder layer."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -71,7 +83,7 @@ class CrossKV(nn.Module):
         self.attentions = nn.ModuleList(block.cross_attn for block in blocks)
 
     def forward(self, features: Tensor) -> tuple[Tensor, ...]:
-        """features (1, T, d) to L keys (H, D, T), then L values (H, T, D)."""
+        """Project features (1, T, d) to L keys (H, D, T), then L values (H, T, D)."""
         attentions = [cast(Attention, attention) for attention in self.attentions]
         keys = [attention.keys(features) for attention in attentions]
         values = [attention.values(features) for attention in attentions]
@@ -79,19 +91,23 @@ class CrossKV(nn.Module):
 
 
 class Decode(nn.Module):
-    """Run P new rows against the caches: the `step` program with P = 1, and the others' base."""
+    """Run P new tokens with a KV cache: the `step` program with P = 1, and the base of other programs."""
 
     def __init__(self, decoder: Decoder, heads: Sequence[tuple[int, int]] = ()) -> None:
-        """heads: (decoder layer, head) pairs whose scores `hidden` returns."""
+        """Share the weights of `decoder`.
+
+        Args:
+            decoder: the decoder whose weights are used.
+            heads: (layer, head) pairs of the cross-attention whose scores `hidden` returns.
+        """
         super().__init__()
         self.heads = tuple(heads)
         self.blocks = decoder.blocks
         self.ln = decoder.ln
         n_vocab, width = decoder.token_embedding.weight.shape
         self.head = nn.Linear(width, n_vocab, bias=False, device="meta")
-        self.head.weight = (
-            decoder.token_embedding.weight
-        )  # tied, and constant: delegated as a linear
+        # The weight is tied to the embedding and constant, so that targets delegate a linear layer.
+        self.head.weight = decoder.token_embedding.weight
 
     def hidden(
         self,
@@ -102,17 +118,20 @@ class Decode(nn.Module):
         cross_k: list[Tensor],
         cross_v: list[Tensor],
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """The last layer's rows (1, P, d), normalized, the new keys and values of every layer, and
-        the scores (1, P, T) of each of `heads`.
+        """Run all layers; the arguments are those of `forward`.
+
+        Returns:
+            The normalized output of the last layer (1, P, d), the new keys (H, D, P) and values
+            (H, P, D) of every layer, and the cross-attention scores (1, P, T) of each of `heads`.
         """
         new_k, new_v, scores = [], [], []
         caches = zip(self_k, self_v, cross_k, cross_v, strict=True)
         for layer, (block, cached) in enumerate(zip(self.blocks, caches, strict=True)):
-            wanted = [head for of, head in self.heads if of == layer]
-            x, k, v, found = block(x, mask, *cached, wanted)
+            heads = [head for of, head in self.heads if of == layer]
+            x, k, v, layer_scores = block(x, mask, *cached, heads)
             new_k.append(k)
             new_v.append(v)
-            scores += found
+            scores += layer_scores
         return self.ln(x), new_k, new_v, scores
 
     def forward(
@@ -124,19 +143,25 @@ class Decode(nn.Module):
         cross_k: list[Tensor],
         cross_v: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """One token.
+        """Decode one token.
 
-        x        (1, 1, d)      its embedding plus its position
-        mask     (1, 1, N + 1)  added to the self-attention scores
-        self_k   L × (H, D, N), self_v L × (H, N, D), cross_k L × (H, D, T), cross_v L × (H, T, D)
-        returns  logits (1, V), then L new keys (H, D, 1), then L new values (H, 1, D)
+        Args:
+            x: (1, 1, d) embedding of the token plus its position.
+            mask: (1, 1, N + 1) added to the self-attention scores.
+            self_k: L × (H, D, N) self-attention keys of the earlier tokens.
+            self_v: L × (H, N, D) self-attention values of the earlier tokens.
+            cross_k: L × (H, D, T) cross-attention keys.
+            cross_v: L × (H, T, D) cross-attention values.
+
+        Returns:
+            Logits (1, V), then L new keys (H, D, 1), then L new values (H, 1, D).
         """
-        rows, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.head(rows).reshape(1, -1), *new_k, *new_v)
+        hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
+        return (self.head(hidden).reshape(1, -1), *new_k, *new_v)
 
 
 class Align(Decode):
-    """The `align` program: where in the sound the alignment heads look, for the times of words."""
+    """The `align` program: cross-attention scores of the alignment heads, for word timestamps."""
 
     def forward(
         self,
@@ -147,21 +172,28 @@ class Align(Decode):
         cross_k: list[Tensor],
         cross_v: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """P rows of text; rows beyond its end are masked out by the caller and ignored.
+        """Run P tokens of a text. The caller masks the positions after its end and ignores their outputs.
 
-        x        (1, P, d)
-        mask     (1, P, N + P)
-        returns  rows (1, P, d) that the embedding turns into logits; scores (A, P, T), before the
-                 softmax, of the A alignment heads; L new keys (H, D, P); L new values (H, P, D)
+        Args:
+            x: (1, P, d) embeddings plus positions.
+            mask: (1, P, N + P) added to the self-attention scores.
+            self_k: L × (H, D, N) self-attention keys of the earlier tokens.
+            self_v: L × (H, N, D) self-attention values of the earlier tokens.
+            cross_k: L × (H, D, T) cross-attention keys.
+            cross_v: L × (H, T, D) cross-attention values.
+
+        Returns:
+            Hidden states (1, P, d), from which the caller computes logits; scores (A, P, T) of the A
+            alignment heads, before the softmax; L new keys (H, D, P); L new values (H, P, D).
         """
-        rows, new_k, new_v, scores = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        # Targets that join tensors join two at least.
+        hidden, new_k, new_v, scores = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
+        # Some targets do not support a concatenation of one tensor.
         joined = torch.cat(scores) if len(scores) > 1 else scores[0]
-        return (rows, joined, *new_k, *new_v)
+        return (hidden, joined, *new_k, *new_v)
 
 
 class Prefill(Decode):
-    """The `prefill` programs: P prompt rows at once, logits only of the rows asked for."""
+    """The `prefill` programs: P tokens of a prompt in one call, with logits at R chosen positions."""
 
     def forward(  # type: ignore[override]  # one input more than `step`
         self,
@@ -173,13 +205,20 @@ class Prefill(Decode):
         cross_k: list[Tensor],
         cross_v: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """P rows of a prompt; rows beyond its end are masked out by the caller and ignored.
+        """Run P tokens of a prompt. The caller masks the positions after its end and ignores their outputs.
 
-        x        (1, P, d)
-        mask     (1, P, N + P)
-        pick     (1, R, P)      one row per logits wanted: 1 at its position, 0 elsewhere
-        returns  logits (R, V), then L new keys (H, D, P), then L new values (H, P, D)
+        Args:
+            x: (1, P, d) embeddings plus positions.
+            mask: (1, P, N + P) added to the self-attention scores.
+            pick: (1, R, P) one row per position whose logits are needed: 1 at the position, 0 elsewhere.
+            self_k: L × (H, D, N) self-attention keys of the earlier tokens.
+            self_v: L × (H, N, D) self-attention values of the earlier tokens.
+            cross_k: L × (H, D, T) cross-attention keys.
+            cross_v: L × (H, T, D) cross-attention values.
+
+        Returns:
+            Logits (R, V), then L new keys (H, D, P), then L new values (H, P, D).
         """
-        rows, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        picked = torch.bmm(pick, rows)
+        hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
+        picked = torch.bmm(pick, hidden)
         return (self.head(picked).reshape(pick.shape[1], -1), *new_k, *new_v)

@@ -1,4 +1,4 @@
-"""The `encoder` program: log-mel spectrogram in, features out."""
+"""The `encoder` program: computes audio features from a log-mel spectrogram."""
 
 from typing import cast
 
@@ -12,6 +12,8 @@ from whisperport.model.feed_forward import feed_forward
 
 
 class EncoderBlock(nn.Module):
+    """One encoder layer. Parameter names are openai-whisper's."""
+
     def __init__(self, width: int, n_head: int, inner: int) -> None:
         super().__init__()
         self.attn_ln = nn.LayerNorm(width)
@@ -20,12 +22,13 @@ class EncoderBlock(nn.Module):
         self.mlp = feed_forward(width, inner)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run the layer: x (1, T, d) to (1, T, d)."""
         x = x + self.attn(self.attn_ln(x))
         return x + cast(Tensor, self.mlp(self.mlp_ln(x)))
 
 
 class Encoder(nn.Module):
-    """Whisper's audio encoder; parameter names are the checkpoint's, less the leading `encoder.`."""
+    """Whisper's audio encoder. Parameter names are openai-whisper's, without the prefix `encoder.`."""
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
@@ -40,7 +43,7 @@ class Encoder(nn.Module):
         self.ln_post = nn.LayerNorm(width)
 
     def forward(self, mel: Tensor) -> Tensor:
-        """mel (1, n_mels, 2T) float32 to features (1, T, d)."""
+        """Encode mel (1, n_mels, 2T) float32 into features (1, T, d)."""
         x = F.gelu(self.conv1(mel))
         x = F.gelu(self.conv2(x))
         x = x.permute(0, 2, 1) + self.positional_embedding

@@ -1,8 +1,11 @@
-"""The feed-forward half of a transformer block, under the checkpoint's own names."""
+"""The feed-forward network of a transformer layer, with openai-whisper's parameter names."""
 
 from torch import nn
 
 
 def feed_forward(width: int, inner: int) -> nn.Sequential:
-    """(1, T, width) to (1, T, width); parameters are `0.weight` … `2.bias`, as in openai-whisper."""
+    """Return a network of two linear layers: (1, T, width) to (1, T, width), with `inner` hidden units.
+
+    Its parameters are `0.weight`, `0.bias`, `2.weight` and `2.bias`, as in openai-whisper.
+    """
     return nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))

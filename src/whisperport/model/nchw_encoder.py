@@ -1,4 +1,4 @@
-"""The `nchw` variant of the encoder: channels-first 4-D input, and convolutions of rank 4."""
+"""The `nchw` variant of the encoder: a channels-first 4-D input and rank-4 convolutions."""
 
 from typing import cast
 
@@ -10,9 +10,9 @@ from whisperport.model.nchw_attention import attend
 
 
 class NchwEncoder(nn.Module):
-    """`Encoder` over the same weights, in shapes that compilers of vision models are known to support.
+    """The encoder with the weights of an `Encoder`, in shapes that compilers of vision models support.
 
-    The targets that choose this variant name their source.
+    The targets that use this variant name the source.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -24,7 +24,7 @@ class NchwEncoder(nn.Module):
         self.ln_post = encoder.ln_post
 
     def forward(self, mel: Tensor) -> Tensor:
-        """mel (1, n_mels, 1, 2T) float32 to features (1, T, d)."""
+        """Encode mel (1, n_mels, 1, 2T) float32 into features (1, T, d)."""
         x = F.gelu(self.conv1(mel))
         x = F.gelu(self.conv2(x))
         x = x.flatten(2).permute(0, 2, 1) + self.positional_embedding
@@ -36,8 +36,8 @@ class NchwEncoder(nn.Module):
 
 
 def _conv2d(conv: nn.Conv1d) -> nn.Conv2d:
-    """The same convolution over (1, channels, 1, frames), with the same weight in another shape."""
-    made = nn.Conv2d(
+    """Return the convolution for inputs (1, channels, 1, frames), with the same weight in 4-D."""
+    conv2d = nn.Conv2d(
         conv.in_channels,
         conv.out_channels,
         kernel_size=(1, conv.kernel_size[0]),
@@ -45,6 +45,6 @@ def _conv2d(conv: nn.Conv1d) -> nn.Conv2d:
         padding=(0, int(conv.padding[0])),
         device="meta",
     )
-    made.weight = nn.Parameter(conv.weight.unsqueeze(2), requires_grad=False)
-    made.bias = conv.bias
-    return made
+    conv2d.weight = nn.Parameter(conv.weight.unsqueeze(2), requires_grad=False)
+    conv2d.bias = conv.bias
+    return conv2d

@@ -1,8 +1,8 @@
-"""A model of shorter windows: the first positions of its table, and padding for the cross-attention.
+"""Models with a window shorter than 30 s: fewer encoder positions, and padding for the cross-attention.
 
-The decoder was trained on keys and values of 30 s. Given fewer, all of them of speech, it does not find
-the end. Padding is part of the `cross_kv` program, so the encoder's output goes straight into it, and
-neither the decode programs nor the engine know of it.
+The decoder was trained with cross-attention keys and values of 30 s. With fewer, all of speech, it does not
+find the end of the text. The `cross_kv` program adds the padding, so the decoder programs and the engine
+need no change.
 """
 
 from dataclasses import replace
@@ -21,56 +21,64 @@ POSITIONS = "encoder.positional_embedding"
 
 
 class AudioPadding(nn.Module):
-    """What follows the sound in the decoder's cross-attention.
+    """Padding of the cross-attention after the positions of the window, by kind.
 
-    features         rows of zeros after the encoder's output: keys are 0, values their bias
-    keys-and-values  zeros after the keys and the values
-    silence          what the encoder makes of silence at these positions of a whole window
+    features         zeros after the encoder's output: the keys are 0, the values equal their bias
+    keys-and-values  zeros after the keys and after the values
+    silence          the encoder's output for 30 s of silence, at the padded positions
     """
 
     silence: Tensor
 
     def __init__(self, window: Window, silence: Tensor | None = None) -> None:
-        """silence (1, padded, d), for the padding of that name."""
+        """Keep the kind and the length of a window's padding.
+
+        Args:
+            window: the window.
+            silence: (1, padded, d) features of silence; needed for the padding "silence" only.
+        """
         super().__init__()
-        self.kind, self.rows = window.padding, window.padded
+        self.kind, self.n_padded = window.padding, window.padded
         if silence is not None:
             self.register_buffer("silence", silence, persistent=False)
 
-    def of_features(self, features: Tensor) -> Tensor:
-        """features (1, T, d) to (1, T or heard, d)."""
+    def pad_features(self, features: Tensor) -> Tensor:
+        """Pad features (1, T, d) to (1, context_positions, d), if the kind of padding does so."""
         if self.kind == "features":
-            return F.pad(features, (0, 0, 0, self.rows))
+            return F.pad(features, (0, 0, 0, self.n_padded))
         if self.kind == "silence":
             return torch.cat([features, self.silence], dim=1)
         return features
 
-    def of_keys(self, keys: Tensor) -> Tensor:
-        """keys (H, D, T) to (H, D, heard)."""
-        return F.pad(keys, (0, self.rows)) if self.kind == "keys-and-values" else keys
+    def pad_keys(self, keys: Tensor) -> Tensor:
+        """Pad keys (H, D, T) to (H, D, context_positions), if the kind of padding does so."""
+        return F.pad(keys, (0, self.n_padded)) if self.kind == "keys-and-values" else keys
 
-    def of_values(self, values: Tensor) -> Tensor:
-        """values (H, T, D) to (H, heard, D)."""
-        return F.pad(values, (0, 0, 0, self.rows)) if self.kind == "keys-and-values" else values
+    def pad_values(self, values: Tensor) -> Tensor:
+        """Pad values (H, T, D) to (H, context_positions, D), if the kind of padding does so."""
+        return F.pad(values, (0, 0, 0, self.n_padded)) if self.kind == "keys-and-values" else values
 
 
 class PaddedCrossKV(CrossKV):
-    """The `cross_kv` program of a short window."""
+    """The `cross_kv` program of a model with a short window."""
 
     def __init__(self, decoder: Decoder, padding: AudioPadding) -> None:
         super().__init__(decoder)
         self.padding = padding
 
     def forward(self, features: Tensor) -> tuple[Tensor, ...]:
-        """features (1, T, d) to L keys (H, D, heard), then L values (H, heard, D)."""
-        cross_kv = super().forward(self.padding.of_features(features))
+        """Project features (1, T, d) to L keys (H, D, C), then L values (H, C, D).
+
+        C is the window's `context_positions`.
+        """
+        cross_kv = super().forward(self.padding.pad_features(features))
         n_layer = len(cross_kv) // 2
-        keys = [self.padding.of_keys(keys) for keys in cross_kv[:n_layer]]
-        return (*keys, *(self.padding.of_values(values) for values in cross_kv[n_layer:]))
+        keys = [self.padding.pad_keys(keys) for keys in cross_kv[:n_layer]]
+        return (*keys, *(self.padding.pad_values(values) for values in cross_kv[n_layer:]))
 
 
-def shortened(checkpoint: Checkpoint, positions: int) -> Checkpoint:
-    """The checkpoint with the first `positions` rows of the encoder's table of positions."""
+def shorten_checkpoint(checkpoint: Checkpoint, positions: int) -> Checkpoint:
+    """Return the checkpoint with only the first `positions` of the encoder's positional embedding."""
     table = checkpoint.weights[POSITIONS][:positions]
     return replace(
         checkpoint,
@@ -80,9 +88,14 @@ def shortened(checkpoint: Checkpoint, positions: int) -> Checkpoint:
 
 
 def silent_features(encoder: nn.Module, window: Window, dims: Dims) -> Tensor:
-    """What the whole encoder makes of a silent window, at the positions padded: (1, padded, d).
+    """Return the features of silence at the padded positions: (1, padded, d).
 
-    Silence is zeros in the spectrogram: with them openai-whisper fills a window after the sound's end.
+    Silence is zeros in the spectrogram, as in openai-whisper after the end of the audio.
+
+    Args:
+        encoder: the encoder of the checkpoint's own window.
+        window: the short window.
+        dims: sizes of the checkpoint.
     """
     with torch.no_grad():
         features = cast(Tensor, encoder(torch.zeros(1, dims.n_mels, dims.n_frames)))

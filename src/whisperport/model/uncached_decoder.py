@@ -1,4 +1,4 @@
-"""The decoder without KV cache, for targets that keep no state: it computes every token again."""
+"""The decoder without KV cache, for targets that keep no state. Every call computes all tokens."""
 
 from typing import cast
 
@@ -9,17 +9,17 @@ from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.nchw_attention import attend
 from whisperport.spec import UncachedForm
 
-# As in the published graphs that are known to compile; the targets that export this program name them.
-# A finite value would extend the range that a quantizer divides: with -30000, 16 bits leave the scores
-# steps of 0.46.
+# -inf as in the published graphs that are known to compile; the targets that export this program name them.
+# A finite value extends the range of the scores that a quantizer covers: with -30000, the step of 16-bit
+# scores is 0.46.
 MASKED = -torch.inf
 
 
 class UncachedDecoder(nn.Module):
-    """The `uncached_decoder` program, over the weights of `decoder`.
+    """The `uncached_decoder` program, with the weights of a `Decoder`.
 
-    The host looks up the tokens' embeddings and joins the pieces of the logits: published graphs are cut at
-    the same places. The targets that export this program name their source.
+    The host looks up the embeddings of the tokens and joins the pieces of the logits, as for the published
+    graphs. The targets that export this program name the source.
     """
 
     causal: Tensor
@@ -36,12 +36,15 @@ class UncachedDecoder(nn.Module):
         self.heads = nn.ModuleList(_pieces(decoder.token_embedding.weight, form.pieces))
 
     def forward(self, features: Tensor, embeddings: Tensor) -> tuple[Tensor, ...]:
-        """S tokens; earlier tokens do not attend to those after the last one, which the caller ignores.
+        """Decode a sequence of S tokens. The caller ignores the outputs after its last token.
 
-        features    (1, T, d)     the output of the encoder
-        embeddings  (1, d, S, 1)  of the tokens, with positions added, or
-                    (1, d, 1, S)  without them, where the graph adds them
-        returns     logits of each piece of the vocabulary, (1, S, V / pieces)
+        Args:
+            features: (1, T, d) output of the encoder.
+            embeddings: (1, d, S, 1) embeddings of the tokens plus positions; or, if the graph adds the
+                positions, (1, d, 1, S) embeddings only.
+
+        Returns:
+            The logits of each piece of the vocabulary, (1, S, V / pieces).
         """
         x = embeddings.flatten(2).permute(0, 2, 1)
         if self.form.positions == "graph":
@@ -56,9 +59,10 @@ class UncachedDecoder(nn.Module):
 
 
 def _pieces(table: Tensor, count: int) -> list[nn.Linear]:
-    """Linear layers over consecutive parts of the vocabulary, whose sizes differ by 1 at most.
+    """Split the vocabulary into consecutive parts, and return a linear layer for each.
 
-    51865 in four is 12966, 12966, 12966 and 12967, as in published graphs.
+    The sizes of the parts differ by at most 1. 51865 tokens in four parts are 12966, 12966, 12966 and
+    12967, as in the published graphs.
     """
     n_vocab, width = table.shape
     pieces = []

@@ -1,4 +1,4 @@
-"""The whole model in eager torch, without a cache: what every lowered program is held against."""
+"""The complete model in eager torch, without a cache: the reference of every lowered program."""
 
 from typing import cast
 
@@ -9,19 +9,24 @@ from whisperport.checkpoint import Checkpoint
 from whisperport.dims import Dims
 from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.encoder import Encoder
-from whisperport.model.short_window import AudioPadding, shortened, silent_features
+from whisperport.model.short_window import AudioPadding, shorten_checkpoint, silent_features
 from whisperport.window import Window
 
 
 class Whisper(nn.Module):
     """Encoder and decoder with a checkpoint's weights, in float32.
 
-    `logits` recomputes every row from the tokens alone. It shares the weights of the lowered programs
-    and none of their self-attention cache, so a fault in cache, mask or position shows.
+    `logits` computes all tokens in one pass. It uses the weights of the lowered programs but no
+    self-attention cache, so that it detects faults in their cache, mask and positions.
     """
 
     def __init__(self, dims: Dims, window: Window | None = None) -> None:
-        """window: where it is not the checkpoint's own; `dims` are then of that window."""
+        """Create the modules.
+
+        Args:
+            dims: sizes of the model; with `window`, those of the short window.
+            window: a window shorter than the checkpoint's; None: the checkpoint's own.
+        """
         super().__init__()
         self.dims = dims
         self.window = window
@@ -31,47 +36,54 @@ class Whisper(nn.Module):
 
     @torch.no_grad()
     def encode(self, mel: Tensor) -> Tensor:
-        """mel (1, n_mels, 2T) to features (1, T, d)."""
+        """Encode mel (1, n_mels, 2T) into features (1, T, d)."""
         return cast(Tensor, self.encoder(mel))
 
     @torch.no_grad()
     def cross_kv(
         self, features: Tensor, *, padded: bool = True
     ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """features (1, T, d) to cross-attention keys (H, D, T) and values (H, T, D) of each layer.
+        """Project features (1, T, d) to keys (H, D, T) and values (H, T, D) of each layer.
 
-        With a short window, keys and values are padded to the positions that are heard, unless told
-        otherwise.
+        With a short window, keys and values are padded to its `context_positions`, unless `padded` is
+        False.
         """
         attentions = [cast(DecoderBlock, block).cross_attn for block in self.decoder.blocks]
         if (pad := self.padding) is None or not padded:
             return tuple((a.keys(features), a.values(features)) for a in attentions)
-        features = pad.of_features(features)
+        features = pad.pad_features(features)
         return tuple(
-            (pad.of_keys(a.keys(features)), pad.of_values(a.values(features))) for a in attentions
+            (pad.pad_keys(a.keys(features)), pad.pad_values(a.values(features))) for a in attentions
         )
 
     @torch.no_grad()
     def logits(
         self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...], *, first: int = 0
     ) -> Tensor:
-        """tokens (S,) int64 and what `cross_kv` gave to logits (S - first, V), from row `first` on."""
-        rows = self._hidden(tokens, cross_kv)[first:]
-        return rows @ self.decoder.token_embedding.weight.T
+        """Compute the logits after each token from the index `first` on: (S - first, V).
+
+        Args:
+            tokens: (S,) int64.
+            cross_kv: keys and values of each layer, as `cross_kv` returns them.
+            first: index of the first token whose logits are computed.
+        """
+        hidden = self._hidden(tokens, cross_kv)[first:]
+        return hidden @ self.decoder.token_embedding.weight.T
 
     def unload(self) -> None:
-        """Free the weights, whatever still refers to the parameters; the model cannot be used any more.
+        """Free the memory of the weights. The model cannot be used after this call.
 
-        The rewrite rules of onnxscript 0.7.2 keep the graph that they matched last, with its weights.
+        Deleting the model is not enough: the rewrite rules of onnxscript 0.7.2 keep a reference to the
+        graph that they matched last, with its weights.
         """
         for parameter in self.parameters():
             parameter.data = torch.empty(0)
 
     def _hidden(self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-        """The decoder's rows (S, d), normalized."""
-        decoder, n_rows = self.decoder, tokens.shape[0]
-        x = (decoder.token_embedding(tokens) + decoder.positional_embedding[:n_rows])[None]
-        mask = torch.full((n_rows, n_rows), -torch.inf).triu(1)
+        """Return the normalized output of the last decoder layer: (S, d)."""
+        decoder, length = self.decoder, tokens.shape[0]
+        x = (decoder.token_embedding(tokens) + decoder.positional_embedding[:length])[None]
+        mask = torch.full((length, length), -torch.inf).triu(1)
         for block, (keys, values) in zip(decoder.blocks, cross_kv, strict=True):
             x = _decode_block(cast(DecoderBlock, block), x, mask, keys, values)
         return cast(Tensor, decoder.ln(x)[0])
@@ -89,16 +101,20 @@ def _decode_block(
 
 
 def build_model(checkpoint: Checkpoint, window: Window | None = None) -> Whisper:
-    """The model with this checkpoint's weights, float32, in evaluation mode.
+    """Build the model with a checkpoint's weights, in float32 and evaluation mode.
 
-    Parameters are created on the `meta` device and then assigned, so nothing is allocated twice.
+    The parameters are created on the `meta` device and then assigned, so that no memory is allocated twice.
+
+    Args:
+        checkpoint: sizes and weights.
+        window: a window shorter than the checkpoint's; None: the checkpoint's own.
     """
     if window is None:
         return _model(checkpoint, None)
-    model = _model(shortened(checkpoint, window.positions), window)
+    model = _model(shorten_checkpoint(checkpoint, window.positions), window)
     if window.padding == "silence":
-        whole = _model(checkpoint, None).encoder
-        model.padding = AudioPadding(window, silent_features(whole, window, checkpoint.dims))
+        encoder = _model(checkpoint, None).encoder
+        model.padding = AudioPadding(window, silent_features(encoder, window, checkpoint.dims))
     return model
 
 

@@ -1,7 +1,8 @@
-"""Windows of real audio to calibrate with, as the transcriber cuts them; as recorded, quiet and loud.
+"""Cut audio files into the windows of a calibration set, at three levels: unchanged, quiet and loud.
 
-Silence, copies, and the recordings that a bundle is verified with are left out and counted: ranges
-measured on the former are wrong, and a verification on what was calibrated with shows nothing.
+Silence and copies are skipped, because value ranges measured on them are wrong. The clips that the bundle
+is verified with are skipped too, because a verification on calibration data is not independent. The number
+of skipped windows is counted by reason.
 """
 
 import hashlib
@@ -21,15 +22,18 @@ from whisperport.runner import Array
 
 Floats = NDArray[np.float32]
 
-SHORTEST_S = 1.0  # of audio in a window: less is mostly silence
-SILENT = 1e-3  # of 1, how far samples move at most: -60 dB of full scale
-QUIET = 0.1  # -20 dB: a speaker at three metres instead of at thirty centimetres
+SHORTEST_S = 1.0  # seconds of audio in a window; a shorter one is mostly padding
+SILENT = 1e-3  # largest amplitude of a silent window, where 1 is full scale: -60 dB
+QUIET = 0.1  # factor of the quiet level, -20 dB: a speaker at 3 m instead of at 30 cm
 
 
 def fingerprint(samples: Array) -> str:
-    """Identifies a recording by its first second of audio, whatever its file's name and length are.
+    """Return a hash of the first second of audio after leading zeros.
 
-    samples  (n,) int16, or float32 within [-1, 1]; 16 kHz
+    Files with the same audio have the same fingerprint, whatever their names and lengths are.
+
+    Args:
+        samples: (n,) int16, or float32 within [-1, 1]; 16 kHz.
     """
     if samples.dtype != np.int16:
         samples = np.clip(np.round(samples * 32768), -32768, 32767).astype(np.int16)
@@ -39,67 +43,73 @@ def fingerprint(samples: Array) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Recordings:
-    """Audio files to calibrate with; `left_out` counts what was not used, and why."""
+class CalibrationAudio:
+    """The audio files of a calibration set."""
 
     files: Sequence[Path]
-    seconds: float  # of audio in a window
-    apart_from: frozenset[str] = frozenset()  # fingerprints of recordings that must not be used
-    force: bool = False  # use silence, copies and narrow-band audio too
-    left_out: Counter[str] = field(default_factory=Counter)
+    seconds: float  # length of a window
+    excluded: frozenset[str] = frozenset()  # fingerprints of audio that must not be used
+    force: bool = False  # also use silence, copies and narrow-band audio
+    # Reason -> number of windows or files that were skipped for it.
+    skipped: Counter[str] = field(default_factory=Counter)
 
     def windows(self) -> Iterator[Floats]:
-        """(n,) float32: every window once, then once more each as loud as it was not before."""
-        for turn in range(len(LOUDNESS)):
+        """Yield every window once per level: (n,) float32, 16 kHz.
+
+        The level changes from window to window, so that the first samples already have all three.
+        """
+        for turn in range(len(LEVELS)):
             for index, window in enumerate(self._windows()):
-                yield LOUDNESS[(index + turn) % len(LOUDNESS)](window)
+                yield LEVELS[(index + turn) % len(LEVELS)](window)
 
     def _windows(self) -> Iterator[Floats]:
-        self.left_out.clear()
+        self.skipped.clear()
         seen: set[bytes] = set()
         for file in self.files:
             try:
                 yield from self._of_file(file, seen)
             except AudioError:
-                self.left_out["unreadable"] += 1
+                self.skipped["unreadable"] += 1
 
     def _of_file(self, file: Path, seen: set[bytes]) -> Iterator[Floats]:
         with AudioDecoder(file) as decoder:
             narrow = 0 < decoder.sample_rate < SAMPLE_RATE
         if narrow and not self.force:
-            self.left_out["recorded below 16 kHz"] += 1
+            self.skipped["sampled below 16 kHz"] += 1
             return
         for window in audio_windows(file, self.seconds):
-            if window.start_s == 0 and fingerprint(window.samples) in self.apart_from:
-                self.left_out["used to verify the bundle"] += 1
+            if window.start_s == 0 and fingerprint(window.samples) in self.excluded:
+                self.skipped["used to verify the bundle"] += 1
                 return
             fault = "" if self.force else _fault(window.samples, seen)
             if fault:
-                self.left_out[fault] += 1
+                self.skipped[fault] += 1
             else:
                 yield window.samples
 
 
-def recording_files(source: Path) -> list[Path]:
-    """A recording, or all files below a folder, in an order that mixes its parts and never changes.
+def audio_files(source: Path) -> list[Path]:
+    """Return an audio file, or all files below a folder.
+
+    The order depends only on the paths and mixes the subfolders, so that the first files are varied.
 
     Raises:
-        AudioError: there is nothing.
+        AudioError: the folder is empty or does not exist.
     """
     if source.is_file():
         return [source]
     found = [path for path in source.rglob("*") if path.is_file() and path.name[0] != "."]
     if not found:
         raise AudioError(
-            f"there are no recordings in {source}",
-            why="the folder is empty" if source.is_dir() else "there is no such folder",
-            hint="give a folder of recordings as the device will hear them",
+            f"there are no audio files in {source}",
+            why="the folder is empty" if source.is_dir() else "the folder does not exist",
+            hint="give a folder of audio files like those the device will transcribe",
         )
     return sorted(found, key=lambda p: hashlib.sha256(os.fsencode(p.relative_to(source))).digest())
 
 
 def _fault(samples: Floats, seen: set[bytes]) -> str:
-    """Why a window cannot be used; empty if it can."""
+    """Return the reason to skip a window; empty if it can be used."""
     if samples.size < SHORTEST_S * SAMPLE_RATE:
         return f"shorter than {SHORTEST_S:g} s"
     if np.ptp(samples) < 2 * SILENT:
@@ -120,4 +130,4 @@ def _loud(samples: Floats) -> Floats:
     return samples / peak if peak else samples
 
 
-LOUDNESS: tuple[Callable[[Floats], Floats], ...] = (lambda samples: samples, _quiet, _loud)
+LEVELS: tuple[Callable[[Floats], Floats], ...] = (lambda samples: samples, _quiet, _loud)
