@@ -1,12 +1,12 @@
-"""Take any Whisper checkpoint to an accelerator, and verify that it still transcribes.
+"""Port a Whisper checkpoint to an accelerator, and verify that it still transcribes.
 
     checkpoint ─► model ─► programs ─► rewrites ─► targets ─► bundle ─► runtime ─► transcription
                                                                  └────► verification
 
 Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
 `transcribe`; and for single programs `check`, `fix`, `lower` and `inspect`. Importing the package,
-transcribing and verifying need no torch. Each name is imported when it is first used, so that importing the
-package takes no time.
+transcribing and verifying do not need torch. Each name is imported when it is first used, so that importing
+the package is fast.
 """
 
 import os
@@ -100,11 +100,12 @@ __all__ = [
 ]
 
 
-# ONNX Runtime from 1.29 on reports its use to Microsoft unless this is set before it is imported, from a
-# thread for which a fork waits permanently when it exits. Set it to 0 beforehand to keep the reports.
+# ONNX Runtime 1.29 and later sends usage reports to Microsoft unless this is set before its import. It
+# sends them from a thread that a forked process waits for permanently at exit. Set the variable to 0 before
+# the import to keep the reports.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# Where the names are that are not errors.
+# Name -> module; all other public names are errors, in `whisperport.errors`.
 _MODULES = {
     "Bundle": "bundle",
     "Checked": "checking",
@@ -160,7 +161,11 @@ def __dir__() -> list[str]:
 
 
 def _module(name: str) -> Any:
-    """That which has a name of `__all__`."""
+    """The module that defines a name of `__all__`.
+
+    Raises:
+        MissingPackageError: the module needs torch, which is not installed.
+    """
     module = _MODULES.get(name, "errors")
     try:
         return import_module(f"whisperport.{module}")

@@ -1,16 +1,16 @@
-"""The command `whisperport`, and `python -m whisperport`: ready for Ctrl-C before all else is imported."""
+"""The command `whisperport`, also `python -m whisperport`. Ctrl-C is handled before other imports."""
 
 from whisperport import interrupts
 
 
 def main() -> None:
-    """Run the command line; see `whisperport.cli.main.main` for the exit statuses."""
+    """Run the command line. `whisperport.cli.main.main` lists the exit statuses."""
     try:
         interrupts.install()
         from whisperport.cli.main import main as run
 
         run()
-    except KeyboardInterrupt:  # while modules were imported, or a second one
+    except KeyboardInterrupt:  # during the imports above, or a second Ctrl-C
         interrupts.leave()
     finally:
         interrupts.restore()

@@ -1,27 +1,35 @@
-"""Every exception this package raises on purpose.
+"""Every exception that this package raises on purpose.
 
-WhisperportError             catch this one to catch them all
-├── AudioError               the sound is missing, unreadable, empty, or not numbers
-├── CheckpointError          the weights are missing, unknown, damaged, or of another shape
-├── TokenizerError           the tokenizer's file is missing or is not Whisper's
+WhisperportError             base class: catch it to catch all of them
+├── AudioError               audio is missing, unreadable, empty, or contains NaN
+├── CheckpointError          a checkpoint is missing, unknown, damaged, or has other tensor shapes
+├── TokenizerError           a tokenizer file is missing, or is not a Whisper tokenizer
 ├── LoweringError            a program cannot be built for the target
 │   └── MissingPackageError  an optional package (an extra, a vendor's SDK) is not installed
-├── ProgramError             a program's file is missing, damaged, or of a format nobody here reads
-├── VerificationError        a bundle disagrees with its reference, so it is not written
-├── BundleError              a bundle on disk is damaged, incomplete, or of another version
+├── ProgramError             a program's file is missing, damaged, or in an unknown format
+├── VerificationError        a bundle's outputs differ from its reference, so it is not written
+├── BundleError              a bundle on disk is damaged, incomplete, or has another format version
 ├── NumericalError           a program returned a NaN or an infinity
 ├── ForkError                a loaded program is used in a fork of the process that loaded it
-├── IncompleteError          a recording failed in the middle; carries what was transcribed before
-└── UsageError               an argument names something that does not exist
+├── IncompleteError          reading audio failed in the middle; has the transcript until then
+└── UsageError               an argument has an unknown name or a value out of range
 
-Interrupted                  a KeyboardInterrupt that carries what was transcribed before it
+Interrupted                  a KeyboardInterrupt; has the transcript until then
 """
 
 from typing import Any
 
 
 class WhisperportError(Exception):
-    """What happened, why, and what to do next; the command line prints the three on their own lines."""
+    """The base class of all errors of this package.
+
+    The command line prints the three parts on separate lines.
+
+    Args:
+        what: what happened.
+        why: the reason; empty if it is not known.
+        hint: what to do next; may be empty.
+    """
 
     def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -39,15 +47,15 @@ class WhisperportError(Exception):
 
 
 class AudioError(WhisperportError):
-    """The sound is missing, unreadable, empty, or not numbers."""
+    """Audio is missing, unreadable, empty, or contains NaN."""
 
 
 class CheckpointError(WhisperportError):
-    """The weights are missing, unknown, damaged, or of another shape."""
+    """A checkpoint is missing, unknown, damaged, or has other tensor shapes than expected."""
 
 
 class TokenizerError(WhisperportError):
-    """The tokenizer's file is missing or is not Whisper's."""
+    """A tokenizer file is missing, or is not a Whisper tokenizer."""
 
 
 class LoweringError(WhisperportError):
@@ -59,26 +67,27 @@ class MissingPackageError(LoweringError):
 
 
 class ProgramError(WhisperportError):
-    """A program's file is missing, damaged, or of a format that is not read."""
+    """A program's file is missing, damaged, or in an unknown format."""
 
 
 class VerificationError(WhisperportError):
-    """A bundle disagrees with its reference, so it is not written."""
+    """A bundle's outputs differ from its reference, so it is not written."""
 
 
 class BundleError(WhisperportError):
-    """A bundle on disk is damaged, incomplete, or of another version."""
+    """A bundle on disk is damaged, incomplete, or has another format version."""
 
 
 class NumericalError(WhisperportError):
     """A program returned a NaN or an infinity.
 
-    `program` is the name of the program, or of the bundle's table, that the first such value came from.
+    Args:
+        program: name of the program, or of the bundle's table, that the first such value came from.
     """
 
     def __init__(self, what: str, program: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(what, why=why, hint=hint)
-        self.args = what, program  # with which it is unpickled, as after another process raised it
+        self.args = what, program  # for unpickling, when another process raised the error
         self.program = program
 
 
@@ -87,22 +96,26 @@ class ForkError(WhisperportError):
 
 
 class IncompleteError(WhisperportError):
-    """A recording failed in the middle; what was transcribed before is not lost.
+    """Reading or transcribing audio failed in the middle.
 
-    `transcript` is a `Transcript` of the windows before, and the cause is the exception that ended it.
+    The exception that ended it is the cause (`__cause__`).
+
+    Args:
+        transcript: `Transcript` of the windows before the failure.
     """
 
     def __init__(self, what: str, transcript: Any, *, why: str = "", hint: str = "") -> None:
         super().__init__(what, why=why, hint=hint)
-        self.args = (
-            what,
-            transcript,
-        )  # with which it is unpickled, as after another process raised it
+        self.args = what, transcript  # for unpickling, when another process raised the error
         self.transcript = transcript
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while a recording was transcribed; `transcript` is a `Transcript` of the windows before."""
+    """Ctrl-C or another signal interrupted a transcription.
+
+    Args:
+        transcript: `Transcript` of the windows before the interrupt.
+    """
 
     def __init__(self, transcript: Any) -> None:
         super().__init__()
@@ -110,4 +123,4 @@ class Interrupted(KeyboardInterrupt):
 
 
 class UsageError(WhisperportError):
-    """An argument names something that does not exist."""
+    """An argument has an unknown name, a value out of range, or contradicts another argument."""

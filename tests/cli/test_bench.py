@@ -8,7 +8,7 @@ import pytest
 from whisperport.bench import transcribing
 from whisperport.verification.clips import shipped_recordings
 
-PARTS = ("load", "mel", "encoder", "cross_kv", "prefill_4", "step", "Python", "whole")
+PARTS = ("load", "mel", "encoder", "cross_kv", "prefill_4", "step", "Python", "total")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, reco
     for normalizer in ("", r" \(Whisper normalizer\)"):
         rate = rf"^word error rate{normalizer} +\d+\.\d% \(\d+ errors in \d+ words\)$"
         assert re.search(rate, ran.out, re.M), normalizer
-    assert re.search(r"^real-time factor +\d\.\d+, of 4\.7 s of sound", ran.out, re.MULTILINE)
+    assert re.search(r"^real-time factor +\d\.\d+, for 4\.7 s of audio", ran.out, re.MULTILINE)
     assert re.search(r"^peak memory +not measured$", ran.out, re.MULTILINE)
     assert "threads: 1" in ran.out
     assert ran.lines[-1].startswith("next: whisperport verify ")
@@ -59,7 +59,7 @@ def test_two_bundles_are_compared_with_their_ratio(run, recording):
 
 def test_in_json_parts_add_up_and_name_the_machine(run, recording):
     # when
-    ran = run("bench", recording, "--repeat", "1", "--json", "--words")
+    ran = run("bench", recording, "--repeat", "1", "--json", "--word-timestamps")
 
     # then
     data = json.loads(ran.out)
@@ -105,7 +105,7 @@ def test_a_path_that_is_nothing_is_said_to_be_nothing(run, tmp_path):
 
     # then
     assert ran.code == 1
-    assert ran.lines[0] == f"error: there is nothing at {tmp_path / 'absent'}"
+    assert ran.lines[0] == f"error: {tmp_path / 'absent'} does not exist"
     assert "hint:" in ran.err
 
 

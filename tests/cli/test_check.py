@@ -123,7 +123,7 @@ def test_explain_lists_the_rules_and_refuses_what_is_none(run):
     # then
     assert all(code in listed.out for code in RULES)
     assert unknown.code == 1
-    assert "no rule is called `WP999`" in unknown.err
+    assert "there is no rule `WP999`" in unknown.err
 
 
 def test_a_program_that_nothing_is_refused_of_may_be_lowered(run, tmp_path):
@@ -157,7 +157,7 @@ def test_what_was_only_not_seen_to_compile_is_a_table_of_its_own_and_exits_0(run
 
     # then
     assert ran.code == 0
-    assert ran.out.startswith("not seen in programs known to compile; not counted as rejected:\n")
+    assert ran.out.startswith("not seen in programs known to compile (not counted as rejected):\n")
     assert "WP104  relu was not seen in programs known to compile" in ran.out
     summary = ran.out.splitlines()[-1]
     assert summary.startswith("relu: hailo8l rejects nothing (1 nodes, ")

@@ -77,7 +77,7 @@ def test_fix_and_out_go_together(run, product, given):
     ran = run("check", product, "--target", "xnnpack", *given)
 
     assert ran.code == 2
-    assert "go together" in ran.err
+    assert "require each other" in ran.err
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and nothing", b"\x08\x07onnx"])

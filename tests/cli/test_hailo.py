@@ -39,8 +39,7 @@ def test_without_the_sdk_compile_says_what_was_made_and_what_was_not_done(
         "target",
         "MB",
         "compiler",
-        "calibrated",
-        "with",
+        "calibration",
     ]
     assert ran.out.splitlines()[1].split() == [
         "encoder",
@@ -51,9 +50,9 @@ def test_without_the_sdk_compile_says_what_was_made_and_what_was_not_done(
         "samples",
     ]
     assert ran.out.endswith(f"{hailo_bundle}: compiled\n")
-    assert "encoder, quantized, in the vendor's emulator:" in ran.out.splitlines()
+    assert "encoder, quantized, run by the vendor's emulator:" in ran.out.splitlines()
     assert re.search(r"arrays +encoder +.*, emulated +SQNR [2-5][0-9] dB,.* pass", ran.out)
-    assert "encoder: the compiler measured 9.179 dB SNR at encoder/output_layer1" in ran.err
+    assert "encoder: the compiler measured 9.179 dB SNR at layer encoder/output_layer1" in ran.err
     assert "the compiled files of encoder were not run" in ran.err
     assert ran.lines[-1] == f"next: whisperport transcribe talk.mp3 --bundle {hailo_bundle}"
     (program,) = json.loads(in_json.out)
@@ -71,8 +70,8 @@ def test_without_the_sdk_compile_leaves_a_folder_and_exit_code_1(run, hailo_bund
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--calibration", "none"), "no recordings"),
-        ((), "too few recordings"),  # those of the package
+        (("--calibration", "none"), "no audio files"),
+        ((), "too little audio"),  # those of the package
         (("--force", "--option", "hailo8l.sixteen-bit=published-layers"), "16-bit layers"),
         (("--option", "hailo8l.epochs=none"), "`hailo8l.epochs` cannot be"),
     ],
@@ -81,7 +80,7 @@ def test_what_cannot_be_compiled_is_refused(
     run, hailo_bundle, tmp_path, monkeypatch, arguments, says
 ):
     # On a busy machine a stage that took a second leaves a line before the error.
-    monkeypatch.setattr("whisperport.cli.console.WORTH_A_LINE_S", 600)
+    monkeypatch.setattr("whisperport.cli.console.MIN_REPORTED_S", 600)
     arguments = [str(tmp_path / a) if a == "none" else a for a in arguments]
     refused(run("compile", hailo_bundle, *FEW, *arguments), says)
 

@@ -31,14 +31,14 @@ def test_the_summary_comes_first_and_the_most_expensive_nodes_after_it(run):
     lines = ran.out.splitlines()
     assert ran.code == 0
     assert re.fullmatch(
-        r"step \(ONNX Runtime\): \d+ nodes in 1 subgraph of CPUExecutionProvider, 0 outside; "
-        r"\d+\.\d+ ms a run",
+        r"step \(ONNX Runtime\): \d+ nodes in 1 subgraph of CPUExecutionProvider, 0 not delegated; "
+        r"\d+\.\d+ ms per run",
         " ".join(ran.out.split("\n\n")[0].split()),
     )
     times = [float(m[1]) for m in re.finditer(r"CPUExecutionProvider +(\d+\.\d+) ", ran.out)]
     assert len(times) == 3
     assert times == sorted(times, reverse=True)
-    assert re.search(r"^\d+ more nodes: --top \d+$", ran.out, re.MULTILINE)
+    assert re.search(r"^\d+ more nodes are shown with --top \d+$", ran.out, re.MULTILINE)
     assert max(map(len, lines)) <= 100
     assert ran.lines[-1].startswith("next: whisperport ")
 
@@ -51,7 +51,9 @@ def test_what_stays_outside_is_explained_under_the_table(run):
     )
 
     # then
-    assert re.search(r"0 subgraphs of AzureExecutionProvider, \d+ outside, which take", ran.out)
+    assert re.search(
+        r"0 subgraphs of AzureExecutionProvider, \d+ not delegated, which take", ran.out
+    )
     assert "not delegated to AzureExecutionProvider" in ran.out
 
 
@@ -89,10 +91,10 @@ def test_a_rule_that_a_node_breaks_is_the_next_thing_to_read(run, naive_profile)
     ran = run("inspect", "naive.pte", "--trust")
 
     # then
-    assert "which take 75.0%; 4.000 ms a run" in " ".join(ran.out.split())
+    assert "which take 75.0% of the time; 4.000 ms per run" in " ".join(ran.out.split())
     assert re.search(r"^native_call_mm\.out \[3\] +no delegate +3\.000 +75\.0% +≈2\.000 +WP301$",
                      ran.out, re.MULTILINE)  # fmt: skip
-    assert "gain: an estimate" in ran.out
+    assert "gain: estimated time saved" in ran.out
     assert ran.lines[-1] == "next: whisperport explain WP301"
 
 

@@ -29,7 +29,7 @@ def test_raw_standard_input_becomes_lines(run: Any) -> None:
     ran = run("transcribe", "-", "--live", "--raw", 16000, stdin=raw())
 
     assert (ran.code, ran.out) == (0, f"{COMMAND.text}\n")
-    assert ran.lines[-1] == "next: whisperport transcribe - --live --format srt"
+    assert ran.lines[-1] == "next: whisperport transcribe - --live --output-format srt"
 
 
 def test_json_is_written_at_the_end_with_words(run: Any) -> None:
@@ -49,7 +49,7 @@ def test_a_source_that_fails_leaves_what_was_said_and_exits_1(
 
     monkeypatch.setattr(verb, "live_audio", failing)
 
-    ran = run("transcribe", "-", "--live", "--format", "srt")
+    ran = run("transcribe", "-", "--live", "--output-format", "srt")
 
     assert ran.code == 1
     assert COMMAND.text in ran.out
@@ -59,10 +59,10 @@ def test_a_source_that_fails_leaves_what_was_said_and_exits_1(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "RECORDING"),
-        (("-", "--raw", "16000"), "--raw needs --live"),
-        (("--live", "--raw", "16000"), "not for the microphone"),
-        (("-", "--live", "--microphone", "usb"), "two sounds"),
+        ((), "missing argument 'AUDIO'"),
+        (("-", "--raw", "16000"), "--raw requires --live"),
+        (("--live", "--raw", "16000"), "does not apply to the microphone"),
+        (("-", "--live", "--microphone", "usb"), "exclude each other"),
     ],
 )
 def test_options_that_contradict_each_other_are_wrong_usage(

@@ -49,7 +49,7 @@ def test_an_option_of_python_takes_no_impossible_number(options, name, number):
 @pytest.mark.parametrize("clip", [lambda n: (n,), lambda n: (0, n), lambda n: (0, 1, n)])
 def test_a_clip_has_no_impossible_time(clip, number):
     with pytest.raises(UsageError, match="clip times are"):
-        TranscribeOptions(clips=clip(number))
+        TranscribeOptions(clip_timestamps=clip(number))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e308, -1])
@@ -78,8 +78,8 @@ ON_THE_COMMAND_LINE = [
         for number in ("nan", "inf", "-inf", "1e308", str(-(2**63)))
     ],
     *[
-        [*TRANSCRIBE, "--clip", *clip]
-        for clip in (("1e308", "inf"), ("nan", "1"), ("0", "nan"), ("inf", "inf"), ("-1", "1"))
+        [*TRANSCRIBE, "--clip-timestamps", clips]
+        for clips in ("1e308,inf", "nan,1", "0,nan", "inf,inf", "-1,1", "0,inf", "1e308")
     ],
     *[[*TRANSCRIBE, option, str(2**63)] for option in ("--threads", "--beam-size")],
     *[[*LOWER, "--stall-after", number] for number in ("inf", "1e308", "0", "-1")],
@@ -96,5 +96,5 @@ def test_the_command_line_takes_no_impossible_number(run, arguments):
     assert ran.out == ""
     errors = [line for line in ran.lines if line.startswith("error: ")]
     assert len(errors) == 1
-    assert "does not know" not in errors[0]
+    assert "unexpected error" not in errors[0]
     assert "no-such-file" not in errors[0]  # the number came first

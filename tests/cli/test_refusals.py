@@ -198,7 +198,10 @@ def test_a_bundle_that_failed_its_verification_says_so_permanently(run, copied_b
 
     # then
     assert ran.code == 0  # it agrees with its reference all the same
-    assert "warning: this bundle was written with --allow-unverified" in ran.lines
+    assert (
+        "warning: this bundle failed its verification at export; it was written with --allow-unverified"
+        in ran.lines
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_refused(run, tmp_path):

@@ -14,5 +14,5 @@ def test_the_next_transcription_is_run_the_same_way(run, bundle, wav):
     ran = run("transcribe", wav, "--bundle", bundle, "--run-option", PROVIDER, "--language", "en")
 
     assert ran.lines[-1] == (
-        f"next: whisperport transcribe {wav} --bundle {bundle} --run-option {PROVIDER} --format srt"
+        f"next: whisperport transcribe {wav} --bundle {bundle} --run-option {PROVIDER} --output-format srt"
     )

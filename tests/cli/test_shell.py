@@ -156,7 +156,7 @@ def test_a_folder_that_was_deleted_under_its_user_is_said_to_be_gone(tmp_path):
     )
 
     assert ran.returncode == 1
-    assert ran.stderr.startswith("error: the folder you are in is gone")
+    assert ran.stderr.startswith("error: the working directory does not exist any more")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ SAID = Segment(0.0, 1.0, " Lock the door.", words=WORDS)
 
 @pytest.fixture
 def spoken(run, monkeypatch):
-    """`spoken("--format", "srt")`: of a recording in which "Lock the door." is said."""
+    """`spoken("--output-format", "srt")`: of a recording in which "Lock the door." is said."""
     heard = Transcript("Lock the door.", (SAID,), "en", 1.0, ())
     monkeypatch.setattr(verb, "run_transcribe", lambda *_, **__: heard)
     return lambda *arguments: run("transcribe", "talk.wav", *arguments)
@@ -41,7 +41,7 @@ def spoken(run, monkeypatch):
     ids=str,
 )
 def test_subtitles_are_cut_as_asked(spoken, arguments, lines):
-    ran = spoken("--words", "--format", "vtt", *arguments)
+    ran = spoken("--word-timestamps", "--output-format", "vtt", *arguments)
 
     assert (ran.code, ran.out) == (0, f"WEBVTT\n\n{lines}\n")
 
@@ -56,19 +56,23 @@ FLAGS = [
 
 @pytest.mark.parametrize("arguments", FLAGS, ids=str)
 def test_each_needs_times_of_words(spoken, arguments):
-    ran = spoken("--format", "srt", *arguments)
+    ran = spoken("--output-format", "srt", *arguments)
 
     assert (ran.code, ran.out) == (2, "")
-    assert ran.lines[0] == f"error: {arguments[0]} needs --words"
+    assert ran.lines[0] == f"error: {arguments[0]} requires --word-timestamps"
 
 
-@pytest.mark.parametrize("form", [[], ["--format", "tsv"], ["--format", "srt", "--json"]], ids=str)
+@pytest.mark.parametrize(
+    "form", [[], ["--output-format", "tsv"], ["--output-format", "srt", "--json"]], ids=str
+)
 @pytest.mark.parametrize("arguments", FLAGS, ids=str)
 def test_each_needs_a_form_that_has_subtitles(spoken, form, arguments):
-    ran = spoken("--words", *form, *arguments)
+    ran = spoken("--word-timestamps", *form, *arguments)
 
     assert (ran.code, ran.out) == (2, "")
-    assert ran.lines[0] == f"error: {arguments[0]} needs --format srt or --format vtt"
+    assert (
+        ran.lines[0] == f"error: {arguments[0]} requires --output-format srt or --output-format vtt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,7 @@ def test_each_needs_a_form_that_has_subtitles(spoken, form, arguments):
     ids=str,
 )
 def test_what_has_no_effect_is_said(spoken, arguments, warning):
-    ran = spoken("--words", "--format", "srt", *arguments)
+    ran = spoken("--word-timestamps", "--output-format", "srt", *arguments)
 
     assert (ran.code, ran.lines[0]) == (0, f"warning: {warning}")
 
@@ -92,14 +96,14 @@ def test_live_has_words_in_any_case(run, monkeypatch):
     heard = Transcript("Lock the door.", (SAID,), "en", 1.0, ())
     monkeypatch.setattr(verb, "transcribe_live", lambda *_: heard)
 
-    ran = run("transcribe", "--live", "-", "--format", "srt", "--max-words-per-line", 2)
+    ran = run("transcribe", "--live", "-", "--output-format", "srt", "--max-words-per-line", 2)
 
     assert ran.code == 0
     assert ran.out.splitlines()[2] == "Lock the"
 
 
 def test_json_is_openai_whisper_s(spoken):
-    ran = spoken("--format", "json", "--words")
+    ran = spoken("--output-format", "json", "--word-timestamps")
 
     data = json.loads(ran.out)
     assert sorted(data) == ["language", "segments", "text"]

@@ -93,7 +93,7 @@ def test_transcribe_in_json_has_segments_with_times(run, bundle, wav):
 def test_transcribe_gives_times_of_words_when_asked(run, bundle, wav):
     # when
     command = ("transcribe", wav, "--bundle", bundle, "--json")
-    without, with_words = run(*command), run(*command, "--words")
+    without, with_words = run(*command), run(*command, "--word-timestamps")
 
     # then
     assert not any(s["words"] for s in json.loads(without.out)["segments"])
@@ -103,7 +103,7 @@ def test_transcribe_gives_times_of_words_when_asked(run, bundle, wav):
 @pytest.mark.parametrize(("form", "start"), [("srt", "1\n00:00:"), ("vtt", "WEBVTT\n\n")])
 def test_transcribe_writes_subtitles(run, bundle, wav, form, start):
     # when
-    ran = run("transcribe", wav, "--bundle", bundle, "--format", form)
+    ran = run("transcribe", wav, "--bundle", bundle, "--output-format", form)
 
     # then
     assert ran.out.startswith(start)
@@ -121,7 +121,7 @@ def test_silence_is_said_to_be_silence(run, bundle, wav, monkeypatch):
 
     # then
     assert (ran.code, ran.out) == (0, "\n")
-    assert "no speech was heard" in ran.lines
+    assert "no speech was found in the audio" in ran.lines
 
 
 def test_export_shows_where_each_program_went(run, tiny_checkpoint_folder, tmp_path, bundle):
@@ -258,7 +258,7 @@ def test_doctor_where_all_is_there_names_versions_and_nothing_to_install(run):
     assert ran.code == 0
     assert re.search(r"^torch +2\.\S+ ", ran.out, re.MULTILINE)
     assert "pip install" not in ran.out
-    assert json.loads(run("doctor", "--json").out)["default bundle"] == "whole"
+    assert json.loads(run("doctor", "--json").out)["default_bundle"] == "complete"
 
 
 def test_doctor_says_which_interpreter_has_a_vendors_compiler_or_how_to_name_it(run, monkeypatch):
@@ -414,7 +414,7 @@ def test_a_mistake_of_ours_is_not_dressed_as_the_user_s(run, monkeypatch):
     # then
     assert (ran.code, ran.out) == (1, "")
     assert ran.lines[:2] == [
-        "error: whisperport failed in a way that it does not know",
+        "error: whisperport failed with an unexpected error",
         "  why: ZeroDivisionError: division by zero",
     ]
     assert "this is a defect: please report it" in ran.lines[-1]
@@ -428,13 +428,14 @@ def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav)
 
     # when
     plain, conditioned = run(*chunks), run(*chunks, "--condition-on-previous-text")
-    clipped, without = run(*chunks, "--clip", 0, 1), run(*chunks[:-1], "--workers", 2)
+    clipped, without = run(*chunks, "--clip-timestamps", "0,1"), run(*chunks[:-1], "--workers", 2)
 
     # then
     assert (plain.code, conditioned.code) == (0, 0)
     assert "warning" not in plain.err
     assert (
-        "warning: with --vad, what was said is the prompt within its own chunk" in conditioned.err
+        "warning: with --vad, the previous text is used as a prompt within its own chunk"
+        in conditioned.err
     )
     assert "error: clips and `vad` cannot be given together" in clipped.err
     assert "error: `workers` above 1 needs chunks" in without.err

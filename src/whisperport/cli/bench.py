@@ -22,13 +22,14 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.options import (
+    RUN_OPTIONS,
     as_json,
     run_option,
-    run_options_help,
     run_options_of,
     threads,
     trust,
 )
+from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.errors import AudioError, UsageError
 from whisperport.ranges import MAX_REPEAT
 from whisperport.transcription import default_bundle
@@ -41,38 +42,51 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
 
 
 @click.command(
-    short_help="Split the time of transcribing into its parts, beside the accuracy.",
-    epilog=run_options_help(),
+    cls=Verb,
+    short_help="Measure time, memory and error rate of transcribing with one or more bundles.",
+    target_options=RUN_OPTIONS,
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]... [AUDIO]")
-@click.option(
+@option(
     "--repeat",
-    type=click.IntRange(1, MAX_REPEAT),
+    group="Measurement",
+    type=IntRange(1, MAX_REPEAT),
     default=3,
     show_default=True,
-    help="Number of rounds; the result of the median round is shown",
+    metavar="N",
+    help="Number of rounds. In each, every bundle is loaded and transcribes AUDIO once; the round "
+    "with the median time is shown",
 )
-@click.option("--words", is_flag=True, help="Times of words as well, by the `align` program")
-@click.option(
+@option(
+    "--word-timestamps",
+    group="Measurement",
+    is_flag=True,
+    help="Also compute word timestamps, with the program `align`, and measure them",
+)
+@option(
     "--transcript",
+    group="Error rate",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="What is said in AUDIO  [default: known for shipped recordings]",
+    show_default="known for audio files that come with whisperport",
+    help="UTF-8 text file with the correct transcript of AUDIO, to compute the error rate",
 )
-@click.option(
+@option(
     "--errors-in",
     "unit",
+    group="Error rate",
     type=click.Choice(["words", "characters"]),
-    help="What an error rate counts  [default: words; characters in languages without spaces]",
+    show_default="words, or characters for languages written without spaces",
+    help="Unit in which errors are counted: words (word error rate, WER) or characters (CER)",
 )
+@as_json
 @threads
 @run_option
 @trust
-@as_json
 def bench(
     paths: tuple[Path, ...],
     repeat: int,
-    words: bool,
+    word_timestamps: bool,
     transcript: Path | None,
     unit: Unit | None,
     threads: int | None,
@@ -80,19 +94,22 @@ def bench(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Split the time of transcribing AUDIO into load, mel, every program, and Python.
+    """Measure time, memory and error rate of transcribing AUDIO with one or more bundles.
 
-    A BUNDLE is a folder, AUDIO a file. Several bundles take turns and are compared. Without any, the
-    model and a recording that come with whisperport are taken.
+    The time is split into loading, mel spectrogram, each program, and Python. Each BUNDLE is a folder.
+    Several bundles run in turn, round by round, and are compared. Without BUNDLE, the small model that
+    comes with whisperport is measured; without AUDIO, an audio file that comes with whisperport is used.
 
     \b
-    Example:
-      $ whisperport bench build/tiny-xnnpack build/tiny-onnxruntime talk.mp3
+    Examples:
+      $ whisperport bench
+      $ whisperport bench build/tiny-xnnpack talk.mp3 --transcript talk.txt
+      $ whisperport bench build/tiny-xnnpack build/tiny-onnxruntime talk.mp3 --repeat 5
     """
-    folders, recording = _sorted_out(paths)
+    folders, audio = _bundles_and_audio(paths)
     options = BenchOptions(
         repeat=repeat,
-        word_timestamps=words,
+        word_timestamps=word_timestamps,
         transcript=None if transcript is None else _text(transcript),
         unit=unit,
         run=run_options_of(threads, run_options, trust=trust),
@@ -100,7 +117,7 @@ def bench(
     with stages() as progress:
         progress("checking the bundles")
         bundles = [Bundle.open(folder) for folder in folders]
-        results = run_bench(bundles, recording, options, progress=progress)
+        results = run_bench(bundles, audio, options, progress=progress)
     if as_json:
         print_json(_as_json(results, threads))
     else:
@@ -108,23 +125,28 @@ def bench(
             _print_result(result)
         if len(results) > 1:
             _print_comparison(results)
-        _print_where(threads, repeat)
+        _print_machine(threads, repeat)
     print_next("verify", results[0].bundle)
 
 
-def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], Path]:
-    """Bundles and the recording, or what stands for them."""
+def _bundles_and_audio(paths: Sequence[Path]) -> tuple[list[Path], Path]:
+    """The bundles' folders and the audio file, with the shipped ones where none is given.
+
+    Raises:
+        UsageError: a path does not exist.
+        click.UsageError: more than one audio file is given.
+    """
     folders = [path for path in paths if path.is_dir()]
     files = [path for path in paths if not path.is_dir()]
     for path in files:
         if not path.is_file():
             raise UsageError(
-                f"there is nothing at {path}",
-                why="a bundle is a folder, and a recording a file",
+                f"{path} does not exist",
+                why="expected the folder of a bundle, or an audio file",
                 hint="`whisperport export CHECKPOINT --out DIR` writes a bundle",
             )
     if len(files) > 1:
-        raise click.UsageError(f"expected one recording, got {' and '.join(map(str, files))}")
+        raise click.UsageError(f"expected one audio file, got {' and '.join(map(str, files))}")
     return folders or [default_bundle()], files[0] if files else default_audio()
 
 
@@ -136,24 +158,24 @@ def _text(path: Path) -> str:
 
 
 def _print_result(result: BenchResult) -> None:
-    """Where the time of one bundle goes, and what came of it."""
+    """Print the times, the error rates, the real-time factor and the memory of one bundle."""
     print_lines(f"{result.name}: {shown_path(result.bundle)}", "")
-    whole = Part("whole", 0, result.total_ms, None)
+    total = Part("total", 0, result.total_ms, None)
     print_table(
-        ("part", "calls", "ms a call", "ms", "share"),
-        [_cells(part, result.total_ms) for part in (*result.parts, whole)],
+        ("part", "calls", "ms per call", "ms", "share"),
+        [_cells(part, result.total_ms) for part in (*result.parts, total)],
     )
     if result.uncached is not None:
         print_lines(
             "",
             f"{result.uncached.name}, the decoder without KV cache, takes "
-            f"{result.uncached.median_ms:.2f} ms per token; transcribing does not use it",
+            f"{result.uncached.median_ms:.2f} ms per token; no transcription uses it",
         )
     print_lines(
         "",
         *_rate_lines(result),
-        f"{'real-time factor':<{LABEL_WIDTH}}  {result.real_time_factor:.4f}, of "
-        f"{result.audio_s:.1f} s of sound ({result.audio}), loading aside",
+        f"{'real-time factor':<{LABEL_WIDTH}}  {result.real_time_factor:.4f}, for "
+        f"{result.audio_s:.1f} s of audio ({result.audio}), without loading",
         f"{'peak memory':<{LABEL_WIDTH}}  {_memory(result)}",
         "",
     )
@@ -170,13 +192,13 @@ def _cells(part: Part, total_ms: float) -> tuple[str, ...]:
 
 
 def _print_comparison(results: Sequence[BenchResult]) -> None:
-    """Milliseconds side by side, and for all but the first how many times the first's."""
+    """Print the bundles side by side in ms, with the ratio of each to the first."""
     first = results[0]
     names = dict.fromkeys(part.name for result in results for part in result.parts)
     labels = [chr(ord("A") + number) for number in range(len(results))]
     ratios = [f"{label} / A" for label in labels[1:]]
     rows = [_compared(name, [_total(result, name) for result in results]) for name in names]
-    rows.append(_compared("whole", [result.total_ms for result in results]))
+    rows.append(_compared("total", [result.total_ms for result in results]))
     rates = [result.real_time_factor for result in results]
     rows.append(_compared("real-time factor", rates, digits=4))
     peaks = [result.peak_memory_mib for result in results]
@@ -191,7 +213,7 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     print_lines("")
     print_table(("ms", *labels, *ratios), rows)
     if len({result.text for result in results}) > 1:
-        print_lines("", f"The bundles did not understand the same in {first.audio}.")
+        print_lines("", f"The bundles' transcripts of {first.audio} differ.")
     print_lines("")
 
 
@@ -206,13 +228,13 @@ def _total(result: BenchResult, name: str) -> float | None:
     return next((part.total_ms for part in result.parts if part.name == name), None)
 
 
-def _print_where(threads: int | None, repeat: int) -> None:
+def _print_machine(threads: int | None, repeat: int) -> None:
     here = machine()
     installed = (f"{name} {version}" for name, version in versions(MEASURED).items())
     print_lines(
         f"{here['cpu']}, {here['cores']} cores, {here['os']}, {here['python']}",
         ", ".join(installed),
-        f"threads: {threads or 'as the runtime chooses'}; median of {repeat} rounds by time",
+        f"threads: {threads or 'chosen by each runtime'}; round with the median time, of {repeat}",
     )
 
 
@@ -226,7 +248,7 @@ def _as_json(results: Sequence[BenchResult], threads: int | None) -> dict[str, o
 
 
 def _rate_name(result: BenchResult) -> str:
-    """Of bundles that are compared, all have the same."""
+    """Name of the error rate; bundles that are compared share it, since they share the audio."""
     unit = "words" if result.errors is None else result.errors.unit
     return f"{unit.removesuffix('s')} error rate"
 
@@ -240,7 +262,7 @@ def _rate_lines(result: BenchResult) -> list[str]:
 
 def _rate_in_full(errors: TextErrors | None) -> str:
     if errors is None:
-        return f"{UNKNOWN}: what is said is not known; give it with --transcript"
+        return f"{UNKNOWN}: the correct transcript is not known; give it with --transcript"
     return f"{_rate(errors)} ({errors.errors} errors in {errors.length} {errors.unit})"
 
 
@@ -251,4 +273,4 @@ def _rate(errors: TextErrors | None) -> str:
 def _memory(result: BenchResult) -> str:
     if result.peak_memory_mib is None:
         return UNKNOWN
-    return f"{result.peak_memory_mib:.0f} MiB, of a process that does nothing else"
+    return f"{result.peak_memory_mib:.0f} MiB, in a separate process that only transcribes"

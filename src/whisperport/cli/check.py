@@ -10,7 +10,7 @@ import click
 from whisperport.checking import Checked
 from whisperport.checking import check as check_program
 from whisperport.cli.console import (
-    Word,
+    Argument,
     print_json,
     print_lines,
     print_next,
@@ -21,47 +21,73 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.fix import run_fix
 from whisperport.cli.options import as_json
+from whisperport.cli.verb import Verb, option
 from whisperport.spec import FindingKind
 from whisperport.targets import TARGETS, get_target
 
-if TYPE_CHECKING:  # boards have no onnx
+if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.inspection.check import CheckedProgram, FindingGroup
 
 HEADINGS: dict[FindingKind, str] = {
     "rejected": "rejected",
-    "not seen": "not seen in programs known to compile; not counted as rejected",
-    "warning": "warnings; not counted as rejected",
+    "not seen": "not seen in programs known to compile (not counted as rejected)",
+    "warning": "warnings (not counted as rejected)",
 }
 
 
-@click.command(short_help="Say which nodes of a program a target rejects, and why.")
+@click.command(
+    cls=Verb,
+    short_help="List the nodes of a program that a target rejects, with reasons and fixes.",
+)
 @click.argument("program", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--target",
     "-t",
+    group="Target",
     required=True,
     metavar="NAME",
-    help=f"Target to check against: {', '.join(target.spec.name for target in TARGETS)}",
+    help=f"Target to check the program for: {', '.join(target.spec.name for target in TARGETS)}",
 )
-@click.option("--all", "every_node", is_flag=True, help="List every node, not one row per kind")
-@click.option(
-    "--fix", is_flag=True, help="Apply the target's rewrites, verify each, write the result"
+@option(
+    "--fix",
+    group="Fix",
+    is_flag=True,
+    help="Apply the rewrites that the target needs, verify each numerically, and write the fixed "
+    "program to --out",
 )
-@click.option(
-    "--out", "-o", type=click.Path(path_type=Path), metavar="FILE.pt2", help="Where --fix writes it"
+@option(
+    "--out",
+    "-o",
+    group="Fix",
+    type=click.Path(path_type=Path),
+    metavar="FILE.pt2",
+    help="File that --fix writes the fixed program to",
 )
-@click.option(
+@option(
+    "--overwrite", group="Fix", is_flag=True, help="Let --fix replace the file if it already exists"
+)
+@option(
     "--inputs",
+    group="Fix",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
-    help="Inputs by name that --fix verifies rewrites on too; may be repeated",
+    help="Additional inputs on which --fix verifies the rewrites, as one array per input name; may "
+    "be repeated",
 )
-@click.option("--overwrite", is_flag=True, help="Let --fix replace an existing file")
-@click.option(
+@option(
     "--trust",
+    group="Fix",
     is_flag=True,
-    help="Let --fix run the program without a limit on memory; use it for files from a source you trust",
+    help="Let --fix load and run PROGRAM without a limit on memory. Use it only for files from a "
+    "source you trust",
+)
+@option(
+    "--all",
+    "every_node",
+    group="Output",
+    is_flag=True,
+    help="List every node with its reason, in addition to one row per kind of node",
 )
 @as_json
 def check(
@@ -75,17 +101,18 @@ def check(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Say which nodes of a program a target rejects, why, what they cost, and which rewrite helps.
+    """List the nodes of a program that a target rejects, why, what they cost, and which rewrite helps.
 
-    PROGRAM is a .pt2, .onnx or .tflite file, or a bundle, of any model. Neither its weights nor the
-    target's compiler are needed. Exits 1 if a node is rejected. Where a vendor publishes no list of
-    operators, nodes that were not seen in programs known to compile are listed separately: they may
-    compile, and do not change the exit status.
+    PROGRAM is a .pt2, .onnx or .tflite file of any model, or a bundle. The target's compiler is not
+    needed. The exit status is 1 if a node is rejected. Some vendors publish no list of supported
+    operators. For their targets, nodes that were not seen in programs known to compile are listed in a
+    separate table. They may compile, and do not change the exit status.
 
-    With --fix, a .pt2 is fixed: the target's rewrites are applied, and each is verified by running both
-    programs in torch, on random inputs and, for a mel spectrogram, on shipped audio. What moves to the
-    host, such as a token lookup, is written beside FILE.pt2. Exits 1 if a node that computes remains
-    rejected.
+    With --fix, the target's rewrites are applied to a .pt2 file. Each rewrite is verified: the program
+    runs in PyTorch before and after it, on random inputs, and on speech if an input is a mel spectrogram.
+    Parts that move to the host, such as the token embedding lookup, are described in files beside
+    FILE.pt2. The exit status is 1 if a rewrite fails its verification or a node remains rejected that
+    must run on the target.
 
     \b
     Examples:
@@ -93,7 +120,7 @@ def check(
       $ whisperport check decoder.pt2 --target xnnpack --fix --out fixed.pt2
     """
     if fix != (out is not None):
-        raise click.UsageError("--fix and --out FILE.pt2 go together")
+        raise click.UsageError("--fix and --out FILE.pt2 require each other")
     if out is not None:
         run_fix(program, target, out, inputs, overwrite=overwrite, trust=trust, as_json=as_json)
         return
@@ -118,13 +145,15 @@ def _print_checked(checked: "CheckedProgram", target: str, every_node: bool) -> 
     print_lines(_summary(checked, target))
 
 
-def _print_kinds(checked: "CheckedProgram", kinds: "Sequence[FindingGroup]", every_node: bool) -> None:
+def _print_kinds(
+    checked: "CheckedProgram", kinds: "Sequence[FindingGroup]", every_node: bool
+) -> None:
     print_table(
-        ("rule", "nodes", "operator", "costliest", "FLOPs", "bytes", "rewrite"),
+        ("rule", "nodes", "operator", "costliest node", "FLOPs", "bytes", "suggested rewrite"),
         [_row(checked, kind) for kind in kinds],
     )
     print_lines("")
-    print_table(("rule", "why, and where the limit was read"), list(map(_why, kinds)))
+    print_table(("rule", "reason  [source of the limit]"), list(map(_why, kinds)))
     print_lines("")
     if every_node:
         places = [(kind.rule, place) for kind in kinds for place in kind.occurrences]
@@ -174,12 +203,12 @@ def _warn_of_uncounted(checked: Checked) -> None:
     uncounted = sum(one.cost.uncounted for one in checked.programs)
     if uncounted:
         print_warning(
-            f"{uncounted} nodes have no static shape or a computation that is not counted; "
-            "the shares leave them out"
+            f"{uncounted} nodes are not included in the shares of FLOPs and bytes: their shapes are not "
+            "static, or their cost is not known"
         )
 
 
-def _next_command(program: Path, checked: Checked) -> tuple[Word, ...]:
+def _next_command(program: Path, checked: Checked) -> tuple[Argument, ...]:
     target = checked.target
     rejected = [kind for one in checked.programs for kind in one.rejected]
     one_graph = len(checked.programs) == 1 and checked.programs[0].graph.format == "torch"

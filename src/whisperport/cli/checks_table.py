@@ -1,4 +1,4 @@
-"""A table of comparisons, and the rules that they were held to."""
+"""A table of comparisons, and the rules that they must meet."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,9 +7,9 @@ from whisperport.cli.console import print_lines, print_table
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """One line per comparison, then the rules."""
+    """Print one row per comparison, then the rules."""
     print_table(
-        ("level", "program", "what", "measured", "result"),
+        ("level", "program", "compared", "measured", "result"),
         [
             (c.level, c.program, c.what, _measured(c.value), "pass" if c.passed else "FAIL")
             for c in checks
@@ -21,19 +21,19 @@ def print_checks(checks: Sequence[Check]) -> None:
 
 
 def print_failures(failures: Sequence[str]) -> None:
-    """What failed, in full."""
+    """Print the failed comparisons with their reasons."""
     for failure in failures:
         first, *rest = str(failure).split("\n")
         print_lines("", f"FAIL: {first}", *rest)
 
 
-# The numbers that tell a reader most, and how they are shown; `--json` has all of them.
+# The most important numbers and their formats; `--json` has all of them.
 _SHOWN = {
     "sqnr_db": "SQNR {:.0f} dB",
-    "max_relative": "max|Δ| {:.1e} of max",
+    "max_relative": "max error {:.1e}",
     "hard_flips": "{:.0f} hard flips",
     "mean_kl": "mean KL {:.1e}",
-    "n_same": "{:.0f} tokens equal",
+    "n_same": "{:.0f} equal tokens",
     "wer": "WER {:.2%}",
     "reference_wer": "reference's {:.2%}",
     "cer": "CER {:.2%}",

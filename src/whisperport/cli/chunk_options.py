@@ -1,6 +1,5 @@
-"""The options of `whisperport transcribe` that cut a recording into chunks of speech."""
+"""The options of `whisperport transcribe` that divide the audio into chunks of speech."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import click
@@ -8,39 +7,35 @@ from click.core import ParameterSource
 
 from whisperport.audio import VadOptions
 from whisperport.cli.console import print_warning
+from whisperport.cli.verb import IntRange, option, together
 from whisperport.transcription import TranscribeOptions
 
-Command = Callable[..., None]
-
-OPTIONS = (
-    click.option(
+chunk_options = together(
+    option(
         "--vad",
+        group="Audio",
         is_flag=True,
-        help="Find speech, and transcribe chunks of it; silence is passed over",
+        help="Find speech with a voice activity detector and transcribe only the speech chunks",
     ),
-    click.option(
+    option(
         "--workers",
-        type=click.IntRange(1, 64),
+        group="Runtime",
+        type=IntRange(1, 64),
         default=1,
         show_default=True,
-        help="Chunks at once; needs --vad, and --threads 1 suits it",
+        metavar="N",
+        help="Number of speech chunks transcribed in parallel; requires --vad. Use with --threads 1",
     ),
 )
 
 
-def chunk_options(command: Command) -> Command:
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
-
-
 def with_chunks(options: TranscribeOptions, vad: bool, workers: int) -> TranscribeOptions:
-    """The options, with chunks if they were asked for.
+    """The options with `--vad` and `--workers` applied.
 
     Raises:
-        UsageError: several workers without chunks, or clips and chunks.
+        UsageError: several workers without `--vad`, or clips together with `--vad`.
     """
-    asked = click.get_current_context().get_parameter_source("condition_on_previous_text")
-    if vad and asked is ParameterSource.COMMANDLINE and options.condition_on_previous_text:
-        print_warning("with --vad, what was said is the prompt within its own chunk only")
+    source = click.get_current_context().get_parameter_source("condition_on_previous_text")
+    if vad and source is ParameterSource.COMMANDLINE and options.condition_on_previous_text:
+        print_warning("with --vad, the previous text is used as a prompt within its own chunk only")
     return replace(options, vad=VadOptions() if vad else None, workers=workers)

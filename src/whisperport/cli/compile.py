@@ -19,60 +19,68 @@ from whisperport.cli.console import (
 from whisperport.cli.evidence_words import how_to_record
 from whisperport.cli.options import (
     as_json,
-    options_help,
     pairs,
+    stall_after,
     target_option,
     threads,
     trust,
 )
+from whisperport.cli.verb import Verb, option
 from whisperport.compiling import CompiledProgram, CompileOptions
 from whisperport.compiling import compile as run_compile
 from whisperport.targets import TARGETS
-from whisperport.watchdog import MAX_STALL_S, run_watched
+from whisperport.watchdog import run_watched
 
-STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and says nothing meanwhile
+TOOLCHAINS = ", ".join(dict.fromkeys(t.compiler.toolchain for t in TARGETS if t.compiler))
+STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no progress meanwhile
 
 
 @click.command(
     "compile",
-    short_help="Compile a bundle's programs by the vendor's own compiler.",
-    epilog=options_help({t.spec.name: t.compiler.options for t in TARGETS if t.compiler}),
+    cls=Verb,
+    short_help="Compile a bundle's programs with the vendor's compiler.",
+    target_options=("--option", {t.spec.name: t.compiler.options for t in TARGETS if t.compiler}),
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--calibration",
+    group="Calibration",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="A folder of recordings as the device will hear them, or spectrograms as .npy  "
-    "[default: as before, else the few that come with whisperport]",
+    show_default="those of the previous run, else the few that come with whisperport",
+    help="Folder of audio files that resemble what the device will record, or an .npy file of log-mel "
+    "spectrograms. The compiler derives quantization ranges from them",
 )
-@click.option(
-    "--work",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where finished stages are kept  [default: BUNDLE.compile]",
+@option(
+    "--force",
+    group="Calibration",
+    is_flag=True,
+    help="Compile even if the calibration audio is too short, silent or narrow-band, or the model is "
+    "larger than the target's limit",
 )
-@click.option("--force", is_flag=True, help="Compile with too few or with silent recordings")
 @target_option
-@click.option(
+@option(
     "--toolchain",
     "toolchains",
+    group="Target",
     multiple=True,
     metavar="NAME=PYTHON",
-    help="The Python interpreter that has a vendor's SDK; may be repeated  [default: "
-    "WHISPERPORT_TOOLCHAIN_NAME, else this interpreter]",
+    show_default="the environment variable WHISPERPORT_TOOLCHAIN_NAME, else this interpreter",
+    help=f"Python interpreter in which a vendor's SDK is installed. NAME is one of: {TOOLCHAINS}. May "
+    "be repeated",
 )
-@click.option(
-    "--stall-after",
-    type=click.FloatRange(0, MAX_STALL_S / 60, min_open=True),
-    default=STALL_MIN,
-    show_default=True,
-    metavar="MINUTES",
-    help="Stop if one stage takes longer than this",
+@option(
+    "--work",
+    group="Output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    show_default="BUNDLE.compile",
+    help="Folder for the results of finished stages, which the next run uses again",
 )
-@threads
-@trust
 @as_json
+@threads
+@stall_after(STALL_MIN)
+@trust
 def compile_verb(
     bundle: Path,
     calibration: Path | None,
@@ -85,14 +93,16 @@ def compile_verb(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Compile a bundle's programs by the vendor's own compiler, and write the result into the bundle.
+    """Compile a bundle's programs with the vendor's compiler, and write the result into the bundle.
 
-    The compiler runs in the Python interpreter that has it, in stages that are kept. Where it is not
-    installed, a folder and a script are left for a machine that has it.
+    The compiler runs in the Python interpreter in which it is installed. The results of finished stages
+    are kept and used again. If the compiler is not installed on this machine, a folder is written to
+    copy to a machine that has it; the script compile.py in the folder runs the compiler there.
 
     \b
-    Example:
-      $ whisperport compile build/tiny-npu --calibration recordings
+    Examples:
+      $ whisperport compile build/tiny-npu --calibration calibration_audio
+      $ whisperport compile build/tiny-npu --force --threads 4
     """
     options = CompileOptions(
         calibration=calibration,
@@ -103,9 +113,8 @@ def compile_verb(
         threads=threads,
         trust=trust,
     )
-    log = (
-        bundle.absolute().parent / f"{bundle.resolve().name}.compile"
-    )  # of `.` too, which has no name
+    # `resolve` gives a bundle such as `.` its name.
+    log = bundle.absolute().parent / f"{bundle.resolve().name}.compile"
     with stages() as progress:
         job = (run_compile, bundle, options)
         compiled = run_watched(
@@ -115,14 +124,14 @@ def compile_verb(
         print_json([_to_json(program) for program in compiled.programs])
     else:
         print_table(
-            ("program", "target", "MB", "compiler", "calibrated with"),
+            ("program", "target", "MB", "compiler", "calibration"),
             [
                 (p.name, p.target, f"{p.bytes / 1e6:.1f}", p.compiler, f"{p.samples} samples")
                 for p in compiled.programs
             ],
         )
         for program in filter(lambda one: one.emulation, compiled.programs):
-            print_lines("", f"{program.name}, quantized, in the vendor's emulator:")
+            print_lines("", f"{program.name}, quantized, run by the vendor's emulator:")
             print_checks(program.emulation)
         print_lines("", f"{bundle}: compiled")
     for program in compiled.programs:
@@ -130,10 +139,12 @@ def compile_verb(
         if failed:
             print_warning(
                 f"{program.name}: {len(failed)} of {len(program.emulation)} comparisons of the quantized "
-                f"program failed; {failed[0].what}: {failed[0].reason}"
+                f"program with its reference failed; {failed[0].what}: {failed[0].reason}"
             )
         for layer, decibels in program.snr_db.items():
-            print_note(f"{program.name}: the compiler measured {decibels:g} dB SNR at {layer}")
+            print_note(
+                f"{program.name}: the compiler measured {decibels:g} dB SNR at layer {layer}"
+            )
     print_note(how_to_record(bundle, compiled.bundle.manifest))
     print_next("transcribe", "talk.mp3", "--bundle", bundle)
 

@@ -1,4 +1,4 @@
-"""What a person sees: results on stdout, everything else on stderr."""
+"""Printing: results on stdout, everything else on stderr; all text is escaped for terminals."""
 
 import json
 import os
@@ -18,20 +18,20 @@ from rich.table import Table
 from whisperport.errors import WhisperportError
 from whisperport.text.printable import escaped_json, is_printable, printable
 
-WIDTH = 100  # columns, where no terminal says how many it has
-WORTH_A_LINE_S = 1.0  # a stage that took less leaves none behind
+WIDTH = 100  # columns of output that does not go to a terminal
+MIN_REPORTED_S = 1.0  # the time of a shorter stage is not printed
 
 stderr = Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout, which is safe to look at; sets are sorted."""
+    """Print one JSON document on stdout, with control characters escaped and sets sorted."""
     document = json.dumps(data, ensure_ascii=False, indent=2, default=sorted)
     write(f"{escaped_json(document)}\n")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout, at most as wide as the terminal, or 100 columns."""
+    """Print a table on stdout, at most as wide as the terminal; 100 columns if there is none."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         table.add_column(heading, overflow="fold")
@@ -39,36 +39,36 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_row(*map(printable, row))
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(width=width, highlight=False, markup=False, emoji=False)
-    with console.capture() as drawn:
+    with console.capture() as captured:
         console.print(table)
-    write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
+    write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def print_lines(*lines: str) -> None:
-    """Lines of a result on stdout; none can become two."""
+    """Print lines of a result on stdout; line breaks inside a line are escaped."""
     write("".join(f"{printable(line)}\n" for line in lines))
 
 
 def write(text: str) -> None:
-    """On stdout, as it is: what the writers of transcripts made safe, or what holds no foreign text."""
+    """Write text to stdout unchanged; the caller has escaped it."""
     print(text, end="")
 
 
-Word = str | os.PathLike[str]
+Argument = str | os.PathLike[str]
 
 
-def print_next(*words: Word) -> None:
-    """The last line: the command to try next, whisperport's with these words, to be copied to a shell."""
-    sys.stdout.flush()  # one that cannot be written is an error, and has no next command
-    _say("")
-    _say(f"next: {' '.join(map(_quoted, ('whisperport', *map(str, words))))}")
+def print_next(*arguments: Argument) -> None:
+    """Print the suggested next `whisperport` command on stderr, quoted for a shell."""
+    sys.stdout.flush()  # raises if the result cannot be written; no command is suggested then
+    _print_stderr("")
+    _print_stderr(f"next: {' '.join(map(_quoted, ('whisperport', *map(str, arguments))))}")
 
 
-def _quoted(word: str) -> str:
-    """As a shell reads it; what cannot be shown, or is not UTF-8, in bash's, ksh's and zsh's `$'…'`."""
-    if is_printable(word):
-        return shlex.quote(word)
-    return f"$'{''.join(map(_in_quotes, word))}'"
+def _quoted(argument: str) -> str:
+    """The argument quoted for a shell; `$'…'` (bash, ksh, zsh) if it is not printable UTF-8."""
+    if is_printable(argument):
+        return shlex.quote(argument)
+    return f"$'{''.join(map(_in_quotes, argument))}'"
 
 
 def _in_quotes(character: str) -> str:
@@ -78,66 +78,66 @@ def _in_quotes(character: str) -> str:
 
 
 def print_error(error: WhisperportError) -> None:
-    """What happened, why, and what to do next."""
-    _say(f"error: {printable(error.what)}", style="bold red")
+    """Print what happened, why, and what to do next."""
+    _print_stderr(f"error: {printable(error.what)}", style="bold red")
     if error.why:
-        _say_labelled("  why: ", error.why)
+        _print_labelled("  why: ", error.why)
     if error.hint:
-        _say("")
-        _say_labelled("hint: ", error.hint)
+        _print_stderr("")
+        _print_labelled("hint: ", error.hint)
 
 
 def print_usage_error(error: click.ClickException) -> None:
-    """A command line that does not say what to do, in the form of every other error."""
+    """Print an error of click about the command line, in the form of every other error."""
     message = _uncapitalized(error.format_message()).rstrip(".")
-    _say(f"error: {printable(message)}", style="bold red")
+    _print_stderr(f"error: {printable(message)}", style="bold red")
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
-        _say(f"  {' '.join(_uncapitalized(context.get_usage()).split())}")
-        _say("")
-        _say(f"hint: {context.command_path} --help")
+        _print_stderr(f"  {' '.join(_uncapitalized(context.get_usage()).split())}")
+        _print_stderr("")
+        _print_stderr(f"hint: {context.command_path} --help")
 
 
 def print_warning(message: str) -> None:
-    """Something the user should know, and can go on with."""
-    _say_labelled("warning: ", message, style="yellow")
+    """Print a warning on stderr; the command continues."""
+    _print_labelled("warning: ", message, style="yellow")
 
 
 def print_note(message: str) -> None:
-    """A line beside the result, or several."""
-    _say_labelled("", message)
+    """Print one or more lines of information on stderr."""
+    _print_labelled("", message)
 
 
-def _say_labelled(label: str, text: str, style: str | None = None) -> None:
-    """Text of other packages may have several lines: those after the first do not look like ours."""
+def _print_labelled(label: str, text: str, style: str | None = None) -> None:
+    """Print text with a label before its first line; indent the others, so that none can fake a label."""
     for line in text.rstrip("\n").split("\n"):
-        _say(f"{label}{line}", style=style)
+        _print_stderr(f"{label}{line}", style=style)
         label = " " * max(len(label), 2)
 
 
-def _say(line: str, style: str | None = None) -> None:
-    """A line on stderr: neither wrapped nor read as markup, so that it can be copied.
+def _print_stderr(line: str, style: str | None = None) -> None:
+    """Print a line on stderr, not wrapped and without markup, so that it can be copied.
 
-    Everything on stderr comes through here or through `Stages`, `audio_bar` and the live screen, which
-    escape as well: nothing that a terminal obeys is let through.
+    All output on stderr goes through this function, `Stages`, `audio_bar` or the live screen. Each escapes
+    the control characters of terminals.
     """
     stderr.print(printable(line), markup=False, soft_wrap=True, style=style)
 
 
 def shortened(name: str, width: int) -> str:
-    """A name's two ends: names of nodes tell most there."""
+    """A name cut in its middle to `width` characters: the two ends of a node's name tell most."""
     if len(name) <= width:
         return name
     return f"{name[: width // 2]}…{name[-(width - width // 2 - 1) :]}"
 
 
 def shown_path(path: Path) -> Path:
-    """Relative to here, where that is shorter."""
+    """The path relative to the working directory, if it lies in it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 class Stages:
-    """Says what is being done, and how long each stage took; a spinner where there is a terminal."""
+    """Shows the current stage with a spinner on a terminal, and prints how long each stage took."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -152,9 +152,9 @@ class Stages:
             self._progress.update(self._task, description=self._stage)
 
     def finish(self) -> None:
-        """Leave a line for the stage that is over, if one would want to know what took so long."""
+        """End the current stage, and print its time if it took a second or more."""
         seconds = time.perf_counter() - self._started
-        if self._stage and seconds >= WORTH_A_LINE_S:
+        if self._stage and seconds >= MIN_REPORTED_S:
             console = self._progress.console if self._progress else stderr
             line = f"  {seconds:6.1f} s  {self._stage}"
             console.print(line, markup=False, soft_wrap=True, style="dim")
@@ -163,7 +163,7 @@ class Stages:
 
 @contextmanager
 def stages() -> Iterator[Stages]:
-    """A progress line for work in stages."""
+    """Show the progress of work in stages on stderr."""
     if not stderr.is_terminal:
         shown = Stages(None)
         yield shown
@@ -177,20 +177,20 @@ def stages() -> Iterator[Stages]:
 
 
 class AudioBar:
-    """A bar that moves in audio time."""
+    """A progress bar in seconds of audio."""
 
     def __init__(self, progress: Progress, label: str) -> None:
         self._progress = progress
         self._task = progress.add_task(printable(label), total=None, at="loading")
 
-    def __call__(self, done_s: float, of_s: float | None) -> None:
-        of = f" of {_clock(of_s)}" if of_s else ""
-        self._progress.update(self._task, completed=done_s, total=of_s, at=_clock(done_s) + of)
+    def __call__(self, done_s: float, total_s: float | None) -> None:
+        of = f" of {_clock(total_s)}" if total_s else ""
+        self._progress.update(self._task, completed=done_s, total=total_s, at=_clock(done_s) + of)
 
 
 @contextmanager
 def audio_bar(label: str) -> Iterator[AudioBar]:
-    """A bar for one recording; nothing where there is no terminal."""
+    """Show the progress of one audio file on stderr; nothing if stderr is not a terminal."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

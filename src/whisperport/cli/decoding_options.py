@@ -1,251 +1,323 @@
-"""The options of `whisperport transcribe` that say how to decode, with openai-whisper's defaults."""
+"""The decoding options of `whisperport transcribe`, with openai-whisper's names and defaults."""
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from whisperport.cli.verb import FloatRange, IntRange, option, together
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
 from whisperport.runtime.words import APPENDED, PREPENDED
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions
 
-Command = Callable[..., None]
+AUDIO = "Audio"
+DECODING = "Decoding"
+PROMPT = "Prompt"
+FALLBACK = "Fallback (when a window is decoded again, or skipped as silence)"
+WORDS = "Word timestamps"
 
 
 def number_or_none(value: str | float) -> float | None:
-    """A number, or `none` for no limit.
+    """Parse a number, or `none` for no limit.
 
     Raises:
-        click.BadParameter: neither.
+        click.BadParameter: the value is neither.
     """
     if value == "none":
         return None
     try:
         return float(value)
     except ValueError:
-        raise click.BadParameter(f"expected a number, or none; got {value!r}") from None
+        raise click.BadParameter(f"expected a number or none, got {value!r}") from None
 
 
 def token_ids(value: str) -> tuple[int, ...]:
-    """Ids with commas between.
+    """Parse token ids separated by commas.
 
     Raises:
-        click.BadParameter: one is no integer.
+        click.BadParameter: a part is not an integer.
     """
     try:
         return tuple(int(piece) for piece in value.split(",") if piece.strip())
     except ValueError:
-        raise click.BadParameter(f"expected ids with commas between; got {value!r}") from None
+        raise click.BadParameter(f"expected token ids separated by commas, got {value!r}") from None
 
 
-WHAT = (
-    click.option(
-        "--language",
-        metavar="NAME",
-        help="Such as en or German  [default: the checkpoint's own, or detected]",
+def clip_timestamps(value: str) -> tuple[float, ...]:
+    """Parse seconds separated by commas.
+
+    Raises:
+        click.BadParameter: a part is not a number.
+    """
+    try:
+        return tuple(float(piece) for piece in value.split(",") if piece.strip())
+    except ValueError:
+        raise click.BadParameter(f"expected seconds separated by commas, got {value!r}") from None
+
+
+audio_options = together(
+    option(
+        "--clip-timestamps",
+        group=AUDIO,
+        type=clip_timestamps,
+        default="",
+        metavar="START,END,...",
+        show_default="all of AUDIO",
+        help="Transcribe only the audio between each START and END, in seconds. Without the last "
+        "END, the last clip ends where AUDIO ends",
     ),
-    click.option(
+)
+decoding_options = together(
+    option(
+        "--language",
+        group=DECODING,
+        metavar="LANGUAGE",
+        show_default="the checkpoint's own language if it has one, else detected",
+        help="Language spoken in the audio, as a name or a code, such as German or de",
+    ),
+    option(
         "--task",
+        group=DECODING,
         type=click.Choice(["transcribe", "translate"]),
         default="transcribe",
         show_default=True,
-        help="translate: to English",
+        help="Write the text in the spoken language (transcribe) or in English (translate)",
     ),
-    click.option(
-        "--clip",
-        "clips",
-        type=(click.FloatRange(min=0), click.FloatRange(min=0)),
-        multiple=True,
-        metavar="START END",
-        help="Transcribe only these seconds; END may be inf; may be repeated",
+    option(
+        "--without-timestamps",
+        group=DECODING,
+        is_flag=True,
+        help="Do not let the model emit timestamps; each window is then one segment",
     ),
-    click.option(
-        "--words", is_flag=True, help="Times of words as well: in json, and subtitles follow them"
+    option(
+        "--max-tokens",
+        group=DECODING,
+        type=IntRange(1, 1000),
+        metavar="N",
+        show_default="224, half the decoder's context",
+        help="Maximum number of tokens decoded per window",
     ),
-    click.option(
-        "--timestamps/--no-timestamps",
-        default=True,
-        show_default=True,
-        help="Ask the model for times; without, a window is one segment",
-    ),
-)
-SEARCH = (
-    click.option("--beam-size", type=click.IntRange(min=1), help="Beams  [default: none, greedy]"),
-    click.option(
-        "--patience", type=click.FloatRange(0.1, 100), help="Of the beam search  [default: 1]"
-    ),
-    click.option(
-        "--length-penalty",
-        type=click.FloatRange(0, 1),
-        help="Alpha, when beams are compared  [default: by length alone]",
-    ),
-    click.option(
+    option(
         "--temperature",
         "temperatures",
-        type=click.FloatRange(0, 10),
+        group=DECODING,
+        type=FloatRange(0, 10),
         multiple=True,
-        help="Tried in order until a window does not fail; may be repeated  [default: 0 to 1 by 0.2]",
+        metavar="NUMBER",
+        show_default="0, then 0.2, 0.4, 0.6, 0.8, 1",
+        help="Sampling temperature; 0 picks the most probable token. Repeat the option to list the "
+        "temperatures that are tried in order until a window passes the thresholds under Fallback",
     ),
-    click.option(
+    option(
+        "--beam-size",
+        group=DECODING,
+        type=IntRange(1, 1000),
+        metavar="N",
+        show_default="no beam search",
+        help="Number of beams in beam search. Used at temperature 0 only",
+    ),
+    option(
+        "--patience",
+        group=DECODING,
+        type=FloatRange(0.1, 100),
+        metavar="NUMBER",
+        show_default="1",
+        help="Patience factor of beam search: the search ends when --beam-size times this many "
+        "candidates are complete. Requires --beam-size",
+    ),
+    option(
+        "--length-penalty",
+        group=DECODING,
+        type=FloatRange(0, 1),
+        metavar="NUMBER",
+        show_default="divide by the number of tokens",
+        help="Exponent alpha of the length penalty, by which candidates of beam search or sampling "
+        "are ranked",
+    ),
+    option(
         "--best-of",
-        type=click.IntRange(min=1),
-        help="Drawn paths at temperatures above 0  [default: 1]",
+        group=DECODING,
+        type=IntRange(1, 1000),
+        metavar="N",
+        show_default="1",
+        help="Number of samples drawn per window, of which the most probable is kept. Used at "
+        "temperatures above 0 only",
     ),
-    click.option(
-        "--max-tokens",
-        type=click.IntRange(min=1),
-        help="In a window  [default: half of the decoder's positions]",
-    ),
-)
-PROMPT = (
-    click.option(
-        "--initial-prompt", default="", metavar="TEXT", help="As if said before the recording"
-    ),
-    click.option(
-        "--carry-initial-prompt", is_flag=True, help="As if said before every window as well"
-    ),
-    click.option(
-        "--condition-on-previous-text/--no-condition-on-previous-text",
-        default=None,
-        show_default="yes, but not in a short window",
-        help="What was said is the prompt of what follows",
-    ),
-    click.option(
-        "--prefix", default="", metavar="TEXT", help="With which every window begins; not shown"
-    ),
-)
-RULES = (
-    click.option(
+    option(
         "--suppress-tokens",
+        group=DECODING,
         type=token_ids,
         default="-1",
+        show_default=True,
         metavar="IDS",
-        help='Never said, with commas between; -1: the checkpoint\'s list, "": none  [default: -1]',
+        help="Token ids that are never emitted, separated by commas. -1 stands for the checkpoint's "
+        'own list; "" suppresses none',
     ),
-    click.option(
+    option(
         "--suppress-blank/--no-suppress-blank",
+        group=DECODING,
         default=True,
         show_default=True,
-        help="No window begins with a blank",
+        help="Do not let a window's text begin with a space or be empty",
     ),
-    click.option(
+    option(
         "--max-initial-timestamp",
+        group=DECODING,
         type=number_or_none,
-        metavar="NUMBER",
+        metavar="SECONDS",
         default=1.0,
-        show_default=True,
-        help="The first time in a window is at most this, in seconds, or none",
+        show_default="1; 0 to 30, or none",
+        help="Latest position in a window at which its first segment may start; none sets no limit",
     ),
-    click.option(
+    option(
         "--repetition-penalty",
-        type=click.FloatRange(1, 10),
-        show_default="1, and 1.1 in a short window",
-        help="Above 1: what a window has said becomes less probable",
+        group=DECODING,
+        type=FloatRange(1, 10),
+        metavar="NUMBER",
+        show_default="1; 1.1 in bundles with a short window",
+        help="Factor that makes tokens already emitted in a window less probable; 1 changes nothing",
     ),
-    click.option(
+    option(
         "--no-repeat-ngram-size",
-        type=click.IntRange(min=0),
+        group=DECODING,
+        type=IntRange(0, 1000),
+        metavar="N",
         default=0,
         show_default=True,
-        help="No window says so many tokens in a row twice; 0: it may",
+        help="Do not emit the same N tokens in a row twice in a window; 0 allows it",
     ),
-)
-FAILURE = (
-    click.option(
+    option(
+        "--initial-prompt",
+        group=PROMPT,
+        default="",
+        metavar="TEXT",
+        help="Text given to the model as if it preceded the audio, for names and style",
+    ),
+    option(
+        "--carry-initial-prompt",
+        group=PROMPT,
+        is_flag=True,
+        help="Give the text of --initial-prompt to every window, not to the first only",
+    ),
+    option(
+        "--condition-on-previous-text/--no-condition-on-previous-text",
+        group=PROMPT,
+        default=None,
+        show_default="on; off in bundles with a short window",
+        help="Use the previous window's text as the prompt of the next",
+    ),
+    option(
+        "--prefix",
+        group=PROMPT,
+        default="",
+        metavar="TEXT",
+        help="Text that every window's transcript must begin with; omitted from the output",
+    ),
+    option(
         "--compression-ratio-threshold",
+        group=FALLBACK,
         type=number_or_none,
         metavar="NUMBER",
         default=2.4,
-        show_default=True,
-        help="A window whose text is more compressible failed, or none",
+        show_default="2.4; 0 to 1000, or none",
+        help="Decode a window again at the next temperature if the zlib compression ratio of its text "
+        "is above this, a sign of repetition; none turns this off",
     ),
-    click.option(
+    option(
         "--logprob-threshold",
+        group=FALLBACK,
         type=number_or_none,
         metavar="NUMBER",
         default=-1.0,
-        show_default=True,
-        help="A window less probable per token failed, or none",
+        show_default="-1; -1000 to 0, or none",
+        help="Decode a window again at the next temperature if the average log-probability of its "
+        "tokens is below this; none turns this off",
     ),
-    click.option(
+    option(
         "--no-speech-threshold",
+        group=FALLBACK,
         type=number_or_none,
         metavar="NUMBER",
         default=0.6,
-        show_default=True,
-        help="More probably no speech, and failed: silence, or none",
+        show_default="0.6; 0 to 1, or none",
+        help="Skip a window as silence if the probability of no speech is above this and the average "
+        "log-probability is below --logprob-threshold; none turns this off",
     ),
-    click.option(
+    option(
         "--hallucination-silence-threshold",
+        group=FALLBACK,
         type=number_or_none,
-        metavar="NUMBER",
-        help="With `--words`: skip longer silences, in seconds, around what seems made up",
+        metavar="SECONDS",
+        show_default="none; 0 to 1000",
+        help="Skip silence longer than this before or after text that is probably a hallucination. "
+        "Requires --word-timestamps",
     ),
 )
-PUNCTUATION = (
-    click.option(
+word_options = together(
+    option(
+        "--word-timestamps",
+        group=WORDS,
+        is_flag=True,
+        help="Compute the start and end of every word, for --json, --output-format json and subtitles",
+    ),
+    option(
         "--prepend-punctuations",
+        group=WORDS,
         default=PREPENDED,
         metavar="MARKS",
-        help="With `--words`: marks joined to the next word",
+        show_default=f"`{PREPENDED}`",
+        help="Punctuation marks that are joined to the next word. Used with --word-timestamps",
     ),
-    click.option(
+    option(
         "--append-punctuations",
+        group=WORDS,
         default=APPENDED,
         metavar="MARKS",
-        help="With `--words`: marks joined to the word before",
+        show_default=f"`{APPENDED}`",
+        help="Punctuation marks that are joined to the previous word. Used with --word-timestamps",
     ),
 )
-
-
-def decoding_options(command: Command) -> Command:
-    """Add them all, in this order."""
-    for option in reversed((*WHAT, *SEARCH, *PROMPT, *RULES, *FAILURE, *PUNCTUATION)):
-        command = option(command)
-    return command
 
 
 def transcribe_options(chosen: dict[str, Any], run: RunOptions) -> TranscribeOptions:
-    """What was chosen, by the names of the options.
+    """The options object made of the chosen values.
+
+    Args:
+        chosen: values by parameter name, as click parsed them.
 
     Raises:
-        UsageError: a value out of its range, or one that needs another.
+        UsageError: a value is out of its range, or needs another option.
     """
     decode = DecodeOptions(
         **{
             name: chosen[name]
             for name in (
-                *("language", "task", "timestamps", "max_tokens", "best_of", "beam_size"),
+                *("language", "task", "without_timestamps", "max_tokens", "best_of", "beam_size"),
                 *("patience", "length_penalty", "suppress_tokens", "suppress_blank"),
                 *("max_initial_timestamp", "repetition_penalty", "no_repeat_ngram_size"),
             )
-        }
+        },
     )
     return TranscribeOptions(
         decode=decode,
         run=run,
         temperatures=chosen["temperatures"] or TEMPERATURES,
         thresholds=Thresholds(
-            compression_ratio=chosen["compression_ratio_threshold"],
-            logprob=chosen["logprob_threshold"],
-            no_speech=chosen["no_speech_threshold"],
+            compression_ratio_threshold=chosen["compression_ratio_threshold"],
+            logprob_threshold=chosen["logprob_threshold"],
+            no_speech_threshold=chosen["no_speech_threshold"],
         ),
-        clips=_clip_times(chosen["clips"]),
-        word_timestamps=chosen["words"],
         **{
             name: chosen[name]
             for name in (
-                *("initial_prompt", "carry_initial_prompt", "condition_on_previous_text"),
-                *("prefix", "hallucination_silence_threshold"),
+                *("clip_timestamps", "initial_prompt", "carry_initial_prompt"),
+                *(
+                    "condition_on_previous_text",
+                    "prefix",
+                    "word_timestamps",
+                    "hallucination_silence_threshold",
+                ),
                 *("prepend_punctuations", "append_punctuations"),
             )
         },
     )
-
-
-def _clip_times(clips: tuple[tuple[float, float], ...]) -> tuple[float, ...]:
-    """Start, end, start, …; the last end left out where it is infinite."""
-    times = tuple(second for clip in clips for second in clip)
-    return times[:-1] if times[-1:] == (math.inf,) else times

@@ -9,6 +9,7 @@ import click
 from whisperport.bundle import Bundle
 from whisperport.cli.console import print_error, print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
+from whisperport.cli.verb import Verb
 from whisperport.doctor import Finding, examine
 from whisperport.errors import BundleError
 from whisperport.transcription import default_bundle
@@ -17,24 +18,31 @@ from whisperport.verification.machine import machine
 CORE = "the core"
 
 
-@click.command(short_help="Say what is installed, what is missing, and how to get it.")
+@click.command(
+    cls=Verb,
+    short_help="Show which packages are installed, and how to install those that are missing.",
+)
 @as_json
 def doctor(as_json: bool) -> None:
-    """Say what is installed, what is missing, and how to get it. Exits 1 if the core is damaged.
+    """Show which packages are installed, and how to install those that are missing.
+
+    The exit status is 1 if a package of the core is missing or the bundle that comes with whisperport is
+    damaged.
 
     \b
-    Example:
+    Examples:
       $ whisperport doctor
+      $ whisperport doctor --json
     """
-    findings, damage = examine(), _damage()
+    findings, damage = examine(), _default_bundle_error()
     if as_json:
         packages = [asdict(finding) for finding in findings]
-        state = damage.what if damage else "whole"
-        print_json({"machine": machine(), "packages": packages, "default bundle": state})
+        state = damage.what if damage else "complete"
+        print_json({"machine": machine(), "packages": packages, "default_bundle": state})
     else:
         for name, value in machine().items():
             print_lines(f"{name:15} {value}")
-        print_lines(f"{'default bundle':15} {'damaged or missing' if damage else 'whole'}", "")
+        print_lines(f"{'default bundle':15} {'damaged or missing' if damage else 'complete'}", "")
         _print_packages(findings)
     if damage:
         print_error(damage)
@@ -44,7 +52,7 @@ def doctor(as_json: bool) -> None:
 
 
 def _print_packages(findings: Sequence[Finding]) -> None:
-    """A line for each package, and below them how to install what is missing."""
+    """Print one row per package, then how to install each missing one."""
     needed_for: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         needed_for.setdefault((finding.package, finding.version), []).append(finding.needed_for)
@@ -54,11 +62,11 @@ def _print_packages(findings: Sequence[Finding]) -> None:
     )
     missing = {finding.fix: finding.needed_for for finding in findings if finding.fix}
     for fix, use in missing.items():
-        print_lines("", f"to have {use}: {fix}")
+        print_lines("", f"for {use}: {fix}")
 
 
-def _damage() -> BundleError | None:
-    """What is wrong with the bundle that comes with the package."""
+def _default_bundle_error() -> BundleError | None:
+    """The error of opening the bundle that comes with the package, if it is damaged or missing."""
     try:
         Bundle.open(default_bundle())
     except BundleError as error:

@@ -1,4 +1,4 @@
-"""What the evidence in a bundle says, for people and as JSON."""
+"""The evidence in a bundle as text and as JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -7,19 +7,19 @@ from whisperport.bundle import Manifest
 
 
 def verified_words(manifest: Manifest) -> str:
-    """Whether the bundle is verified, and how: "verified; emulated on the CPU: TARGET"."""
+    """Whether the bundle is verified, and how, such as "verified; emulated on the CPU: TARGET"."""
     if manifest.failed:
         return "NOT VERIFIED"
-    words = ["verified" if manifest.verified else "not verified completely"]
+    words = ["verified" if manifest.verified else "verified in part"]
     if emulated := emulated_targets(manifest):
         words.append(f"emulated on the CPU: {', '.join(emulated)}")
-    if left := never_run(manifest):
-        words.append(f"not run: {', '.join(left)}")
+    if names := never_run(manifest):
+        words.append(f"not run: {', '.join(names)}")
     return "; ".join(words)
 
 
 def emulated_targets(manifest: Manifest) -> tuple[str, ...]:
-    """The targets of programs that were verified by emulation on the CPU only."""
+    """Targets whose programs were verified by emulation on the CPU only."""
     found = dict.fromkeys(
         entry.target
         for entry in manifest.programs
@@ -30,24 +30,24 @@ def emulated_targets(manifest: Manifest) -> tuple[str, ...]:
 
 
 def never_run(manifest: Manifest) -> tuple[str, ...]:
-    """The programs whose file, as their target loads it, was never run and compared."""
+    """Programs whose file, in the form that the target loads, was never run and compared."""
     names = [entry.spec.name for entry in manifest.programs]
     return tuple(name for name in names if not manifest.is_verified(name))
 
 
 def how_to_record(bundle: Path, manifest: Manifest) -> str:
-    """What to do about programs that were never run; empty where there are none."""
-    left = never_run(manifest)
-    if not left:
+    """A note on how to verify programs that were never run; empty if there are none."""
+    names = never_run(manifest)
+    if not names:
         return ""
     return (
-        f"the compiled files of {', '.join(left)} were not run: copy the bundle to the device, and run "
+        f"the compiled files of {', '.join(names)} were not run: copy the bundle to the device, and run "
         f"`whisperport verify {bundle} --record` there"
     )
 
 
 def manifest_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as JSON, with what is computed from its evidence: `verified`, and each `status`."""
+    """The manifest as JSON, with the computed `verified` and the `status` of each program."""
     data = manifest.to_json()
     for program in data["programs"]:
         program["status"] = manifest.status(program["spec"]["name"])

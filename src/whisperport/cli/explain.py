@@ -4,18 +4,24 @@ import click
 
 from whisperport.cli.console import print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
+from whisperport.cli.verb import Verb
 from whisperport.errors import UsageError
 from whisperport.targets import TARGETS
 
 
-@click.command(short_help="Explain a rule that `check` names.")
+@click.command(
+    cls=Verb, short_help="Explain a rule that `whisperport check` reports, such as WP301."
+)
 @click.argument("code", required=False)
 @as_json
 def explain(code: str | None, as_json: bool) -> None:
-    """Print the page of a rule: what it means, what to do, which targets have it. Without CODE, list them.
+    """Explain a rule that `whisperport check` reports: what it means, what to do, and its targets.
+
+    CODE is a rule's code, such as WP301. Without CODE, all rules are listed.
 
     \b
-    Example:
+    Examples:
+      $ whisperport explain
       $ whisperport explain WP301
     """
     from whisperport.inspection.rules import RULES
@@ -25,14 +31,12 @@ def explain(code: str | None, as_json: bool) -> None:
         if as_json:
             print_json([{"rule": name, "title": title} for name, title in rule_index()])
         else:
-            print_table(("rule", "says"), rule_index())
+            print_table(("rule", "title"), rule_index())
         print_next("explain", "WP301")
         return
     rule = RULES.get(code.upper())
     if rule is None:
-        raise UsageError(
-            f"no rule is called `{code}`", hint="`whisperport explain` lists the rules"
-        )
+        raise UsageError(f"there is no rule `{code}`", hint="`whisperport explain` lists the rules")
     if as_json:
         print_json({"rule": rule.code, "title": rule.title, "text": rule.text})
     else:

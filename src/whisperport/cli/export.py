@@ -5,18 +5,27 @@ from pathlib import Path
 import click
 
 from whisperport.bundle import Manifest
-from whisperport.cli.console import Word, print_json, print_lines, print_next, print_table, stages
+from whisperport.cli.console import (
+    Argument,
+    print_json,
+    print_lines,
+    print_next,
+    print_table,
+    stages,
+)
 from whisperport.cli.evidence_words import emulated_targets, manifest_json, verified_words
 from whisperport.cli.options import (
+    STALL_MIN,
     as_json,
     bundle_out,
     no_preflight,
-    options_help,
     pairs,
     stall_after,
     target_option,
+    targets_by,
     threads,
 )
+from whisperport.cli.verb import Verb, option
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
 from whisperport.targets import TARGETS, RunOptions
@@ -25,75 +34,91 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 
 
 @click.command(
+    cls=Verb,
     short_help="Lower a checkpoint to a target, verify it, and write a bundle.",
-    epilog=options_help({one.spec.name: one.lower_options for one in TARGETS}),
+    target_options=("--option", {one.spec.name: one.lower_options for one in TARGETS}),
 )
 @click.argument("checkpoint")
-@click.option(
+@option(
     "--target",
     "-t",
+    group="Target",
     required=True,
     metavar="NAME",
     help="Target that runs the programs; `whisperport targets` lists them",
 )
-@bundle_out
-@click.option(
+@option(
+    "--placement",
+    group="Target",
+    multiple=True,
+    metavar="PROGRAM=TARGET",
+    show_default="the target of --target",
+    help="Run one program on another target, for example encoder=xnnpack; may be repeated",
+)
+@option(
+    "--precision",
+    "precisions",
+    group="Target",
+    multiple=True,
+    metavar="[PROGRAM=]NAME",
+    show_default="the target's",
+    help="Precision of all programs on --target, or of one program; may be repeated. Known are "
+    + targets_by(lambda spec: ", ".join(spec.precisions)),
+)
+@option(
+    "--uncached-decoder",
+    group="Target",
+    is_flag=True,
+    help="Also export a decoder without KV cache, if the target can run it",
+)
+@target_option
+@option(
     "--window",
+    group="Audio",
     type=float,
     metavar="SECONDS",
-    help="Length of audio that the encoder reads at once, a multiple of 0.02  [default: the "
-    "checkpoint's, 30]",
+    show_default="the longest known to compile for the target, else the checkpoint's, 30",
+    help="Length of audio that the encoder processes in one call: a multiple of 0.02, from 1 to the "
+    "checkpoint's length",
 )
-@click.option(
+@option(
+    "--audio",
+    group="Audio",
+    type=float,
+    metavar="SECONDS",
+    show_default="the length of --window",
+    help="Length of audio put into each window, at most --window; silence fills the rest",
+)
+@option(
     "--padding",
+    group="Audio",
     type=click.Choice(PADDINGS),
     default=DEFAULT_PADDING,
     show_default=True,
-    help="What follows the audio of a window shorter than the checkpoint's, for the decoder",
+    help="What extends the audio context of a short window to --pad-to: nothing, zeros after the "
+    "encoder's output (features), zeros after the cross-attention keys and values, or the encoder's "
+    "output for silence",
 )
-@click.option(
+@option(
     "--pad-to",
+    group="Audio",
     type=float,
     metavar="SECONDS",
-    help="Length of the audio context that the decoder attends to, padding included  "
-    "[default: the checkpoint's]",
+    show_default="the checkpoint's, 30",
+    help="Length of the audio context that the decoder attends to, padding included; a multiple of "
+    "0.02, at least --window",
 )
-@click.option(
-    "--audio",
-    type=float,
-    metavar="SECONDS",
-    help="Length of audio put into each window; the rest of it is silence  [default: the "
-    "complete window]",
-)
-@click.option(
-    "--placement",
-    multiple=True,
-    metavar="PROGRAM=TARGET",
-    help="Run one program on another target; may be repeated",
-)
-@click.option(
-    "--precision",
-    "precisions",
-    multiple=True,
-    metavar="[PROGRAM=]NAME",
-    help="Precision of all programs on the target, or of one program; may be repeated  "
-    "[default: the target's]",
-)
-@click.option(
-    "--uncached-decoder",
-    is_flag=True,
-    help="Export the decoder without KV cache too, for targets that can run it",
-)
-@target_option
-@click.option(
-    "--allow-unverified",
-    is_flag=True,
-    help="Write the bundle although its verification failed; it stays marked as unverified",
-)
-@no_preflight
-@stall_after
-@threads
+@bundle_out
 @as_json
+@option(
+    "--allow-unverified",
+    group="Verification",
+    is_flag=True,
+    help="Write the bundle even if its verification failed. It stays marked as unverified",
+)
+@threads
+@no_preflight
+@stall_after(STALL_MIN)
 def export(
     checkpoint: str,
     target: str,
@@ -114,17 +139,21 @@ def export(
 ) -> None:
     """Lower a checkpoint to one target, verify it, and write a bundle.
 
-    CHECKPOINT is a folder or hub id in Hugging Face's form, an OpenAI .pt file, a name such as
-    tiny.en or turbo, or `default`: the small model that comes with whisperport.
+    CHECKPOINT is a Hugging Face hub id or folder, a .pt file of openai-whisper, a name such as tiny.en
+    or turbo, or `default`: the small model that comes with whisperport. The programs of a bundle are
+    encoder, cross_kv (cross-attention keys and values), prefill_4, prefill_64, step (one token with a
+    KV cache) and align (word timestamps).
 
     \b
-    Example:
+    Examples:
+      $ whisperport export default --target onnxruntime --out build/default
       $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
+      $ whisperport export tiny.en --target onnxruntime --window 10 --out build/tiny-10s
     """
     options = ExportOptions(
         window=WindowOptions(seconds=window, padding=padding, context_s=pad_to, audio_s=audio),
         placement=pairs("--placement", placement),
-        precision=_of_all(precisions),
+        precision=_common_precision(precisions),
         precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
         options=pairs("--option", target_options),
         uncached_decoder=uncached_decoder,
@@ -140,7 +169,7 @@ def export(
         print_json(manifest_json(manifest))
     else:
         print_table(
-            ("program", "target", "delegated", "left", "status"),
+            ("program", "target", "delegated nodes", "not delegated", "status"),
             [
                 (
                     entry.spec.name,
@@ -156,11 +185,11 @@ def export(
     print_next(*_next_command(out, manifest))
 
 
-def _of_all(precisions: tuple[str, ...]) -> str:
-    """The precision that is given without a program.
+def _common_precision(precisions: tuple[str, ...]) -> str:
+    """The precision that is given without a program; empty if there is none.
 
     Raises:
-        click.BadParameter: there are several.
+        click.BadParameter: more than one is given.
     """
     found = [one for one in precisions if "=" not in one]
     if len(found) > 1:
@@ -168,7 +197,7 @@ def _of_all(precisions: tuple[str, ...]) -> str:
     return found[0] if found else ""
 
 
-def _next_command(out: Path, manifest: Manifest) -> tuple[Word, ...]:
+def _next_command(out: Path, manifest: Manifest) -> tuple[Argument, ...]:
     if emulated_targets(manifest):
         return "compile", out, "--calibration", "AUDIO_DIR"
     return "transcribe", "talk.mp3", "--bundle", out

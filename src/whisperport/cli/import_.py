@@ -14,14 +14,15 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.evidence_words import how_to_record, manifest_json
 from whisperport.cli.options import (
+    STALL_MIN,
     as_json,
     bundle_out,
-    options_help,
     pairs,
     stall_after,
     target_option,
     threads,
 )
+from whisperport.cli.verb import Verb, option
 from whisperport.importing import ImportOptions
 from whisperport.importing import import_artifact as run_import
 from whisperport.targets import TARGETS, RunOptions
@@ -32,36 +33,42 @@ IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is n
 
 @click.command(
     "import",
-    short_help="Put a published, compiled file into a bundle.",
-    epilog=options_help({name: importer.options for name, importer in IMPORTERS.items()}),
+    cls=Verb,
+    short_help="Make a bundle from a compiled encoder that a vendor published.",
+    target_options=("--option", {name: one.options for name, one in IMPORTERS.items()}),
 )
 @click.argument("artifact", metavar="FILE", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--checkpoint",
+    group="Model",
     required=True,
     metavar="CHECKPOINT",
-    help="What the file was compiled from, as `whisperport export` takes it",
+    help="Checkpoint that FILE was compiled from: a hub id, folder, .pt file or name, as for "
+    "`whisperport export`",
 )
-@bundle_out
-@click.option(
-    "--target",
-    "-t",
-    default="",
-    metavar="NAME",
-    help=f"The target that runs the file: {', '.join(IMPORTERS)}  [default: the one that it was "
-    "compiled for]",
-)
-@click.option(
+@option(
     "--program",
     "programs",
+    group="Model",
     multiple=True,
     metavar="PROGRAM=FILE",
-    help="Also the compiled file of another program, such as uncached_decoder; may be repeated",
+    help="Compiled file of another program, for example uncached_decoder=decoder.bin; may be "
+    "repeated",
+)
+@option(
+    "--target",
+    "-t",
+    group="Target",
+    default="",
+    metavar="NAME",
+    show_default="the target that FILE was compiled for",
+    help=f"Target that runs FILE: {', '.join(IMPORTERS)}",
 )
 @target_option
-@stall_after
-@threads
+@bundle_out
 @as_json
+@threads
+@stall_after(STALL_MIN)
 def import_verb(
     artifact: Path,
     checkpoint: str,
@@ -73,14 +80,16 @@ def import_verb(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Put the compiled file of a Whisper encoder, as vendors publish them, into a bundle.
+    """Make a bundle from FILE, the compiled Whisper encoder that a vendor published.
 
-    Its window and target are read from the file, and its shapes are compared with the checkpoint, which
-    gives all other programs. They are verified with emulation in place of the file, which is not run.
+    The window and the target are read from FILE. Its shapes are compared with the checkpoint, from which
+    all other programs are exported. FILE itself is not run: for the verification, the encoder is emulated
+    on the CPU. Run `whisperport verify BUNDLE --record` on the device to verify FILE.
 
     \b
-    Example:
+    Examples:
       $ whisperport import encoder.bin --checkpoint tiny --out build/tiny-npu
+      $ whisperport import encoder.bin --checkpoint openai/whisper-base --out build/base-npu
     """
     options = ImportOptions(
         target=target,

@@ -9,7 +9,7 @@ import click
 
 from whisperport.cli.console import (
     WIDTH,
-    Word,
+    Argument,
     print_json,
     print_lines,
     print_next,
@@ -19,67 +19,82 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.options import as_json, pairs, threads
+from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.inspecting import InspectOptions
 from whisperport.inspecting import inspect as run_inspect
 from whisperport.ranges import MAX_REPEAT
 
-if TYPE_CHECKING:  # boards have no inspection
+if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.inspection.profile import NodeProfile, Profile
 
 GAIN = (
-    "gain: an estimate, in ms: the node's time less the same work at the rate of this program's "
-    "delegated nodes"
+    "gain: estimated time saved, in ms, if the node ran as fast per FLOP as the delegated nodes of "
+    "this program"
 )
 NOT_MEASURED = "not measured"
 HEADINGS = ("node", "where", "ms", "share", "gain", "rule")
-NODE_WIDTH = 40  # beside the other columns it fits 100
+NODE_WIDTH = 40  # characters; the table then fits 100 columns
 
 
-@click.command(short_help="Run a compiled program, and say which nodes ran where, and how long.")
-@click.argument("lowered", type=click.Path(path_type=Path))
-@click.option(
+@click.command(
+    cls=Verb, short_help="Run a compiled program, and show where each node ran and for how long."
+)
+@click.argument("path", type=click.Path(path_type=Path))
+@option(
     "--program",
     "programs",
+    group="Measurement",
     multiple=True,
     metavar="NAME",
-    help="A program of a bundle, or a method of a .pte; may be repeated  [default: all]",
+    show_default="all",
+    help="Program of a bundle, or method of a .pte file, to measure; may be repeated",
 )
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=15,
-    show_default=True,
-    help="Nodes shown, the most expensive first; --json has all",
-)
-@click.option(
-    "--repeat",
-    type=click.IntRange(1, MAX_REPEAT),
-    default=5,
-    show_default=True,
-    help="Number of runs after a warm-up run; times are medians",
-)
-@click.option(
+@option(
     "--inputs",
+    group="Measurement",
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
-    help="Arrays by the names of the inputs  [default: random; integers 0 to 99]",
+    show_default="random values; random integers from 0 to 99",
+    help="Inputs of the program, as one array per input name",
 )
-@threads
-@click.option(
-    "--runtime-option",
-    "runtime_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Set an option of the file's runtime, such as provider=CUDAExecutionProvider; may be repeated",
+@option(
+    "--repeat",
+    group="Measurement",
+    type=IntRange(1, MAX_REPEAT),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Number of measured runs, after one warm-up run; each time shown is the median",
 )
-@click.option(
-    "--trust",
-    is_flag=True,
-    help="Run the program without limits on time and memory; use it for files from a source you trust",
+@option(
+    "--top",
+    group="Output",
+    type=IntRange(min=1),
+    default=15,
+    show_default=True,
+    metavar="N",
+    help="Number of nodes shown, the slowest first; --json prints all",
 )
 @as_json
+@threads
+@option(
+    "--runtime-option",
+    "runtime_options",
+    group="Runtime",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an option of the runtime, for example provider=CUDAExecutionProvider for an .onnx "
+    "file; may be repeated",
+)
+@option(
+    "--trust",
+    group="Runtime",
+    is_flag=True,
+    help="Load and run PATH without limits on time and memory. Use it only for files from a source "
+    "you trust",
+)
 def inspect(
-    lowered: Path,
+    path: Path,
     programs: tuple[str, ...],
     top: int,
     repeat: int,
@@ -89,13 +104,15 @@ def inspect(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Run a compiled program, and say which nodes ran where, how long each took, and why not elsewhere.
+    """Run a compiled program, and show for each node where it ran and how long it took.
 
-    LOWERED is a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle, of any model.
+    Nodes that are not delegated to the accelerator are listed with the reason, if it is known.
+    PATH is a .pte, .onnx, OpenVINO .xml or .tflite file of any model, or a bundle.
 
     \b
-    Example:
+    Examples:
       $ whisperport inspect decoder.pte
+      $ whisperport inspect build/tiny-xnnpack --program step --top 5
     """
     options = InspectOptions(
         repeat=repeat,
@@ -106,7 +123,7 @@ def inspect(
         trust=trust,
     )
     with stages() as progress:
-        inspected = run_inspect(lowered, options, progress=progress)
+        inspected = run_inspect(path, options, progress=progress)
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
         print_json({"programs": programs_as_json, "skipped": list(inspected.skipped)})
@@ -114,12 +131,14 @@ def inspect(
         for profile in inspected.profiles:
             _print_profile(profile, top)
     if inspected.skipped:
-        print_warning(f"no runtime here measures {', '.join(inspected.skipped)}")
-    print_next(*_next_command(lowered, inspected.profiles))
+        print_warning(
+            f"not measured, since no installed runtime can: {', '.join(inspected.skipped)}"
+        )
+    print_next(*_next_command(path, inspected.profiles))
 
 
 def _print_profile(profile: "Profile", top: int) -> None:
-    """What was found in a sentence, then the most expensive nodes, then why some stay off."""
+    """Print a summary, the slowest nodes, and why some of them are not delegated."""
     _print_wrapped(_summary(profile))
     print_lines("")
     shown = profile.nodes[:top]
@@ -128,7 +147,7 @@ def _print_profile(profile: "Profile", top: int) -> None:
     if explained:
         print_lines("")
         print_table(
-            ("node", "why"),
+            ("node", "why it is not delegated"),
             [(shortened(n.name, NODE_WIDTH), reason) for reason, n in reversed(explained.items())],
         )
     print_lines("")
@@ -142,7 +161,7 @@ def _print_wrapped(text: str) -> None:
 
 
 def _print_filled(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table without the columns in which nothing stands."""
+    """Print a table without its empty columns."""
     filled = [place for place in range(len(headings)) if any(row[place] for row in rows)]
     print_table(
         [headings[place] for place in filled], [[row[place] for place in filled] for row in rows]
@@ -154,10 +173,10 @@ def _summary(profile: "Profile") -> str:
     on = len(profile.nodes) - off
     where = f"{_count(on, 'node')} in {_count(profile.subgraphs, 'subgraph')} of {profile.target}"
     share = profile.undelegated_time_share
-    takes = "" if not off or share is None else f", which take {share:.1%}"
+    takes = "" if not off or share is None else f", which take {share:.1%} of the time"
     return (
-        f"{profile.program} ({profile.runtime}): {where}, {off} outside{takes}; "
-        f"{_ms(profile.total_ms)} ms a run"
+        f"{profile.program} ({profile.runtime}): {where}, {off} not delegated{takes}; "
+        f"{_ms(profile.total_ms)} ms per run"
     )
 
 
@@ -176,13 +195,15 @@ def _row(profile: "Profile", node: "NodeProfile") -> tuple[str, ...]:
 def _footnotes(profile: "Profile", shown: int) -> list[str]:
     lines = []
     if shown < len(profile.nodes):
-        lines.append(f"{len(profile.nodes) - shown} more nodes: --top {len(profile.nodes)}")
+        lines.append(
+            f"{len(profile.nodes) - shown} more nodes are shown with --top {len(profile.nodes)}"
+        )
     if profile.overhead_ms is not None:
         share = profile.overhead_ms / profile.total_ms if profile.total_ms else 0.0
-        lines.append(f"between nodes: {_ms(profile.overhead_ms)} ms, {share:.1%}")
+        lines.append(f"time between nodes: {_ms(profile.overhead_ms)} ms, {share:.1%}")
     if any(node.estimated_gain_ms is not None for node in profile.nodes):
         lines.append(GAIN)
-    return [*lines, *profile.notes, f"medians of {_count(profile.runs, 'run')}"]
+    return [*lines, *profile.notes, f"times are medians of {_count(profile.runs, 'run')}"]
 
 
 def _ms(number: float) -> str:
@@ -193,11 +214,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _next_command(lowered: Path, profiles: "Sequence[Profile]") -> tuple[Word, ...]:
-    """The rule that costs the most, or else what else can be measured."""
+def _next_command(path: Path, profiles: "Sequence[Profile]") -> tuple[Argument, ...]:
+    """Explain the rule of the slowest node that has one; without one, measure or check something else."""
     ruled = [node for profile in profiles for node in profile.nodes if node.rule]
     if ruled:
         return "explain", max(ruled, key=lambda node: node.ms or 0.0).rule
-    if lowered.is_dir():
-        return "bench", lowered
+    if path.is_dir():
+        return "bench", path
     return "check", "PROGRAM", "--target", "xnnpack"

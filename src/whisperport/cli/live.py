@@ -1,12 +1,11 @@
-"""`whisperport transcribe --live`: certain words on stdout as they come, the rest on stderr."""
+"""`whisperport transcribe --live`: final words on stdout as they are decoded, other output on stderr."""
 
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.control import Control
@@ -15,80 +14,94 @@ from rich.text import Text
 
 from whisperport.audio import ReadAhead, live_audio, microphone_audio
 from whisperport.cli.console import print_note, print_warning, stderr, write
+from whisperport.cli.verb import FloatRange, IntRange, option, together
 from whisperport.errors import AudioError, IncompleteError, Interrupted
 from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
 from whisperport.text import Word
 from whisperport.text.printable import one_line
 from whisperport.transcription import Transcriber, Transcript
 
-MAY_CHANGE = ".,!?:;…。，！？：；"  # after the last certain word, until the next one is
-BEHIND_S = 10.0  # seconds of sound waiting at once, worth a warning
+TRAILING_MARKS = (
+    ".,!?:;…。，！？：；"  # not printed after the last final word: they may still change
+)
+BEHIND_S = 10.0  # seconds of audio that wait to be transcribed before a warning is printed
+LIVE = "Live audio"
 
-OPTIONS = (
-    click.option(
+live_options = together(
+    option(
         "--live",
+        group=LIVE,
         is_flag=True,
-        help="Words as they are said: of the microphone, of - as it grows, or of a file played",
+        help="Transcribe while audio arrives: from the microphone if AUDIO is omitted, from standard "
+        "input if AUDIO is -, or from a file played in real time",
     ),
-    click.option(
-        "--raw",
-        "raw_rate",
-        type=click.IntRange(min=1),
-        metavar="HZ",
-        help="With --live: the sound is 16-bit mono samples at this rate, without a header",
-    ),
-    click.option(
+    option(
         "--microphone",
         "device",
+        group=LIVE,
         metavar="NAME",
-        help="With --live: part of its name, or its number  [default: the system's]",
+        show_default="the system's default input",
+        help="Microphone to use with --live: a part of its name, or its number in the list that "
+        "`python -m sounddevice` prints",
     ),
-    click.option(
+    option(
+        "--raw",
+        "raw_rate",
+        group=LIVE,
+        type=IntRange(min=1),
+        metavar="HZ",
+        help="With --live, read AUDIO as headerless 16-bit little-endian mono samples at this sample "
+        "rate, in Hz",
+    ),
+    option(
         "--step",
         "step_s",
-        type=click.FloatRange(0.1, 10),
+        group=LIVE,
+        type=FloatRange(0.1, 10),
         default=LiveOptions().step_s,
         show_default=True,
         metavar="SECONDS",
-        help="With --live: new sound from one pass to the next; less delay, or less work",
+        help="With --live, seconds of new audio between two passes of the model. A shorter step "
+        "shows words earlier and needs more computation",
     ),
 )
 
 
-def live_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of a live transcription."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+def check_live(audio: str | None, live: bool, raw_rate: int | None, device: str | None) -> None:
+    """Check the combination of the live options.
 
-
-def check_live(recording: str | None, live: bool, given: dict[str, Any]) -> None:
-    """Raises click.UsageError where the options contradict each other."""
-    if recording is None and not live:
-        raise click.UsageError("Missing argument 'RECORDING'; the microphone needs --live")
-    for name, option in (("raw_rate", "--raw"), ("device", "--microphone")):
-        if given[name] is not None and not live:
-            raise click.UsageError(f"{option} needs --live")
-    if recording is None and given["raw_rate"] is not None:
-        raise click.UsageError("--raw is for a RECORDING, such as -, and not for the microphone")
-    if recording is not None and given["device"] is not None:
-        raise click.UsageError("--microphone and a RECORDING are two sounds; give one")
+    Raises:
+        click.UsageError: two of them contradict each other.
+    """
+    if audio is None and not live:
+        raise click.UsageError("missing argument 'AUDIO'; give --live to use the microphone")
+    for value, name in ((raw_rate, "--raw"), (device, "--microphone")):
+        if value is not None and not live:
+            raise click.UsageError(f"{name} requires --live")
+    if audio is None and raw_rate is not None:
+        raise click.UsageError(
+            "--raw requires AUDIO, such as -; it does not apply to the microphone"
+        )
+    if audio is not None and device is not None:
+        raise click.UsageError("--microphone and AUDIO exclude each other; give one of them")
 
 
 class Screen:
-    """Certain words on stdout, a line a segment; a line on stderr that is rewritten.
+    """Writes final words to stdout, one line per segment, and tentative words to one line on stderr.
 
     Args:
-        text: whether words go to stdout at all; otherwise the result is written at the end.
+        text: whether words go to stdout as they are decoded; if not, the caller prints the result.
     """
 
     def __init__(self, *, text: bool) -> None:
         self._text = text
         self._shown = 0  # characters of the open segment that are on stdout
-        # On one terminal the line that is rewritten would be the line that is written.
-        self._whole_lines = sys.stdout.isatty() and stderr.is_terminal
+        # Where both streams share a terminal, only complete lines go to stdout: the rewritten line on
+        # stderr would overwrite an incomplete one.
+        self._complete_lines = sys.stdout.isatty() and stderr.is_terminal
 
     def show(self, update: LiveUpdate) -> None:
+        """Print the words that became final since the last update, and rewrite the line on stderr."""
         self.clear()
         if self._text:
             for segment in update.closed:
@@ -96,12 +109,12 @@ class Screen:
                 write("\n")
                 sys.stdout.flush()
                 self._shown = 0
-            if not self._whole_lines:
-                self._print(_text(update.open).rstrip(MAY_CHANGE))
-        self._rewrite(_text(update.open) if self._whole_lines or not self._text else "", update)
+            if not self._complete_lines:
+                self._print(_text(update.open).rstrip(TRAILING_MARKS))
+        self._rewrite(_text(update.open) if self._complete_lines or not self._text else "", update)
 
     def clear(self) -> None:
-        """Take the line on stderr away."""
+        """Erase the line on stderr."""
         if stderr.is_terminal:
             erase = (ControlType.ERASE_IN_LINE, 2)
             stderr.control(Control(ControlType.CARRIAGE_RETURN, erase))
@@ -111,45 +124,47 @@ class Screen:
         sys.stdout.flush()
         self._shown = max(self._shown, len(text))
 
-    def _rewrite(self, certain: str, update: LiveUpdate) -> None:
+    def _rewrite(self, final: str, update: LiveUpdate) -> None:
         if not stderr.is_terminal:
             return
-        line = Text(certain).append(one_line(update.tentative), style="dim")
+        line = Text(final).append(one_line(update.tentative), style="dim")
         room = shutil.get_terminal_size().columns - 1
         stderr.print(line[max(0, len(line) - room) :], end="", soft_wrap=True, highlight=False)
 
 
 def transcribe_live(
-    recording: str | None,
+    audio: str | None,
     bundle: Path | None,
     options: LiveOptions,
     screen: Screen,
     raw_rate: int | None,
     device: str | None,
 ) -> Transcript:
-    """Transcribe until the sound ends, or until Ctrl-C.
+    """Transcribe until the audio ends, or until Ctrl-C.
 
     Args:
-        recording: a path or "-"; None: the microphone `device`, for which Ctrl-C is the way to end.
+        audio: a path, or "-" for standard input; None: the microphone `device`, which Ctrl-C stops.
+        raw_rate: sample rate in Hz of headerless samples; None: the audio has a header.
+        device: number or part of the name of a microphone; None: the system's default.
 
     Raises:
-        IncompleteError: the sound failed after some of it was heard; has what was said until then.
-        Interrupted: Ctrl-C, where the sound would have gone on by itself; likewise.
-        AudioError, MissingPackageError: the sound failed before any was heard.
+        IncompleteError: the audio failed after a part of it was transcribed; carries that transcript.
+        Interrupted: Ctrl-C before a file or pipe ended; carries the transcript until then.
+        AudioError, MissingPackageError: the audio failed before any of it was transcribed.
     """
     transcriber = Transcriber(bundle, options.transcribe.run)
-    if recording is None:
+    if audio is None:
         is_number = device is not None and device.isdecimal() and len(device) < 10
         pieces = microphone_audio(int(device) if device and is_number else device)
-        print_note("listening; Ctrl-C to stop")
+        print_note("listening to the microphone; press Ctrl-C to stop")
     else:
-        pieces = live_audio(recording, raw_rate=raw_rate)
+        pieces = live_audio(audio, raw_rate=raw_rate)
     live, source = LiveTranscriber(transcriber, options), ReadAhead(pieces)
     try:
-        with _stopped_by_ctrl_c(source) as stopped:
-            failure = _listen(live, source, screen)
+        with _stopped_by_ctrl_c(source) as signals:
+            failure = _feed(live, source, screen)
             screen.show(live.finish())
-    except KeyboardInterrupt:  # a second one, while the first was being served
+    except KeyboardInterrupt:  # a second Ctrl-C, while the first is handled
         raise Interrupted(live.transcript()) from None
     finally:
         screen.clear()
@@ -160,19 +175,21 @@ def transcribe_live(
         raise IncompleteError(
             failure.what, transcript, why=failure.why, hint=failure.hint
         ) from failure
-    if stopped and recording is not None:
+    if signals and audio is not None:
         raise Interrupted(transcript)
     return transcript
 
 
-def _listen(live: LiveTranscriber, source: ReadAhead, screen: Screen) -> AudioError | None:
-    """Feed what comes until it ends; returns what ended it early."""
+def _feed(live: LiveTranscriber, source: ReadAhead, screen: Screen) -> AudioError | None:
+    """Feed audio until it ends; return the error that ended it early, if any."""
     warned = False
     try:
         while (samples := source.take()) is not None:
             if samples.size > BEHIND_S * 16_000 and not warned:
                 screen.clear()
-                print_warning("the model is slower than the sound: words come late, none is lost")
+                print_warning(
+                    "the model is slower than the audio: words appear late, but none is lost"
+                )
                 warned = True
             screen.show(live.feed(samples))
     except AudioError as error:
@@ -182,17 +199,17 @@ def _listen(live: LiveTranscriber, source: ReadAhead, screen: Screen) -> AudioEr
 
 @contextmanager
 def _stopped_by_ctrl_c(source: ReadAhead) -> Iterator[list[int]]:
-    """The first Ctrl-C ends the sound, and is noted in the list given; a second one is as ever."""
-    stopped: list[int] = []
+    """End the audio at the first Ctrl-C and append it to the yielded list; a second one interrupts."""
+    signals: list[int] = []
 
     def stop(signum: int, _frame: object) -> None:
-        stopped.append(signum)
+        signals.append(signum)
         source.stop()
         signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, stop)
     try:
-        yield stopped
+        yield signals
     finally:
         signal.signal(signal.SIGINT, before)
 

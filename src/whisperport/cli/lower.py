@@ -13,55 +13,88 @@ from whisperport.cli.console import (
     print_warning,
     stages,
 )
-from whisperport.cli.options import as_json, no_preflight, stall_after, threads, trust_program
+from whisperport.cli.options import (
+    STALL_MIN,
+    as_json,
+    no_preflight,
+    stall_after,
+    targets_by,
+    threads,
+    trust_program,
+)
+from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.lowering import Lowered, LowerOptions
 from whisperport.lowering import lower as run_lower
-from whisperport.targets import TARGETS, RunOptions
+from whisperport.targets import RunOptions
 from whisperport.targets.onnxruntime import OPSETS
 from whisperport.watchdog import run_watched
 
-SUFFIXES = ", ".join(f"{t.spec.lowered_suffix} for {t.spec.name}" for t in TARGETS)
 
-
-@click.command(short_help="Lower one program, of any model, to one file, and compare the two.")
+@click.command(
+    cls=Verb, short_help="Lower one program of any model to one file, and compare the two."
+)
 @click.argument("program", type=click.Path(path_type=Path))
-@click.option("--target", "-t", required=True, metavar="NAME", help="See `whisperport targets`")
-@click.option(
+@option(
+    "--target",
+    "-t",
+    group="Target",
+    required=True,
+    metavar="NAME",
+    help="Target that runs the lowered program; `whisperport targets` lists them",
+)
+@option(
+    "--opset",
+    group="Target",
+    type=IntRange(OPSETS[0], OPSETS[-1]),
+    metavar="N",
+    show_default="the target's",
+    help="ONNX opset of the file, for targets that read ONNX",
+)
+@option(
+    "--simplify",
+    group="Target",
+    is_flag=True,
+    help="Simplify the ONNX graph with the package onnxslim, for targets that read ONNX",
+)
+@option(
+    "--max-rank",
+    group="Target",
+    type=IntRange(min=3),
+    metavar="N",
+    show_default="4 for onnxruntime, else the target's limit",
+    help="Maximum number of axes of a tensor. Axes of larger tensors are merged; if that is not "
+    "possible, the program is rejected",
+)
+@option(
     "--out",
     "-o",
+    group="Output",
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help=f"Where to write the file: {SUFFIXES}",
+    help="File to write; its suffix depends on the target: "
+    + targets_by(lambda spec: spec.lowered_suffix),
 )
-@click.option(
-    "--opset",
-    type=click.IntRange(OPSETS[0], OPSETS[-1]),
-    help="ONNX opset to write, for targets that read ONNX  [default: the target's]",
-)
-@click.option("--simplify", is_flag=True, help="Simplify the ONNX graph with onnxslim")
-@click.option(
-    "--max-rank",
-    type=click.IntRange(min=3),
-    metavar="N",
-    help="Maximum rank of a tensor; axes above it are folded, or the program is rejected  "
-    "[default: 4 for onnxruntime, else the target's limit]",
-)
-@click.option(
+@as_json
+@option(
     "--inputs",
+    group="Verification",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
-    help="Inputs by name that both are compared on too; may be repeated",
+    help="Additional inputs on which the two are compared, as one array per input name; may be "
+    "repeated",
 )
-@click.option(
-    "--allow-unequal", is_flag=True, help="Write the file although it computes something else"
+@option(
+    "--allow-unequal",
+    group="Verification",
+    is_flag=True,
+    help="Write the file even if its outputs differ too much from the program's",
 )
-@no_preflight
-@stall_after
 @threads
+@no_preflight
+@stall_after(STALL_MIN)
 @trust_program
-@as_json
 def lower(
     program: Path,
     target: str,
@@ -79,12 +112,13 @@ def lower(
 ) -> None:
     """Lower one program to one file, run both on the same inputs, and compare them.
 
-    PROGRAM is a .pt2 file, as torch.export.save writes it, of any model. The target's rewrites are
-    applied first. Nothing is written if an output differs by more than another order of sums explains.
-    What a target moves to the host, such as a token lookup, is written beside FILE.
+    PROGRAM is a .pt2 file of any model, as torch.export.save writes it. The target's rewrites are
+    applied first. Nothing is written if an output differs by more than rounding errors. Parts that a
+    target moves to the host, such as the token embedding lookup, are written to files beside FILE.
 
     \b
-    Example:
+    Examples:
+      $ whisperport lower encoder.pt2 --target xnnpack --out encoder.pte
       $ whisperport lower decoder.pt2 --target onnxruntime --opset 13 --out decoder.onnx
     """
     options = LowerOptions(
@@ -105,12 +139,12 @@ def lower(
     else:
         _print(lowered)
     if not lowered.equal:
-        print_warning("this file does not compute what the program does")
+        print_warning("the outputs of the written file differ from those of the program")
     print_next("inspect", out)
 
 
 def _print(lowered: Lowered) -> None:
-    rows = [(name.replace("_", " "), _said(value)) for name, value in lowered.facts.items()]
+    rows = [(name.replace("_", " "), _shown(value)) for name, value in lowered.facts.items()]
     changed = [f"{name} {n}" for name, n in lowered.rewrites.items() if n]
     rows.append(("nodes rewritten", ", ".join(changed) or "none"))
     found, gate = lowered.equality, lowered.gate
@@ -123,14 +157,14 @@ def _print(lowered: Lowered) -> None:
         ),
     ]
     print_table(("fact", "value"), rows)
-    beside = [f"beside it: {file}" for file in lowered.files[1:]]
+    beside = [f"file beside it: {file}" for file in lowered.files[1:]]
     why = "" if lowered.equal else f": {found.reason}"
     result = f"{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}{why}"
     print_lines("", *beside, result)
 
 
-def _said(value: object) -> str:
-    """A list of operators as how many of each."""
+def _shown(value: object) -> str:
+    """A fact as text; a list of operators as the count of each."""
     if not isinstance(value, list | tuple):
         return str(value)
     return ", ".join(f"{n} {name}" for name, n in Counter(value).most_common()) or "none"

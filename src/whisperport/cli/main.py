@@ -1,4 +1,4 @@
-"""The command line: verbs, and what happens when one of them fails."""
+"""The command line: its verbs, its exit status, and how errors are printed."""
 
 import io
 import logging
@@ -36,16 +36,14 @@ from whisperport.cli.transcribe import transcribe
 from whisperport.cli.verify import verify
 from whisperport.errors import UsageError, WhisperportError
 
-FAILED = 1  # or not equal, where something was compared; click's own 2 means wrong usage
-READER_GONE = 128 + 13  # as of a process that SIGPIPE ended; Windows lacks the signal
-STDERR = 2  # its file descriptor, the last of the standard ones
-TRACEBACK = (
-    "WHISPERPORT_TRACEBACK"  # an environment variable: not empty, where a defect is reported
-)
+FAILED = 1  # an error, or a comparison failed; click uses 2 for wrong usage
+READER_GONE = 128 + 13  # the status of a process that SIGPIPE ended; Windows lacks the signal
+STDERR = 2  # file descriptor of standard error, the last of the standard streams
+TRACEBACK = "WHISPERPORT_TRACEBACK"  # environment variable: if not empty, defects print a traceback
 
 
 class _InOrder(click.Group):
-    """Lists the verbs in the order in which one needs them."""
+    """Lists the verbs in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -59,11 +57,15 @@ class _InOrder(click.Group):
 @click.version_option(whisperport.__version__, prog_name="whisperport")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Take any Whisper checkpoint to an accelerator, and verify that it still transcribes.
+    """Port a Whisper checkpoint to an accelerator, verify the result, and transcribe with it.
+
+    `whisperport COMMAND --help` explains one command.
 
     \b
-    Example:
+    Examples:
       $ whisperport demo
+      $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
+      $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack
     """
     if context.invoked_subcommand is None:
         write(f"{context.get_help()}\n")
@@ -88,21 +90,22 @@ for verb in (
 
 
 def main() -> None:
-    """Exit status 0: done, and equal where something was compared; 1: failed or not equal; 2: wrong usage.
+    """Run the command line and exit.
 
-    A signal that interrupts gives 128 and its number: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, and
-    141, that of SIGPIPE, where the reader of standard output went away.
+    The exit status is 0 if the verb succeeded and every comparison passed, 1 if it failed or a comparison
+    failed, and 2 for wrong usage. A signal that interrupts gives 128 plus its number: 130 for Ctrl-C, 143
+    for SIGTERM, 129 for SIGHUP. If the reader of standard output closed it, the status is 141 (SIGPIPE).
     """
     interrupts.install()
     try:
         try:
             status = _status()
-            sys.stdout.flush()  # a full disk shows now, and not when the interpreter ends
-        except BrokenPipeError:  # `| head -1` has what it wanted
+            sys.stdout.flush()  # raise the error of a full disk here, not at the interpreter's exit
+        except BrokenPipeError:  # the reader closed the pipe, as `| head -1` does
             _close_stdout()
             status = READER_GONE
         except OSError as error:
-            print_error(_explained(error))
+            print_error(_system_error(error))
             _close_stdout()
             status = FAILED
     except (KeyboardInterrupt, click.Abort):
@@ -115,18 +118,23 @@ def main() -> None:
 
 
 def _status() -> int:
-    """Prepare the streams, run the verb, and print what failed; the system's errors are raised."""
+    """Prepare the streams, run the verb and print its error; return the exit status.
+
+    Raises:
+        OSError: the operating system could not read or write.
+        click.Abort: Ctrl-C at a prompt.
+    """
     _open_closed_streams()
-    _write_any_character()
+    _escape_unencodable()
     warnings.showwarning = _show_warning
-    # What our modules log, and what other packages log to nobody.
-    logging.getLogger("whisperport").handlers = [_ToPerson(logging.WARNING)]
-    logging.lastResort = _ToPerson(logging.WARNING)
-    # Away from a terminal click would break lines at 80 columns, or at whatever COLUMNS says.
+    # The log of whisperport's modules, and of other packages that have no handler.
+    logging.getLogger("whisperport").handlers = [_WarningPrinter(logging.WARNING)]
+    logging.lastResort = _WarningPrinter(logging.WARNING)
+    # Without a terminal, click would break lines at 80 columns, or at the value of COLUMNS.
     try:
         _check_stdout()
         width = None if sys.stdout.isatty() else WIDTH
-        # Not click's `main`, which answers interrupts and broken pipes in its own way.
+        # click's own `main` is not used: it handles interrupts and broken pipes itself.
         with cli.make_context("whisperport", sys.argv[1:], terminal_width=width) as context:
             cli.invoke(context)
     except WhisperportError as error:
@@ -139,7 +147,7 @@ def _status() -> int:
     except click.ClickException as error:
         print_usage_error(error)
         return error.exit_code
-    except SystemExit as exit_:  # a verb's own status, after its result
+    except SystemExit as exit_:  # a verb's status, raised after it printed its result
         return exit_.code if isinstance(exit_.code, int) else 0
     except Exception as error:
         print_error(_defect(error))
@@ -150,91 +158,91 @@ def _status() -> int:
 
 
 def _open_closed_streams() -> None:
-    """Python has None for a stream that was closed before it began, as by `>&-` or some services.
+    """Open the null device for each standard stream that was closed before Python started, as by `>&-`.
 
-    A file that is opened later must not get the number of one: libraries write messages to 2.
+    Otherwise a file opened later could get the descriptor 2, to which libraries write messages.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         pass
     os.close(descriptor)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the end
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # stays open
 
 
 def _check_stdout() -> None:
-    """Every verb has a result: learn before hours of work, not after, that there is nowhere to write it.
+    """Check, before any work, that standard output can be written to: every verb prints its result there.
 
     Raises:
-        UsageError: standard output is closed, or cannot be written to.
+        UsageError: standard output is closed or cannot be written to.
     """
-    why = "it was closed before the command began, as by `>&-`"
+    why = "it was closed before the command started, as by `>&-`"
     if sys.stdout is not None:
         try:
             os.write(sys.stdout.fileno(), b"")
             return
-        except io.UnsupportedOperation:  # no file at all, as in tests and notebooks
+        except io.UnsupportedOperation:  # not a file, as in tests and notebooks
             return
         except OSError as error:
             why = str(error)
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the end
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # stays open
     raise UsageError(
         "the result cannot be written to standard output",
         why=why,
-        hint="redirect it to a file, or to /dev/null if it is not wanted",
+        hint="redirect it to a file, or to /dev/null to discard the result",
     )
 
 
-def _write_any_character() -> None:
-    """One that the output's encoding lacks is escaped, as on stderr: a result is no reason to fail."""
+def _escape_unencodable() -> None:
+    """Let stdout escape characters that its encoding lacks, as stderr does: printing must not fail."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _close_stdout() -> None:
-    """The interpreter flushes once more as it ends, and must not fail then."""
-    with suppress(OSError, ValueError):  # it is no file, and needs no flush
+    """Point stdout to the null device: the interpreter flushes it at exit, and this must not fail."""
+    with suppress(OSError, ValueError):  # stdout is not a file, so that no flush can fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _defect(error: Exception) -> WhisperportError:
-    """What should not happen, in the form of every other error."""
+    """An unexpected exception as an error that asks for a report; a MemoryError as an error of its own."""
     if isinstance(error, MemoryError):
         return WhisperportError(
             "there is not enough memory",
             why=str(error),
-            hint="free some, or use a machine with more",
+            hint="free memory, or use a machine that has more",
         )
     return WhisperportError(
-        "whisperport failed in a way that it does not know",
+        "whisperport failed with an unexpected error",
         why=f"{type(error).__name__}: {error}",
-        hint=f"this is a defect: please report it, with what {TRACEBACK}=1 adds to this output",
+        hint=f"this is a defect: please report it, with the output of the same command under {TRACEBACK}=1",
     )
 
 
-def _explained(error: OSError) -> WhisperportError:
-    """What no module has foreseen, in the form of every other error."""
-    if not _is_somewhere():
+def _system_error(error: OSError) -> WhisperportError:
+    """An error of the operating system that no module handled, in the form of every other error."""
+    if not _has_working_directory():
         return WhisperportError(
-            "the folder you are in is gone",
-            why="it was deleted, or its disk unmounted, after you went there",
+            "the working directory does not exist any more",
+            why="it was deleted, or its disk was unmounted, after the shell entered it",
             hint="`cd` to another folder",
         )
     return WhisperportError(
-        "the system refused to read or to write",
+        "the operating system could not read or write a file",
         why=str(error),
         hint="check the free space, the permissions and the disk",
     )
 
 
-def _is_somewhere() -> bool:
+def _has_working_directory() -> bool:
     try:
         return bool(os.getcwd())
     except OSError:
         return False
 
 
-class _ToPerson(logging.Handler):
-    """What our modules log, as every other warning."""
+class _WarningPrinter(logging.Handler):
+    """Prints log records as warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print_warning(record.getMessage())
@@ -248,5 +256,5 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """In place of Python's own, which shows the line of code that warned."""
+    """Print a Python warning without the line of code that raised it; replaces `warnings.showwarning`."""
     print_warning(str(message))

@@ -1,97 +1,106 @@
 """Options that several verbs share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from whisperport.cli.verb import Decorator, FloatRange, IntRange, option
 from whisperport.ranges import MAX_THREADS
+from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS, RunOptions
-from whisperport.targets.options import describe
 from whisperport.watchdog import MAX_STALL_S, STALL_S
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout")
-bundle_out = click.option(
+as_json = option("--json", "as_json", group="Output", is_flag=True, help="Print the result as JSON")
+bundle_out = option(
     "--out",
     "-o",
+    group="Output",
     required=True,
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where to write the bundle",
+    help="Folder to write the bundle to; an existing bundle there is replaced",
 )
-threads = click.option(
+threads = option(
     "--threads",
-    type=click.IntRange(1, MAX_THREADS),
-    help="Number of CPU threads of each runtime  [default: as many as the runtime chooses]",
+    group="Runtime",
+    type=IntRange(1, MAX_THREADS),
+    metavar="N",
+    show_default="chosen by each runtime",
+    help="Number of CPU threads that each runtime uses",
 )
-no_preflight = click.option(
-    "--no-preflight", is_flag=True, help="Do not ask first whether memory and disk suffice"
+no_preflight = option(
+    "--no-preflight",
+    group="Runtime",
+    is_flag=True,
+    help="Skip the checks of memory, disk space and model size before the work starts",
 )
-stall_after = click.option(
-    "--stall-after",
-    type=click.FloatRange(0, MAX_STALL_S / 60, min_open=True),
-    default=STALL_S / 60,
-    show_default=True,
-    metavar="MINUTES",
-    help="Stop if one stage takes longer than this",
-)
-target_option = click.option(
+
+
+def stall_after(minutes: int) -> Decorator:
+    """The option `--stall-after`, with its default in minutes."""
+    return option(
+        "--stall-after",
+        group="Runtime",
+        type=FloatRange(0, MAX_STALL_S / 60, min_open=True),
+        default=minutes,
+        show_default=True,
+        metavar="MINUTES",
+        help="Stop with an error if a single stage takes longer than this many minutes",
+    )
+
+
+STALL_MIN = round(STALL_S / 60)
+target_option = option(
     "--option",
     "target_options",
+    group="Target",
     multiple=True,
     metavar="TARGET.NAME=VALUE",
-    help="Set an option of one target; see below; may be repeated",
+    help="Set an option of a target, listed below; may be repeated",
 )
-
-
-def options_help(targets: Mapping[str, type[Any]], option: str = "--option") -> str:
-    """The options of targets, by options class, as the end of a verb's help."""
-    lines = ["\b", f"Options of targets, given as {option} TARGET.NAME=VALUE:"]
-    for options in dict.fromkeys(targets.values()):
-        described = describe(options)
-        if described:
-            names = [name for name, one in targets.items() if one is options]
-            lines.append(f"  {', '.join(names)}:")
-        for one in described:
-            default = f"; default {one.default}" if one.default else ""
-            lines += [f"    {one.name}  {one.values}{default}", f"        {one.help}"]
-    return "\n".join(lines) if len(lines) > 2 else ""
-
-
-run_option = click.option(
+run_option = option(
     "--run-option",
     "run_options",
+    group="Runtime",
     multiple=True,
     metavar="TARGET.NAME=VALUE",
-    help="Set an option of one target's runtime; see below; may be repeated",
+    help="Set an option of a target's runtime, listed below; may be repeated",
 )
-
-
-def run_options_help() -> str:
-    """The run options of every target, as the end of a verb's help."""
-    return options_help({one.spec.name: one.run_options for one in TARGETS}, "--run-option")
-
-
-trust = click.option(
+# The options of each target's runtime, for the help of a verb that has `--run-option`.
+RUN_OPTIONS: tuple[str, Mapping[str, type[Any]]] = (
+    "--run-option",
+    {one.spec.name: one.run_options for one in TARGETS},
+)
+trust = option(
     "--trust",
+    group="Runtime",
     is_flag=True,
-    help="Load the bundle's programs without the trial run that limits time and memory; use it for "
-    "bundles from a source you trust",
+    help="Load the bundle without first running its programs in a process with limited time and "
+    "memory. Use it only for bundles from a source you trust",
+)
+trust_program = option(
+    "--trust",
+    group="Runtime",
+    is_flag=True,
+    help="Load and run PROGRAM without a limit on memory. Use it only for files from a source you trust",
 )
 
-trust_program = click.option(
-    "--trust",
-    is_flag=True,
-    help="Run the program without a limit on memory; use it for files from a source you trust",
-)
+
+def targets_by(value_of: Callable[[TargetSpec], str]) -> str:
+    """Values with the targets that share each, such as ".onnx for onnxruntime; .pte for xnnpack"."""
+    found: dict[str, list[str]] = {}
+    for target in TARGETS:
+        found.setdefault(value_of(target.spec), []).append(target.spec.name)
+    return "; ".join(f"{value} for {', '.join(names)}" for value, names in found.items())
 
 
 def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
     """`NAME=VALUE` strings as a mapping.
 
     Raises:
-        click.BadParameter: one has no `=`, or a name comes twice.
+        click.BadParameter: a string has no `=`, or a name is given twice.
     """
     found: dict[str, str] = {}
     for text in values:
@@ -107,10 +116,11 @@ def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
 def run_options_of(
     threads: int | None, values: tuple[str, ...], *, trust: bool = False
 ) -> RunOptions:
+    """The values of `--threads`, `--run-option` and `--trust` as one object."""
     return RunOptions(threads=threads, options=pairs("--run-option", values), trust=trust)
 
 
-def run_option_words(values: tuple[str, ...], *, trust: bool = False) -> list[str]:
-    """The same options for the next command."""
+def run_option_arguments(values: tuple[str, ...], *, trust: bool = False) -> list[str]:
+    """The command-line arguments that repeat the given `--run-option` and `--trust`."""
     words = [word for value in values for word in ("--run-option", value)]
     return [*words, *["--trust"] * trust]

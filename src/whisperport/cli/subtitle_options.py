@@ -1,66 +1,73 @@
-"""The options of `whisperport transcribe` that cut srt and vtt, named and refused as openai-whisper's."""
+"""The options of `whisperport transcribe` that lay out subtitles, with openai-whisper's names and rules."""
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from whisperport.cli.console import print_warning
+from whisperport.cli.verb import IntRange, option, together
 from whisperport.text import SubtitleOptions
 
-Command = Callable[..., None]
+SUBTITLES = "Subtitles (--output-format srt or vtt, with --word-timestamps or --live)"
 
-OPTIONS = (
-    click.option(
+subtitle_options = together(
+    option(
         "--highlight-words",
+        group=SUBTITLES,
         is_flag=True,
-        help="In srt and vtt, with `--words`: underline each word while it is spoken",
+        help="Underline each word while it is spoken",
     ),
-    click.option(
+    option(
         "--max-line-width",
-        type=click.IntRange(min=1),
-        metavar="CHARACTERS",
-        help="In srt and vtt, with `--words`: longer lines are cut between words",
+        group=SUBTITLES,
+        type=IntRange(min=1),
+        metavar="N",
+        show_default="no limit",
+        help="Maximum number of characters per line; longer lines are broken between words",
     ),
-    click.option(
+    option(
         "--max-line-count",
-        type=click.IntRange(min=1),
-        metavar="LINES",
-        help="With `--max-line-width`: of a subtitle, which then runs on over segments",
+        group=SUBTITLES,
+        type=IntRange(min=1),
+        metavar="N",
+        show_default="no limit",
+        help="Maximum number of lines per subtitle; a subtitle may then span segments. Has no "
+        "effect without --max-line-width",
     ),
-    click.option(
+    option(
         "--max-words-per-line",
-        type=click.IntRange(min=1),
-        metavar="WORDS",
-        help="In srt and vtt, with `--words`: a segment is cut after so many",
+        group=SUBTITLES,
+        type=IntRange(min=1),
+        metavar="N",
+        show_default="no limit",
+        help="Maximum number of words per subtitle. Has no effect with --max-line-width and "
+        "--max-line-count",
     ),
 )
 
 
-def subtitle_options(command: Command) -> Command:
-    """Add them all, in this order."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
-
-
-def chosen_subtitles(chosen: dict[str, Any], form: str, words: bool) -> SubtitleOptions:
-    """What was chosen, by the names of the options.
+def chosen_subtitles(
+    chosen: dict[str, Any], output_format: str, word_timestamps: bool
+) -> SubtitleOptions:
+    """The subtitle options made of the chosen values.
 
     Args:
-        form: in which the result is written.
-        words: whether it will have times of words.
+        chosen: values by parameter name, as click parsed them.
+        output_format: the format in which the transcript is written.
+        word_timestamps: whether the transcript will have word timestamps.
 
     Raises:
-        click.UsageError: something is asked of a form that is no subtitles, or without words.
+        click.UsageError: an option needs another format, or word timestamps.
     """
     names = ("highlight_words", "max_line_width", "max_line_count", "max_words_per_line")
     options = SubtitleOptions(**{name: chosen[name] for name in names})
     for name in options.asked:
-        if form not in ("srt", "vtt"):
-            raise click.UsageError(f"{_flag(name)} needs --format srt or --format vtt")
-        if not words:
-            raise click.UsageError(f"{_flag(name)} needs --words")
+        if output_format not in ("srt", "vtt"):
+            raise click.UsageError(
+                f"{_flag(name)} requires --output-format srt or --output-format vtt"
+            )
+        if not word_timestamps:
+            raise click.UsageError(f"{_flag(name)} requires --word-timestamps")
     if options.max_line_count and not options.max_line_width:
         print_warning("--max-line-count has no effect without --max-line-width")
     if options.max_words_per_line and options.joined:

@@ -8,6 +8,7 @@ import click
 from whisperport.bundle.evidence_json import evidence_to_json
 from whisperport.cli.console import print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
+from whisperport.cli.verb import Verb
 from whisperport.doctor import is_installed
 from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS
@@ -20,25 +21,27 @@ from whisperport.verification.project_evidence import (
 
 
 @click.command(
-    short_help="List the targets, what this project did with each, and what is installed."
+    cls=Verb, short_help="List the targets, their status, and whether their packages are installed."
 )
 @as_json
 def targets(as_json: bool) -> None:
-    """List the targets, what this project did with each, and what is installed on this machine.
+    """List the targets, their status, and whether their packages are installed on this machine.
 
-    The status is computed from evidence of the whisperport project's own machines, which comes with
-    the package. A bundle of yours holds evidence of its own: `whisperport verify BUNDLE --record`.
+    The status tells what the whisperport project itself did with a target on its own machines, for
+    example "run here". The second table lists the evidence. It says nothing about your bundles:
+    `whisperport verify BUNDLE --record` adds evidence to a bundle.
 
     \b
-    Example:
+    Examples:
       $ whisperport targets
+      $ whisperport targets --json
     """
     specs = [target.spec for target in TARGETS]
     if as_json:
         print_json([_to_json(spec) for spec in specs])
         return
     print_table(
-        ("target", "what", "status in this project", "lowers here", "runs here"),
+        ("target", "description", "status in the whisperport project", "can export", "can run"),
         [
             (
                 spec.name,
@@ -52,7 +55,7 @@ def targets(as_json: bool) -> None:
     )
     print_lines("")
     print_table(
-        ("target", "evidence of this project", "with", "date", "machine"),
+        ("target", "evidence of the project", "with", "date", "machine"),
         [(spec.name, *row) for spec in specs for row in evidence_rows(spec.name)],
     )
     lowers = next((spec.name for spec in specs if is_installed(spec.extra)), None)

@@ -20,18 +20,23 @@ from whisperport.cli.console import (
     print_warning,
     write,
 )
-from whisperport.cli.decoding_options import decoding_options, transcribe_options
+from whisperport.cli.decoding_options import (
+    audio_options,
+    decoding_options,
+    transcribe_options,
+    word_options,
+)
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
 from whisperport.cli.options import (
-    as_json,
+    RUN_OPTIONS,
     run_option,
-    run_option_words,
-    run_options_help,
+    run_option_arguments,
     run_options_of,
     threads,
     trust,
 )
 from whisperport.cli.subtitle_options import chosen_subtitles, subtitle_options
+from whisperport.cli.verb import Verb, option
 from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
 from whisperport.text import SubtitleOptions, write_as
@@ -40,35 +45,49 @@ from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription import transcribe as run_transcribe
 
 
-@click.command(short_help="Transcribe an audio file, or live audio.", epilog=run_options_help())
-@click.argument("recording", required=False)
-@click.option(
+@click.command(
+    cls=Verb, short_help="Transcribe an audio file or live audio.", target_options=RUN_OPTIONS
+)
+@click.argument("audio", required=False)
+@option(
     "--bundle",
     "-b",
+    group="Model",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A bundle  [default: the small model that comes with whisperport]",
+    show_default="the small model that comes with whisperport",
+    help="Bundle to transcribe with: a folder that `whisperport export` or `import` wrote",
 )
-@click.option(
-    "--format",
-    "form",
+@audio_options
+@live_options
+@option(
+    "--output-format",
+    "-f",
+    group="Output",
     type=click.Choice(["txt", "srt", "vtt", "tsv", "json"]),
     default="txt",
     show_default=True,
-    help="Text alone, or with times; json as openai-whisper writes it",
+    help="Format of the transcript on standard output: plain text, subtitles (srt, vtt), a table "
+    "with times in ms (tsv), or openai-whisper's JSON",
 )
+@option(
+    "--json",
+    "as_json",
+    group="Output",
+    is_flag=True,
+    help="Print the transcript and all its details as JSON, in place of --output-format",
+)
+@word_options
 @subtitle_options
-@live_options
 @decoding_options
 @chunk_options
 @threads
 @run_option
 @trust
-@as_json
 def transcribe(
-    recording: str | None,
+    audio: str | None,
     bundle: Path | None,
-    form: str,
+    output_format: str,
     live: bool,
     raw_rate: int | None,
     device: str | None,
@@ -81,73 +100,85 @@ def transcribe(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Transcribe a recording: any file that FFmpeg reads, or - for standard input.
+    """Transcribe an audio file or live audio, and print the transcript.
+
+    AUDIO is any audio or video file that FFmpeg reads, or - for standard input. With --live it may be
+    omitted: the microphone is used.
 
     \b
-    Example:
-      $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack
+    Examples:
+      $ whisperport transcribe talk.mp3
+      $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack --output-format srt > talk.srt
       $ whisperport transcribe --live
     """
-    check_live(recording, live, {"raw_rate": raw_rate, "device": device})
+    check_live(audio, live, raw_rate, device)
     options = transcribe_options(chosen, run_options_of(threads, run_options, trust=trust))
     options = with_chunks(options, vad, workers)
-    has_words = options.word_timestamps or live  # live needs them, and has them in any case
-    subtitles = chosen_subtitles(chosen, "json" if as_json else form, has_words)
-    if live or recording is None:
-        growing = LiveOptions(transcribe=options, step_s=step_s)
-        screen = Screen(text=form == "txt" and not as_json)
-        hear = partial(transcribe_live, recording, bundle, growing, screen, raw_rate, device)
+    word_timestamps = options.word_timestamps or live  # a live transcript always has them
+    subtitles = chosen_subtitles(chosen, "json" if as_json else output_format, word_timestamps)
+    if live or audio is None:
+        live_opts = LiveOptions(transcribe=options, step_s=step_s)
+        screen = Screen(text=output_format == "txt" and not as_json)
+        job = partial(transcribe_live, audio, bundle, live_opts, screen, raw_rate, device)
     else:
-        hear = partial(_with_a_bar, recording, bundle, options)
-    transcript, failure = _transcribed(hear)
+        job = partial(_transcribe_file, audio, bundle, options)
+    transcript, failure = _run(job)
     for start in transcript.truncated:
-        print_warning(f"the window at {start:.0f} s met the token limit; its end is missing")
+        print_warning(
+            f"the window at {start:.0f} s reached the limit of --max-tokens: the end of its text is missing"
+        )
     if as_json:
         print_json(asdict(transcript))
     else:
-        _print(transcript, form, subtitles, said=live)
+        _print(transcript, output_format, subtitles, printed=live)
     if failure is not None:
         _print_incomplete(transcript, failure)
         sys.exit(1 if isinstance(failure, IncompleteError) else interrupts.exit_status())
     if not as_json:
-        audio = [] if recording is None else [recording]
+        source = [] if audio is None else [audio]
         with_bundle = [] if bundle is None else ["--bundle", str(bundle)]
-        otherwise = ["--format", "srt"] if form == "txt" else ["--json"]
-        how = ["--live"] * (live or recording is None)
-        same = run_option_words(run_options, trust=trust)
-        print_next("transcribe", *audio, *how, *with_bundle, *same, *otherwise)
+        otherwise = ["--output-format", "srt"] if output_format == "txt" else ["--json"]
+        how = ["--live"] * (live or audio is None)
+        same = run_option_arguments(run_options, trust=trust)
+        print_next("transcribe", *source, *how, *with_bundle, *same, *otherwise)
 
 
-def _transcribed(
-    hear: Callable[[], Transcript],
+def _run(
+    job: Callable[[], Transcript],
 ) -> tuple[Transcript, IncompleteError | Interrupted | None]:
-    """What was said; and what ended it early, where that was not nothing."""
+    """The transcript, and the error that ended it early, if any.
+
+    Raises:
+        IncompleteError, Interrupted: nothing was transcribed before.
+    """
     try:
-        return hear(), None
+        return job(), None
     except (IncompleteError, Interrupted) as early:
         if not early.transcript.segments:
             raise
         return early.transcript, early
 
 
-def _with_a_bar(recording: str, bundle: Path | None, options: TranscribeOptions) -> Transcript:
-    with audio_bar("standard input" if recording == "-" else Path(recording).name) as bar:
-        return run_transcribe(recording, bundle, options, progress=bar)
+def _transcribe_file(audio: str, bundle: Path | None, options: TranscribeOptions) -> Transcript:
+    with audio_bar("standard input" if audio == "-" else Path(audio).name) as bar:
+        return run_transcribe(audio, bundle, options, progress=bar)
 
 
-def _print(transcript: Transcript, form: str, subtitles: SubtitleOptions, *, said: bool) -> None:
-    """The result on stdout; `said`: plain text was printed as it came."""
-    if form == "txt" and not said:
+def _print(
+    transcript: Transcript, output_format: str, subtitles: SubtitleOptions, *, printed: bool
+) -> None:
+    """Print the transcript on stdout; `printed`: its plain text is there already."""
+    if output_format == "txt" and not printed:
         write(f"{one_line(transcript.text)}\n")
-    elif form != "txt":
+    elif output_format != "txt":
         language = transcript.language
-        write(write_as(form, transcript.segments, language=language, options=subtitles))
+        write(write_as(output_format, transcript.segments, language=language, options=subtitles))
     if not transcript.text:
-        print_note("no speech was heard")
+        print_note("no speech was found in the audio")
 
 
 def _print_incomplete(transcript: Transcript, failure: IncompleteError | Interrupted) -> None:
-    where = f"the text to {transcript.segments[-1].end:.1f} s is on standard output"
+    where = f"the transcript of the first {transcript.segments[-1].end:.1f} s is on standard output"
     if isinstance(failure, IncompleteError):
         print_error(failure)
         print_note(where)

@@ -17,31 +17,35 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.evidence_words import verified_words
 from whisperport.cli.options import (
+    RUN_OPTIONS,
     as_json,
     run_option,
-    run_option_words,
-    run_options_help,
+    run_option_arguments,
     run_options_of,
     threads,
     trust,
 )
+from whisperport.cli.verb import Verb, option
 from whisperport.verification.bundle_check import verify as run_verify
 from whisperport.verification.recording import verify_and_record
 
 
 @click.command(
-    short_help="Run a bundle on the reference it carries, and compare.", epilog=run_options_help()
+    cls=Verb,
+    short_help="Run a bundle and compare its outputs with its reference.",
+    target_options=RUN_OPTIONS,
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
-@threads
-@run_option
-@trust
-@click.option(
+@option(
     "--record",
+    group="Verification",
     is_flag=True,
     help="Add the result to the bundle's manifest, as evidence that its files ran on this machine",
 )
 @as_json
+@threads
+@run_option
+@trust
 def verify(
     bundle: Path,
     threads: int | None,
@@ -50,14 +54,22 @@ def verify(
     record: bool,
     as_json: bool,
 ) -> None:
-    """Run a bundle on the reference it carries: arrays, tokens, words, isolation.
-
-    Needs no torch beyond what the bundle's targets need. Exits 1 if anything differs. The manifest of a
-    bundle says what was run where; `--record` adds this machine, for example the board.
+    """Run a bundle's programs on this machine and compare them with the reference in the bundle.
 
     \b
-    Example:
+    Four levels are compared:
+      arrays     the outputs of each program
+      tokens     the tokens decoded from each clip
+      words      the word error rate over all clips
+      isolation  the result of a clip, with and without other clips before it
+
+    PyTorch is needed only if a runtime of the bundle needs it. The exit status is 1 if a comparison
+    fails.
+
+    \b
+    Examples:
       $ whisperport verify build/tiny-xnnpack
+      $ whisperport verify build/tiny-xnnpack --record
     """
     opened = Bundle.open(bundle)
     with stages() as progress:
@@ -68,13 +80,15 @@ def verify(
     else:
         print_checks(report.checks)
         print_failures(report.failures())
-        how = f" ({', '.join(run_options)})" if run_options else ""  # a stand-in is no chip
+        how = f" ({', '.join(run_options)})" if run_options else ""
         print_lines("", f"{bundle}: {'verified' if report else 'NOT VERIFIED'}{how}")
     if record:
         print_note(f"recorded in {bundle}: {verified_words(Bundle.open(bundle).manifest)}")
     if opened.manifest.failed:
-        print_warning("this bundle was written with --allow-unverified")
+        print_warning(
+            "this bundle failed its verification at export; it was written with --allow-unverified"
+        )
     if not report:
         sys.exit(1)
-    same = run_option_words(run_options, trust=trust)
+    same = run_option_arguments(run_options, trust=trust)
     print_next("transcribe", "talk.mp3", "--bundle", bundle, *same)

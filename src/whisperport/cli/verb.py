@@ -1,0 +1,121 @@
+"""A verb's help: options under headings, with defaults and ranges in plain words."""
+
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from whisperport.targets.options import describe
+
+FEW = 6  # a verb with fewer options shows them under one heading
+MAX_COLUMN = 30  # columns of an option's name; the help of a longer one begins on the next line
+
+Decorator = Callable[[Any], Any]
+
+
+class Verb(click.Command):
+    """A command that shows its options under headings, and the options of targets below them.
+
+    Args:
+        target_options: an option such as `--option`, and the options class of each target that it can set.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        target_options: tuple[str, Mapping[str, type[Any]]] = ("", {}),
+        **settings: Any,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self._target_options = target_options
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                groups.setdefault(getattr(param, "group", "Help"), []).append(record)
+        rows = [row for group in groups.values() for row in group]
+        if len(rows) < FEW:
+            groups = {"Options": rows}
+        width = min(MAX_COLUMN, max(len(name) for name, _ in rows))
+        for heading, group in (groups | self._target_groups()).items():
+            with formatter.section(heading):
+                formatter.write_dl([_row(*row, width, formatter) for row in group], width)
+
+    def _target_groups(self) -> dict[str, list[tuple[str, str]]]:
+        """The options of targets, by heading; targets with the same options class share one."""
+        option, targets = self._target_options
+        groups = {}
+        for options in dict.fromkeys(targets.values()):
+            names = ", ".join(name for name, one in targets.items() if one is options)
+            if described := describe(options):
+                groups[f"Options of {names}, given as {option} TARGET.NAME=VALUE"] = [
+                    (one.name, f"{one.help}  [{_default(one.default)}values: {one.values}]")
+                    for one in described
+                ]
+        return groups
+
+
+def option(*names: str, group: str, **settings: Any) -> Decorator:
+    """An option that the help shows under the heading `group`."""
+    return click.option(*names, cls=_Option, group=group, **settings)
+
+
+def together(*options: Decorator) -> Decorator:
+    """Several options as one decorator; the help shows them in this order."""
+
+    def add(command: Any) -> Any:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return add
+
+
+def _row(name: str, text: str, width: int, formatter: click.HelpFormatter) -> tuple[str, str]:
+    """One option, wrapped here: click would break lines within names such as `--max-tokens`."""
+    lines = textwrap.wrap(text, formatter.width - width - 4, break_on_hyphens=False)
+    return name.ljust(width), "\n".join(("\b", *lines))
+
+
+class _Option(click.Option):
+    def __init__(self, *args: Any, group: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.group = group
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """The default and the range, without click's parentheses around a default in words."""
+        extra = super().get_help_extra(ctx)
+        if isinstance(self.show_default, str):
+            extra["default"] = self.show_default
+        return extra
+
+
+class IntRange(click.IntRange):
+    """As click's, described as "1 to 64" in place of "1<=x<=64"."""
+
+    name = "integer"
+
+    def _describe_range(self) -> str:
+        return _in_words(self)
+
+
+class FloatRange(click.FloatRange):
+    """As click's, described as "0 to 1" in place of "0<=x<=1"."""
+
+    name = "number"
+
+    def _describe_range(self) -> str:
+        return _in_words(self)
+
+
+def _in_words(type_: click.IntRange | click.FloatRange) -> str:
+    if type_.max is None:
+        return f"{type_.min:g} or more"
+    between = "above {}, up to {}" if type_.min_open else "{} to {}"
+    return between.format(*(f"{limit:.6g}" for limit in (type_.min, type_.max)))
+
+
+def _default(default: str) -> str:
+    return f"default: {default}; " if default else ""
