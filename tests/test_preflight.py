@@ -143,7 +143,7 @@ def test_too_little_memory_is_refused_with_both_figures(root, tmp_path):
         check_fits(estimate_export(BASE, ["xnnpack"]), tmp_path / "out")
 
     assert "1 GB are free" in refused.value.why
-    assert "the estimate, from measured exports, is about 2.5 GB of memory" in refused.value.why
+    assert "estimated need, from measured exports: about 2.5 GB of memory" in refused.value.why
     assert "--no-preflight" in refused.value.hint
 
 

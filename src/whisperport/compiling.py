@@ -372,7 +372,7 @@ def _check_size(group: _Group, opened: Bundle, options: CompileOptions) -> None:
         raise LoweringError(
             f"the model is too large for `{group.target.spec.name}`",
             why=reason,
-            hint="`--force` tries it anyway",
+            hint="`--force` compiles it anyway",
         )
 
 

@@ -371,8 +371,8 @@ def _check_kind(path: Path) -> None:
         raise ProgramError(
             f"{path} cannot be fixed",
             why=f"it is {kind.get(path.suffix, 'a folder')}; rewrites need a torch graph",
-            hint="fix the .pt2 file that it was made from: "
-            "torch.export.save(torch.export.export(module, inputs), path)",
+            hint="give the `.pt2` file that it was made from; "
+            "`torch.export.save(torch.export.export(module, inputs), path)` writes such a file",
         )
 
 

@@ -222,6 +222,6 @@ def _free_disk(out: Path) -> int:
 def _too_small(what: str, needed: Estimate, free: float, alternative: str) -> WhisperportError:
     return WhisperportError(
         f"there is too little {what}",
-        why=f"{free / GB:.2g} GB are free; the estimate, from measured exports, is {needed}",
+        why=f"{free / GB:.2g} GB are free; estimated need, from measured exports: {needed}",
         hint=f"free some {what}, or {alternative}; `--no-preflight` skips this check",
     )

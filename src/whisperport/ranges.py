@@ -17,5 +17,5 @@ def check_range(name: str, value: float | None, low: float, high: float) -> None
         raise UsageError(
             f"`{name}` is {value}",
             why=f"expected {low} to {high}",
-            hint="give a number in that range",
+            hint="give a number in this range",
         )

@@ -100,7 +100,7 @@ class WindowOptions:
         audio_positions = _positions("the audio of a window", self.audio_s, positions)
         if self.padding not in PADDINGS:
             raise UsageError(
-                f"there is no padding `{self.padding}`", hint=f"one of {', '.join(PADDINGS)}"
+                f"there is no padding `{self.padding}`", hint=f"choose one of {', '.join(PADDINGS)}"
             )
         context_positions = positions
         if self.padding != "none":
@@ -142,13 +142,13 @@ def _positions(what: str, seconds: float | None, longest: int) -> int:
         raise UsageError(
             f"{what} cannot be {seconds:g} s",
             why=f"expected {SHORTEST_S:g} to {limit_s:g} s",
-            hint="give a number between them",
+            hint="give a length in this range",
         )
     positions = round(seconds / SECONDS_PER_POSITION)
     if abs(positions * SECONDS_PER_POSITION - seconds) > 1e-6:
         raise UsageError(
             f"{what} cannot be {seconds:g} s",
             why="the encoder makes one position per 20 ms of audio",
-            hint=f"{positions * SECONDS_PER_POSITION:g} s is the nearest",
+            hint=f"the nearest possible length is {positions * SECONDS_PER_POSITION:g} s",
         )
     return positions
