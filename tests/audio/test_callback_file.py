@@ -96,7 +96,7 @@ def test_a_file_object_that_gives_too_much_does_not_overrun_a_buffer() -> None:
 
         read1 = read  # type: ignore[assignment]
 
-    with pytest.raises(AudioError, match="bytes were read where"):
+    with pytest.raises(AudioError, match="bytes were requested"):
         load_audio(Generous())
 
 

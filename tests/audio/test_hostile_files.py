@@ -37,10 +37,10 @@ def wav(n_bytes: int, *, rate: int = SAMPLE_RATE, channels: int = 1, bits: int =
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"hello, world\n" * 500, "not a sound file|no audio"),
-        (bytes(100_000), "not a sound file|no audio"),
-        (b"RIFF", "not a sound file"),
-        (wav(0), "holds no samples"),
+        (b"hello, world\n" * 500, "not an audio file|no audio"),
+        (bytes(100_000), "not an audio file|no audio"),
+        (b"RIFF", "is not an audio file"),
+        (wav(0), "contains no samples"),
         (wav(2), r"too short: 1 sample at 16 kHz(.|\n)*160 samples, 10 ms"),
         (wav(318), "too short: 159 samples"),
         (wav(3200, rate=1), "sample rate of 1 Hz"),
@@ -107,7 +107,7 @@ def test_a_file_one_may_not_read_is_refused(
 
 @pytest.mark.parametrize("source", [io.StringIO("text"), 3, None, [0.0] * 400])
 def test_what_is_no_source_is_refused(source: object) -> None:
-    with pytest.raises(AudioError, match="cannot read sound from"):
+    with pytest.raises(AudioError, match="cannot read audio from"):
         load_audio(source)  # type: ignore[arg-type]
 
 
@@ -121,7 +121,7 @@ def test_a_video_without_sound_is_refused(tmp_path: Path) -> None:
         container.mux(stream.encode(picture))
         container.mux(stream.encode(None))
 
-    with pytest.raises(AudioError, match=r"holds no audio(.|\n)*video"):
+    with pytest.raises(AudioError, match=r"contains no audio(.|\n)*video"):
         load_audio(path)
 
 
@@ -138,7 +138,7 @@ def test_a_float_file_with_a_nan_is_refused(write_sound: WriteSound, value: floa
 def test_floats_that_were_never_scaled_are_warned_of(write_sound: WriteSound) -> None:
     path = write_sound(32768 * SOUND, SAMPLE_RATE, codec="pcm_f32le")
 
-    with pytest.warns(ClippedAudioWarning, match="is cut off at 1: are these integers") as caught:
+    with pytest.warns(ClippedAudioWarning, match="clipped at 1: they may be unscaled integers") as caught:
         samples = load_audio(path)
 
     assert len(caught) == 1
@@ -157,7 +157,7 @@ def test_hot_floats_are_clipped_without_a_word(write_sound: WriteSound, codec: s
 
 
 def test_an_empty_path_is_not_this_folder() -> None:
-    with pytest.raises(AudioError, match="path is empty"):
+    with pytest.raises(AudioError, match="path of the audio file is empty"):
         load_audio("")
 
 
@@ -181,7 +181,7 @@ def test_a_cut_file_gives_what_is_there_and_warns(write_sound: WriteSound, suffi
 def test_a_cut_m4a_has_lost_its_index_and_is_refused(write_sound: WriteSound) -> None:
     data = write_sound(SOUND, SAMPLE_RATE, "m4a").read_bytes()
 
-    with pytest.raises(AudioError, match="not a sound file"):
+    with pytest.raises(AudioError, match="is not an audio file"):
         load_audio(io.BytesIO(data[: len(data) // 2]))
 
 

@@ -229,5 +229,5 @@ def test_a_pipe_that_breaks_says_so_after_what_it_gave() -> None:
     audio = live_audio(ClosedPipe(), raw_rate=16_000)  # type: ignore[arg-type]
 
     assert np.array_equal(next(audio), FLOATS)
-    with pytest.raises(AudioError, match="no further"):
+    with pytest.raises(AudioError, match="cannot read more"):
         next(audio)

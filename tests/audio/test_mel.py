@@ -125,7 +125,7 @@ def test_n_frames_pads_or_cuts_before_anything_else(n_samples: int, n_frames: in
         (np.zeros(400, np.int16), "int16 samples"),
         (np.full(400, np.nan, np.float32), "NaN or an infinity"),
         (np.full(400, np.inf, np.float32), "NaN or an infinity"),
-        (np.zeros(200, np.float32), "too short for a spectrogram: 200 samples"),
+        (np.zeros(200, np.float32), "200 samples are too few"),
     ],
 )
 def test_samples_without_a_spectrogram_are_refused(samples: NDArray[np.float32], said: str) -> None:

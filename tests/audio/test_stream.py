@@ -51,7 +51,7 @@ def test_reading_before_what_is_kept_is_refused() -> None:
     stream = AudioStream(SOUND, look_back_s=1.0)
     stream.read(3 * SAMPLE_RATE, 100)
 
-    with pytest.raises(ValueError, match="those before 32000 are gone"):
+    with pytest.raises(ValueError, match="those before 32000 were dropped"):
         stream.read(2 * SAMPLE_RATE - 1, 100)
 
 

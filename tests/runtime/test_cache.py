@@ -106,7 +106,7 @@ def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, audio: A
     decoder.step(5)
 
     for overfull in (lambda: decoder.step(5), lambda: decoder.prefill([5])):
-        with pytest.raises(ValueError, match=r"25 tokens do not fit 24 positions"):
+        with pytest.raises(ValueError, match=r"25 tokens do not fit into 24 positions"):
             overfull()
 
     assert decoder.cache.length == DIMS.n_text_ctx
@@ -124,7 +124,7 @@ def test_storing_more_rows_than_there_is_room_for_is_refused() -> None:
     cache = Cache(DIMS)
     cache.store(embed_tokens(20), 20)
 
-    with pytest.raises(ValueError, match="25 rows do not fit a cache of 24"):
+    with pytest.raises(ValueError, match="25 tokens do not fit into a cache of 24"):
         cache.store(embed_tokens(5), 5)
 
     assert cache.length == 20

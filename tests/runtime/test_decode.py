@@ -184,10 +184,10 @@ def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, audio: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"suppress_tokens": (5, 9999)}, "`suppress_tokens` names token 9999"),
-        ({"suppress_tokens": (-2,)}, "`suppress_tokens` names token -2"),
-        ({"prompt": (9999,)}, "`prompt` names token 9999"),
-        ({"prefix": (-1,)}, "`prefix` names token -1"),
+        ({"suppress_tokens": (5, 9999)}, "`suppress_tokens` contains token id 9999"),
+        ({"suppress_tokens": (-2,)}, "`suppress_tokens` contains token id -2"),
+        ({"prompt": (9999,)}, "`prompt` contains token id 9999"),
+        ({"prefix": (-1,)}, "`prefix` contains token id -1"),
         ({"prefix": (5,) * DIMS.n_text_ctx}, f"the prefix has {DIMS.n_text_ctx} tokens"),
         ({"prefix": (5,) * (DIMS.n_text_ctx // 2 - 4)}, "the prefix has"),
     ],

@@ -48,7 +48,7 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
     assert used == [1, 4, 7, 7, 7, 1, 7, 7]
 
 
-@pytest.mark.parametrize(("tokens", "also"), [([], 0), ([1, 2], 2), ([1, 2], -1)])
+@pytest.mark.parametrize(("tokens", "second_index"), [([], 0), ([1, 2], 2), ([1, 2], -1)])
 def test_a_row_that_is_not_in_the_prompt_is_refused(
     micro_decoder: Any, audio: Any, tokens: list[int], second_index: int
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whisperport.runtime.search import Beams, Path, Sampling, log_sum_exp, numpy_sampler, top
+from whisperport.runtime.search import Beams, Candidate, Sampling, log_sum_exp, numpy_sampler, top
 
 V = 51_865  # multilingual Whisper's vocabulary
 ROW = 4 * V  # bytes
@@ -120,11 +120,11 @@ def test_no_row_is_copied_twice(
     """At once: what sums the probabilities needs one copy; draws one of all rows, divided, as well."""
     search = make()
     found = [logits(seed=seed) for seed in range(width)]
-    paths = [Path() for _ in range(width)]
+    paths = [Candidate() for _ in range(width)]
     search.advance(paths, found)
 
     tracemalloc.start()
-    make().advance([Path() for _ in range(width)], found)
+    make().advance([Candidate() for _ in range(width)], found)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

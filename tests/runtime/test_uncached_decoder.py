@@ -127,7 +127,7 @@ def test_more_tokens_than_rows_are_refused_and_leave_the_others(
     decoder.start_window(features)
     decoder.prefill([50] * 12)
 
-    with pytest.raises(ValueError, match="13 tokens do not fit 12 rows"):
+    with pytest.raises(ValueError, match="13 tokens do not fit into a sequence of 12"):
         decoder.step(7)
 
     assert len(decoder.tokens) == 12

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.runtime.segments import split_segments
-from whisperport.runtime.window_end import LEAST, drop_unreliable_end
+from whisperport.runtime.window_end import MIN_ADVANCE, drop_unreliable_end
 
 BEGIN = 50364
 WINDOW = 1000  # frames: 10 s
@@ -27,7 +27,7 @@ def test_segments_that_end_well_before_the_window_are_kept() -> None:
 def test_a_segment_that_ends_in_the_last_seconds_is_heard_again_from_the_one_before() -> None:
     left = drop_unreliable_end(cut(at(0), 5, at(2.0), at(2.5), 6, at(9.9)), BEGIN, WINDOW)
 
-    assert [piece.tokens for piece in left.pieces] == [(at(0), 5, at(2.0))]
+    assert [segment.tokens for segment in left.segments] == [(at(0), 5, at(2.0))]
     assert left.advance == 200
     assert not left.closed
 
@@ -37,20 +37,20 @@ def test_repetitions_at_the_window_s_end_are_all_dropped() -> None:
 
     left = drop_unreliable_end(cut(at(0), 5, at(2.0), *loop), BEGIN, WINDOW)
 
-    assert [piece.end_s for piece in left.pieces] == [2.0]
+    assert [segment.end_s for segment in left.segments] == [2.0]
 
 
 def test_a_lone_segment_is_heard_again_from_where_it_begins() -> None:
     left = drop_unreliable_end(cut(at(0.8), 5, at(9.9)), BEGIN, WINDOW)
 
-    assert left.pieces == ()
+    assert left.segments == ()
     assert left.advance == 80
 
 
 def test_one_that_was_only_opened_is_heard_again_from_where_it_begins() -> None:
     left = drop_unreliable_end(cut(at(1.0)), BEGIN, WINDOW)
 
-    assert left.pieces == ()
+    assert left.segments == ()
     assert left.advance == 100
 
 
@@ -82,5 +82,5 @@ def test_windows_always_go_on_and_nothing_is_invented(tokens: list[int], n_frame
 
     left = drop_unreliable_end(whole, BEGIN, n_frames)
 
-    assert left == whole or left.advance >= LEAST
-    assert left.pieces == whole.pieces[: len(left.pieces)]
+    assert left == whole or left.advance >= MIN_ADVANCE
+    assert left.segments == whole.segments[: len(left.segments)]

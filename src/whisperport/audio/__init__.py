@@ -1,4 +1,4 @@
-"""Sound in: files, pipes and arrays become 16 kHz samples, and samples a log-mel spectrogram."""
+"""Read audio from files, pipes, microphones and arrays, and compute log-mel spectrograms."""
 
 from whisperport.audio.chunks import cut_chunks
 from whisperport.audio.decode import ClippedAudioWarning, DamagedAudioWarning

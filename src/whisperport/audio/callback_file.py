@@ -1,4 +1,4 @@
-"""A file that FFmpeg reads through callbacks, in which no exception is lost."""
+"""A file that FFmpeg reads through callbacks without losing exceptions."""
 
 import os
 import select
@@ -8,29 +8,29 @@ from typing import BinaryIO
 
 
 class CallbackFile:
-    """What PyAV opens in place of the file itself.
+    """A file object for PyAV that keeps the first exception of a callback and raises it again.
 
-    PyAV calls `read` and `seek` from inside FFmpeg. It drops a KeyboardInterrupt that is raised there,
-    and FFmpeg goes on; other exceptions may be overtaken by FFmpeg's own. Here the first exception is
-    remembered, the file is at its end from then on, and the exception is raised again as soon as
-    PyAV's function returns: call those functions inside of `with file.calls():`.
+    PyAV calls `read` and `seek` from inside FFmpeg. It drops a KeyboardInterrupt that is raised there, and
+    FFmpeg continues; FFmpeg's own errors may replace other exceptions. This class stores the first
+    exception and reports the end of the file from then on. Call PyAV's functions inside `with
+    file.calls():`, which raises the stored exception when they return.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._error: BaseException | None = None
         self.name = str(getattr(file, "name", ""))  # FFmpeg looks at its suffix
-        # PyAV calls `send`, which is not written in Python, so that an interrupt that is due when the
-        # callback begins is raised inside of the generator's `try`, not before a function's first line.
-        answers = self._answers()
-        next(answers)
-        self.read = answers.send
+        # `send` is not a Python function. An interrupt that is pending when the callback begins is
+        # therefore raised inside the generator's `try`, not before the first line of a Python function.
+        reader = self._reader()
+        next(reader)
+        self.read = reader.send
 
     def seekable(self) -> bool:
         return is_seekable(self._file)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """The new position, or -1, by which FFmpeg knows that it failed."""
+        """Set the position and return it, or return -1, which tells FFmpeg that the call failed."""
         try:
             return self._file.seek(offset, whence)
         except BaseException as error:
@@ -42,22 +42,24 @@ class CallbackFile:
 
     @contextmanager
     def calls(self) -> Iterator[None]:
-        """Raises what a callback raised meanwhile, in place of what PyAV made of it."""
+        """Raise the exception that a callback raised inside the block, in place of PyAV's exception."""
         try:
             yield
         finally:
             if self._error is not None:
                 raise self._error
 
-    def _answers(self) -> Generator[bytes, int, None]:
-        """Bytes for each size that is sent; none after an error."""
+    def _reader(self) -> Generator[bytes, int, None]:
+        """Yield the bytes for each size that is sent, or no bytes after an error."""
         data = b""
         try:
             while True:
                 size = yield data
                 data = read_waiting(self._file, size)
                 if len(data) > size:  # PyAV would write beyond its buffer
-                    raise ValueError(f"{len(data)} bytes were read where {size} were asked for")
+                    raise ValueError(
+                        f"the file returned {len(data)} bytes, but {size} were requested"
+                    )
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -67,8 +69,8 @@ class CallbackFile:
 
 
 def read_waiting(file: BinaryIO, size: int) -> bytes:
-    """At most `size` bytes, at least one before the end; waits where the file does not by itself."""
-    read = getattr(file, "read1", file.read)  # of a buffered pipe: what there is, without waiting
+    """Read 1 to `size` bytes, or none at the end. Waits for data if the file itself does not wait."""
+    read = getattr(file, "read1", file.read)  # `read1` of a buffered pipe returns what is there
     data: bytes | None = read(size)
     while data is None:  # an empty pipe that another process has set to O_NONBLOCK
         select.select([file], [], [])
@@ -77,5 +79,6 @@ def read_waiting(file: BinaryIO, size: int) -> bytes:
 
 
 def is_seekable(file: BinaryIO) -> bool:
+    """Return whether a file object supports `seek`."""
     seekable = getattr(file, "seekable", None)
     return bool(seekable and seekable())

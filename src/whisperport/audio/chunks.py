@@ -1,4 +1,4 @@
-"""Cut a long sound at its silences, into chunks that each fit one window.
+"""Cut audio at silences into chunks that each fit into one window.
 
 speech   ▄▄▄▄▄▄  ▄▄▄▄     ▄▄▄▄▄▄▄ ▄▄▄        ▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄
 chunks  |─────────────|  |──────────────|   |─────────────────────────|
@@ -14,16 +14,17 @@ from whisperport.audio.vad import Span
 def cut_chunks(
     speech: Iterable[Span], limit: int, *, pad: int = 0, longest_silence: int | None = None
 ) -> Iterator[Span]:
-    """Chunks that hold all speech, in rising order, none overlapping another.
+    """Yield chunks that contain all speech, in order and without overlap.
 
     Args:
-        speech: spans in rising order.
-        limit: frames that a chunk has at most, unless a single span has more.
-        pad: frames of silence around a chunk's speech, or half the silence where there is less.
-        longest_silence: frames of it within a chunk; None: any number.
+        speech: spans of speech in order.
+        limit: maximum length of a chunk in mel frames of 10 ms. A single longer span is one chunk.
+        pad: mel frames of silence before and after a chunk's speech, or half of the silence if it is
+            shorter.
+        longest_silence: maximum silence within a chunk, in mel frames; None: no limit.
     """
-    held: list[Span] = []  # they fit one chunk, or are one span that does not
-    before = -2 * pad  # end of the speech before them; none: as far away as matters
+    held: list[Span] = []  # spans that fit into one chunk, or one span that does not
+    before = -2 * pad  # end of the previous speech; at first far enough to have no effect
     for span in speech:
         if held and longest_silence is not None and span.start - held[-1].end > longest_silence:
             yield _padded(held, before, span.start, limit, pad)
@@ -39,7 +40,7 @@ def cut_chunks(
 
 
 def _best_cut(spans: list[Span], limit: int) -> int:
-    """How many spans, not all, make the chunk that ends at the longest silence in its second half."""
+    """Return how many of the spans make a chunk that ends at the longest silence in its second half."""
     silences = {
         count: after.start - last.end
         for count, (last, after) in enumerate(pairwise(spans), start=1)
@@ -49,6 +50,7 @@ def _best_cut(spans: list[Span], limit: int) -> int:
 
 
 def _padded(spans: list[Span], before: int, after: int, limit: int, pad: int) -> Span:
+    """Return the chunk of spans with its padding; `before` and `after` bound the silence around it."""
     start, end = spans[0].start, spans[-1].end
     if end - start <= limit:
         pad = min(pad, (limit - (end - start)) // 2)

@@ -1,7 +1,7 @@
-"""Sound files, decoded piece by piece through FFmpeg's libraries (PyAV), one piece in memory.
+"""Decode audio files with FFmpeg's libraries (PyAV), one piece in memory at a time.
 
-Files are opened here and handed over as open objects, never as names, and FFmpeg may open nothing
-else: a playlist posing as sound reaches neither other files nor the network.
+This module opens the files and passes open objects to FFmpeg, not names, and FFmpeg may open nothing else.
+So a playlist with the name of an audio file cannot reach other files or the network.
 """
 
 import os
@@ -25,31 +25,39 @@ from whisperport.audio.downmix import Downmix
 from whisperport.audio.pcm import MAX_FLOAT_PEAK, MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
 from whisperport.errors import AudioError
 
-# Formats whose header states a length; elsewhere FFmpeg guesses it, or reads it off the last page.
+# Formats whose header states a length; for others FFmpeg estimates it, or reads it from the last page.
 _HEADER_HAS_LENGTH = {"w64", "aiff", "flac", "mp3", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
-_MISSING_S = 0.5  # a file that ends this much before the length in its header was cut
-_RIFF_UNKNOWN = 0x7FFF_F000  # sizes from here on are what recorders write when they do not know
+_MISSING_S = 0.5  # seconds; a file that ends this much earlier than its header states was cut off
+_RIFF_UNKNOWN = 0x7FFF_F000  # recorders write such sizes while the size is unknown
 
 
 class DamagedAudioWarning(UserWarning):
-    """Part of the sound could not be decoded; what could be is used."""
+    """Part of the audio could not be decoded. The rest is used."""
 
 
 class ClippedAudioWarning(UserWarning):
-    """Float samples far outside of [-1, 1]: they may be integers that nobody scaled."""
+    """Float samples are far outside [-1, 1]: they may be integers that were not scaled."""
 
 
 class AudioDecoder:
-    """One open sound. Use it in a `with` block, or call `close()`.
+    """Decodes one audio file. Use it in a `with` block, or call `close()`.
 
-    Down-mixed and resampled by FFmpeg to 16-bit mono at 16 kHz, as openai-whisper's command
-    `ffmpeg -ac 1 -ar 16000 -f s16le` does. Measured against that command of FFmpeg 5.1 (PyAV 18
-    holds 8.1), mono and stereo, 8 to 48 kHz, in steps of 16 bit: float and 24-bit wav, and mp3,
-    equal; ogg, opus and m4a within 1; 16-bit wav and flac equal at 16 kHz, within 4 (mean 0.7)
-    resampled. Opus in webm with a header rate below 48 kHz keeps 5 ms of its lead-in.
-    Channels whose layout FFmpeg cannot know, such as 64 of a microphone array, are averaged.
+    FFmpeg mixes down and resamples to 16-bit mono at 16 kHz, as openai-whisper's command
+    `ffmpeg -ac 1 -ar 16000 -f s16le` does. Differences from that command, measured with FFmpeg 5.1 (PyAV 18
+    contains 8.1) for mono and stereo at 8 to 48 kHz, in steps of 16 bits:
 
-    Raises AudioError when the source is missing, is no file, or holds no sound FFmpeg can read.
+        float wav, 24-bit wav, mp3   equal
+        ogg, opus, m4a               at most 1
+        16-bit wav, flac             equal at 16 kHz; at most 4 (mean 0.7) if resampled
+
+    Opus in webm with a header rate below 48 kHz keeps 5 ms of its lead-in. If FFmpeg does not know the
+    layout of the channels, such as 64 channels of a microphone array, the channels are averaged.
+
+    Args:
+        source: a path, "-" for standard input, or a binary file object.
+
+    Raises:
+        AudioError: the source is missing, is not a file, or has no audio that FFmpeg can read.
     """
 
     def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
@@ -64,7 +72,7 @@ class AudioDecoder:
 
     @property
     def duration_s(self) -> float | None:
-        """Length the container states, in seconds; None where it states none (a pipe, raw mp3)."""
+        """Duration that the container states, in seconds; None if it states none (a pipe, raw mp3)."""
         if self._stream.duration is not None and self._stream.time_base is not None:
             seconds = float(self._stream.duration * self._stream.time_base)
         elif self._container is not None and self._container.duration is not None:
@@ -75,22 +83,22 @@ class AudioDecoder:
 
     @property
     def sample_rate(self) -> int:
-        """As stored, in Hz; 0 where the file does not say. What is handed on has 16 kHz."""
+        """Sample rate of the file in Hz, 0 if it states none. `pieces` always returns 16 kHz."""
         return int(self._stream.rate or 0)
 
     def pieces(self, piece_s: float = 1.0) -> Iterator[NDArray[np.float32]]:
-        """The sound in order, (n,) float32, mono, 16 kHz, within [-1, 1].
+        """Yield the samples in order, (n,) float32, mono, 16 kHz, within [-1, 1].
 
         Args:
-            piece_s: seconds that are handed on at once, or a little more.
+            piece_s: minimum duration of a piece in seconds; the last piece may be shorter.
 
         Warns:
-            DamagedAudioWarning: packets that do not decode, or an end before the stated length.
-            ClippedAudioWarning: a file of float samples goes beyond 2; beyond 1 they are cut off.
+            DamagedAudioWarning: packets cannot be decoded, or the file ends before the stated duration.
+            ClippedAudioWarning: float samples exceed 2 in magnitude. Samples beyond 1 are clipped.
 
         Raises:
-            AudioError: nothing decodes, a float file holds a NaN or an infinity, or there are
-                fewer samples than one mel frame.
+            AudioError: nothing can be decoded, a float file contains a NaN or an infinity, or there are
+                fewer samples than one mel frame (10 ms).
         """
         n_samples, waiting, n_waiting = 0, [], 0
         for samples in self._resampled():
@@ -108,7 +116,7 @@ class AudioDecoder:
             yield np.concatenate(waiting).astype(np.float32) / np.float32(32768.0)
 
     def close(self) -> None:
-        """Idempotent. A file object that was passed in stays open: it is its owner's."""
+        """Close the file, unless the caller opened it. May be called several times."""
         if self._container is not None:
             self._container.close()
         if self._must_close:
@@ -121,7 +129,7 @@ class AudioDecoder:
         self.close()
 
     def _resampled(self) -> Iterator[NDArray[np.int16]]:
-        """(n,) int16 at 16 kHz. A change of rate or layout midway starts another resampler."""
+        """Yield samples (n,) int16 at 16 kHz. A change of rate or layout starts a new resampler."""
         downmix, key = Downmix(), None
         for frame in self._frames():
             frame_key = (frame.format.name, frame.layout.name, frame.sample_rate)
@@ -136,13 +144,13 @@ class AudioDecoder:
                 raise AudioError(
                     f"{self.name} cannot be mixed down to mono",
                     why=f"{_reason(error)}; its channels are: {frame.layout.name}",
-                    hint="mix it yourself, e.g. `ffmpeg -i IN -ac 1 OUT.wav`",
+                    hint="mix it down with another tool, e.g. `ffmpeg -i IN -ac 1 OUT.wav`",
                 ) from error
         if key is not None:
             yield from downmix.push(None)
 
     def _frames(self) -> Iterator[AudioFrame]:
-        """Decoded frames. As by FFmpeg's own command, a damaged packet is passed over."""
+        """Yield decoded frames. Damaged packets are skipped, as by the `ffmpeg` command."""
         n_bad, n_good, last, peak = 0, 0, "", 0.0
         packets = self._container.demux(self._stream) if self._container else iter(())
         while True:
@@ -169,23 +177,24 @@ class AudioDecoder:
             )
         if n_bad:
             warnings.warn(
-                f"{self.name}: {n_bad} damaged part{'s' * (n_bad > 1)} passed over ({last})",
+                f"{self.name}: {n_bad} damaged part{'s' * (n_bad > 1)} skipped ({last})",
                 DamagedAudioWarning,
                 stacklevel=2,
             )
-        # Of what was compressed, a peak says nothing: it is not as it was recorded.
+        # The decoded peak of compressed audio is not the peak of the original samples.
         if peak > MAX_FLOAT_PEAK and self._stream.codec_context.name.startswith("pcm"):
             warnings.warn(
-                f"{self.name} reaches {peak:g} and is cut off at 1: are these integers, never scaled?",
+                f"{self.name} has samples up to {peak:g}, clipped at 1: they may be unscaled integers",
                 ClippedAudioWarning,
                 stacklevel=2,
             )
 
     def _warn_if_cut(self, n_samples: int) -> None:
+        """Warn if the file ends before the length that its header states."""
         format_name = self._container.format.name if self._container else ""
         stated_s, decoded_s = self.duration_s, n_samples / SAMPLE_RATE
         if format_name == "wav" and (n_missing := _missing_riff_bytes(self._file)) > 0:
-            lost = f"its header states {n_missing} bytes more than it has"
+            lost = f"it has {n_missing} bytes less than its header states"
         elif (
             format_name in _HEADER_HAS_LENGTH
             and stated_s is not None
@@ -195,46 +204,52 @@ class AudioDecoder:
         else:
             return
         warnings.warn(
-            f"{self.name} was cut: {lost}; {decoded_s:.1f} s could be decoded",
+            f"{self.name} is incomplete: {lost}; {decoded_s:.1f} s could be decoded",
             DamagedAudioWarning,
             stacklevel=2,
         )
 
 
 def open_source(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bool]:
-    """The open file, what to call it, and whether it is ours to close."""
+    """Open a source.
+
+    Returns:
+        The open file, its name for messages, and whether the caller must close it.
+    """
     if isinstance(source, str) and source == "-":
         if sys.stdin is None:  # closed before Python began
-            raise AudioError("standard input is closed", hint="give a file, or a pipe")
+            raise AudioError("standard input is closed", hint="give a file or a pipe")
         if sys.stdin.isatty():
             raise AudioError(
                 "standard input is a terminal",
-                why="`-` reads a sound from a pipe",
+                why="`-` reads audio from a pipe",
                 hint="e.g. `arecord -f S16_LE -r 16000 | whisperport transcribe -`",
             )
-        # Unbuffered where it can be: a growing pipe then gives what it has, instead of waiting.
+        # Unbuffered if possible: a pipe then returns the data that is there, instead of waiting for more.
         stdin: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
         return stdin, "standard input", False
     if not isinstance(source, str | os.PathLike):
         if not callable(getattr(source, "read", None)) or not isinstance(source.read(0), bytes):
             raise AudioError(
-                f"cannot read sound from {type(source).__name__}",
+                f"cannot read audio from an object of type {type(source).__name__}",
                 why="expected a path, `-`, a file opened in binary mode, or a numpy array",
                 hint="convert it to one of these",
             )
         name = getattr(source, "name", None)
         return source, f"`{name}`" if isinstance(name, str) else "the file object", False
-    if not os.fspath(source):  # a path of no characters would be this folder's
-        raise AudioError("the sound's path is empty", hint="give one file, e.g. talk.wav")
+    if not os.fspath(source):  # `Path("")` is the current folder
+        raise AudioError("the path of the audio file is empty", hint="give one file, e.g. talk.wav")
     path = Path(source)
     name = f"`{path}`"
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise AudioError(
-                f"{name} is a folder, not a sound", hint=f"give one file, e.g. {path}/talk.wav"
+                f"{name} is a folder, not an audio file",
+                hint=f"give one file, e.g. {path}/talk.wav",
             )
-        # A pipe unbuffered: it then gives what it has, instead of waiting.
+        # A pipe is opened unbuffered, so that it returns the data that is there instead of waiting for
+        # more.
         file = path.open("rb", buffering=-1 if stat.S_ISREG(mode) else 0)
     except FileNotFoundError as error:
         hint = "download it first" if "://" in str(source) else "check the path"
@@ -248,7 +263,7 @@ def open_source(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, st
         raise AudioError(
             f"{name} is empty",
             why="it has 0 bytes",
-            hint="record or copy it again; nothing is in it",
+            hint="record or copy it again",
         )
     return file, name, True
 
@@ -267,7 +282,7 @@ def _probed(
             )
     except (FFmpegError, OSError, ValueError) as error:
         raise AudioError(
-            f"{name} is not a sound file FFmpeg can read",
+            f"{name} is not an audio file that FFmpeg can read",
             why=_reason(error),
             hint=_convert_hint(file),
         ) from error
@@ -276,15 +291,15 @@ def _probed(
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
         container.close()
         raise AudioError(
-            f"{name} holds no audio that can be decoded",
-            why=f"FFmpeg takes what it holds for: {kinds}",
-            hint="give a file with sound in it",
+            f"{name} contains no audio that can be decoded",
+            why=f"FFmpeg found these streams in it: {kinds}",
+            hint="give a file that contains audio",
         )
     return container, stream
 
 
 def _missing_riff_bytes(file: BinaryIO) -> int:
-    """How many bytes a wav file lacks: FFmpeg reports the length of what is there."""
+    """Return how many bytes a wav file lacks; FFmpeg reports the length of the existing part."""
     if not is_seekable(file):
         return 0
     file.seek(0)
@@ -296,25 +311,31 @@ def _missing_riff_bytes(file: BinaryIO) -> int:
 
 
 def _checked_peak(frame: AudioFrame, name: str) -> float:
-    """The largest float sample; 0 for integers. Raises AudioError for a NaN or an infinity."""
+    """Return the largest magnitude of float samples, 0 for integers.
+
+    Raises:
+        AudioError: there is a NaN or an infinity.
+    """
     if frame.format.name[:3] not in ("flt", "dbl"):
         return 0.0
-    # A NaN turns into an arbitrary 16-bit number on conversion: it has to be seen before.
+    # Checked before the conversion, which turns a NaN into an arbitrary 16-bit number.
     peak = float(np.abs(frame.to_ndarray()).max(initial=0.0))
     if not np.isfinite(peak):
         raise AudioError(
-            f"{name} holds a NaN or an infinity",
-            why="that is no sound",
-            hint="find what wrote it; 16-bit samples, `ffmpeg -c:a pcm_s16le`, cannot hold one",
+            f"{name} contains a NaN or an infinity",
+            why="audio samples must be finite numbers",
+            hint="write it again with 16-bit samples, e.g. with `ffmpeg -c:a pcm_s16le`",
         )
     return peak
 
 
 def _convert_hint(file: BinaryIO) -> str:
+    """Return the hint for a file that FFmpeg cannot read."""
     if is_seekable(file):
         return "convert it, e.g. `ffmpeg -i IN -ac 1 -ar 16000 OUT.wav`"
-    return "formats with an index at the end (m4a, mp4) must be saved to a file first"
+    return "save it to a file first: formats with an index at the end (m4a, mp4) cannot be read from a pipe"
 
 
 def _reason(error: Exception) -> str:
+    """Return the text of an error without its number and file name."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Frames of any layout to 16-bit mono at 16 kHz."""
+"""Convert audio frames of any channel layout to 16-bit mono at 16 kHz."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ from whisperport.audio.pcm import SAMPLE_RATE
 
 
 class Downmix:
-    """By FFmpeg's resampler, or where it does not know what the channels are, by their average.
+    """Mixes down with FFmpeg's resampler, or by averaging if FFmpeg does not know the channel layout.
 
-    FFmpeg knows the channels of most layouts up to 8, and of a few larger ones, and guesses those of
-    a file that gives their number alone, as its command does. All frames have one layout and rate.
+    FFmpeg knows most layouts of up to 8 channels and a few larger ones. If a file gives only the number of
+    channels, it guesses the layout, as the `ffmpeg` command does. All frames must have one layout and rate.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Downmix:
         self._averages: bool | None = None  # None: before the first frame
 
     def push(self, frame: AudioFrame | None) -> Iterator[NDArray[np.int16]]:
-        """(n,) int16 that come out for `frame`; None ends the sound and gives what is left.
+        """Convert a frame, and yield samples (n,) int16. None yields the remaining samples at the end.
 
         Raises:
             FFmpegError, ValueError: the frame cannot be converted.
@@ -43,7 +43,7 @@ class Downmix:
 
     def _pushed(self, frame: AudioFrame | None) -> Iterator[NDArray[np.int16]]:
         for out in self._resampler.resample(frame):
-            if out is not None:  # a resampler that changes nothing returns the flush itself
+            if out is not None:  # a resampler that changes nothing returns None when flushed
                 yield out.to_ndarray()[0]
 
 
@@ -52,8 +52,8 @@ def _resampler() -> AudioResampler:
 
 
 def _averaged(frame: AudioFrame) -> AudioFrame:
-    """One channel of floats: the mean of all. Raises ValueError for samples that numpy lacks."""
-    samples = frame.to_ndarray()  # (channels, n), or (1, n * channels) where they are interleaved
+    """Return the mean of all channels as floats. Raises ValueError for a sample type that numpy lacks."""
+    samples = frame.to_ndarray()  # (channels, n), or (1, n * channels) if interleaved
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T
     mean = samples.mean(axis=0, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Sound that is still being made: each piece as soon as it is there, from a pipe, or a file played."""
+"""Read audio piece by piece while it arrives from a pipe, or at real-time speed from a file."""
 
 import os
 import time
@@ -16,25 +16,25 @@ from whisperport.audio.pcm import SAMPLE_RATE, check_length
 from whisperport.audio.raw import from_raw
 from whisperport.errors import AudioError
 
-PIECE_S = 0.1  # seconds of sound in a piece; a pipe's may be shorter
-_CHUNK = 1 << 16  # bytes asked for at most; a pipe gives what it has
+PIECE_S = 0.1  # duration of a piece in seconds; pieces of a pipe may be shorter
+_CHUNK = 1 << 16  # maximum number of bytes in one read of a pipe
 
 Pieces = Iterator[NDArray[np.float32]]
 
 
 def live_audio(source: str | os.PathLike[str] | BinaryIO, *, raw_rate: int | None = None) -> Pieces:
-    """Pieces (n,) float32 of a sound, mono at 16 kHz, as they come.
+    """Yield pieces (n,) float32 of the audio, mono at 16 kHz, as they arrive.
 
-    A file on disk is played: its pieces come when they would be heard. A pipe is read as it grows;
-    containers that state their length first, such as mp4, cannot come by one.
+    A file on disk is read in real time: one second of audio takes one second. A pipe is read as data
+    arrives. Containers with an index at the end, such as mp4, cannot be read from a pipe.
 
     Args:
         source: a path, "-" for standard input, or a binary file object.
-        raw_rate: the source is signed 16-bit little-endian mono samples at this rate, in Hz;
-            None: a container that FFmpeg knows.
+        raw_rate: sample rate in Hz of headerless audio: signed 16-bit little-endian mono samples. None: the
+            source is a format that FFmpeg knows.
 
     Raises:
-        AudioError: missing, unreadable, or no sound; while iterating, where it fails later.
+        AudioError: the source is missing, cannot be read or has no audio. It may be raised while iterating.
     """
     if isinstance(source, str | os.PathLike) and can_be_read_twice(source):
         pieces = iter_audio(source, block_s=PIECE_S) if raw_rate is None else _raw(source, raw_rate)
@@ -48,20 +48,22 @@ def in_real_time(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pieces:
-    """Pieces at the pace of the sound: each when its last sample would be heard."""
-    start, heard = clock(), 0
+    """Yield each piece at the time at which its last sample would have been recorded."""
+    start, n_samples = clock(), 0
     for piece in pieces:
-        heard += piece.size
-        sleep(max(0.0, start + heard / SAMPLE_RATE - clock()))
+        n_samples += piece.size
+        sleep(max(0.0, start + n_samples / SAMPLE_RATE - clock()))
         yield piece
 
 
 def _decoded(source: str | os.PathLike[str] | BinaryIO) -> Pieces:
+    """Yield pieces of a format that FFmpeg knows."""
     with AudioDecoder(source) as decoder:
         yield from decoder.pieces(PIECE_S)
 
 
 def _raw(source: str | os.PathLike[str] | BinaryIO, rate: int) -> Pieces:
+    """Yield pieces of headerless audio at `rate` Hz."""
     file, name, must_close = open_source(source)
     n_samples = 0
     try:
@@ -75,12 +77,13 @@ def _raw(source: str | os.PathLike[str] | BinaryIO, rate: int) -> Pieces:
 
 
 def _chunks(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """Yield the bytes of a file as they arrive."""
     size = round(PIECE_S * SAMPLE_RATE) * 2 if file.seekable() else _CHUNK
     while True:
         try:
             chunk = read_waiting(file, size)
-        except (OSError, ValueError) as error:  # ValueError: it was closed
-            raise AudioError(f"{name} can be read no further", why=str(error)) from error
+        except (OSError, ValueError) as error:  # ValueError: the file was closed
+            raise AudioError(f"cannot read more of {name}", why=str(error)) from error
         if not chunk:
             return
         yield chunk

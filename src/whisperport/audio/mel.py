@@ -1,10 +1,10 @@
-"""The log-mel spectrogram, as Whisper was trained on, in numpy.
+"""Compute the log-mel spectrogram that Whisper was trained on, with numpy.
 
     samples ─ reflect 200 on both sides ─ frames of 400 every 160 ─ Hann ─ |rfft|² ─ slaney filters
             ─ log10 ─ floor 8 below the maximum ─ (x + 4) / 4
 
-The frames go through `numpy.fft.rfft` 256 at a time. Measured for a 30 s window on one thread:
-3.0 ms so, 6 ms in one piece (the spectra leave the cache), 8.5 ms by a product with a DFT basis.
+`numpy.fft.rfft` transforms 256 frames in each call. Measured for a 30 s window on one thread: 3.0 ms this
+way, 6 ms with all frames in one call (the spectra do not fit into the CPU cache), 8.5 ms with a DFT matrix.
 """
 
 from functools import lru_cache
@@ -20,46 +20,48 @@ from whisperport.errors import AudioError
 N_FFT = 400  # samples in one frame: 25 ms
 HOP_LENGTH = 160  # samples from one frame to the next: 10 ms
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP_LENGTH  # 100
-DYNAMIC_RANGE = 8.0  # powers of ten kept below the loudest bin: 80 dB
+DYNAMIC_RANGE = 8.0  # powers of ten below the maximum that are kept: 80 dB
 _FRAMES_AT_ONCE = 256  # see the module's docstring
 
 
 def log_mel(
     samples: NDArray[Any], n_mels: int, *, n_frames: int | None = None
 ) -> NDArray[np.float32]:
-    """Log-mel spectrogram of one array of samples.
+    """Compute the log-mel spectrogram of one array of samples.
 
-    The maximum that sets the floor is taken over the very array given, after padding: cutting
-    afterwards is not the same as cutting before. openai-whisper's `transcribe()` gives the whole
-    recording and 30 s of zeros, then cuts windows; transformers' `WhisperFeatureExtractor` gives
-    one window, padded to 30 s. Give one window with its `n_frames` for the latter.
+    The floor is 8 below the maximum of the given array after padding. So cutting the spectrogram afterwards
+    is not the same as cutting the samples before. openai-whisper's `transcribe()` passes all audio and 30 s
+    of zeros, then cuts windows from the spectrogram. transformers' `WhisperFeatureExtractor` passes one
+    window, padded to 30 s; to do the same, pass one window and `n_frames`.
 
     Args:
         samples: (n_samples,) mono, 16 kHz, within [-1, 1]; any float dtype.
         n_mels: 80, or 128 for large-v3 and turbo.
-        n_frames: pad with zeros, or cut, to this many frames of 10 ms before anything else.
+        n_frames: number of frames of 10 ms to which the samples are first padded with zeros, or cut.
             None: as many as the samples fill.
 
     Returns:
         (n_mels, n_frames or n_samples // 160) float32.
 
     Raises:
-        AudioError: `samples` is not one-dimensional floats, holds a NaN or an infinity, or is
-            shorter than 201 samples when `n_frames` is None (the reflection needs 200 more).
+        AudioError: `samples` is not a one-dimensional float array, contains a NaN or an infinity, or is
+            shorter than 201 samples while `n_frames` is None (200 samples are reflected at each end).
 
     Source: openai/whisper@c0d2f62, whisper/audio.py:110-157.
     """
     checked = _checked(samples, n_frames)
     padded = np.pad(checked, N_FFT // 2, mode="reflect")
-    # The last frame, half reflected, is dropped as in the original.
+    # The last frame, half of it reflected, is dropped as in openai-whisper.
     power = mel_log_power(padded[: checked.size // HOP_LENGTH * HOP_LENGTH + N_FFT - 1], n_mels)
     return to_whisper_scale(power, float(power.max()))
 
 
 def mel_log_power(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
-    """log10 of the mel power of every whole frame: (n_mels, n) float32, at least -10.
+    """Return log10 of the mel power of every complete frame, (n_mels, n) float32, at least -10.
 
-    samples  (n_samples,) float32; frames of 400 begin every 160 samples, nothing is padded
+    Args:
+        samples: (n_samples,) float32. Frames of 400 samples begin every 160 samples; there is no padding.
+        n_mels: number of mel bands.
     """
     frames = sliding_window_view(samples, N_FFT)[::HOP_LENGTH]  # (n, 400), a view
     filters, window = mel_filters(n_mels), _hann_window()
@@ -73,7 +75,7 @@ def mel_log_power(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float
 
 
 def to_whisper_scale(power: NDArray[np.float32], peak: float) -> NDArray[np.float32]:
-    """Floor log10 power 8 below `peak`, then (x + 4) / 4; changes `power` and returns it."""
+    """Raise values to at least 8 below `peak`, then compute (x + 4) / 4. Changes `power` and returns it."""
     np.maximum(power, np.float32(peak - DYNAMIC_RANGE), out=power)
     power += 4.0
     power /= 4.0
@@ -82,12 +84,13 @@ def to_whisper_scale(power: NDArray[np.float32], peak: float) -> NDArray[np.floa
 
 @lru_cache(maxsize=4)
 def mel_filters(n_mels: int) -> NDArray[np.float32]:
-    """Triangles on the slaney mel scale, each of unit area: (n_mels, 201) float32, read-only.
+    """Compute triangular filters of unit area on the slaney mel scale, (n_mels, 201) float32, read-only.
 
-    Computed rather than shipped: equal to openai-whisper's `mel_filters.npz` within 1e-6 (a test).
+    A test checks that they equal openai-whisper's `mel_filters.npz` within 1e-6.
     Source: librosa.filters.mel(sr=16000, n_fft=400, n_mels=n_mels), which made that file.
 
-    Raises ValueError when `n_mels` is outside 1 to 201, the number of frequencies.
+    Raises:
+        ValueError: `n_mels` is not 1 to 201, the number of frequencies.
     """
     if not 1 <= n_mels <= N_FFT // 2 + 1:
         raise ValueError(f"`n_mels` is {n_mels}; expected 1 to {N_FFT // 2 + 1}")
@@ -125,7 +128,7 @@ def _mel_to_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=1)
 def _hann_window() -> NDArray[np.float32]:
-    """(400,) periodic Hann window."""
+    """Return the periodic Hann window, (400,) float32."""
     return (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)).astype(np.float32)
 
 
@@ -133,16 +136,16 @@ def _checked(samples: NDArray[Any], n_frames: int | None) -> NDArray[np.float32]
     samples = np.asarray(samples)
     if samples.ndim != 1 or samples.dtype.kind != "f":
         raise AudioError(
-            f"cannot compute a spectrogram of {samples.dtype} samples, shape {samples.shape}",
+            f"cannot compute a spectrogram of {samples.dtype} samples of shape {samples.shape}",
             why="expected (n_samples,) floats: mono, 16 kHz, within [-1, 1]",
-            hint="`load_audio(samples, sample_rate=...)` converts",
+            hint="convert them with `load_audio(samples, sample_rate=...)`",
         )
     samples = samples.astype(np.float32, copy=False)
     if not np.isfinite(samples).all():
         raise AudioError(
-            "the samples hold a NaN or an infinity",
-            why="no spectrogram is defined",
-            hint="find where they come from: `numpy.isfinite(samples)` tells which",
+            "the samples contain a NaN or an infinity",
+            why="a spectrogram needs finite samples",
+            hint="find these samples with `numpy.isfinite(samples)`",
         )
     if n_frames is not None:
         if n_frames < 2:
@@ -152,9 +155,9 @@ def _checked(samples: NDArray[Any], n_frames: int | None) -> NDArray[np.float32]
         return np.pad(samples, (0, n_samples - samples.size))
     if samples.size <= N_FFT // 2:
         raise AudioError(
-            f"too short for a spectrogram: {samples.size} samples",
-            why=f"the edges are reflected over {N_FFT // 2} samples, so at least "
+            f"{samples.size} samples are too few for a spectrogram",
+            why=f"{N_FFT // 2} samples are reflected at each end, so at least "
             f"{N_FFT // 2 + 1} are needed",
-            hint="give `n_frames`, and the samples are padded with zeros",
+            hint="set `n_frames`, which pads the samples with zeros",
         )
     return samples

@@ -1,10 +1,11 @@
-"""The spectrogram of a whole recording, in pieces: equal to that of the recording as one array.
+"""Compute windows of an audio file's spectrogram, equal to those of a spectrogram of the complete file.
 
-openai-whisper takes one spectrogram of the recording and 30 s of silence, and cuts windows from it. Its
-floor, 8 below the maximum, is that of the recording, and its frames at a window's edge see the sound
-beyond. Here the same frames are computed where they are wanted: the maximum in a first pass, the
-frames in a second, so memory does not grow with length. Sound that can be heard only once (a pipe) has
-no first pass: its maximum is that of what was heard so far.
+openai-whisper computes one spectrogram of the audio file and 30 s of silence, and cuts windows from it. The
+floor is 8 below the maximum of the complete file, and frames at the edge of a window include samples beyond
+the edge. This module computes the same frames in two passes, so that memory does not grow with the
+duration: the maximum in the first pass, the windows in the second. Audio that can be read only once (a
+    pipe) has no
+first pass: its maximum is that of the audio so far.
 """
 
 import os
@@ -17,22 +18,24 @@ from whisperport.audio.mel import HOP_LENGTH, N_FFT, mel_log_power, to_whisper_s
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.stream import AudioSource, AudioStream
 
-PIECE = 3000  # frames at a time in the first pass
+PIECE = 3000  # mel frames in each step of the first pass
 HALF = N_FFT // 2
 
 Floats = NDArray[np.float32]
 
 
 class MelWindows:
-    """Windows of a recording's spectrogram, forward only.
+    """Computes windows of an audio file's log-mel spectrogram, from the first to the last.
 
     Args:
-        source: as `AudioStream` takes it.
-        n_mels: 80, or 128 for large-v3 and turbo.
-        n_frames: frames in one window: 3000 for 30 s.
+        source: a path, "-" for standard input, a binary file object, or an array; see `AudioStream`.
+        n_mels: number of mel bands: 80, or 128 for large-v3 and turbo.
+        n_frames: mel frames in one window: 3000 for 30 s.
+        sample_rate: sample rate of an array in Hz; None: 16 kHz.
 
     Raises:
-        AudioError: the sound is missing, unreadable, shorter than 10 ms, or not numbers.
+        AudioError: the source is missing, cannot be read, is shorter than 10 ms, or has samples that are
+            not finite numbers.
     """
 
     def __init__(
@@ -40,39 +43,45 @@ class MelWindows:
     ) -> None:
         self._n_mels, self._n_frames = n_mels, n_frames
         self._peak: float = -np.inf
-        self._whole = False  # whether the peak is that of the whole recording
+        self._peak_is_final = False  # whether the peak is that of the complete file
         if can_be_read_twice(source):
             with AudioStream(source, sample_rate=sample_rate, look_back_s=1.0) as first:
-                self._peak, self._whole = _peak(first, n_mels), True
+                self._peak, self._peak_is_final = _peak(first, n_mels), True
         self._stream = AudioStream(source, sample_rate=sample_rate, look_back_s=1.0)
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds, where the source states it or its end was met."""
+        """Duration in seconds; None if the source does not state it and its end was not reached."""
         if self._stream.ended:
             return self._stream.n_decoded / SAMPLE_RATE
         return self._stream.duration_s
 
     def window(self, start: int) -> tuple[Floats, int]:
-        """Frames `start` to `start + n_frames`, silence after the recording's end included.
+        """Compute the frames `start` to `start + n_frames`. After the end of the audio they are silence.
+
+        Args:
+            start: first mel frame; not below that of an earlier call.
 
         Returns:
-            (n_mels, n_frames) float32 on Whisper's scale, and how many frames hold sound.
+            (n_mels, n_frames) float32 on Whisper's scale, and the number of frames with audio.
         """
         power = _power(self._stream, start, self._n_frames, self._n_mels)
-        if not self._whole:
+        if not self._peak_is_final:
             self._peak = max(self._peak, float(power.max()))
-        content = self._stream.n_decoded // HOP_LENGTH - start  # past the end, all was decoded
+        content = (
+            self._stream.n_decoded // HOP_LENGTH - start
+        )  # beyond the end, all audio is decoded
         return to_whisper_scale(power, self._peak), min(max(content, 0), self._n_frames)
 
     def close(self) -> None:
+        """Close the source, unless the caller opened it."""
         self._stream.close()
 
 
 def _power(stream: AudioStream, start: int, n_frames: int, n_mels: int) -> Floats:
-    """log10 mel power of frames, each seeing the sound around it; reflected before the beginning."""
+    """Return log10 mel power of frames, (n_mels, n_frames), reflected before the beginning of the audio."""
     first = start * HOP_LENGTH - HALF
-    wanted = n_frames * HOP_LENGTH + N_FFT - HOP_LENGTH  # the last frame's end
+    wanted = n_frames * HOP_LENGTH + N_FFT - HOP_LENGTH  # samples up to the end of the last frame
     samples = stream.read(max(first, 0), wanted + min(first, 0))
     samples = np.pad(samples, (0, wanted + min(first, 0) - samples.size))
     if first < 0:
@@ -81,6 +90,7 @@ def _power(stream: AudioStream, start: int, n_frames: int, n_mels: int) -> Float
 
 
 def _peak(stream: AudioStream, n_mels: int) -> float:
+    """Return the maximum log10 mel power of all frames of a stream."""
     peak, start = -np.inf, 0
     while not stream.ended or start * HOP_LENGTH < stream.n_decoded:
         peak = max(peak, float(_power(stream, start, PIECE, n_mels).max()))
@@ -89,7 +99,7 @@ def _peak(stream: AudioStream, n_mels: int) -> float:
 
 
 def can_be_read_twice(source: AudioSource) -> bool:
-    """An array or a file; neither standard input, nor a pipe, nor a file object."""
+    """Return whether a source can be read twice. True for an array or a path of a regular file."""
     if isinstance(source, np.ndarray):
         return True
     return isinstance(source, str | os.PathLike) and str(source) != "-" and Path(source).is_file()

@@ -1,4 +1,4 @@
-"""A microphone, through PortAudio (`sounddevice`, extra `live`)."""
+"""Read a microphone through PortAudio (package `sounddevice`, extra `live`)."""
 
 import warnings
 from collections.abc import Iterator
@@ -12,43 +12,47 @@ from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.raw import from_raw
 from whisperport.errors import AudioError, MissingPackageError
 
-PIECE_S = 0.1
-_LIST = "python -m sounddevice"  # lists every device
+PIECE_S = 0.1  # duration of a piece in seconds
+_LIST = "python -m sounddevice"  # command that lists every device
 
 
 class AudioGapWarning(UserWarning):
-    """The computer was too busy to take what the microphone gave."""
+    """Audio from the microphone was lost because the process did not read it in time."""
 
 
 def microphone_audio(device: str | int | None = None) -> Iterator[NDArray[np.float32]]:
-    """Pieces (n,) float32 of what is said, mono at 16 kHz, without end.
+    """Yield pieces (n,) float32 from a microphone, mono at 16 kHz, without end.
 
     Args:
-        device: a number, or part of a name, of `python -m sounddevice`; None: the system's default.
+        device: number or part of the name of a device, as `python -m sounddevice` lists them; None: the
+            system's default.
 
     Warns:
         AudioGapWarning: PortAudio reported an overflow.
 
     Raises:
         MissingPackageError: `sounddevice`, or the PortAudio library that it needs, is not installed.
-        AudioError: there is no such microphone, or it cannot be opened; or it was pulled out.
+        AudioError: there is no such microphone, it cannot be opened, or it was disconnected.
     """
     sounddevice = _sounddevice()
     try:
         rate = _rate(sounddevice, device)
         yield from from_raw(_chunks(sounddevice, device, rate), rate)
     except (sounddevice.PortAudioError, ValueError) as error:  # ValueError: no device of that name
-        named = (
-            "no microphone can be used" if device is None else f"cannot use microphone `{device}`"
-        )
+        named = "cannot use a microphone" if device is None else f"cannot use microphone `{device}`"
         raise AudioError(
             named,
             why=str(error),
-            hint=f"plug one in, or choose one with `--microphone`; `{_LIST}` lists them",
+            hint=f"connect a microphone, or choose one with `--microphone`; `{_LIST}` lists them",
         ) from error
 
 
 def _sounddevice() -> Any:
+    """Import `sounddevice`.
+
+    Raises:
+        MissingPackageError: it, or the PortAudio library, is not installed.
+    """
     try:
         import sounddevice
     except ImportError as error:
@@ -57,7 +61,7 @@ def _sounddevice() -> Any:
             why=str(error),
             hint='pip install "whisperport[live]"',
         ) from error
-    except OSError as error:  # the package is there, the library below it is not
+    except OSError as error:  # the package is installed, the library is not
         raise MissingPackageError(
             "cannot use a microphone: the PortAudio library is not installed",
             why=str(error),
@@ -67,7 +71,7 @@ def _sounddevice() -> Any:
 
 
 def _rate(sounddevice: Any, device: str | int | None) -> int:
-    """16 kHz where the device can, else what it prefers."""
+    """Return a sample rate of the device in Hz: 16,000 if it supports that, or else its default."""
     try:
         sounddevice.check_input_settings(
             device=device, channels=1, dtype="int16", samplerate=SAMPLE_RATE
@@ -79,12 +83,13 @@ def _rate(sounddevice: Any, device: str | int | None) -> int:
 
 
 def _chunks(sounddevice: Any, device: str | int | None, rate: int) -> Iterator[bytes]:
-    come: SimpleQueue[bytes | None] = SimpleQueue()  # None: the stream ended
+    """Yield signed 16-bit samples as bytes, as they arrive."""
+    arrived: SimpleQueue[bytes | None] = SimpleQueue()  # None: the stream ended
 
-    def take(data: Any, _frames: int, _time: Any, status: Any) -> None:
+    def callback(data: Any, _frames: int, _time: Any, status: Any) -> None:
         if status.input_overflow:
-            warnings.warn("the microphone's sound has a gap", AudioGapWarning, stacklevel=2)
-        come.put(bytes(data))
+            warnings.warn("some audio from the microphone was lost", AudioGapWarning, stacklevel=2)
+        arrived.put(bytes(data))
 
     with sounddevice.RawInputStream(
         samplerate=rate,
@@ -92,9 +97,9 @@ def _chunks(sounddevice: Any, device: str | int | None, rate: int) -> Iterator[b
         device=device,
         channels=1,
         dtype="int16",
-        callback=take,
-        finished_callback=lambda: come.put(None),
+        callback=callback,
+        finished_callback=lambda: arrived.put(None),
     ):
-        while (chunk := come.get()) is not None:
+        while (chunk := arrived.get()) is not None:
             yield chunk
-    raise AudioError("the microphone stopped", hint="plug it in again, and start anew")
+    raise AudioError("the microphone stopped", hint="connect it again, and restart the command")

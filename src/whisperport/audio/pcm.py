@@ -1,4 +1,4 @@
-"""Samples as this package passes them around: mono, 16 kHz, float32, within [-1, 1]."""
+"""Convert samples to the format used in this package: mono, 16 kHz, float32, within [-1, 1]."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from whisperport.errors import AudioError
 
 SAMPLE_RATE = 16_000  # samples per second, in every Whisper model
-MIN_SAMPLES = 160  # one mel frame, 10 ms; anything shorter is not sound but a mistake
-_RATES = range(1_000, 768_001)  # Hz; outside it a header is damaged, or resampling explodes
+MIN_SAMPLES = 160  # one mel frame, 10 ms; shorter audio is rejected as a mistake
+_RATES = range(
+    1_000, 768_001
+)  # Hz; a rate outside is a damaged header, or would make the resampled audio huge
 MAX_FLOAT_PEAK = (
-    2.0  # float samples above this were integers and never scaled; below it, merely hot
+    2.0  # above this, float samples are taken for unscaled integers; below it, they are clipped
 )
-_BLOCK = 10 * SAMPLE_RATE  # samples converted at once
+_BLOCK = 10 * SAMPLE_RATE  # samples that are converted in one call
 _FULL_SCALE = {"int16": 2.0**15, "int32": 2.0**31}
 
 
@@ -25,15 +27,15 @@ def from_array(samples: NDArray[Any], sample_rate: int | None) -> NDArray[np.flo
 
     Args:
         samples: (n_samples,) mono; floats within [-1, 1], or int16 or int32 at full scale.
-        sample_rate: of `samples`, in Hz; None: 16 kHz.
+        sample_rate: sample rate of `samples` in Hz, 1,000 to 768,000; None: 16,000.
 
     Returns:
-        (n_samples at 16 kHz,) float32 within [-1, 1]. Floats a little beyond are clipped, as
-        writing them to a file would.
+        (n_samples at 16 kHz,) float32 within [-1, 1]. Floats up to 2 in magnitude are clipped, as if they
+        were written to a 16-bit file.
 
     Raises:
-        AudioError: not one-dimensional, not numbers, empty, shorter than 10 ms, a NaN or an
-            infinity among them, far outside [-1, 1], or an impossible rate.
+        AudioError: `samples` is not one-dimensional, has another type, is empty or shorter than 10 ms,
+            contains a NaN, an infinity or a value beyond 2 in magnitude; or the rate is out of range.
     """
     samples = np.asarray(samples)
     if samples.ndim != 1:
@@ -45,23 +47,23 @@ def from_array(samples: NDArray[Any], sample_rate: int | None) -> NDArray[np.flo
     if scale is None and samples.dtype.kind != "f":
         raise AudioError(
             f"cannot read samples of dtype {samples.dtype}",
-            why="floats within [-1, 1], int16 and int32 are understood",
+            why="expected floats within [-1, 1], int16 or int32",
             hint="convert them with `astype`",
         )
     if scale is not None:
         samples = samples / np.float64(scale)
     if not np.isfinite(samples).all():
         raise AudioError(
-            "the samples hold a NaN or an infinity",
-            why="that is no sound",
-            hint="find where they come from: `numpy.isfinite(samples)` tells which",
+            "the samples contain a NaN or an infinity",
+            why="audio samples must be finite numbers",
+            hint="find these samples with `numpy.isfinite(samples)`",
         )
     peak = float(np.abs(samples).max(initial=0.0))
     if peak > MAX_FLOAT_PEAK:
         raise AudioError(
-            f"the samples reach {peak:g}; expected within [-1, 1]",
+            f"the samples have values up to {peak:g}; expected within [-1, 1]",
             why="they look like integers stored as floats",
-            hint="divide by the integers' full scale, e.g. 32768 for 16 bit",
+            hint="divide them by the full scale of the integers, e.g. 32768 for 16 bit",
         )
     mono: NDArray[np.float32] = np.clip(samples, -1.0, 1.0).astype(np.float32)
     if sample_rate is not None and sample_rate != SAMPLE_RATE:
@@ -71,7 +73,7 @@ def from_array(samples: NDArray[Any], sample_rate: int | None) -> NDArray[np.flo
 
 
 def check_rate(sample_rate: int, name: str) -> int:
-    """`sample_rate` itself; AudioError when nothing records at it."""
+    """Return `sample_rate`, or raise AudioError if it is not 1,000 to 768,000 Hz."""
     if sample_rate not in _RATES:
         raise AudioError(
             f"{name} states a sample rate of {sample_rate} Hz",
@@ -82,11 +84,11 @@ def check_rate(sample_rate: int, name: str) -> int:
 
 
 def check_length(n_samples: int, name: str) -> None:
-    """AudioError for no sound at all, or less than one frame of it."""
+    """Raise AudioError if there are no samples, or fewer than one mel frame (160)."""
     if n_samples == 0:
         raise AudioError(
-            f"{name} holds no samples",
-            why="its header is followed by nothing",
+            f"{name} contains no samples",
+            why="there is no data after its header",
             hint="record or copy it again",
         )
     if n_samples < MIN_SAMPLES:
@@ -94,12 +96,12 @@ def check_length(n_samples: int, name: str) -> None:
         raise AudioError(
             f"{name} is too short: {n_samples} sample{plural} at 16 kHz",
             why=f"at least one mel frame is needed ({MIN_SAMPLES} samples, 10 ms)",
-            hint="give a longer recording",
+            hint="give longer audio",
         )
 
 
 def _resampled(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
-    """By FFmpeg's resampler, in floats: no rounding to 16 bit on the way."""
+    """Resample to 16 kHz with FFmpeg's resampler, in float32 and without rounding to 16 bit."""
     resampler = AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
     parts = [
         out.to_ndarray()[0]
@@ -108,15 +110,16 @@ def _resampled(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.flo
     ]
     if not parts:
         return np.empty(0, np.float32)
-    # The filter may overshoot at a step by a few percent.
+    # The resampling filter may overshoot by a few percent.
     mono: NDArray[np.float32] = np.concatenate(parts)
     return np.clip(mono, -1.0, 1.0)
 
 
 def _frames(samples: NDArray[np.float32], rate: int) -> Iterator[av.AudioFrame | None]:
+    """Yield the samples as FFmpeg frames, then None."""
     for start in range(0, samples.size, _BLOCK):
         block = np.ascontiguousarray(samples[None, start : start + _BLOCK])
         frame = av.AudioFrame.from_ndarray(block, format="flt", layout="mono")
         frame.sample_rate = rate
         yield frame
-    yield None  # asks the resampler for what it still holds
+    yield None  # makes the resampler return its remaining samples

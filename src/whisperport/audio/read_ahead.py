@@ -1,4 +1,4 @@
-"""Read sound in a thread of its own, so that none is missed while what came before is transcribed."""
+"""Read audio in a separate thread, so that none is lost while earlier audio is transcribed."""
 
 import time
 from collections.abc import Iterable
@@ -10,39 +10,40 @@ from numpy.typing import NDArray
 
 from whisperport.audio.pcm import SAMPLE_RATE
 
-AHEAD_S = 600.0  # seconds of sound, 38 MB: a model that is as far behind does not catch up
-_NAP_S = 0.05
+AHEAD_S = 600.0  # seconds of audio, 38 MB; a model that is this far behind does not catch up
+_SLEEP_S = 0.05
 
 Samples = NDArray[np.float32]
 
 
 class ReadAhead:
-    """Pieces of sound, gathered as they come; however long the reader was away, none is dropped.
+    """Collects pieces of audio in a thread. No piece is dropped, however rarely `take` is called.
 
-    A source that runs far ahead, such as a file through a pipe, waits: memory stays bounded. The
-    thread is a daemon: one that waits for a silent pipe does not keep the process alive.
+    If the source is far ahead, such as a file through a pipe, reading pauses, so memory is bounded. The
+    thread is a daemon: while it waits for a silent pipe, the process can end.
 
     Args:
-        ahead_s: seconds of sound that wait to be taken, or one piece more.
+        pieces: (n,) float32 samples at 16 kHz.
+        ahead_s: seconds of audio to collect before reading pauses. One piece more may be collected.
     """
 
     def __init__(self, pieces: Iterable[Samples], *, ahead_s: float = AHEAD_S) -> None:
         self._ahead = round(ahead_s * SAMPLE_RATE)
-        self._n_read = self._n_taken = 0  # samples: each counted by one thread
-        self._come: SimpleQueue[Samples | Exception | None] = SimpleQueue()  # None: the end
+        self._n_read = self._n_taken = 0  # samples; each counter is changed by one thread
+        self._arrived: SimpleQueue[Samples | Exception | None] = SimpleQueue()  # None: the end
         self._stopped = False
         self._end: Exception | None = None
         self._ended = False
-        Thread(target=self._read, args=(pieces,), daemon=True, name="sound").start()
+        Thread(target=self._read, args=(pieces,), daemon=True, name="audio").start()
 
     def take(self) -> Samples | None:
-        """All that came since the last call, waiting for some; None at the end.
+        """Return all audio since the last call, (n,) float32; None at the end. Wait if there is none yet.
 
-        Raises what the source raised, after everything before it was taken.
+        An exception of the source is raised after all audio before it was returned.
         """
         pieces: list[Samples] = []
-        while not self._ended and not (pieces and self._come.empty()):
-            item = self._come.get()
+        while not self._ended and not (pieces and self._arrived.empty()):
+            item = self._arrived.get()
             if isinstance(item, np.ndarray):
                 pieces.append(item)
             else:
@@ -56,20 +57,21 @@ class ReadAhead:
         return None
 
     def stop(self) -> None:
-        """Read no more; what has come can still be taken. May be called from a signal handler."""
+        """Stop reading. Collected audio can still be taken. May be called from a signal handler."""
         self._stopped = True
-        self._come.put(None)
+        self._arrived.put(None)
 
     def _read(self, pieces: Iterable[Samples]) -> None:
+        """Collect the pieces. Runs in the thread."""
         try:
             for piece in pieces:
                 if self._stopped:
                     return
-                self._come.put(piece)
+                self._arrived.put(piece)
                 self._n_read += piece.size
                 while self._n_read - self._n_taken > self._ahead and not self._stopped:
-                    time.sleep(_NAP_S)  # a lock could not be taken in a signal's handler
-        except Exception as error:  # whatever it is, it belongs to the one who takes
-            self._come.put(error)
+                    time.sleep(_SLEEP_S)  # no lock: `stop` may run in a signal handler
+        except Exception as error:  # any type; `take` raises it
+            self._arrived.put(error)
         else:
-            self._come.put(None)
+            self._arrived.put(None)

@@ -80,12 +80,12 @@ def _pieces(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[WindowSe
     That one is left out of a recording's window, since the next begins with it.
     """
     cut = split_segments(decoded.tokens, begin, buffer.frames)
-    rest = decoded.tokens[sum(len(piece.tokens) for piece in cut.pieces) :]
-    pieces = list(cut.pieces)
+    rest = decoded.tokens[sum(len(piece.tokens) for piece in cut.segments) :]
+    pieces = list(cut.segments)
     if rest:
         start, end = cut.advance / FRAMES_PER_SECOND, buffer.frames / FRAMES_PER_SECOND
         pieces.append(WindowSegment(min(start, end), end, rest))
-    return pieces, len(cut.pieces)
+    return pieces, len(cut.segments)
 
 
 def _with_words(

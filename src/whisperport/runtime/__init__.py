@@ -1,4 +1,4 @@
-"""Run a bundle: an engine with its programs, a decoder with the state of a call, the decoding loop."""
+"""Run a bundle: load its programs (`Engine`), keep the state of one call (`Decoder`), decode windows."""
 
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.decode import (

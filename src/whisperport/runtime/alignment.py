@@ -1,4 +1,4 @@
-"""When each word was spoken: from where the alignment heads look, by dynamic time warping.
+"""Compute word timestamps from the alignment heads' attention, by dynamic time warping.
 
 Source: openai/whisper@v20250625, whisper/timing.py.
 """
@@ -22,7 +22,15 @@ MEDIAN_WIDTH = 7  # positions of 20 ms
 
 @dataclass(slots=True)
 class Timing:
-    """A word in a window: seconds from the window's beginning."""
+    """A word and its time in a window.
+
+    Attributes:
+        word: text with its leading space and, after joining, its punctuation.
+        tokens: ids of the word.
+        start: seconds from the beginning of the window.
+        end: seconds from the beginning of the window.
+        probability: mean probability of its tokens, 0 to 1.
+    """
 
     word: str
     tokens: list[int]
@@ -40,12 +48,19 @@ def align_words(
     task: str,
     n_frames: int,
 ) -> list[Timing]:
-    """Times of the words of `text`, text tokens of the window that `decoder` listens to.
+    """Compute the timestamps of the words of a window.
 
-    Of as many as the decoder has positions for: those after them get none.
+    Tokens beyond the decoder's number of positions get no timestamps.
 
     Args:
-        n_frames: mel frames of sound in the window.
+        decoder: has the window's audio, see `Decoder.start_window`. Its token cache is replaced.
+        text: text tokens of the window, without timestamps.
+        language: language code.
+        task: `transcribe` or `translate`.
+        n_frames: mel frames of audio in the window, 10 ms each.
+
+    Returns:
+        One `Timing` per word, in order. Empty if `text` is empty.
     """
     if not text:
         return []
@@ -54,7 +69,7 @@ def align_words(
     start = start_tokens(generation, language, task)  # ends in <|notimestamps|>
     text = text[: engine.dims.n_text_ctx - len(start) - 1]
     scores, rows = decoder.align([*start, *text, generation.end_of_text])
-    first = len(start) - 1  # its row predicts the first text token
+    first = len(start) - 1  # the logits of this row predict the first text token
     probabilities = _token_probabilities(engine, rows[first : first + len(text)], text)
     times = boundaries(scores[:, :, : n_frames // 2], first)
 
@@ -69,11 +84,12 @@ def align_words(
 
 
 def boundaries(scores: Floats, first: int) -> NDArray[np.float64]:
-    """Seconds at which each token of a text begins, and the last one ends.
+    """Compute the start of each text token, and the end of the last one, in seconds.
 
-    scores  (A, S, T) of heads that follow the sound, over the T positions that hold any; the last row
-            is that of the end of text
-    first   the row that predicts the first token of the text
+    Args:
+        scores: (A, S, T) attention scores of the A alignment heads, for S tokens, over the T positions
+            with audio. The last token is the end of text.
+        first: index of the token whose logits predict the first text token.
     """
     tokens, positions = warp(-_attention(scores)[first:-1])
     jumps = np.diff(tokens, prepend=tokens[0] - 1).astype(bool)
@@ -82,7 +98,7 @@ def boundaries(scores: Floats, first: int) -> NDArray[np.float64]:
 
 
 def _token_probabilities(engine: Engine, rows: Floats, text: Sequence[int]) -> Floats:
-    """The probability of each text token among all text tokens, (S,)."""
+    """Return the probability of each text token among all text tokens, (S,)."""
     logits = engine.logits_of(rows)[:, : engine.generation.end_of_text]
     logits -= logits.max(axis=1, keepdims=True)
     exponentials = np.exp(logits, out=logits)
@@ -92,7 +108,7 @@ def _token_probabilities(engine: Engine, rows: Floats, text: Sequence[int]) -> F
 
 
 def _attention(scores: Floats) -> Floats:
-    """(A, S, T) scores to (S, T): softmax, normalized over tokens, smoothed, mean over heads."""
+    """Reduce scores (A, S, T) to (S, T): softmax, normalize over tokens, smooth, average over heads."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     weights -= weights.mean(axis=-2, keepdims=True)
@@ -102,7 +118,7 @@ def _attention(scores: Floats) -> Floats:
 
 
 def _median(x: Floats) -> Floats:
-    """Median over MEDIAN_WIDTH neighbours on the last axis, its edges reflected."""
+    """Apply a median filter of MEDIAN_WIDTH on the last axis; edges are reflected."""
     half = MEDIAN_WIDTH // 2
     if x.shape[-1] <= half:
         return x
@@ -114,10 +130,16 @@ def _median(x: Floats) -> Floats:
 
 
 def warp(x: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The cheapest monotonic path through costs (N, M): its rows and its columns.
+    """Find the cheapest monotonic path through a cost matrix.
 
-    Costs are summed in float32 and ties broken as in the original, so that paths are equal. Cells of
-    one anti-diagonal depend on earlier ones only, and are done at once.
+    Costs are summed in float32 and ties are broken as in openai-whisper, so that paths are equal. The cells
+    of an anti-diagonal depend on earlier anti-diagonals only, so they are computed together.
+
+    Args:
+        x: costs (N, M).
+
+    Returns:
+        Row indices and column indices of the path.
     """
     n, m = x.shape
     cost = np.full((n + 1, m + 1), np.inf, np.float32)
@@ -137,6 +159,7 @@ def warp(x: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def _trace(moves: NDArray[np.int8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Follow the moves back from the last cell: row indices and column indices of the path."""
     i, j = moves.shape[0] - 1, moves.shape[1] - 1
     path = []
     while i > 0 or j > 0:

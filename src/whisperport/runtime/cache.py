@@ -13,15 +13,16 @@ Floats = NDArray[np.float32]
 
 
 class Cache:
-    """Keys and values of the tokens decoded so far, in the form in which the decode programs read them.
+    """Keys and values of the tokens decoded so far, in the layout that the decode programs read.
 
     Attributes:
-        arrays: `self_k_i` and `self_v_i` for each decoder layer i. In the usual form they are float32, keys
-            (H, D, N) and values (H, N, D).
-        length: number of tokens stored. The rows after them may be of an earlier decoding, since every
-            mask hides them. They are not NaN, infinite or in the millions: a mask is added to scores, so
-            it hides what is below 30,000.
-        bindings: the programs that read the arrays. They are told of every change.
+        arrays: `self_k_i` and `self_v_i` for each decoder layer i. In the default layout they are float32,
+            keys (H, D, N) and values (H, N, D).
+        rows: N, the number of tokens for which there is room.
+        length: number of tokens stored. The rows after them may hold values of an earlier decoding: every
+            mask hides them. These values must be finite and below 30,000, because a mask is added to the
+            scores.
+        bindings: the programs that read the arrays. Each is notified of every change.
     """
 
     def __init__(self, dims: Dims, form: CacheForm | None = None) -> None:
@@ -39,42 +40,44 @@ class Cache:
         self._step_mask[..., self.rows] = 0
 
     def copy(self) -> "Cache":
-        """A cache of its own with the same tokens."""
+        """Return a separate cache with the same tokens."""
         copy = Cache(self._dims, self._form)
         copy.copy_of(self)
         return copy
 
     def copy_of(self, other: "Cache") -> None:
-        """Replace the tokens by those of another cache of the same sizes and form."""
+        """Replace the tokens by those of another cache of the same sizes and layout."""
         self._write(other.arrays, "self", 0, other.length)
         self._step_mask[:] = other._step_mask
         self.length = other.length
 
     def clear(self) -> None:
-        """Forget every token."""
+        """Remove all tokens."""
         self.length = 0
         self._step_mask[..., : self.rows] = self._masked
 
     def store(self, outputs: Mapping[str, Array], count: int) -> None:
-        """Append the first `count` of the new rows that a decode program returned.
+        """Append the first `count` tokens of the outputs of a decode program.
 
         Args:
-            outputs: `new_k_i` and `new_v_i` for each layer i: P rows, in the form of the cache.
+            outputs: `new_k_i` and `new_v_i` for each layer i: P tokens, in the layout of the cache.
+            count: number of tokens to append, at most P.
 
         Raises:
             ValueError: the cache has no room for them.
         """
         start, end = self.length, self.length + count
         if end > self.rows:
-            raise ValueError(f"{end} rows do not fit a cache of {self.rows}")
+            raise ValueError(f"{end} tokens do not fit into a cache of {self.rows}")
         self._write(outputs, "new", start, count)
         self._step_mask[..., start:end] = 0
         self.length = end
 
     def mask(self, new: int) -> Array:
-        """(1, new, N + new): each new row sees every stored row, itself, and the new rows before it.
+        """Return the attention mask for `new` tokens, (1, new, N + new).
 
-        The mask for one row is a view that the next `store` changes.
+        Each new token attends to the stored tokens, to itself and to the new tokens before it. The mask for
+        one token is a view: the next `store` changes it.
         """
         if new == 1:
             return self._step_mask
@@ -88,18 +91,18 @@ class Cache:
         return [np.zeros(shape, rows.dtype) for _ in range(self._dims.n_text_layer)]
 
     def _write(self, source: Mapping[str, Array], prefix: str, start: int, count: int) -> None:
-        """Copy the first `count` rows of each `PREFIX_k_i` and `PREFIX_v_i` to the rows from `start` on."""
+        """Copy the first `count` rows of each `PREFIX_k_i` and `PREFIX_v_i` to row `start` and after."""
         for kind, axis, layers in (
             ("k", self._form.self_k.axis, self.keys),
             ("v", self._form.self_v.axis, self.values),
         ):
-            there, here = _part(axis, 0, count), _part(axis, start, start + count)
+            read, written = _part(axis, 0, count), _part(axis, start, start + count)
             for i, array in enumerate(layers):
-                array[here] = source[f"{prefix}_{kind}_{i}"][there]
+                array[written] = source[f"{prefix}_{kind}_{i}"][read]
                 for binding in self.bindings.values():
-                    binding.changed(f"self_{kind}_{i}", here)
+                    binding.changed(f"self_{kind}_{i}", written)
 
 
 def _part(axis: int, start: int, end: int) -> Part:
-    """The rows from `start` to `end` along an axis."""
+    """Return the index of the rows from `start` to `end` along an axis."""
     return (slice(None),) * axis + (slice(start, end),)

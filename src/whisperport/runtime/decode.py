@@ -1,4 +1,4 @@
-"""Decode one window as openai-whisper does: prompt, rules, search, and what it all was worth.
+"""Decode one window as openai-whisper does: prompt, logit rules, search and probabilities.
 
 Source: openai/whisper@v20250625, whisper/decoding.py:519-789.
 """
@@ -19,11 +19,11 @@ from whisperport.runtime.options import DecodeOptions, check_combination
 from whisperport.runtime.rules import Rules
 from whisperport.runtime.search import (
     Beams,
-    Path,
+    Candidate,
     Sampling,
     Search,
     TokenSampler,
-    best,
+    best_candidate,
     log_sum_exp,
     numpy_sampler,
 )
@@ -31,14 +31,14 @@ from whisperport.runtime.search import (
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What was heard in one window."""
+    """The decoding result of one window. Field names are those of openai-whisper's `DecodingResult`."""
 
-    tokens: tuple[int, ...]  # text and timestamps: no prompt, no end
-    language: str
-    avg_logprob: float  # natural logarithm, per token, the end included
-    no_speech_prob: float  # probability of <|nospeech|> after the start token
-    temperature: float
-    ended: bool  # the model said end of text; False: the limit was met
+    tokens: tuple[int, ...]  # text and timestamps, without the prompt and the end of text
+    language: str  # code, as given or detected
+    avg_logprob: float  # mean natural log-probability per token, the end of text included
+    no_speech_prob: float  # probability of <|nospeech|> after <|startoftranscript|>, 0 to 1
+    temperature: float  # the one that was used
+    ended: bool  # whether the model emitted the end of text; False: the token limit was reached
 
 
 def decode_window(
@@ -48,14 +48,16 @@ def decode_window(
     *,
     sampler: TokenSampler | None = None,
 ) -> Decoded:
-    """Decode features (T, d).
+    """Decode the features of one window at one temperature.
 
     Args:
-        decoder: the state of this call; forgets what it decoded before.
-        sampler: chooses tokens at temperatures above 0; None: numpy, seeded by the sound's features.
+        decoder: the state of this call. What it holds of earlier windows is replaced.
+        features: (T, d) float32, the encoder's output.
+        options: with one temperature, and either beams or samples.
+        sampler: chooses tokens at temperatures above 0; None: a numpy generator, seeded by the features.
 
     Raises:
-        UsageError: the checkpoint has no such language or task, the prompt is too long, or two
+        UsageError: the checkpoint has no such language or task, the prefix is too long, or two
             options contradict each other.
         NumericalError: a program returned a NaN or an infinity.
     """
@@ -69,27 +71,28 @@ def decode_window(
     logits, at_start = decoder.prefill(prompt, second_index=start)
     no_speech = float(np.exp(at_start[generation.no_speech] - log_sum_exp(at_start)))
 
-    # A number even of features whose sum is none: verification reports those.
+    # A valid seed even if the sum is NaN or infinite: verification reports such features.
     seed = abs(int(np.nan_to_num(features.sum() * 1e3)))
     sampler = sampler or numpy_sampler(np.random.default_rng(seed))
     search = _search(generation, options, sampler)
     limit = options.max_tokens or engine.dims.n_text_ctx // 2
-    paths = _run(decoder, search, _rules(engine, options), logits, len(prompt), limit)
-    chosen = best(search.finish(paths), options.length_penalty)
+    candidates = _run(decoder, search, _rules(engine, options), logits, len(prompt), limit)
+    best = best_candidate(search.finish(candidates), options.length_penalty)
     return Decoded(
-        tuple(chosen.said),
+        tuple(best.tokens),
         language,
-        chosen.logprob / (len(chosen.said) + 1),
+        best.logprob / (len(best.tokens) + 1),
         no_speech,
         options.temperature,
-        chosen.ended,
+        best.ended,
     )
 
 
 def detect_language(decoder: Decoder) -> str:
-    """The most probable language of what `decoder` listens to.
+    """Return the code of the most probable language of the decoder's audio.
 
-    Not asked of a checkpoint that names its own, as in transformers, nor of an .en model: "en".
+    A checkpoint whose generation settings name a language returns that one, as in transformers. An
+    English-only model returns "en".
     """
     generation = decoder.engine.generation
     languages = generation.languages
@@ -105,7 +108,7 @@ def detect_language(decoder: Decoder) -> str:
 def start_tokens(
     generation: Generation, language: str, task: str, *, timestamps: bool = False
 ) -> list[int]:
-    """The ids before the first spoken word: start, language, task, and no timestamps.
+    """Return the ids before the first text token: start, language, task, and no timestamps.
 
     Raises:
         UsageError: the checkpoint has no such language or task.
@@ -119,17 +122,17 @@ def start_tokens(
     elif language != "en" or task != "transcribe":
         raise UsageError(
             f"this checkpoint cannot {task} `{language}`",
-            why="it is an English-only model: it has no languages and no tasks",
+            why="it is an English-only model, which has no language and task tokens",
             hint="use a multilingual checkpoint, or language `en` and task `transcribe`",
         )
     return tokens if timestamps else [*tokens, generation.no_timestamps]
 
 
 def prompt_tokens(engine: Engine, language: str, options: DecodeOptions) -> list[int]:
-    """All ids before the first that is sampled: previous text, start tokens, prefix.
+    """Return all ids before the first decoded token: previous text, start tokens, prefix.
 
     Raises:
-        UsageError: the prefix is too long, or an id is none of the vocabulary.
+        UsageError: the prefix is too long, or an id is not in the vocabulary.
     """
     generation, half = engine.generation, engine.dims.n_text_ctx // 2
     _check_ids("prompt", options.prompt, engine.dims)
@@ -141,7 +144,8 @@ def prompt_tokens(engine: Engine, language: str, options: DecodeOptions) -> list
     if len(prefix) >= room:
         raise UsageError(
             f"the prefix has {len(prefix)} tokens",
-            why=f"it may have {room - 1}: half of the decoder's positions are for what is said",
+            why=f"at most {room - 1} are possible: the prefix and the decoded text share half of the "
+            "decoder's positions",
             hint="shorten the prefix",
         )
     tokens += prefix
@@ -155,15 +159,15 @@ def prompt_tokens(engine: Engine, language: str, options: DecodeOptions) -> list
 
 
 def prompt_room(dims: Dims) -> int:
-    """How many tokens of a prompt are used, its last ones."""
+    """Return how many tokens of a prompt are used: the last ones."""
     return dims.n_text_ctx // 2 - 1
 
 
 def prefix_room(dims: Dims, options: DecodeOptions) -> int:
-    """How many tokens of a prefix are used, its last ones; 0: all.
+    """Return how many tokens of a prefix are used: the last ones; 0: all.
 
-    A room of 0 keeps all of them in the original, whose slice this is. Where `max_tokens` is above half
-    of the positions the original cuts from the prefix's beginning; here all of it is used.
+    0 means all because openai-whisper slices with `prefix[-0:]`. Difference: if `max_tokens` is above half
+    of the positions, openai-whisper cuts the beginning of the prefix. This code uses all of it.
     """
     half = dims.n_text_ctx // 2
     return max(0, half - (options.max_tokens or half))
@@ -171,39 +175,51 @@ def prefix_room(dims: Dims, options: DecodeOptions) -> int:
 
 def _run(
     decoder: Decoder, search: Search, rules: Rules, logits: Floats, prompt: int, limit: int
-) -> list[Path]:
-    """Lead all paths of a search from the prompt to their ends, or to the limit."""
+) -> list[Candidate]:
+    """Extend all candidates of a search token by token, to the end of text or to the limit.
+
+    Args:
+        logits: (V,) after the prompt.
+        prompt: number of tokens of the prompt.
+        limit: maximum number of tokens after the prompt.
+    """
     engine = decoder.engine
-    paths = [Path() for _ in range(search.width)]
-    caches = [decoder.cache, *(decoder.cache.copy() for _ in paths[1:])]
+    candidates = [Candidate() for _ in range(search.width)]
+    caches = [decoder.cache, *(decoder.cache.copy() for _ in candidates[1:])]
     rows = [logits if i == 0 else logits.copy() for i in range(search.width)]
     while True:
-        for path, row in zip(paths, rows, strict=True):
-            rules.apply(row, path.said)
-        paths, sources, done = search.advance(paths, rows)
-        said = max(len(path.said) for path in paths)
-        if done or said >= limit or prompt + said > engine.dims.n_text_ctx:
-            return paths
+        for candidate, row in zip(candidates, rows, strict=True):
+            rules.apply(row, candidate.tokens)
+        candidates, sources, done = search.advance(candidates, rows)
+        longest = max(len(candidate.tokens) for candidate in candidates)
+        if done or longest >= limit or prompt + longest > engine.dims.n_text_ctx:
+            return candidates
         caches = _rearranged(caches, sources)
-        for i, (path, cache) in enumerate(zip(paths, caches, strict=True)):
-            if path.said[-1] != engine.generation.end_of_text:
-                rows[i] = decoder.step(path.said[-1], cache)
+        for i, (candidate, cache) in enumerate(zip(candidates, caches, strict=True)):
+            if candidate.tokens[-1] != engine.generation.end_of_text:
+                rows[i] = decoder.step(candidate.tokens[-1], cache)
 
 
 def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:
-    """The cache of each path's source: moved where one path follows it, copied for the others."""
+    """Return a cache for each candidate, with the tokens of the candidate that it continues.
+
+    The first candidate that continues a source takes its cache; the others get copies.
+
+    Args:
+        sources: index of the continued candidate, for each candidate.
+    """
     if sources == list(range(len(caches))):
         return caches
     spare = [cache for i, cache in enumerate(caches) if i not in sources]
-    taken: set[int] = set()
+    moved: set[int] = set()
     arranged = []
     for source in sources:
-        if source in taken:
+        if source in moved:
             cache = spare.pop()
             cache.copy_of(caches[source])
         else:
             cache = caches[source]
-            taken.add(source)
+            moved.add(source)
         arranged.append(cache)
     return arranged
 
@@ -216,6 +232,7 @@ def _search(generation: Generation, options: DecodeOptions, sampler: TokenSample
 
 
 def _penalty(engine: Engine, options: DecodeOptions) -> float:
+    """Return the repetition penalty: as given, or the default for the bundle's window."""
     if options.repetition_penalty is not None:
         return options.repetition_penalty
     return 1.0 if engine.window is None else SHORT_WINDOW_PENALTY
@@ -236,13 +253,15 @@ def _rules(engine: Engine, options: DecodeOptions) -> Rules:
 
 
 def suppressed_ids(generation: Generation, dims: Dims, asked: Sequence[int]) -> set[int]:
-    """The ids that are never said, by openai-whisper's `suppress_tokens`.
+    """Return the ids that are never decoded, by the rules of openai-whisper's `suppress_tokens`.
 
-    -1 stands for the checkpoint's list. Who names ids means these and those that are no speech and no
-    time; who names none means none at all.
+    Args:
+        asked: ids to suppress; -1 adds the checkpoint's own list. If there is any id, special tokens of
+            that list and the task, start, previous-text and no-speech tokens are suppressed too. An empty
+            sequence suppresses nothing.
 
     Raises:
-        UsageError: an id is none of the vocabulary.
+        UsageError: an id is not in the vocabulary.
     """
     _check_ids("suppress_tokens", [i for i in asked if i != -1], dims)
     if not asked:
@@ -261,9 +280,9 @@ def _check_ids(name: str, ids: Sequence[int], dims: Dims) -> None:
     unknown = [i for i in ids if not 0 <= i < dims.n_vocab]
     if unknown:
         raise UsageError(
-            f"`{name}` names token {unknown[0]}",
+            f"`{name}` contains token id {unknown[0]}, which is not in the vocabulary",
             why=f"the vocabulary has ids 0 to {dims.n_vocab - 1}",
-            hint="take ids from this checkpoint's tokenizer",
+            hint="use ids of this checkpoint's tokenizer",
         )
 
 

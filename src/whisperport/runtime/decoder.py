@@ -1,4 +1,4 @@
-"""The state of one call: the audio that is decoded, and the tokens decoded so far."""
+"""The state of one call: the cross-attention K/V of the window's audio, and the tokens decoded so far."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,33 +14,38 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """Decodes one window after another with an engine's programs, and holds the state between them.
+    """Decodes window after window with an engine's programs, and holds the state between runs.
 
-    Use: `start_window` to a window's features, then `prefill` the prompt, then `step` token by token. The next
-    `start_window` forgets everything. A decoder belongs to one call and is used by one thread at a time; any
-    number of decoders share one engine. Its memory is 8·L·d·(N + T) bytes: keys and values in float32 of
-    N tokens and of T positions of audio, in L layers of width d; in float16 half of that.
+    Call `start_window` with a window's features, `prefill` with the prompt, then `step` for each token. The
+    next `start_window` resets the state. Use a decoder in one call and one thread at a time. Any number
+    of decoders share one engine. A decoder needs 8·L·d·(N + T) bytes: float32 keys and values of N tokens
+    and of T positions of audio, in L layers of width d. In float16 it needs half of that.
 
     Attributes:
-        engine: its programs and tables, which it does not change.
+        engine: the programs and tables, which the decoder does not change.
         cache: the tokens decoded so far.
     """
 
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
         self.cache = Cache(engine.dims, engine.cache_form)
-        self._audio: dict[str, Array] = {}  # the cross-attention's keys and values of the window
+        self._cross_kv: dict[str, Array] = {}  # of the window's audio
 
     def start_window(self, features: Floats) -> None:
-        """Decode features (T, d) from now on, and forget every token.
+        """Begin a window: compute its cross-attention K/V, and remove all tokens.
+
+        Args:
+            features: (T, d) float32, the encoder's output.
 
         Raises:
             NumericalError: `cross_kv` returned a NaN or an infinity.
         """
-        self._audio = {}  # not in memory twice: half a gigabyte of large-v3
+        self._cross_kv = {}  # frees memory first: 0.5 GB for large-v3
         self.cache.bindings.clear()
-        self._audio = self.engine.cross_kv.run({"features": np.ascontiguousarray(features[None])})
-        check_outputs("cross_kv", self._audio)
+        self._cross_kv = self.engine.cross_kv.run(
+            {"features": np.ascontiguousarray(features[None])}
+        )
+        check_outputs("cross_kv", self._cross_kv)
         self.cache.clear()
 
     def prefill(
@@ -49,15 +54,16 @@ class Decoder:
         """Decode a prompt of several tokens.
 
         Args:
-            tokens: ids; together with those before they fit the cache.
-            second_index: index of a second token whose logits are wanted.
-            cache: the tokens before, to which these are added; None: the decoder's own.
+            tokens: ids; the cache must have room for them.
+            second_index: index in `tokens` of a second token whose logits are returned.
+            cache: the tokens before the prompt, to which the prompt is appended; None: the decoder's cache.
 
         Returns:
             Logits (V,) after the last token, and logits (V,) after token `second_index`.
 
         Raises:
-            ValueError: no tokens, or more than the cache has room for.
+            ValueError: `tokens` is empty or longer than the room in the cache, or `second_index` is not an
+                index of it.
             NumericalError: a program returned a NaN or an infinity.
         """
         if not 0 <= second_index < len(tokens):
@@ -72,7 +78,7 @@ class Decoder:
             count = min(rows, len(tokens) - done)
             wanted = second_index - done if 0 <= second_index - done < count else 0
             piece = tokens[done : done + count]
-            if len(piece) == 1:  # a step is half of the smallest prefill
+            if len(piece) == 1:  # a step costs half of the smallest prefill
                 last = self.step(piece[0], cache)
                 picked = last.copy()
             else:
@@ -84,9 +90,14 @@ class Decoder:
         return last, second
 
     def step(self, token: int, cache: Cache | None = None) -> Floats:
-        """Decode one token after those of `cache` (None: the decoder's own), and add it to them.
+        """Decode one token after those in a cache, and append it to them.
 
-        Returns logits (V,), which the caller may change.
+        Args:
+            token: id.
+            cache: the tokens before; None: the decoder's cache.
+
+        Returns:
+            Logits (V,), which the caller may change.
 
         Raises:
             ValueError: the cache is full.
@@ -100,15 +111,19 @@ class Decoder:
         return logits
 
     def align(self, tokens: Sequence[int]) -> tuple[Floats, Floats]:
-        """Read tokens from the first on, and see to which audio the alignment heads attend.
+        """Run the `align` program over all tokens of a window, from the first on.
 
-        Forgets what was decoded of this window; the audio stays.
+        The tokens in the decoder's cache are replaced. The audio of the window is kept.
+
+        Args:
+            tokens: S ids, the start tokens included.
 
         Returns:
-            Scores (A, S, T) before the softmax, and rows (S, d) that the embedding turns into logits.
+            Attention scores (A, S, T) of the alignment heads before the softmax, and hidden states (S, d),
+            which `Engine.logits_of` turns into logits.
 
         Raises:
-            ValueError: no tokens, or more than the cache has room for.
+            ValueError: `tokens` is empty or longer than the cache.
             NumericalError: the program returned a NaN or an infinity.
         """
         if not tokens:
@@ -130,6 +145,7 @@ class Decoder:
     def _prefill_piece(
         self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int, cache: Cache
     ) -> tuple[Floats, Floats]:
+        """Run one prefill program: logits (V,) after the last of `tokens`, and after index `wanted`."""
         x = self._padded(tokens, rows, cache)
         pick = np.zeros((1, 2, rows), np.float32)
         pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
@@ -141,30 +157,35 @@ class Decoder:
     def _run(
         self, runner: Runner, inputs: dict[str, Array], cache: Cache, checked: tuple[str, ...]
     ) -> dict[str, Array]:
-        """Run over the cache and the audio; the outputs named in `checked` must be finite."""
+        """Run a program on a cache and the window's audio, and check that outputs are finite.
+
+        Args:
+            inputs: the inputs beside the cache and the cross-attention K/V, by name.
+            checked: names of the outputs to check.
+        """
         binding = cache.bindings.get(runner) or self._bound(runner, cache)
         outputs = binding.run(inputs)
         check_outputs(runner.spec.name, {name: outputs[name] for name in checked})
         return outputs
 
     def _bound(self, runner: Runner, cache: Cache) -> Binding:
-        """Bind a program to the window's audio and to a cache: done once per window, at its first run."""
+        """Bind a program to the cross-attention K/V and to a cache, at its first run in each window."""
         binding = cache.bindings[runner] = runner.binding()
-        for name, array in {**self._audio, **cache.arrays}.items():
+        for name, array in {**self._cross_kv, **cache.arrays}.items():
             binding.bind(name, array)
         return binding
 
     def _padded(self, tokens: Sequence[int], rows: int, cache: Cache) -> Floats:
-        """As `_rows`, followed by zeros: (1, rows, d)."""
+        """Return the tokens' inputs as `_rows` does, padded with zeros to (1, rows, d)."""
         x = np.zeros((1, rows, self.engine.dims.n_text_state), np.float32)
         x[:, : len(tokens)] = self._rows(tokens, cache)
         return x
 
     def _rows(self, tokens: Sequence[int], cache: Cache) -> Floats:
-        """Embedding plus position of the next tokens: (1, P, d) float32."""
+        """Return embedding plus position of the next tokens, (1, P, d) float32."""
         start = cache.length
         if start + len(tokens) > cache.rows:
-            raise ValueError(f"{start + len(tokens)} tokens do not fit {cache.rows} positions")
+            raise ValueError(f"{start + len(tokens)} tokens do not fit into {cache.rows} positions")
         rows = self.engine.embed_tokens(tokens, start)
         check_embedded(rows)
         return rows[None]

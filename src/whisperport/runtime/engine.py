@@ -1,4 +1,4 @@
-"""A loaded bundle: its programs and tables, which nothing changes after loading; numpy only."""
+"""A loaded bundle: its programs and tables, which do not change after loading. Uses numpy only."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,13 +23,17 @@ from whisperport.window import Window
 PREFILL = "prefill_"
 
 RunnerWrapper = Callable[[Runner], Runner]
-"""Puts a runner around another: one that times it, for instance."""
+"""Wraps a runner in another one, for example one that measures its time."""
 
 
 class Engine:
-    """The loaded programs and tables of a bundle. It holds no state, so any number of threads may use it.
+    """The loaded programs and tables of a bundle. It has no state, so any number of threads may use it.
 
-    The state of one call is a `Decoder`, from `decoder()`.
+    `decoder()` returns a `Decoder`, which holds the state of one call.
+
+    Attributes:
+        audio_frames: mel frames of 10 ms in a window that may hold audio.
+        latest_timestamp: the last timestamp of a window, in units of 20 ms; None: no limit.
     """
 
     def __init__(
@@ -43,21 +47,20 @@ class Engine:
     ) -> None:
         """
         Args:
-            embedding: (V, d) float32 or float16.
-            positions: of the decoder, (N, d) float32 or float16.
-            window: where it is not the checkpoint's own.
+            dims: sizes of the checkpoint.
+            generation: special token ids and suppressed tokens.
+            runners: loaded programs by name.
+            embedding: token embedding, (V, d) float32 or float16.
+            positions: position embedding of the decoder, (N, d) float32 or float16.
+            window: the bundle's window; None: the checkpoint's own of 30 s.
 
         Raises:
             BundleError: a program is missing.
         """
         self.dims = dims
         self.window = window
-        self.audio_frames = (
-            2 * window.audio_positions if window else dims.n_frames
-        )  # of 10 ms, in a window
-        self.latest_timestamp = (
-            window.audio_positions if window else None
-        )  # of 20 ms; None: no limit
+        self.audio_frames = 2 * window.audio_positions if window else dims.n_frames
+        self.latest_timestamp = window.audio_positions if window else None
         self.generation = generation
         self.encoder = _required(runners, "encoder")
         self.cross_kv = _required(runners, "cross_kv")
@@ -65,20 +68,33 @@ class Engine:
         self.align = _required(runners, "align")
         self.cache_form = CacheForm(**form_of(self.step.spec, dims, window))
         self._prefills = _prefills(runners)
-        self._full = runners.get(UNCACHED_DECODER)
+        self._uncached = runners.get(UNCACHED_DECODER)
         self._embedding = embedding
         self._positions = positions
 
     def decoder(self) -> Decoder:
-        """New decoder state over these programs: one for each call."""
+        """Return a new decoder state for these programs. Each call needs its own."""
         return Decoder(self)
 
     def uncached_decoder(self) -> UncachedDecoder | None:
-        """The same decoder without a cache, where the bundle has it: for measuring, and verifying it."""
-        return UncachedDecoder(self._full, self._embedding, self._positions) if self._full else None
+        """Return the decoder without KV cache; None if the bundle has none.
+
+        It is for measuring what a cache saves, and for verifying the program.
+        """
+        return (
+            UncachedDecoder(self._uncached, self._embedding, self._positions)
+            if self._uncached
+            else None
+        )
 
     def encode(self, mel: Floats) -> Floats:
-        """mel (n_mels, 2T) to features (T, d); the encoder may read it as channels-first 4-D.
+        """Run the encoder on one window. Its input may be 3-D or channels-first 4-D.
+
+        Args:
+            mel: log-mel spectrogram, (n_mels, 2T) float32.
+
+        Returns:
+            Features (T, d).
 
         Raises:
             NumericalError: the encoder returned a NaN or an infinity.
@@ -91,19 +107,22 @@ class Engine:
         return features
 
     def prefill_for(self, count: int) -> tuple[Runner, int]:
-        """The smallest prefill that reads `count` tokens in one run, or else the largest; and its P."""
+        """Return the smallest prefill program that reads `count` tokens in one run, and its size P.
+
+        If no program is large enough, the largest is returned.
+        """
         fitting = [rows for rows in self._prefills if rows >= count]
         rows = min(fitting) if fitting else max(self._prefills)
         return self._prefills[rows], rows
 
     def embed_tokens(self, tokens: Sequence[int], start: int) -> Floats:
-        """Embedding plus position of tokens from position `start` on: (P, d) float32."""
+        """Return embedding plus position of P tokens from position `start` on, (P, d) float32."""
         rows: Floats = self._embedding[list(tokens)].astype(np.float32)
         rows += self._positions[start : start + len(tokens)]
         return rows
 
     def logits_of(self, rows: Floats) -> Floats:
-        """Logits (S, V) of rows (S, d), through the embedding."""
+        """Multiply hidden states (S, d) by the embedding: logits (S, V)."""
         logits: Floats = rows @ self._embedding.astype(np.float32, copy=False).T
         return logits
 
@@ -113,18 +132,20 @@ def load_engine(
     options: RunOptions | None = None,
     wrap_runner: RunnerWrapper = lambda runner: runner,
 ) -> Engine:
-    """Load every program of a bundle on its own target.
+    """Load every program of a bundle with its target's runtime.
 
     The programs of a bundle of unknown origin first pass a trial run; see `runtime/trial.py`.
 
     Args:
-        wrap_runner: given every runner, returns the one that the engine uses.
+        bundle: an open bundle.
+        options: threads, trust and the targets' options; None: defaults.
+        wrap_runner: called with each runner; returns the runner that the engine uses.
 
     Raises:
         MissingPackageError: a target's runtime is not installed.
         BundleError: a program is missing, cannot be read, or failed its trial run; or the bundle was
             replaced while it was loaded.
-        UsageError: an option that no target of the bundle has.
+        UsageError: no target of the bundle has one of the options, or its value is out of range.
     """
     manifest, options = bundle.manifest, options or RunOptions()
     names = tuple(dict.fromkeys(entry.target for entry in manifest.programs))
@@ -137,7 +158,10 @@ def load_engine(
 
 
 def load_runners(bundle: Bundle, options: RunOptions) -> dict[str, Runner]:
-    """Load every program of a bundle on its own target, by its name, without a trial run.
+    """Load every program of a bundle with its target's runtime, without a trial run.
+
+    Returns:
+        Runners by program name.
 
     Raises:
         MissingPackageError: a target's runtime is not installed.
@@ -152,7 +176,7 @@ def load_runners(bundle: Bundle, options: RunOptions) -> dict[str, Runner]:
 
 
 def _check_options(options: RunOptions, targets: Sequence[str]) -> None:
-    """Raises UsageError for an option that no target of the bundle has, or a value out of range."""
+    """Raise UsageError if no target of the bundle has an option, or if a value is out of range."""
     by_target(options.options, {name: get_target(name).run_options for name in targets})
 
 
@@ -160,14 +184,14 @@ def _required(runners: Mapping[str, Runner], name: str) -> Runner:
     if name not in runners:
         raise BundleError(
             f"the bundle has no program `{name}`",
-            why=f"it has {', '.join(sorted(runners)) or 'none'}",
-            hint="export it again",
+            why=f"its programs are: {', '.join(sorted(runners)) or 'none'}",
+            hint="export the bundle again",
         )
     return runners[name]
 
 
 def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:
-    """Rows taken at once -> program, for every `prefill_P`."""
+    """Return every `prefill_P` program by P, the number of tokens that it reads in one run."""
     found = {
         runner.spec.inputs[0].shape[1]: runner
         for name, runner in runners.items()

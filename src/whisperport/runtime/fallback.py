@@ -1,4 +1,4 @@
-"""Decode a window again, warmer, when the result looks like a failure.
+"""Decode a window again at a higher temperature if the result looks like a failure.
 
 Source: openai/whisper@v20250625, whisper/transcribe.py:188-232.
 """
@@ -14,26 +14,34 @@ from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import TokenSampler
 
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai-whisper's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """When a window has failed, and when it is silence. None: never."""
+    """When the decoding of a window has failed, and when a window is silence.
 
-    compression_ratio_threshold: float | None = 2.4  # of the text by zlib; above: it repeats itself
-    logprob_threshold: float | None = -1.0  # average per token; below: the model is unsure
-    no_speech_threshold: float | None = 0.6  # above, and unsure: silence, which is no failure
+    Names and defaults are those of openai-whisper's `transcribe`. None turns a test off.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    # Bytes of text per byte after zlib compression, 0 to 1000. Above it, the text is repetitive: failed.
+    compression_ratio_threshold: float | None = 2.4
+    # Mean natural log-probability per token, -1000 to 0. Below it, the text is improbable: failed.
+    logprob_threshold: float | None = -1.0
+    # Probability of <|nospeech|>, 0 to 1. Above it, improbable text is silence and not a failure.
+    no_speech_threshold: float | None = 0.6
 
     def __post_init__(self) -> None:
-        """Raises UsageError for one that no window could meet, or that every window would."""
         check_range("compression_ratio_threshold", self.compression_ratio_threshold, 0, 1000)
         check_range("logprob_threshold", self.logprob_threshold, -1000, 0)
         check_range("no_speech_threshold", self.no_speech_threshold, 0, 1)
 
 
 def compression_ratio(text: str) -> float:
-    """Bytes of `text` per byte of its zlib form; high for repetitions."""
+    """Return bytes of UTF-8 `text` per byte after zlib compression. Repetitive text has a high ratio."""
     data = text.encode("utf-8")
     return len(data) / len(zlib.compress(data))
 
@@ -47,10 +55,28 @@ def decode_with_fallback(
     text_of: Callable[[tuple[int, ...]], str],
     sampler: TokenSampler | None = None,
 ) -> tuple[Decoded, float]:
-    """The first result that is no failure, or the last; and its text's compression ratio."""
+    """Decode a window at each temperature until the result is no failure.
+
+    Args:
+        decoder: the state of this call.
+        features: (T, d) float32, the encoder's output.
+        options: decoding options; their temperature is replaced.
+        temperatures: tried in this order, at least one.
+        thresholds: what counts as a failure.
+        text_of: decodes tokens to the text whose compression ratio is computed.
+        sampler: see `decode_window`.
+
+    Returns:
+        The first result that is no failure, or else the last one; and the compression ratio of its text.
+
+    Raises:
+        UsageError, NumericalError: see `decode_window`.
+    """
     assert temperatures, "at least one temperature"
     for temperature in temperatures:
-        decoded = decode_window(decoder, features, _at(options, temperature), sampler=sampler)
+        decoded = decode_window(
+            decoder, features, _at_temperature(options, temperature), sampler=sampler
+        )
         ratio = compression_ratio(text_of(decoded.tokens).strip())
         if not _failed(decoded, ratio, thresholds):
             break
@@ -58,7 +84,7 @@ def decode_with_fallback(
 
 
 def is_silence(decoded: Decoded, thresholds: Thresholds) -> bool:
-    """Whether a window is passed over: probably no speech, and no sure words either."""
+    """Return whether a window is skipped: speech is improbable, and the text has a low probability."""
     if (
         thresholds.no_speech_threshold is None
         or decoded.no_speech_prob <= thresholds.no_speech_threshold
@@ -69,8 +95,8 @@ def is_silence(decoded: Decoded, thresholds: Thresholds) -> bool:
     )
 
 
-def _at(options: DecodeOptions, temperature: float) -> DecodeOptions:
-    """Beams are for temperature 0, independent paths for those above."""
+def _at_temperature(options: DecodeOptions, temperature: float) -> DecodeOptions:
+    """Set a temperature, and keep beam search at temperature 0 only and `best_of` above 0 only."""
     if temperature > 0:
         return replace(options, temperature=temperature, beam_size=None, patience=None)
     return replace(options, temperature=0.0, best_of=None)

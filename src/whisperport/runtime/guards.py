@@ -1,9 +1,9 @@
-"""Guards against loops: make a token or a phrase that was said less probable, or impossible.
+"""Prevent loops: make a token or phrase that was already decoded less probable, or impossible.
 
-Not part of openai-whisper; off by default where a window is the checkpoint's own, so that a transcript is
-the original's. They see the text of
-the window alone, no prompt and no timestamps: a timestamp is said twice where two segments meet.
-Source: the rules are those of transformers' RepetitionPenaltyLogitsProcessor (arXiv 1909.05858) and
+openai-whisper has no such guards. They are off by default for the checkpoint's own window, so that the
+transcript equals openai-whisper's. They consider the text tokens of the window only, not the prompt and not
+the timestamps: a timestamp repeats where one segment ends and the next begins.
+Source: transformers' RepetitionPenaltyLogitsProcessor (arXiv 1909.05858) and
 NoRepeatNGramLogitsProcessor.
 """
 
@@ -13,28 +13,32 @@ import numpy as np
 
 from whisperport.runtime.cache import Floats
 
-SHORT_WINDOW_PENALTY = 1.1  # with it no window of 5 s looped: benchmarks/short_windows.py
+SHORT_WINDOW_PENALTY = 1.1  # measured: no window of 5 s loops; benchmarks/short_windows.py
 
 
 def penalize_repetition(logits: Floats, text: Sequence[int], penalty: float) -> None:
-    """Move the logit of every token of `text` down, in place.
+    """Lower the logit of every token of `text`, in place.
 
-    A positive one is divided, a negative one multiplied: dividing a negative logit would raise it, and so
-    reward repetition.
+    A positive logit is divided by the penalty and a negative one multiplied, because dividing a negative
+    logit would raise it.
 
-    logits   (V,), before any rule
-    penalty  at least 1, which changes nothing
+    Args:
+        logits: (V,), before any rule; changed in place.
+        text: text tokens decoded so far in this window.
+        penalty: 1 or more; 1 changes nothing.
     """
-    said = np.unique(np.array(text, np.int64))
-    of_said = logits[said]
-    logits[said] = np.where(of_said < 0, of_said * penalty, of_said / penalty)
+    repeated = np.unique(np.array(text, np.int64))
+    values = logits[repeated]
+    logits[repeated] = np.where(values < 0, values * penalty, values / penalty)
 
 
 def forbid_repeated_ngrams(logits: Floats, text: Sequence[int], size: int) -> None:
-    """Set to -inf, in place, what would complete `size` tokens in a row that `text` has already.
+    """Set the logit of every token that would repeat an n-gram of `text` to -inf.
 
-    logits  (V,)
-    size    at least 1, which forbids every token said
+    Args:
+        logits: (V,), changed in place.
+        text: text tokens decoded so far in this window.
+        size: tokens in an n-gram, 1 or more; 1 forbids every token of `text`.
     """
     lead = tuple(text[len(text) - size + 1 :])
     starts = range(len(text) - size + 1)

@@ -1,4 +1,4 @@
-"""Skip silence in which words were invented: told by improbable, too short or too long words.
+"""Skip silence in which the model hallucinated text, detected by improbable, too short or too long words.
 
 Source: openai/whisper@v20250625, whisper/transcribe.py:312-345 and 424-480.
 """
@@ -13,38 +13,46 @@ PUNCTUATION = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Where a window lies in the recording."""
+class WindowPosition:
+    """Position of a window in the audio, in seconds."""
 
     start_s: float
-    sound_s: float  # seconds of sound in it
-    length_s: float  # seconds it could hold
-    recording_s: float | None  # length of the whole recording, where it is known
+    audio_s: float  # duration of the audio in it
+    length_s: float  # longest duration that it can contain
+    total_s: float | None  # duration of all audio; None: unknown
 
     @property
     def end_s(self) -> float:
+        """End of the window if it is full, in seconds."""
         return self.start_s + self.length_s
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSegments:
-    """Which segments of a window are kept, and the frame at which the next one begins."""
+    """The segments of a window that are kept, and where the next window begins."""
 
     segments: tuple[Segment, ...]
-    seek: int
-    restart: bool = False  # the window is decoded again from `seek`, and nothing of it kept
+    seek: int  # first mel frame of the next window
+    restart: bool = False  # whether nothing of the window is kept, and decoding continues at `seek`
 
 
 def skip_hallucinations(
-    segments: Sequence[Segment], window: Window, seek: int, last_speech: float, threshold: float
+    segments: Sequence[Segment],
+    window: WindowPosition,
+    seek: int,
+    last_speech: float,
+    threshold: float,
 ) -> KeptSegments:
-    """Drop segments that are anomalous and stand in silence of more than `threshold` seconds.
+    """Drop anomalous segments that are surrounded by more than `threshold` seconds of silence.
 
     Args:
-        seek: the frame at which the next window would begin.
-        last_speech: seconds at which the last word before this window ended.
+        segments: of one window, with words.
+        window: position of the window.
+        seek: mel frame at which the next window would begin.
+        last_speech: end of the last word before this window, in seconds.
+        threshold: seconds of silence.
     """
-    first = _next_spoken(segments)
+    first = _first_with_words(segments)
     if first is not None and is_anomaly(first):
         gap = first.start - window.start_s
         if gap > threshold:
@@ -55,18 +63,18 @@ def skip_hallucinations(
         if not segment.words:
             continue
         if is_anomaly(segment) and _in_silence(
-            segment, _next_spoken(segments[i + 1 :]), before, window, threshold
+            segment, _first_with_words(segments[i + 1 :]), before, window, threshold
         ):
             seek = round(max(window.start_s + 1, segment.start) * FRAMES_PER_SECOND)
-            if window.recording_s is not None and window.recording_s - segment.end < threshold:
-                seek = round(window.recording_s * FRAMES_PER_SECOND)
+            if window.total_s is not None and window.total_s - segment.end < threshold:
+                seek = round(window.total_s * FRAMES_PER_SECOND)
             return KeptSegments(tuple(segments[:i]), seek)
         before = segment.end
     return KeptSegments(tuple(segments), seek)
 
 
 def is_anomaly(segment: Segment) -> bool:
-    """Whether the first eight words look invented rather than heard."""
+    """Return whether the first eight words of a segment look like a hallucination."""
     spoken = segment.words or ()
     words = [word for word in spoken if word.word not in PUNCTUATION][:8]
     score = sum(_anomaly(word) for word in words)
@@ -74,6 +82,7 @@ def is_anomaly(segment: Segment) -> bool:
 
 
 def _anomaly(word: Word) -> float:
+    """Return the anomaly score of a word: above 0 if improbable, below 0.133 s or above 2 s long."""
     duration = word.end - word.start
     score = 1.0 if word.probability < 0.15 else 0.0
     if duration < 0.133:
@@ -84,25 +93,29 @@ def _anomaly(word: Word) -> float:
 
 
 def _in_silence(
-    segment: Segment, following: Segment | None, before: float, window: Window, threshold: float
+    segment: Segment,
+    following: Segment | None,
+    before: float,
+    window: WindowPosition,
+    threshold: float,
 ) -> bool:
     after = (
         following.words[0].start
         if following and following.words
-        else window.start_s + window.sound_s
+        else window.start_s + window.audio_s
     )
-    quiet_before = (
+    silent_before = (
         segment.start - before > threshold
         or segment.start < threshold
         or segment.start - window.start_s < 2.0
     )
-    quiet_after = (
+    silent_after = (
         after - segment.end > threshold
         or (following is not None and is_anomaly(following))
         or window.end_s - segment.end < 2.0
     )
-    return quiet_before and quiet_after
+    return silent_before and silent_after
 
 
-def _next_spoken(segments: Sequence[Segment]) -> Segment | None:
+def _first_with_words(segments: Sequence[Segment]) -> Segment | None:
     return next((segment for segment in segments if segment.words), None)

@@ -1,4 +1,4 @@
-"""What may be said next: openai-whisper's logit filters, and guards, in place on one row of logits.
+"""Apply openai-whisper's logit filters, and guards against loops, to one row of logits in place.
 
 Source: openai/whisper@v20250625, whisper/decoding.py:420-516.
 """
@@ -13,7 +13,7 @@ from whisperport.runtime.guards import forbid_repeated_ngrams, penalize_repetiti
 
 
 class Rules:
-    """Suppressed tokens, no blank at the start, and timestamps in pairs that never go back."""
+    """Rules for the next token: suppressed tokens, no blank at the start, rising timestamps in pairs."""
 
     def __init__(
         self,
@@ -29,13 +29,14 @@ class Rules:
     ) -> None:
         """
         Args:
-            timestamps: whether the prompt asks for them; without, their rules do not apply.
-            suppressed: ids never said.
-            suppress_blank: keep the checkpoint's `suppressed_at_start` from being said first.
-            max_initial_timestamp: the first timestamp is at most this many positions of 20 ms.
-            latest_timestamp: so is every other one; None: 30 s, the last there is.
-            repetition_penalty: 1 for none.
-            no_repeat_ngram_size: 0 for none.
+            generation: special token ids of the checkpoint.
+            timestamps: whether the model emits timestamps; False: the timestamp rules do not apply.
+            suppressed: ids that are never decoded.
+            suppress_blank: whether the checkpoint's `suppressed_at_start` are suppressed as first token.
+            max_initial_timestamp: latest first timestamp, in units of 20 ms; None: no limit.
+            latest_timestamp: latest timestamp of all, in units of 20 ms; None: 30 s.
+            repetition_penalty: see `DecodeOptions`; 1 changes nothing.
+            no_repeat_ngram_size: see `DecodeOptions`; 0 changes nothing.
         """
         never = {*suppressed, generation.no_timestamps} if timestamps else {*suppressed}
         self._never = np.array(sorted(never), np.int64)
@@ -50,52 +51,54 @@ class Rules:
         self._penalty = repetition_penalty
         self._ngram_size = no_repeat_ngram_size
 
-    def apply(self, logits: Floats, said: Sequence[int]) -> None:
-        """Set what must not follow `said` to -inf.
+    def apply(self, logits: Floats, tokens: Sequence[int]) -> None:
+        """Set the logits of tokens that must not follow to -inf.
 
-        logits  (V,), changed in place
-        said    the ids sampled so far, without the prompt
+        Args:
+            logits: (V,), changed in place.
+            tokens: the ids decoded so far, without the prompt.
         """
-        self._guard(logits, said)
-        if not said:
+        self._guard(logits, tokens)
+        if not tokens:
             logits[self._at_start] = -np.inf
         logits[self._never] = -np.inf
         if self._timestamps:
             if self._beyond is not None:
                 logits[self._beyond :] = -np.inf
-            self._pair_timestamps(logits, said)
+            self._pair_timestamps(logits, tokens)
             self._prefer_timestamp(logits)
 
-    def _guard(self, logits: Floats, said: Sequence[int]) -> None:
-        """Before all rules, as in transformers: they compare logits that the guards have lowered."""
+    def _guard(self, logits: Floats, tokens: Sequence[int]) -> None:
+        """Apply the guards against loops. They come before the other rules, as in transformers."""
         if self._penalty == 1 and not self._ngram_size:
             return
-        text = [token for token in said if token < self._end_of_text]
+        text = [token for token in tokens if token < self._end_of_text]
         if self._penalty != 1:
             penalize_repetition(logits, text, self._penalty)
         if self._ngram_size:
             forbid_repeated_ngrams(logits, text, self._ngram_size)
 
-    def _pair_timestamps(self, logits: Floats, said: Sequence[int]) -> None:
+    def _pair_timestamps(self, logits: Floats, tokens: Sequence[int]) -> None:
+        """Make timestamps come in pairs and never decrease."""
         begin = self._begin
-        if not said:
+        if not tokens:
             logits[:begin] = -np.inf
             if self._max_initial is not None:
                 logits[begin + self._max_initial + 1 :] = -np.inf
             return
-        after_timestamp = said[-1] >= begin
-        in_pair = after_timestamp and (len(said) < 2 or said[-2] >= begin)
-        if in_pair:  # an opened segment has text
+        after_timestamp = tokens[-1] >= begin
+        in_pair = after_timestamp and (len(tokens) < 2 or tokens[-2] >= begin)
+        if in_pair:  # text follows the start of a segment
             logits[begin:] = -np.inf
-        elif after_timestamp:  # a closed segment is followed by an opening, or the end
+        elif after_timestamp:  # a start timestamp or the end of text follows the end of a segment
             logits[: self._end_of_text] = -np.inf
-        last = next((token for token in reversed(said) if token >= begin), None)
+        last = next((token for token in reversed(tokens) if token >= begin), None)
         if last is not None:
-            closed = after_timestamp and not in_pair  # the next one may open at the same time
+            closed = after_timestamp and not in_pair  # the next segment may start at the same time
             logits[begin : last if closed else last + 1] = -np.inf
 
     def _prefer_timestamp(self, logits: Floats) -> None:
-        """If all timestamps together are more probable than any other token, say one of them."""
+        """Allow only timestamps if all of them together are more probable than any other token."""
         times, others = logits[self._begin :], logits[: self._begin]
         peak = times.max()
         if peak == -np.inf:

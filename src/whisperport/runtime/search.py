@@ -1,6 +1,6 @@
-"""Which token follows: the most probable, a drawn one, or several in parallel as beams.
+"""Choose the next token: the most probable one, a sampled one, or several in parallel as beams.
 
-A search keeps G paths through the decoder in step with each other, each with a cache of its own.
+A search extends G candidates by one token at a time. Each candidate has its own cache.
 Source: openai/whisper@v20250625, whisper/decoding.py:270-417.
 """
 
@@ -13,44 +13,48 @@ from numpy.typing import NDArray
 
 from whisperport.runtime.cache import Floats
 
-BLOCK = 256  # tokens of a row looked at together: a row has some hundred blocks
+BLOCK = 256  # logits that are reduced together; a row of 51,865 has about 200 blocks
 
 TokenSampler = Callable[[Floats], Sequence[int]]
-"""Draw one token from each row of logits (G, V), already divided by the temperature."""
+"""Sample one token from each row of logits (G, V), which are already divided by the temperature."""
 
 
 @dataclass(slots=True)
-class Path:
-    """Tokens said so far, without the prompt, and the sum of their natural log-probabilities."""
+class Candidate:
+    """A beam or a sample: its tokens, without the prompt, and the sum of their log-probabilities."""
 
-    said: list[int] = field(default_factory=list)
-    logprob: float = 0.0
-    ended: bool = False  # an end of text followed
+    tokens: list[int] = field(default_factory=list)
+    logprob: float = 0.0  # natural logarithm
+    ended: bool = False  # whether the end of text followed
 
 
 class Search(Protocol):
-    """How the next tokens of all paths are chosen."""
+    """Chooses the next tokens of all candidates."""
 
-    width: int  # G: paths kept in parallel
+    width: int  # G, the number of candidates extended in parallel
 
     def advance(
-        self, paths: list[Path], logits: list[Floats]
-    ) -> tuple[list[Path], list[int], bool]:
-        """One token further.
+        self, candidates: list[Candidate], logits: list[Floats]
+    ) -> tuple[list[Candidate], list[int], bool]:
+        """Extend every candidate by one token.
 
-        paths    G paths
-        logits   G rows (V,), filtered
-        returns  the G paths that go on; the index of the path each came from; whether all is said
+        Args:
+            candidates: G candidates.
+            logits: G rows (V,), after the rules.
+
+        Returns:
+            The G candidates to continue, the index of the candidate that each continues, and whether
+            the search is done.
         """
         ...
 
-    def finish(self, paths: list[Path]) -> list[Path]:
-        """The candidates, each without an end of text."""
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return the finished candidates, without the end of text."""
         ...
 
 
 class Sampling:
-    """Independent paths: the most probable token at temperature 0, a drawn one above."""
+    """Independent candidates: the most probable token at temperature 0, a sampled token above 0."""
 
     def __init__(
         self, end_of_text: int, temperature: float, width: int, sampler: TokenSampler
@@ -61,26 +65,32 @@ class Sampling:
         self._sampler = sampler
 
     def advance(
-        self, paths: list[Path], logits: list[Floats]
-    ) -> tuple[list[Path], list[int], bool]:
+        self, candidates: list[Candidate], logits: list[Floats]
+    ) -> tuple[list[Candidate], list[int], bool]:
         if self._temperature == 0:
             tokens = [int(row.argmax()) for row in logits]
         else:
             rows = np.stack(logits)
             rows /= np.float32(self._temperature)
             tokens = list(self._sampler(rows))
-        for path, row, token in zip(paths, logits, tokens, strict=True):
-            if self._ended(path):
+        for candidate, row, token in zip(candidates, logits, tokens, strict=True):
+            if self._ended(candidate):
                 continue
-            path.logprob += float(row[token] - log_sum_exp(row))
-            path.said.append(token)
-        return paths, list(range(len(paths))), all(self._ended(path) for path in paths)
+            candidate.logprob += float(row[token] - log_sum_exp(row))
+            candidate.tokens.append(token)
+        return (
+            candidates,
+            list(range(len(candidates))),
+            all(self._ended(candidate) for candidate in candidates),
+        )
 
-    def finish(self, paths: list[Path]) -> list[Path]:
-        return [_candidate(path.said, path.logprob, self._end) for path in paths]
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        return [
+            _ended_at(candidate.tokens, candidate.logprob, self._end) for candidate in candidates
+        ]
 
-    def _ended(self, path: Path) -> bool:
-        return bool(path.said) and path.said[-1] == self._end
+    def _ended(self, candidate: Candidate) -> bool:
+        return bool(candidate.tokens) and candidate.tokens[-1] == self._end
 
 
 class Beams:
@@ -93,55 +103,61 @@ class Beams:
         self._finished: dict[tuple[int, ...], float] = {}
 
     def advance(
-        self, paths: list[Path], logits: list[Floats]
-    ) -> tuple[list[Path], list[int], bool]:
+        self, candidates: list[Candidate], logits: list[Floats]
+    ) -> tuple[list[Candidate], list[int], bool]:
         scores: dict[tuple[int, ...], float] = {}
         sources: dict[tuple[int, ...], int] = {}
-        for source, (path, row) in enumerate(zip(paths, logits, strict=True)):
+        for source, (candidate, row) in enumerate(zip(candidates, logits, strict=True)):
             total = log_sum_exp(row)
             for token in top(row, self.width + 1):
-                said = (*path.said, int(token))
-                # float32 as in the original: two sums that differ later must not tie here, or back
-                scores[said] = float(np.float32(path.logprob) + (row[token] - total))
-                sources[said] = source
+                extended = (*candidate.tokens, int(token))
+                # float32 as in openai-whisper, so that the same sums tie.
+                scores[extended] = float(np.float32(candidate.logprob) + (row[token] - total))
+                sources[extended] = source
 
-        going: list[tuple[int, ...]] = []
+        unfinished: list[tuple[int, ...]] = []
         ended: dict[tuple[int, ...], float] = {}
-        for said in sorted(scores, key=scores.__getitem__, reverse=True):
-            if said[-1] == self._end:
-                ended[said] = scores[said]
+        for tokens in sorted(scores, key=scores.__getitem__, reverse=True):
+            if tokens[-1] == self._end:
+                ended[tokens] = scores[tokens]
                 continue
-            going.append(said)
-            if len(going) == self.width:
+            unfinished.append(tokens)
+            if len(unfinished) == self.width:
                 break
-        for said, score in ended.items():  # in the order of their scores
+        for tokens, score in ended.items():  # in the order of their scores
             if len(self._finished) >= self._wanted:
                 break
-            self._finished[said] = score
-        next_paths = [Path(list(said), scores[said]) for said in going]
-        return next_paths, [sources[said] for said in going], len(self._finished) >= self._wanted
+            self._finished[tokens] = score
+        beams = [Candidate(list(tokens), scores[tokens]) for tokens in unfinished]
+        done = len(self._finished) >= self._wanted
+        return beams, [sources[tokens] for tokens in unfinished], done
 
-    def finish(self, paths: list[Path]) -> list[Path]:
-        candidates = [_candidate(said, score, self._end) for said, score in self._finished.items()]
-        missing = max(0, self.width - len(candidates))  # unfinished ones fill up, best first
-        by_score = sorted(paths, key=lambda path: path.logprob, reverse=True)
-        return candidates + [_candidate(p.said, p.logprob, self._end) for p in by_score[:missing]]
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        finished = [_ended_at(tokens, score, self._end) for tokens, score in self._finished.items()]
+        missing = max(0, self.width - len(finished))  # filled with the best unfinished ones
+        by_score = sorted(candidates, key=lambda candidate: candidate.logprob, reverse=True)
+        return finished + [_ended_at(p.tokens, p.logprob, self._end) for p in by_score[:missing]]
 
 
-def best(candidates: Sequence[Path], length_penalty: float | None) -> Path:
-    """The most probable candidate for its length; with a penalty α, by Google NMT's formula."""
+def best_candidate(candidates: Sequence[Candidate], length_penalty: float | None) -> Candidate:
+    """Return the candidate with the highest log-probability for its length.
 
-    def score(path: Path) -> float:
-        length = len(path.said)
+    Args:
+        candidates: at least one.
+        length_penalty: exponent α of Google NMT's formula, 0 to 1; None: divide by the length.
+    """
+
+    def score(candidate: Candidate) -> float:
+        length = len(candidate.tokens)
         if length_penalty is not None:
-            return path.logprob / float(((5 + length) / 6) ** length_penalty)
-        return path.logprob / length if length else -np.inf
+            return candidate.logprob / float(((5 + length) / 6) ** length_penalty)
+        return candidate.logprob / length if length else -np.inf
 
     return max(candidates, key=score)
 
 
 def log_sum_exp(row: Floats) -> np.float32:
-    """Natural log of the sum of exponentials of (V,)."""
+    """Return the natural logarithm of the sum of the exponentials of a row (V,)."""
     peak = row.max()
     weights = row - peak
     np.exp(weights, out=weights)
@@ -149,44 +165,44 @@ def log_sum_exp(row: Floats) -> np.float32:
 
 
 def top(row: Floats, count: int) -> NDArray[np.int64]:
-    """Indices of the `count` largest of (V,), the largest first, of equals the first."""
+    """Return the indices of the `count` largest values of (V,), largest first; ties by index."""
     peaks = np.maximum.reduceat(row, np.arange(0, row.size, BLOCK))
-    # As many blocks reach it, so the largest are among what reaches it: 20 times quicker than to
-    # partition the row. Not below, rather than above: what is no number counts as large.
+    # The maxima of `count` blocks reach the floor, so the largest values are among those that reach it.
+    # This is 20 times faster than partitioning the row. `~(row < floor)` keeps NaN values.
     floor = np.partition(peaks, -count)[-count] if peaks.size >= count else -np.inf
     found = np.flatnonzero(~(row < floor))
     return found[np.argsort(-row[found], kind="stable")[:count]]
 
 
-def _candidate(said: Sequence[int], logprob: float, end: int) -> Path:
-    """A path as it is judged: what was said before the end of text, and whether that came."""
-    if end in said:
-        return Path(list(said[: said.index(end)]), logprob, ended=True)
-    return Path(list(said), logprob)
+def _ended_at(tokens: Sequence[int], logprob: float, end: int) -> Candidate:
+    """Return a candidate with the tokens before the end of text, and whether there was one."""
+    if end in tokens:
+        return Candidate(list(tokens[: tokens.index(end)]), logprob, ended=True)
+    return Candidate(list(tokens), logprob)
 
 
 def numpy_sampler(generator: np.random.Generator) -> TokenSampler:
-    """Draw with a numpy generator, one number for each row."""
+    """Return a sampler that uses a numpy generator, with one random number per row."""
 
     def sampler(logits: Floats) -> list[int]:
-        return [_drawn(row, generator.random()) for row in logits]
+        return [_sampled(row, generator.random()) for row in logits]
 
     return sampler
 
 
-def _drawn(row: Floats, uniform: float) -> int:
-    """The token at `uniform`, between 0 and 1, of the distribution: its block first, then itself."""
+def _sampled(row: Floats, uniform: float) -> int:
+    """Return the token at `uniform`, 0 to 1, of the cumulative distribution of a row (V,)."""
     weights = row - row.max()
     np.exp(weights, out=weights)
     sums = np.add.reduceat(weights, np.arange(0, row.size, BLOCK))
-    block, rest = _place(sums, uniform * sums.sum())
-    token, _ = _place(weights[block * BLOCK : (block + 1) * BLOCK], rest)
+    block, rest = _index_at(sums, uniform * sums.sum())
+    token, _ = _index_at(weights[block * BLOCK : (block + 1) * BLOCK], rest)
     return block * BLOCK + token
 
 
-def _place(weights: NDArray[Any], at: float) -> tuple[int, float]:
-    """Which of `weights` in a row `at` falls into, and how far; never one that is 0."""
+def _index_at(weights: NDArray[Any], at: float) -> tuple[int, float]:
+    """Return the index whose cumulative range contains `at`, and the offset in it; its weight is not 0."""
     ends = np.cumsum(weights, dtype=np.float64)
-    last = np.searchsorted(ends, ends[-1])  # where rounding led beyond all
+    last = np.searchsorted(ends, ends[-1])  # if rounding puts `at` after all of them
     found = int(min(np.searchsorted(ends, at, side="right"), last))
     return found, at - float(ends[found] - weights[found])

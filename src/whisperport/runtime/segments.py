@@ -1,4 +1,4 @@
-"""Cut what was said in a window into segments at its timestamps, and say where the next one begins.
+"""Split the tokens of a window into segments at timestamps, and compute where the next window begins.
 
 Source: openai/whisper@v20250625, whisper/transcribe.py:347-405.
 """
@@ -13,31 +13,32 @@ FRAMES_PER_POSITION = 2  # mel frames of 10 ms in an encoder position of 20 ms
 
 @dataclass(frozen=True, slots=True)
 class WindowSegment:
-    """One segment of a window: seconds from the window's beginning, tokens with timestamps."""
+    """One segment of a window, in time from the beginning of the window."""
 
-    start_s: float
-    end_s: float
-    tokens: tuple[int, ...]
+    start_s: float  # seconds
+    end_s: float  # seconds
+    tokens: tuple[int, ...]  # text and timestamps
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentedWindow:
-    """A window, cut."""
+    """The segments of a window, and where the next window begins."""
 
-    pieces: tuple[WindowSegment, ...]
-    advance: int  # mel frames to the next window
-    closed: bool  # it ended with a single timestamp: no speech follows it in this window
+    segments: tuple[WindowSegment, ...]
+    advance: int  # mel frames from the beginning of this window to the next
+    closed: bool  # whether a single timestamp ends the window: no speech follows in it
 
 
 def split_segments(tokens: Sequence[int], begin: int, n_frames: int) -> SegmentedWindow:
-    """Cut at every pair of timestamps.
+    """Split tokens at every pair of timestamps.
 
-    Where a segment was left open, the next window begins with it; where none was, after this one.
+    If the last segment has no end, the next window begins where that segment begins. Otherwise it begins at
+    the end of this window.
 
     Args:
-        tokens: text and timestamps, at least one.
+        tokens: text and timestamps of one window, at least one.
         begin: the id of <|0.00|>.
-        n_frames: mel frames of sound in the window.
+        n_frames: mel frames of audio in the window, 10 ms each.
     """
     times = [token >= begin for token in tokens]
     closed = times[-2:] == [False, True]
@@ -48,13 +49,13 @@ def split_segments(tokens: Sequence[int], begin: int, n_frames: int) -> Segmente
         return SegmentedWindow((WindowSegment(0.0, seconds, tuple(tokens)),), n_frames, closed)
     if closed:
         ends.append(len(tokens))
-    pieces = []
+    segments = []
     for start, end in zip([0, *ends], ends, strict=False):
         part = tuple(tokens[start:end])
-        # Text that no time opens, said where none were asked for: the original counts it from below 0.
+        # The first token may be text if the prompt asks for no timestamps; clamp the start to 0.
         first, last = max(0, part[0] - begin), part[-1] - begin
-        pieces.append(
+        segments.append(
             WindowSegment(first * SECONDS_PER_POSITION, last * SECONDS_PER_POSITION, part)
         )
     advance = n_frames if closed else (tokens[ends[-1] - 1] - begin) * FRAMES_PER_POSITION
-    return SegmentedWindow(tuple(pieces), advance, closed)
+    return SegmentedWindow(tuple(segments), advance, closed)

@@ -1,10 +1,10 @@
-"""The trial run: programs of an unknown bundle are loaded and run once in a limited child process first.
+"""The trial run: load and run the programs of an unknown bundle once in a limited child process.
 
-A bundle is not tried if it comes with the package, if this user exported it on this machine, if the
-user says that it is to be trusted, or if a trial of the same bundle passed before.
+There is no trial run if the bundle comes with the package, if this user exported it on this machine, if the
+user trusts it (`--trust`), or if an earlier trial run of the same bundle passed.
 
-A trial finds programs that run without end, take too much memory or crash a runtime on the first
-run. It is no sandbox: see docs/explanation/untrusted-input.md.
+A trial run finds programs that do not end, need too much memory or crash a runtime in their first run. It
+is no sandbox: see docs/explanation/untrusted-input.md.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ from whisperport.runner import Runner
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 
-BASE_BYTES = 2**30  # Python with torch and ExecuTorch takes 0.45 GB, with ONNX Runtime 0.15 GB
-MEMORY_FACTOR = 4  # per byte of the bundle; the shipped one takes 2 on onnxruntime
+BASE_BYTES = 2**30  # Python with torch and ExecuTorch needs 0.45 GB, with ONNX Runtime 0.15 GB
+MEMORY_FACTOR = 4  # bytes per byte of the bundle; the embedded bundle needs 2 on onnxruntime
 BASE_S = 20.0
-BYTES_PER_S = 10e6  # of a slow board: whisper-large-v3 in float16, 3.3 GB, has about 6 minutes
+BYTES_PER_S = 10e6  # of a slow board: whisper-large-v3 in float16 (3.3 GB) gets about 6 minutes
 RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch", "tokenizers")
 
-_passed: set[str] = set()  # in this process, for where nothing can be recorded
+_passed: set[str] = set()  # trial runs of this process, for systems where nothing can be recorded
 
 
 def ensure_tried(bundle: Bundle, options: RunOptions) -> None:
-    """Run every program of the bundle once in a limited child process, unless there is no need to.
+    """Run every program of the bundle once in a limited child process, if it needs a trial run.
 
     Raises:
         BundleError: a program exceeded a limit, crashed, or cannot be loaded or run.
@@ -62,13 +62,13 @@ def ensure_tried(bundle: Bundle, options: RunOptions) -> None:
 
 
 def limits_of(bundle: Bundle) -> Limits:
-    """What a trial of the bundle may use; both limits grow with its size."""
+    """Return the limits of a trial run: memory and time, which grow with the size of the bundle."""
     size = sum(entry.bytes for entry in bundle.manifest.files.values())
     return Limits(BASE_BYTES + MEMORY_FACTOR * size, BASE_S + size / BYTES_PER_S)
 
 
 def try_bundle(bundle: Bundle, options: RunOptions, limits: Limits) -> None:
-    """Run every program once within `limits`.
+    """Run every program once within `limits`, in a child process.
 
     Raises:
         BundleError, MissingPackageError, UsageError: see `ensure_tried`.
@@ -81,7 +81,7 @@ def try_bundle(bundle: Bundle, options: RunOptions, limits: Limits) -> None:
     }
     unlimited = (
         f"this was a trial run with at most {limits}; if you trust the source of the bundle, "
-        "`--trust` loads it without one"
+        "`--trust` loads it without a trial run"
     )
     try:
         run_limited("whisperport.runtime.trial:run_once", arguments, limits)
@@ -98,7 +98,7 @@ def try_bundle(bundle: Bundle, options: RunOptions, limits: Limits) -> None:
 def run_once(
     *, progress: Progress, folder: str, checksum: str, threads: int | None, options: dict[str, str]
 ) -> None:
-    """The job of the child: load the bundle as `load_engine` does, and run each program on zeros."""
+    """Load the bundle as `load_engine` does, and run each program on zeros. Runs in the child process."""
     from whisperport.runtime.engine import load_runners
     from whisperport.text import Tokenizer
 
@@ -108,7 +108,7 @@ def run_once(
     bundle = _without_devices(bundle, options)
     names = sorted({entry.target for entry in bundle.manifest.programs})
     run = RunOptions(threads=threads_within(threads), options=_options_of(names, options))
-    for name in names:  # the imports of a runtime do not count as the bundle's time
+    for name in names:  # import the runtimes first: their time is not the bundle's
         get_target(name).load(bundle.folder, [], run)
     progress("loading the tokenizer")
     Tokenizer.from_json(bundle.tokenizer_json(), bundle.manifest.generation)
@@ -119,19 +119,20 @@ def run_once(
 
 
 def _run_on_zeros(runner: Runner) -> None:
+    """Run a program once on arrays of zeros."""
     inputs = {tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in runner.spec.inputs}
     try:
         runner.run(inputs)
     except WhisperportError:
         raise
-    except Exception as error:  # runtimes raise anything
+    except Exception as error:  # a runtime may raise any type
         raise BundleError(
             f"the program `{runner.spec.name}` of the bundle cannot be run", why=first_line(error)
         ) from error
 
 
 def _without_devices(bundle: Bundle, options: Mapping[str, str]) -> Bundle:
-    """The bundle without programs of a device, which only one process may hold at a time."""
+    """Return the bundle without the programs that need a device: only one process at a time may use it."""
     kept = []
     for entry in bundle.manifest.programs:
         emulation = with_target(get_target(entry.target).spec.emulation, entry.target)
@@ -141,13 +142,13 @@ def _without_devices(bundle: Bundle, options: Mapping[str, str]) -> Bundle:
 
 
 def _options_of(targets: list[str], options: dict[str, str]) -> dict[str, str]:
-    """The user's options, with those by which a target runs without a device."""
+    """Return the user's options with the targets' trial options, which make them run without a device."""
     replaced = [with_target(get_target(name).spec.trial_options, name) for name in targets]
     return options | {name: value for each in replaced for name, value in each.items()}
 
 
 def _key(bundle: Bundle, options: Mapping[str, str]) -> str:
-    """What a trial depends on: bundle, options, machine and versions."""
+    """Return the SHA-256 of everything that a trial run depends on: bundle, options, machine, versions."""
     found: dict[str, Any] = {name: _version(name) for name in RUNTIMES}
     found |= {"bundle": bundle.manifest.checksum(), "options": dict(options)}
     found["machine"] = [platform.machine(), platform.node()]
@@ -155,6 +156,7 @@ def _key(bundle: Bundle, options: Mapping[str, str]) -> str:
 
 
 def _version(package: str) -> str:
+    """Return the installed version of a package, or an empty string."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Decode without a cache, as accelerators do that can hold none: every token runs all rows again."""
+"""Decode without KV cache, for accelerators that cannot hold one: each token computes all tokens again."""
 
 from collections.abc import Sequence
 
@@ -7,44 +7,55 @@ import numpy as np
 from whisperport.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Floats
 
-# The token in the rows that have none yet: published graphs are calibrated and run with zeros as ids.
-PADDING = 0
+PADDING = 0  # token id that fills up the sequence; published graphs are calibrated and run with it
 
 
 class UncachedDecoder:
-    """`uncached_decoder` behind the calls of a `Decoder`: `start_window`, then `prefill`, then `step`.
+    """Runs the program `uncached_decoder` with the methods of `Decoder`: `start_window`, `prefill`, `step`.
 
-    For measuring what a cache saves, and for verifying the program. It decodes one sequence of tokens, at
-    most as many as the program has rows, from the features as they are, without a short window's padding.
+    It is for measuring what a cache saves, and for verifying the program. It decodes one sequence of at
+    most `sequence_length` tokens. The features are not padded for a short window.
+
+    Attributes:
+        sequence_length: S, the number of tokens that the program computes in each run.
+        tokens: ids decoded so far.
     """
 
     def __init__(self, runner: Runner, embedding: Array, positions: Array) -> None:
         """
         Args:
-            runner: of `uncached_decoder`; whether it adds positions shows in the shape of its second input:
-                (1, d, S, 1) takes rows that have theirs, (1, d, 1, S) rows that have not.
-            embedding: (V, d) float32 or float16.
-            positions: of the decoder, (N, d) float32 or float16.
+            runner: the loaded program. The shape of its second input shows who adds position embeddings:
+                (1, d, S, 1) the host, (1, d, 1, S) the program.
+            embedding: token embedding, (V, d) float32 or float16.
+            positions: position embedding of the decoder, (N, d) float32 or float16.
         """
         self._runner = runner
         self._features, self._embeddings = runner.spec.inputs
-        self._positions_here = self._embeddings.shape[3] == 1
+        self._adds_positions = self._embeddings.shape[3] == 1
         self.sequence_length = max(self._embeddings.shape[2:])  # S
         self._embedding, self._positions = embedding, positions
-        self._binding: Binding | None = None  # to a window's features
+        self._binding: Binding | None = None  # bound to a window's features
         self.tokens: list[int] = []
 
     def start_window(self, features: Floats) -> None:
-        """Decode features (T, d) from now on, and forget every token. The caller does not change them."""
+        """Begin a window with features (T, d), which the caller must not change, and remove all tokens."""
         self._binding = self._runner.binding()
         self._binding.bind(self._features.name, features[None])
         self.tokens = []
 
     def prefill(self, tokens: Sequence[int], *, second_index: int = 0) -> tuple[Floats, Floats]:
-        """Logits (V,) after the last of these tokens, and after token `second_index`.
+        """Decode a prompt of several tokens.
+
+        Args:
+            tokens: ids, appended to those before.
+            second_index: index in `tokens` of a second token whose logits are returned.
+
+        Returns:
+            Logits (V,) after the last token, and logits (V,) after token `second_index`.
 
         Raises:
-            ValueError: no tokens, more than there are rows for, or `start_window` was not called.
+            ValueError: `tokens` is empty, there are more than `sequence_length` tokens, `second_index` is
+                not an index of them, or `start_window` was not called.
         """
         if not 0 <= second_index < len(tokens):
             raise ValueError(
@@ -56,35 +67,37 @@ class UncachedDecoder:
         return _row(pieces, before + len(tokens) - 1), _row(pieces, before + second_index)
 
     def step(self, token: int) -> Floats:
-        """Logits (V,) after one more token.
+        """Decode one more token, and return logits (V,) after it.
 
         Raises:
-            ValueError: there is no row left for it.
+            ValueError: there are already `sequence_length` tokens.
         """
         return self.prefill([token])[0]
 
     def _run(self, tokens: Sequence[int]) -> list[Floats]:
-        """Logits (1, S, V / pieces) of each piece of the vocabulary."""
+        """Run the program: logits (1, S, V / pieces) of each piece of the vocabulary."""
         if len(tokens) > self.sequence_length:
-            raise ValueError(f"{len(tokens)} tokens do not fit {self.sequence_length} rows")
+            raise ValueError(
+                f"{len(tokens)} tokens do not fit into a sequence of {self.sequence_length}"
+            )
         if self._binding is None:
-            raise ValueError("there are no features yet: call `start_window` first")
-        return list(self._binding.run({self._embeddings.name: self._image(tokens)}).values())
+            raise ValueError("there are no features: call `start_window` first")
+        return list(self._binding.run({self._embeddings.name: self._input_of(tokens)}).values())
 
-    def _image(self, tokens: Sequence[int]) -> Floats:
-        """The embeddings of all rows, (S, d), in the shape of the program's input.
+    def _input_of(self, tokens: Sequence[int]) -> Floats:
+        """Return the embeddings of all S positions, (S, d), in the shape of the program's input.
 
-        Rows after the tokens hold token 0, with its position where the host adds positions, as in published
-        graphs. The causal mask hides them from the rows before. They are not zeros: the layer norm of a row
-        of zeros divides by √ε, and the factor of 316 could widen the ranges that calibration measures.
+        Positions after the tokens contain token 0, plus its position embedding if the host adds these, as
+        in published graphs. The causal mask hides them from the tokens before. They are not zeros: the
+        layer norm of zeros divides by √ε, a factor of 316 that could widen the ranges of the calibration.
         """
         padded = [*tokens, *[PADDING] * (self.sequence_length - len(tokens))]
         rows = self._embedding[padded].astype(np.float32)
-        if self._positions_here:
+        if self._adds_positions:
             rows += self._positions[: self.sequence_length]
         return np.ascontiguousarray(rows.T).reshape(self._embeddings.shape)
 
 
 def _row(pieces: Sequence[Floats], row: int) -> Floats:
-    """One row's logits, of all pieces in their order: (V,)."""
+    """Return the logits (V,) of one token: the pieces of the vocabulary, joined in their order."""
     return np.concatenate([piece[0, row] for piece in pieces])

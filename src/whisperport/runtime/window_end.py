@@ -1,10 +1,10 @@
-"""What a short window's end cut off is heard again, whole, by the next window.
+"""Decode speech again in the next window if the end of a short window may have cut it off.
 
-A window of 30 s ends inside of one sentence in many; one of 5 s in almost every one. The decoder then
-completes the sentence as it likes, says that it ended earlier, or says it again and again at the
-window's last timestamps. So a segment that ends in the window's last seconds is not believed: the next
-window begins before it.
-Not part of openai-whisper, and not done in a checkpoint's own window.
+The end of a 30 s window cuts off few sentences; the end of a 5 s window cuts off almost every one. Then the
+decoder invents the rest of the sentence, places its end too early, or repeats it at the last timestamps.
+Therefore a segment that ends in the last seconds of a short window is dropped, and the next window begins
+before it.
+openai-whisper does not do this, and it is not done in a checkpoint's own window.
 """
 
 from itertools import takewhile
@@ -13,33 +13,36 @@ from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.dims import SECONDS_PER_POSITION
 from whisperport.runtime.segments import SegmentedWindow, WindowSegment
 
-# Frames of 10 ms before a window's end, at most two fifths of it; measured, not derived.
-UNSURE = 300
-LEAST = 10  # frames that a window goes on at least
+# Mel frames of 10 ms before the end of a window, at most two fifths of it. The value was measured.
+UNRELIABLE_FRAMES = 300
+MIN_ADVANCE = 10  # mel frames from one window to the next, at least
 
 
-def drop_unreliable_end(cut: SegmentedWindow, begin: int, n_frames: int) -> SegmentedWindow:
-    """The cut without the segments that the end of a window of `n_frames` frames may have cut off.
+def drop_unreliable_end(window: SegmentedWindow, begin: int, n_frames: int) -> SegmentedWindow:
+    """Drop the segments that the end of the window may have cut off.
 
-    A segment that fills the window is kept, as no later window would hear more of it.
+    A segment that fills the window is kept, because no later window would contain more of it.
 
-    begin  the id of <|0.00|>
+    Args:
+        window: segments of the window.
+        begin: the id of <|0.00|>.
+        n_frames: mel frames of audio in the window.
     """
-    until_s = (n_frames - min(UNSURE, n_frames * 2 // 5)) / FRAMES_PER_SECOND
-    sure = list(takewhile(lambda piece: _end_s(piece, begin) <= until_s, cut.pieces))
-    if len(sure) == len(cut.pieces):
-        return cut
-    start_s = sure[-1].end_s if sure else _start_s(cut.pieces[0], begin)
+    until_s = (n_frames - min(UNRELIABLE_FRAMES, n_frames * 2 // 5)) / FRAMES_PER_SECOND
+    kept = list(takewhile(lambda segment: _end_s(segment, begin) <= until_s, window.segments))
+    if len(kept) == len(window.segments):
+        return window
+    start_s = kept[-1].end_s if kept else _start_s(window.segments[0], begin)
     start = round(start_s * FRAMES_PER_SECOND)
-    return SegmentedWindow(tuple(sure), start, closed=False) if start >= LEAST else cut
+    return SegmentedWindow(tuple(kept), start, closed=False) if start >= MIN_ADVANCE else window
 
 
-def _start_s(piece: WindowSegment, begin: int) -> float:
-    """Where a segment says that it begins; a piece that was not closed begins with its window."""
-    return max(0, piece.tokens[0] - begin) * SECONDS_PER_POSITION
+def _start_s(segment: WindowSegment, begin: int) -> float:
+    """Return the start of a segment in seconds; without a start timestamp, the start of the window."""
+    return max(0, segment.tokens[0] - begin) * SECONDS_PER_POSITION
 
 
-def _end_s(piece: WindowSegment, begin: int) -> float:
-    """Where a segment says that it ends; infinite if it does not."""
-    closed = len(piece.tokens) > 1 and piece.tokens[-1] >= begin
-    return piece.end_s if closed else float("inf")
+def _end_s(segment: WindowSegment, begin: int) -> float:
+    """Return the end of a segment in seconds; without an end timestamp, infinity."""
+    closed = len(segment.tokens) > 1 and segment.tokens[-1] >= begin
+    return segment.end_s if closed else float("inf")

@@ -1,4 +1,4 @@
-"""Give segments their words: punctuation joined, overlong words cut, segment times set by them.
+"""Add words to segments: join punctuation, shorten long words, and set segment times from words.
 
 Source: openai/whisper@v20250625, whisper/timing.py:240-388.
 """
@@ -10,8 +10,8 @@ from itertools import pairwise
 from whisperport.runtime.alignment import Timing
 from whisperport.text import Segment, Word
 
-PREPENDED = "\"'“¿([{-"  # joined to the word after
-APPENDED = "\"'.。,，!！?？:：”)]}、"  # joined to the word before
+PREPENDED = "\"'“¿([{-"  # marks joined to the next word
+APPENDED = "\"'.。,，!！?？:：”)]}、"  # marks joined to the previous word
 SENTENCE_ENDS = ".。!！?？"
 
 
@@ -24,17 +24,19 @@ def add_words(
     prepended: str = PREPENDED,
     appended: str = APPENDED,
 ) -> list[Segment]:
-    """Segments of one window with their words, in order.
+    """Return the segments of one window with their words.
 
     Args:
-        timings: words of all segments together, seconds from the window's beginning.
-        last_speech: seconds at which the last word before this window ended.
-        prepended: punctuation marks, each of them part of the word after it.
-        appended: likewise of the word before it.
+        segments: in order, with times from the beginning of the audio.
+        timings: words of all segments, with times from the beginning of the window. They are changed.
+        end_of_text: id of the end of text.
+        last_speech: end of the last word before this window, in seconds.
+        prepended: punctuation marks that are joined to the next word.
+        appended: punctuation marks that are joined to the previous word.
     """
     typical, longest = _durations(timings)
     if longest:
-        _cut_at_sentence_ends(timings, longest)
+        _shorten_at_sentence_ends(timings, longest)
     _join_punctuation(timings, prepended, appended)
     offset = segments[0].seek / 100 if segments else 0.0
     remaining = iter(timings)
@@ -50,7 +52,7 @@ def add_words(
 
 
 def _durations(timings: Sequence[Timing]) -> tuple[float, float]:
-    """The median duration of a word, at most 0.7 s, and twice that; 0 where there is none."""
+    """Return the median duration of a word, at most 0.7 s, and twice that; 0 if there are no words."""
     durations = sorted(t.end - t.start for t in timings if t.end != t.start)
     if not durations:
         return 0.0, 0.0
@@ -61,7 +63,8 @@ def _durations(timings: Sequence[Timing]) -> tuple[float, float]:
     return typical, 2 * typical
 
 
-def _cut_at_sentence_ends(timings: list[Timing], longest: float) -> None:
+def _shorten_at_sentence_ends(timings: list[Timing], longest: float) -> None:
+    """Shorten words longer than `longest` seconds at the end of a sentence, in place."""
     for before, timing in pairwise(timings):
         if timing.end - timing.start > longest:
             if timing.word in SENTENCE_ENDS:
@@ -71,6 +74,7 @@ def _cut_at_sentence_ends(timings: list[Timing], longest: float) -> None:
 
 
 def _join_punctuation(timings: list[Timing], prepended: str, appended: str) -> None:
+    """Join marks to the next or the previous word, in place; a joined mark becomes an empty word."""
     following = len(timings) - 1
     for i in range(len(timings) - 2, -1, -1):
         mark = timings[i]
@@ -92,7 +96,7 @@ def _join_punctuation(timings: list[Timing], prepended: str, appended: str) -> N
 
 
 def _take(timings: Iterator[Timing], wanted: int, offset: float) -> list[Word]:
-    """The next words, until they hold `wanted` tokens."""
+    """Return the next words that together have at least `wanted` tokens."""
     words, taken = [], 0
     while taken < wanted:
         timing = next(timings, None)
@@ -108,7 +112,7 @@ def _take(timings: Iterator[Timing], wanted: int, offset: float) -> list[Word]:
 def _fit(
     segment: Segment, words: list[Word], last_speech: float, typical: float, longest: float
 ) -> tuple[Segment, list[Word]]:
-    """Cut long words at the segment's bounds, and set its times by its words where they agree."""
+    """Shorten long words at the bounds of a segment, and set its times from its first and last word."""
     first = words[0]
     if first.end - last_speech > typical * 4 and (
         first.end - first.start > longest

@@ -27,7 +27,7 @@ from whisperport.runtime import (
 )
 from whisperport.runtime.alignment import align_words
 from whisperport.runtime.decode import prefix_room, prompt_room
-from whisperport.runtime.hallucinations import KeptSegments, Window, skip_hallucinations
+from whisperport.runtime.hallucinations import KeptSegments, WindowPosition, skip_hallucinations
 from whisperport.runtime.window_end import drop_unreliable_end
 from whisperport.runtime.words import add_words
 from whisperport.text import Segment, Tokenizer, language_code
@@ -151,7 +151,7 @@ class Session:
             cut = drop_unreliable_end(whole, begin, n_frames)
         if not decoded.ended and cut == whole:  # what was left open is heard again
             self.truncated.append(seek / FRAMES_PER_SECOND)
-        segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.pieces]
+        segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.segments]
         judged = KeptSegments(tuple(segments), seek + cut.advance)
         if self.options.word_timestamps:
             judged = self._with_words(segments, judged.seek, cut, seek, n_frames, language)
@@ -200,7 +200,7 @@ class Session:
             prepended=self.options.prepend_punctuations,
             appended=self.options.append_punctuations,
         )
-        window = Window(
+        window = WindowPosition(
             seek / FRAMES_PER_SECOND,
             n_frames / FRAMES_PER_SECOND,
             self.engine.audio_frames / FRAMES_PER_SECOND,
