@@ -1,4 +1,4 @@
-"""A file is written whole or not at all."""
+"""A file is written completely or not at all."""
 
 import errno
 import os
@@ -84,7 +84,7 @@ def test_a_very_long_name_still_fits_its_temporary_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "reason"),
     [
         ("missing/out.bin", "create the folder first"),
         ("", "folder or a device"),
@@ -92,11 +92,11 @@ def test_a_very_long_name_still_fits_its_temporary_file(tmp_path: Path) -> None:
         ("n" * 256, "too long"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, name: str, said: str) -> None:
+def test_a_path_that_cannot_be_written_is_rejected(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(WhisperportError) as caught:
         write_atomic(f"{tmp_path}/{name}", b"x")
 
-    assert said in str(caught.value)
+    assert reason in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -184,16 +184,16 @@ def test_a_compiled_bundle_is_trusted_if_it_was_before(bundle, recordings, sdk, 
 def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings, sdk):
     compile(bundle, _options(recordings))
     sdk.clear()
-    said: list[str] = []
+    stages: list[str] = []
 
-    compile(bundle, _options(recordings), progress=said.append)
-    compile(bundle, _options(None), progress=said.append)  # the set that was used before
+    compile(bundle, _options(recordings), progress=stages.append)
+    compile(bundle, _options(None), progress=stages.append)  # the set that was used before
 
     assert sdk.names() == []
-    assert sum("set is kept" in line for line in said) == 2
+    assert sum("set is kept" in line for line in stages) == 2
 
 
-def test_other_recordings_make_another_set(bundle, recordings, sdk):
+def test_other_audio_files_make_another_set(bundle, recordings, sdk):
     compile(bundle, _options(recordings))
     sdk.clear()
     _wav(recordings / "b.wav", 0.1 * np.random.default_rng(8).standard_normal(32_000))
@@ -288,7 +288,7 @@ def test_without_a_device_a_compiled_bundle_is_judged_by_its_words_and_dead_fram
     ],
     ids=["chip", "truncated", "window", "empty"],
 )
-def test_without_the_sdk_a_wrong_result_is_refused_and_the_bundle_stays(
+def test_without_the_sdk_a_wrong_result_is_rejected_and_the_bundle_stays(
     bundle, recordings, sdk, hefs, says
 ):
     before = (bundle / "manifest.json").read_bytes()
@@ -383,7 +383,7 @@ def test_an_interpreter_without_the_sdk_is_no_compiler(bundle, recordings):
         ({"hailo8l.finetune": "maybe"}, "cannot be `maybe`"),
     ],
 )
-def test_options_that_no_compiler_of_the_bundle_has_are_refused_with_those_there_are(
+def test_options_that_no_compiler_of_the_bundle_has_are_rejected_with_those_there_are(
     bundle, recordings, options, says
 ):
     with pytest.raises(UsageError, match=says) as caught:
@@ -392,14 +392,14 @@ def test_options_that_no_compiler_of_the_bundle_has_are_refused_with_those_there
     assert not bundle.with_name("bundle.compile").exists()
 
 
-def test_too_few_recordings_are_refused_before_the_compiler_starts(bundle, recordings, sdk):
-    with pytest.raises(AudioError, match="too few recordings to calibrate `encoder`") as caught:
+def test_too_few_audio_files_are_rejected_before_the_compiler_starts(bundle, recordings, sdk):
+    with pytest.raises(AudioError, match="too little audio to calibrate `encoder`") as caught:
         compile(bundle, _options(recordings, force=False))
     assert "9 samples of 2 s, and 1024 are needed" in caught.value.why
     assert sdk.names() == []
 
 
-def test_the_recordings_that_a_bundle_was_verified_with_are_never_used(bundle, tmp_path, sdk):
+def test_the_audio_files_that_a_bundle_was_verified_with_are_never_used(bundle, tmp_path, sdk):
     clips = [clip.samples for clip in noise_clips()]
     folder = _wav(tmp_path / "clips" / "0.wav", clips[0]).parent
     _wav(folder / "1.wav", clips[1])
@@ -409,15 +409,15 @@ def test_the_recordings_that_a_bundle_was_verified_with_are_never_used(bundle, t
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["empty", "missing"])
-def test_a_folder_without_recordings_is_refused(bundle, tmp_path, sdk, there):
+def test_a_folder_without_audio_is_rejected(bundle, tmp_path, sdk, there):
     folder = tmp_path / "nothing"
     if there:
         folder.mkdir()
-    with pytest.raises(AudioError, match="no recordings"):
+    with pytest.raises(AudioError, match="no audio files"):
         compile(bundle, _options(folder))
 
 
-def test_a_compiler_of_the_other_generation_is_refused_before_the_set_is_made(
+def test_a_compiler_of_the_other_generation_is_rejected_before_the_set_is_made(
     bundle, recordings, sdk
 ):
     sdk.configure(version="5.2.0")
@@ -426,7 +426,7 @@ def test_a_compiler_of_the_other_generation_is_refused_before_the_set_is_made(
     assert not bundle.with_name("bundle.compile").exists()
 
 
-def test_a_model_too_large_is_refused_with_the_estimate_before_anything(
+def test_a_model_too_large_is_rejected_with_the_estimate_before_anything(
     bundle, recordings, sdk, monkeypatch
 ):
     monkeypatch.setattr(Hailo, "too_large", lambda self, dims: "it would take 40 contexts")
@@ -437,7 +437,7 @@ def test_a_model_too_large_is_refused_with_the_estimate_before_anything(
     assert not bundle.with_name("bundle.compile").exists()
 
 
-def test_spectrograms_made_elsewhere_are_taken(bundle, recordings, sdk, tmp_path):
+def test_spectrograms_made_elsewhere_are_used(bundle, recordings, sdk, tmp_path):
     compile(bundle, _options(recordings))
     made = bundle.with_name("bundle.compile") / "hailo8l" / "encoder" / "input_layer1.npy"
     ready = Path(shutil.copy(made, tmp_path / "ready.npy"))
@@ -449,7 +449,7 @@ def test_spectrograms_made_elsewhere_are_taken(bundle, recordings, sdk, tmp_path
     assert (np.load(again) == np.load(made)).all()
 
 
-def test_a_bundle_with_nothing_to_compile_is_refused(exported: Callable[..., Any]):
+def test_a_bundle_with_nothing_to_compile_is_rejected(exported: Callable[..., Any]):
     with pytest.raises(UsageError, match="has no programs to compile"):
         compile(exported("onnxruntime").folder)
 
@@ -457,15 +457,15 @@ def test_a_bundle_with_nothing_to_compile_is_refused(exported: Callable[..., Any
 def test_a_set_of_another_window_is_not_kept(bundle, recordings, sdk):
     compile(bundle, _options(recordings))
     noted = bundle.with_name("bundle.compile") / "hailo8l" / "encoder" / "calibration.json"
-    told = json.loads(noted.read_text())
-    told["from"]["spec"]["inputs"][0]["shape"] = [1, 80, 1, 1000]
-    noted.write_text(json.dumps(told))
-    said: list[str] = []
-    compile(bundle, _options(None), progress=said.append)
-    assert "encoder: making the calibration set" in said
+    saved = json.loads(noted.read_text())
+    saved["from"]["spec"]["inputs"][0]["shape"] = [1, 80, 1, 1000]
+    noted.write_text(json.dumps(saved))
+    stages: list[str] = []
+    compile(bundle, _options(None), progress=stages.append)
+    assert "encoder: making the calibration set" in stages
 
 
-def test_a_work_folder_inside_of_the_bundle_is_refused(bundle, recordings):
+def test_a_work_folder_inside_the_bundle_is_rejected(bundle, recordings):
     with pytest.raises(UsageError, match="inside the bundle"):
         compile(bundle, CompileOptions(calibration=recordings, work=bundle / "work"))
 
@@ -479,11 +479,11 @@ def test_the_work_folder_can_be_elsewhere(bundle, recordings, sdk, tmp_path):
 def test_two_compilations_do_not_share_a_work_folder(bundle, recordings, sdk):
     work = bundle.with_name("bundle.compile")
 
-    with locked(lock_path(work)), pytest.raises(BundleError, match="another process") as refused:
+    with locked(lock_path(work)), pytest.raises(BundleError, match="another process") as rejected:
         compile(bundle, _options(recordings))
 
-    assert str(work) in refused.value.what
-    assert "`--work`" in refused.value.hint
+    assert str(work) in rejected.value.what
+    assert "`--work`" in rejected.value.hint
     assert list(work.iterdir()) == []
     assert sdk.names() == []
 

@@ -1,4 +1,4 @@
-"""The model, the bundle and the recordings inside the package belong together, and are good."""
+"""The model, the bundle and the clips inside the package belong together, and are good."""
 
 import hashlib
 
@@ -10,7 +10,7 @@ from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import shipped_recordings
 
 MAX_WEIGHTS = 20_000_000  # bytes
-MAX_WER = 0.05  # of all recordings, voices never heard in training and noise among them
+MAX_WER = 0.05  # of all clips, voices absent from the training and noise among them
 
 
 def test_the_bundle_was_exported_from_the_checkpoint_beside_it() -> None:
@@ -29,26 +29,26 @@ def test_the_bundle_verifies_here() -> None:
     assert report, report.failures()
 
 
-def test_the_recordings_are_understood() -> None:
+def test_the_clips_are_transcribed() -> None:
     transcriber = Transcriber()
 
     errors = TextErrors()
-    for recording in shipped_recordings():
-        heard = transcriber.transcribe(recording.path)
-        assert not heard.truncated, f"{recording.path.name}: end of text was not said"
-        if not recording.text:
-            assert heard.text == "", f"{recording.path.name} holds no speech"
-        errors += text_errors(heard.text, recording.text)
+    for clip in shipped_recordings():
+        transcript = transcriber.transcribe(clip.path)
+        assert not transcript.truncated, f"{clip.path.name}: end of text was not emitted"
+        if not clip.text:
+            assert transcript.text == "", f"{clip.path.name} holds no speech"
+        errors += text_errors(transcript.text, clip.text)
 
     assert errors.length > 300
     assert errors.rate <= MAX_WER
 
 
-def test_recordings_are_of_every_kind() -> None:
-    recordings = shipped_recordings()
+def test_clips_are_of_every_kind() -> None:
+    clips = shipped_recordings()
 
-    assert len(recordings) >= 12
-    assert {r.path.suffix for r in recordings} == {".wav", ".flac", ".mp3"}
-    assert any(r.held_out for r in recordings)
-    assert len({r.voice for r in recordings}) >= 6
-    assert any(60 <= r.seconds <= 90 for r in recordings)
+    assert len(clips) >= 12
+    assert {r.path.suffix for r in clips} == {".wav", ".flac", ".mp3"}
+    assert any(r.held_out for r in clips)
+    assert len({r.voice for r in clips}) >= 6
+    assert any(60 <= r.seconds <= 90 for r in clips)

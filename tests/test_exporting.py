@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "target", [target.spec.name for target in TARGETS if not target.spec.fallback]
 )
-def test_a_bundle_is_whole_and_verified(
+def test_a_bundle_is_complete_and_verified(
     target: str, exported: Callable[[str], Bundle], tiny_checkpoint: Any
 ) -> None:
     bundle = Bundle.open(exported(target).folder)
@@ -95,10 +95,10 @@ def write(
     return write
 
 
-def test_what_is_done_is_told(write: Any) -> None:
-    told: list[str] = []
+def test_every_stage_is_reported(write: Any) -> None:
+    stages: list[str] = []
 
-    write(progress=told.append)
+    write(progress=stages.append)
 
     for word in (
         "torch",
@@ -108,7 +108,7 @@ def test_what_is_done_is_told(write: Any) -> None:
         "comparing",
         "moving the bundle",
     ):
-        assert any(word in stage for stage in told), word
+        assert any(word in stage for stage in stages), word
 
 
 def test_a_checkpoint_that_knows_no_english_is_verified_in_what_it_knows(
@@ -154,7 +154,7 @@ def spoiled(array: np.ndarray) -> np.ndarray:
 WRONG = {
     "features a percent too large": {"encoder": {"features": scaled(1.01)}},
     "one NaN among the features": {"encoder": {"features": spoiled}},
-    "values of the sound in layer 1": {"cross_kv": {"cross_v_1": scaled(0.9)}},
+    "cross-attention values of layer 1": {"cross_kv": {"cross_v_1": scaled(0.9)}},
     "logits of a step": {"step": {"logits": scaled(0.98)}},
     "new keys of a step": {"step": {"new_k_0": scaled(0.5)}},
     "new values of a prompt": {"prefill_4": {"new_v_1": scaled(-1)}},
@@ -169,11 +169,11 @@ def test_a_wrong_program_is_found_and_nothing_is_written(
 ) -> None:
     fake_targets["fake"].wrong = wrong
 
-    with pytest.raises(VerificationError) as refused:
+    with pytest.raises(VerificationError) as rejected:
         write()
 
-    assert refused.value.why
-    assert "--allow-unverified" in refused.value.hint
+    assert rejected.value.why
+    assert "--allow-unverified" in rejected.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
@@ -223,7 +223,7 @@ def test_no_clips_at_all_verify_nothing(write: Any, tmp_path: Path) -> None:
         ("fake", {"decoder": "other"}, "no program `decoder`"),
     ],
 )
-def test_unknown_names_are_refused_before_any_work(
+def test_unknown_names_are_rejected_before_any_work(
     micro_checkpoint: Any,
     fake_targets: Any,
     tmp_path: Path,
@@ -231,7 +231,7 @@ def test_unknown_names_are_refused_before_any_work(
     place: dict[str, str],
     words: str,
 ) -> None:
-    told: list[str] = []
+    stages: list[str] = []
 
     with pytest.raises(UsageError, match=words):
         export(
@@ -239,24 +239,24 @@ def test_unknown_names_are_refused_before_any_work(
             target,
             tmp_path / "out",
             replace(OPTIONS, placement=place),
-            progress=told.append,
+            progress=stages.append,
         )
 
-    assert told == []
+    assert stages == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(
+def test_a_path_that_cannot_be_written_is_rejected_before_any_work(
     micro_checkpoint: Any, fake_targets: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    told: list[str] = []
+    stages: list[str] = []
 
     with pytest.raises(BundleError, match="not a bundle"):
-        export(micro_checkpoint, "fake", tmp_path / "mine", OPTIONS, progress=told.append)
+        export(micro_checkpoint, "fake", tmp_path / "mine", OPTIONS, progress=stages.append)
 
-    assert told == []
+    assert stages == []
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
 
 
@@ -280,7 +280,7 @@ def test_an_interrupt_at_any_stage_leaves_what_was_there(write: Any, tmp_path: P
         assert contents(tmp_path / "bundle") == before, stages[stop]
 
 
-def test_a_full_disk_is_said_in_words_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_nothing(
     write: Any, fake_targets: Any, tmp_path: Path
 ) -> None:
     fake_targets["fake"].failure = OSError(errno.ENOSPC, "No space left on device")
@@ -292,7 +292,7 @@ def test_a_full_disk_is_said_in_words_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    "failure", [LoweringError("the compiler refused"), MemoryError(), AssertionError("odd")]
+    "failure", [LoweringError("the compiler rejected"), MemoryError(), AssertionError("odd")]
 )
 def test_a_compiler_that_fails_leaves_nothing(
     write: Any, fake_targets: Any, tmp_path: Path, failure: BaseException

@@ -38,10 +38,10 @@ def fixed(decoder: Program) -> Fixed:
     return fix(decoder, "xnnpack")
 
 
-def test_a_strangers_decoder_keeps_no_compute_outside(fixed: Fixed) -> None:
+def test_a_third_party_decoder_has_no_rejected_node_that_computes(fixed: Fixed) -> None:
     assert fixed
     assert fixed.remaining == ()
-    assert [refusal.node for refusal in fixed.lookups] == ["embedding"]
+    assert [rejection.node for rejection in fixed.lookups] == ["embedding"]
     assert "10.0 MB" in fixed.lookups[0].reason  # 51865 rows of 48 float32
 
 
@@ -85,7 +85,7 @@ def test_inputs_of_a_file_are_used(decoder: Program, tmp_path: Path) -> None:
     assert fixed
 
 
-def test_inputs_that_do_not_fit_are_refused(decoder: Program, tmp_path: Path) -> None:
+def test_inputs_that_do_not_fit_are_rejected(decoder: Program, tmp_path: Path) -> None:
     np.savez(tmp_path / "call.npz", tokens=np.zeros(3))
 
     with pytest.raises(ProgramError, match="inputs"):
@@ -120,7 +120,7 @@ def test_a_rewrite_that_computes_something_else_is_left_out(
     assert fixed.to_json()["rewrites"][0]["failed"][0]["sample"] == "noise of scale 1"
 
 
-def test_a_program_with_state_is_refused() -> None:
+def test_a_program_with_state_is_rejected() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -137,19 +137,19 @@ def test_a_program_with_state_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "what"), [("a.onnx", "an ONNX file"), ("a.tflite", "a TFLite")])
-def test_what_is_no_torch_graph_is_refused_with_what_to_do(
+def test_a_file_without_a_torch_graph_is_rejected_with_a_hint(
     name: str, what: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(b"\x08")
 
-    with pytest.raises(ProgramError) as refused:
+    with pytest.raises(ProgramError) as rejected:
         fix(tmp_path / name, "xnnpack")
 
-    assert what in refused.value.why
-    assert ".pt2" in refused.value.hint
+    assert what in rejected.value.why
+    assert ".pt2" in rejected.value.hint
 
 
-def test_a_target_that_is_not_there_is_refused(decoder: Program) -> None:
+def test_a_target_that_is_not_there_is_rejected(decoder: Program) -> None:
     with pytest.raises(UsageError, match="abacus"):
         fix(decoder, "abacus")
 
@@ -184,16 +184,16 @@ def test_a_file_that_is_there_is_left_alone_unless_asked(fixed: Fixed, tmp_path:
 
 
 def test_the_result_is_plain_json(fixed: Fixed) -> None:
-    told = json.loads(json.dumps(fixed.to_json()))
+    data = json.loads(json.dumps(fixed.to_json()))
 
-    assert told["changed_nodes"] == fixed.changed > 0
-    assert told["remaining"] == []
-    assert [one["rewrite"] for one in told["rewrites"]] == list(
+    assert data["changed_nodes"] == fixed.changed > 0
+    assert data["remaining"] == []
+    assert [one["rewrite"] for one in data["rewrites"]] == list(
         fixing.get_target("xnnpack").spec.rewrites
     )
 
 
-def test_a_program_that_writes_to_an_input_is_refused() -> None:
+def test_a_program_that_writes_to_an_input_is_rejected() -> None:
     class Writes(nn.Module):
         def forward(self, x: Tensor, cache: Tensor) -> Tensor:
             return x + cache.mul_(2)

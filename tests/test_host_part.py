@@ -1,4 +1,4 @@
-"""What the host computes around a program: read back as it was written, or refused."""
+"""What the host computes around a program: read back as it was written, or rejected."""
 
 import json
 from contextlib import suppress
@@ -57,28 +57,28 @@ def test_nothing_is_written_where_the_host_computes_nothing() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told.pop("joins"),
-        lambda told: told["lookups"][0].update(table="../d.tokens.table.npy"),
-        lambda told: told["lookups"][0].update(table="/etc/passwd"),
-        lambda told: told["lookups"][0].update(table="gone.npy"),
-        lambda told: told["lookups"][0].update(table_shape=[8, 4]),
-        lambda told: told["lookups"][0].update(table_shape=[7]),
-        lambda told: told["lookups"][0].update(table="d.tokens.positions.npy"),
-        lambda told: told["lookups"][0]["embeddings"].update(shape=[1, 3, 4, 1]),
-        lambda told: told["lookups"][0]["tokens"].update(shape="many"),
+        lambda entry: entry.pop("joins"),
+        lambda entry: entry["lookups"][0].update(table="../d.tokens.table.npy"),
+        lambda entry: entry["lookups"][0].update(table="/etc/passwd"),
+        lambda entry: entry["lookups"][0].update(table="gone.npy"),
+        lambda entry: entry["lookups"][0].update(table_shape=[8, 4]),
+        lambda entry: entry["lookups"][0].update(table_shape=[7]),
+        lambda entry: entry["lookups"][0].update(table="d.tokens.positions.npy"),
+        lambda entry: entry["lookups"][0]["embeddings"].update(shape=[1, 3, 4, 1]),
+        lambda entry: entry["lookups"][0]["tokens"].update(shape="many"),
     ],
 )
-def test_a_damaged_one_is_refused(written: Path, change) -> None:
-    told = json.loads(written.read_text())
-    change(told)
-    written.write_text(json.dumps(told))
+def test_a_damaged_one_is_rejected(written: Path, change) -> None:
+    entry = json.loads(written.read_text())
+    change(entry)
+    written.write_text(json.dumps(entry))
 
     with pytest.raises(ProgramError, match="cannot read the host part"):
         HostPart.read(written)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_none_is_refused(written: Path, content: bytes) -> None:
+def test_what_is_none_is_rejected(written: Path, content: bytes) -> None:
     written.write_bytes(content)
 
     with pytest.raises(ProgramError, match="cannot read the host part"):
@@ -92,7 +92,7 @@ def test_an_array_of_objects_is_not_unpickled(written: Path) -> None:
         HostPart.read(written)
 
 
-def test_an_array_that_states_a_shape_of_terabytes_is_refused(written: Path) -> None:
+def test_an_array_that_states_a_shape_of_terabytes_is_rejected(written: Path) -> None:
     path = written.parent / "d.tokens.table.npy"
     path.write_bytes(path.read_bytes().replace(b"(7, 4)", b"(99999999999, 4)", 1))
 
@@ -102,7 +102,7 @@ def test_an_array_that_states_a_shape_of_terabytes_is_refused(written: Path) -> 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_file_with_changed_bytes_is_read_or_refused(written: Path, data: st.DataObject) -> None:
+def test_a_file_with_changed_bytes_is_read_or_rejected(written: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(written.parent.iterdir())))
     valid = path.read_bytes()
     start = data.draw(st.integers(0, len(valid) - 1))

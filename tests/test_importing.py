@@ -119,7 +119,7 @@ def test_both_generations_of_decoders_are_told_apart_by_their_shape(
     ],
     ids=["window", "bins", "width", "chip", "cut", "older", "text", "decoder"],
 )
-def test_a_file_that_is_no_encoder_of_the_checkpoint_is_refused_before_any_work(
+def test_a_file_that_is_no_encoder_of_the_checkpoint_is_rejected_before_any_work(
     tiny_checkpoint, tmp_path, content, says
 ):
     with pytest.raises(BundleError, match=says):
@@ -127,7 +127,7 @@ def test_a_file_that_is_no_encoder_of_the_checkpoint_is_refused_before_any_work(
     assert os.listdir(tmp_path) == ["encoder.hef"]
 
 
-def test_a_chip_that_does_not_run_the_file_is_refused(tiny_checkpoint, tmp_path):
+def test_a_chip_that_does_not_run_the_file_is_rejected(tiny_checkpoint, tmp_path):
     hef = _file(tmp_path, encoder_hef(1))
     with pytest.raises(BundleError, match="another chip than `hailo8l`"):
         import_artifact(hef, tiny_checkpoint, tmp_path / "bundle", ImportOptions(target="hailo8l"))
@@ -150,7 +150,7 @@ def test_the_target_is_the_one_that_a_file_was_compiled_for(tmp_path, architectu
         (ImportOptions(options={"hailo8l.asset": "x"}), "no option `asset`"),
     ],
 )
-def test_what_a_target_does_not_import_is_refused(tiny_checkpoint, tmp_path, options, says):
+def test_what_a_target_does_not_import_is_rejected(tiny_checkpoint, tmp_path, options, says):
     hef = _file(tmp_path, encoder_hef(3))
     with pytest.raises(UsageError, match=says):
         import_artifact(hef, tiny_checkpoint, tmp_path / "bundle", options)
@@ -158,7 +158,7 @@ def test_what_a_target_does_not_import_is_refused(tiny_checkpoint, tmp_path, opt
 
 
 @pytest.mark.parametrize("embeddings", [(ROWS, 1, 384), (ROWS, 2, 64)], ids=["width", "layout"])
-def test_a_decoder_of_another_checkpoint_is_refused(tiny_checkpoint, tmp_path, embeddings):
+def test_a_decoder_of_another_checkpoint_is_rejected(tiny_checkpoint, tmp_path, embeddings):
     decoder = _file(tmp_path, _decoder(embeddings), "decoder.hef")
     with pytest.raises(BundleError, match="no decoder of this checkpoint"):
         import_artifact(
@@ -170,7 +170,7 @@ def test_a_decoder_of_another_checkpoint_is_refused(tiny_checkpoint, tmp_path, e
 
 
 @pytest.mark.parametrize("fault", ["values", "missing", "text", "shape"])
-def test_tables_that_are_not_the_checkpoints_are_refused(tiny_checkpoint, tmp_path, fault):
+def test_tables_that_are_not_the_checkpoints_are_rejected(tiny_checkpoint, tmp_path, fault):
     assets = _assets(tmp_path / "assets", tiny_checkpoint, 0.1 if fault == "values" else 0.0)
     table = assets / "onnx_add_input_tiny.npy"
     if fault == "missing":

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limit
 
 def test_a_child_finds_what_this_process_does() -> None:
     # given
-    said: list[str] = []
+    stages: list[str] = []
 
     # when
     (ours,) = inspect(STEP, InspectOptions(repeat=1, threads=1, trust=True)).profiles
-    (theirs,) = inspect(STEP, ONCE, progress=said.append).profiles
+    (theirs,) = inspect(STEP, ONCE, progress=stages.append).profiles
 
     # then
     assert {(node.name, node.where) for node in theirs.nodes} == {
@@ -35,7 +35,7 @@ def test_a_child_finds_what_this_process_does() -> None:
     }
     assert (theirs.program, theirs.notes, theirs.runs) == (ours.program, ours.notes, ours.runs)
     assert all(node.ms is not None for node in theirs.nodes)
-    assert said == ["running step.onnx"]
+    assert stages == ["running step.onnx"]
 
 
 def test_a_program_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_program_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         inspect(path, ONCE)
 
 
-def test_a_constant_of_80_gb_is_refused(tmp_path: Path) -> None:
+def test_a_constant_of_80_gb_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     onnx.save(constant_of(80 * 10**9), path)
 

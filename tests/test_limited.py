@@ -67,7 +67,7 @@ def test_a_job_without_end_is_ended_and_its_stage_is_named(tmp_path: Path) -> No
     assert is_gone(pid_file)
 
 
-def test_one_allocation_above_the_limit_is_refused_to_the_job() -> None:
+def test_one_allocation_above_the_limit_is_rejected_to_the_job() -> None:
     with pytest.raises(StoppedError, match="asking: MemoryError"):
         run("asks_for", Limits(500 * MB, 60), size=100_000 * MB)
 

@@ -1,4 +1,4 @@
-"""One program to one file: equal and in place, or refused with nothing left behind."""
+"""One program to one file: equal and in place, or rejected with nothing left behind."""
 
 import errno
 import os
@@ -111,15 +111,15 @@ def test_more_axes_may_be_allowed(out: Path) -> None:
     assert lowered.rewrites == {}
 
 
-def test_an_axis_that_cannot_be_folded_is_refused_by_node_value_and_limit(out: Path) -> None:
+def test_an_axis_that_cannot_be_folded_is_rejected_by_node_value_and_limit(out: Path) -> None:
     program = trace("five", FiveOut(), (torch.zeros(4, 12),))
 
-    with pytest.raises(LoweringError) as refused:
+    with pytest.raises(LoweringError) as rejected:
         lower(program, "onnxruntime", out)
 
-    assert refused.value.what == "`five` has tensors of more than 4 axes"
-    assert refused.value.why.endswith(": rank 5 is above the limit of 4; fold axes")
-    assert "--max-rank" in refused.value.hint
+    assert rejected.value.what == "`five` has tensors of more than 4 axes"
+    assert rejected.value.why.endswith(": rank 5 is above the limit of 4; fold axes")
+    assert "--max-rank" in rejected.value.hint
     assert untouched(out)
     assert lower(program, "onnxruntime", out, LowerOptions(max_rank=5)).equal
 
@@ -150,10 +150,10 @@ class Logarithm(nn.Module):
 
 
 def test_a_program_that_torch_has_no_numbers_for_is_not_equal(out: Path) -> None:
-    with pytest.raises(VerificationError) as refused:
+    with pytest.raises(VerificationError) as rejected:
         lower(trace("logarithm", Logarithm(), (torch.zeros(3),)), "onnxruntime", out)
 
-    assert "the reference holds 3 NaN of 3 values" in refused.value.why
+    assert "the reference holds 3 NaN of 3 values" in rejected.value.why
     assert untouched(out)
 
 
@@ -175,10 +175,10 @@ def test_an_infinity_that_is_expected_allows_nothing_else(
 ) -> None:
     wrong(monkeypatch, lambda y: np.maximum(y, -100) + 5)
 
-    with pytest.raises(VerificationError) as refused:
+    with pytest.raises(VerificationError) as rejected:
         lower(trace("logarithms", Logarithms(), (torch.zeros(64),)), "onnxruntime", out)
 
-    assert "infinite values" in refused.value.why
+    assert "infinite values" in rejected.value.why
     assert untouched(out)
 
 
@@ -196,7 +196,7 @@ class WritesItsOwn(nn.Module):
 
 
 @pytest.mark.parametrize("decompositions", [False, True])
-def test_a_program_that_writes_to_an_input_is_refused(out: Path, decompositions: bool) -> None:
+def test_a_program_that_writes_to_an_input_is_rejected(out: Path, decompositions: bool) -> None:
     program = trace("writes", WritesInput(), (torch.zeros(2, 3), torch.zeros(2, 3)))
     if decompositions:
         program = as_program("writes", program.exported.run_decompositions())
@@ -239,7 +239,7 @@ def test_float16_is_held_to_what_float16_can_do(out: Path) -> None:
     assert lowered.gate is LOWERED["float16"]
 
 
-def test_bfloat16_at_the_border_is_refused(out: Path) -> None:
+def test_bfloat16_at_the_border_is_rejected(out: Path) -> None:
     program = trace("brain", nn.Linear(4, 4).bfloat16(), (torch.zeros(2, 4).bfloat16(),))
 
     with pytest.raises(ProgramError, match="`brain` has bfloat16 at its border, at `input`"):
@@ -299,14 +299,14 @@ def test_what_computes_something_else_is_not_written(
 ) -> None:
     wrong(monkeypatch, change)
 
-    with pytest.raises(VerificationError, match="was not written") as refused:
+    with pytest.raises(VerificationError, match="was not written") as rejected:
         lower(program, "onnxruntime", out)
 
-    assert says in refused.value.why
+    assert says in rejected.value.why
     assert untouched(out)
 
 
-def test_what_computes_something_else_is_written_if_told_so(
+def test_what_computes_something_else_is_written_on_request(
     program: Program, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong(monkeypatch, lambda y: y * np.nan)
@@ -319,7 +319,7 @@ def test_what_computes_something_else_is_written_if_told_so(
     onnx.checker.check_model(str(out), full_check=True)
 
 
-def test_a_program_that_keeps_state_is_refused(out: Path) -> None:
+def test_a_program_that_keeps_state_is_rejected(out: Path) -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -342,10 +342,10 @@ def test_an_operator_that_the_opset_lacks_is_named(out: Path) -> None:
 
     program = trace("flipped", Flipped(), (torch.zeros(3, dtype=torch.int64),))
 
-    with pytest.raises(LoweringError) as refused:
+    with pytest.raises(LoweringError) as rejected:
         lower(program, "onnxruntime", out, LowerOptions(opset=13))
 
-    assert refused.value.why == "`BitwiseNot` is new in opset 18"
+    assert rejected.value.why == "`BitwiseNot` is new in opset 18"
     assert untouched(out)
     assert lower(program, "onnxruntime", out, LowerOptions(opset=18)).facts["opset"] == 18
 
@@ -361,7 +361,7 @@ def test_an_operator_that_the_opset_lacks_is_named(out: Path) -> None:
         ("hailo8l", {"opset": 20}),
     ],
 )
-def test_options_that_do_not_fit_are_refused_before_any_work(
+def test_options_that_do_not_fit_are_rejected_before_any_work(
     program: Program, out: Path, target: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError):
@@ -370,7 +370,7 @@ def test_options_that_do_not_fit_are_refused_before_any_work(
     assert untouched(out)
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_rejected_before_any_work(tmp_path: Path) -> None:
     for out in (tmp_path, tmp_path / "no" / "folder.onnx", tmp_path / "a\0b"):
         with pytest.raises(WhisperportError, match="cannot write"):
             lower("no such program.pt2", "onnxruntime", out)
@@ -379,15 +379,15 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path: Pat
 def test_two_that_write_one_file_do_not_share_a_folder(program: Program, out: Path) -> None:
     with (
         locked(lock_path(out)),
-        pytest.raises(WhisperportError, match="another process") as refused,
+        pytest.raises(WhisperportError, match="another process") as rejected,
     ):
         lower(program, "onnxruntime", out)
 
-    assert str(out) in refused.value.what
+    assert str(out) in rejected.value.what
     assert untouched(out)
 
 
-def test_a_machine_that_is_too_small_is_told_so(
+def test_a_machine_that_is_too_small_is_reported(
     program: Program, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "available_memory", lambda: 10**8)
@@ -441,10 +441,10 @@ def test_integers_and_booleans_must_be_identical(
 
     wrong(monkeypatch, lambda best: best + np.array([0, 1]))
     out.write_bytes(b"old")
-    with pytest.raises(VerificationError) as refused:
+    with pytest.raises(VerificationError) as rejected:
         lower(program, "onnxruntime", out)
 
-    assert "`best` on noise of scale 1: 1 of 2 values of int64 differ" in refused.value.why
+    assert "`best` on noise of scale 1: 1 of 2 values of int64 differ" in rejected.value.why
     assert untouched(out)
 
 
@@ -453,10 +453,10 @@ def test_the_report_is_json(program: Program, out: Path) -> None:
 
     lowered: Lowered = lower(program, "onnxruntime", out)
 
-    said = json.loads(json.dumps(lowered.to_json(), allow_nan=False))
-    assert said["equal"] is True
-    assert said["opset"] == 20
-    assert said["program"]["inputs"] == [{"name": "x", "shape": [1, 3, 6], "dtype": "float32"}]
+    data = json.loads(json.dumps(lowered.to_json(), allow_nan=False))
+    assert data["equal"] is True
+    assert data["opset"] == 20
+    assert data["program"]["inputs"] == [{"name": "x", "shape": [1, 3, 6], "dtype": "float32"}]
 
 
 class UsesTokens(nn.Module):
@@ -474,14 +474,14 @@ def test_a_program_that_is_rejected_points_to_check_and_fix(tmp_path: Path) -> N
     torch.export.save(program.exported, path)
     target = next(t for t in TARGETS if t.spec.rejects_programs).spec.name
 
-    with pytest.raises(LoweringError, match="does not support the program") as refused:
+    with pytest.raises(LoweringError, match="does not support the program") as rejected:
         lower(path, target, tmp_path / "decoder.onnx")
 
-    assert "input of int64" in refused.value.why
+    assert "input of int64" in rejected.value.why
     check = f"whisperport check '{path}' --target {target}"
     fixed = tmp_path / "a decoder.fixed.pt2"
-    assert f"`{check}` lists" in refused.value.hint
-    assert f"`{check} --fix --out '{fixed}'`" in refused.value.hint
+    assert f"`{check}` lists" in rejected.value.hint
+    assert f"`{check} --fix --out '{fixed}'`" in rejected.value.hint
     assert os.listdir(tmp_path) == [path.name]
 
 

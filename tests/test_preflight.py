@@ -136,18 +136,20 @@ def test_groups_of_version_1(root):
     assert available_memory() == 2_250_000_000
 
 
-def test_too_little_memory_is_refused_with_both_figures(root, tmp_path):
+def test_too_little_memory_is_rejected_with_both_figures(root, tmp_path):
     machine(root, available_kb=1_000_000)
 
-    with pytest.raises(WhisperportError, match="too little memory") as refused:
+    with pytest.raises(WhisperportError, match="too little memory") as rejected:
         check_fits(estimate_export(BASE, ["xnnpack"]), tmp_path / "out")
 
-    assert "1 GB are free" in refused.value.why
-    assert "estimated need, from measured exports: about 2.5 GB of memory" in refused.value.why
-    assert "--no-preflight" in refused.value.hint
+    assert "1 GB are free" in rejected.value.why
+    assert "estimated need, from measured exports: about 2.5 GB of memory" in rejected.value.why
+    assert "--no-preflight" in rejected.value.hint
 
 
-def test_too_small_a_disk_is_refused_though_the_folder_is_not_made_yet(root, tmp_path, monkeypatch):
+def test_too_small_a_disk_is_rejected_though_the_folder_is_not_made_yet(
+    root, tmp_path, monkeypatch
+):
     asked = []
 
     def usage(folder):

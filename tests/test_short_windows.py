@@ -62,9 +62,9 @@ def five_seconds(exported: Callable[..., Bundle]) -> Transcriber:
     return Transcriber(exported("onnxruntime", "default", window=window), ONE_THREAD)
 
 
-def windows(heard: Transcript) -> list[list[Segment]]:
-    """The segments of each window that said something."""
-    return [list(group) for _, group in groupby(heard.segments, lambda s: s.seek)]
+def windows(transcript: Transcript) -> list[list[Segment]]:
+    """The segments of each window that has text."""
+    return [list(group) for _, group in groupby(transcript.segments, lambda s: s.seek)]
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "xnnpack"])
@@ -109,7 +109,7 @@ def test_the_reference_is_of_the_short_window(short: Callable[[str], Bundle]) ->
     assert reference.clips[0].features.shape == (50, 64)
 
 
-def test_a_window_the_checkpoint_cannot_have_is_refused_before_any_work(
+def test_a_window_the_checkpoint_cannot_have_is_rejected_before_any_work(
     tiny_checkpoint: Any, tmp_path: Any
 ) -> None:
     options = ExportOptions(window=WindowOptions(seconds=10))
@@ -120,22 +120,22 @@ def test_a_window_the_checkpoint_cannot_have_is_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_recordings_of_any_length_are_understood_in_windows_of_5_s_without_a_loop(
+def test_audio_of_any_length_is_transcribed_in_windows_of_5_s_without_a_loop(
     five_seconds: Transcriber,
 ) -> None:
     assert five_seconds.bundle.manifest.verified
     errors, longest = TextErrors(), 0.0
     for clip in clips_of(shipped_recordings()):
-        heard = five_seconds.transcribe(clip.samples, ENGLISH)
+        transcript = five_seconds.transcribe(clip.samples, ENGLISH)
 
-        longest = max(longest, heard.duration_s)
-        errors += text_errors(heard.text, clip.text)
-        assert not heard.truncated, clip.name
-        assert re.search(r"\b((?:\S+ ){3}\S+)( \1){2}", heard.text) is None, clip.name
-        for window in windows(heard):
-            said = "".join(segment.text for segment in window)
-            assert not said or compression_ratio(said.strip()) <= 2.4, clip.name
-        for before, after in pairwise(heard.segments):
+        longest = max(longest, transcript.duration_s)
+        errors += text_errors(transcript.text, clip.text)
+        assert not transcript.truncated, clip.name
+        assert re.search(r"\b((?:\S+ ){3}\S+)( \1){2}", transcript.text) is None, clip.name
+        for window in windows(transcript):
+            text = "".join(segment.text for segment in window)
+            assert not text or compression_ratio(text.strip()) <= 2.4, clip.name
+        for before, after in pairwise(transcript.segments):
             assert before.start <= after.start, clip.name
     assert longest > 60
     assert errors.rate <= MAX_WER_5_S
@@ -144,11 +144,11 @@ def test_recordings_of_any_length_are_understood_in_windows_of_5_s_without_a_loo
 def test_segments_and_words_stay_inside_of_their_window(five_seconds: Transcriber) -> None:
     long = next(r for r in shipped_recordings() if r.seconds > 60)
 
-    heard = five_seconds.transcribe(long.path, replace(ENGLISH, word_timestamps=True))
+    transcript = five_seconds.transcribe(long.path, replace(ENGLISH, word_timestamps=True))
 
-    assert len(windows(heard)) >= 12
-    for segment in heard.segments:
+    assert len(windows(transcript)) >= 12
+    for segment in transcript.segments:
         begin = segment.seek / 100
         assert begin <= segment.start <= segment.end <= begin + 5.0 + 1e-6
         assert all(begin <= word.start <= word.end <= begin + 5.0 + 1e-6 for word in segment.words)
-    assert sum(len(segment.words) for segment in heard.segments) > 100
+    assert sum(len(segment.words) for segment in transcript.segments) > 100

@@ -33,7 +33,7 @@ def check(programs: Iterable[Program], window: Window | None, heads: int = 1) ->
     return names
 
 
-def test_all_programs_of_a_whole_window_have_the_expected_signatures(micro: Any) -> None:
+def test_all_programs_of_a_complete_window_have_the_expected_signatures(micro: Any) -> None:
     programs = whisper_programs(Parts(micro, [(0, 1), (1, 0), (1, 1)]), NAMES)
 
     names = check(programs, window=None, heads=3)
@@ -79,7 +79,7 @@ def test_the_decoder_without_a_cache_has_the_expected_signature(
         ProgramSpec("uncached_decoder", (TensorSpec("a", ()), TensorSpec("b", (1, 16, 7, 1))), ()),
     ],
 )
-def test_what_is_no_program_of_ours_has_no_signature(found: ProgramSpec) -> None:
+def test_an_unknown_program_has_no_signature(found: ProgramSpec) -> None:
     with pytest.raises(ValueError, match=r"expected|no program named"):
         expected_signature(found, DIMS, None, 1)
 

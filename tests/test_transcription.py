@@ -77,7 +77,7 @@ def test_a_window_is_what_it_is_alone(transcriber: Transcriber) -> None:
     assert later.segments[0].start == pytest.approx(0.2)
 
 
-def test_one_recording_leaves_no_trace_in_the_next(transcriber: Transcriber) -> None:
+def test_one_file_does_not_affect_the_next(transcriber: Transcriber) -> None:
     options = replace(TEXT, condition_on_previous_text=True)
     alone = transcriber.transcribe(noise(0.5, seed=2), options)
 
@@ -88,15 +88,15 @@ def test_one_recording_leaves_no_trace_in_the_next(transcriber: Transcriber) -> 
 
 
 def test_progress_rises_to_the_duration(transcriber: Transcriber) -> None:
-    told: list[tuple[float, float | None]] = []
+    reported: list[tuple[float, float | None]] = []
 
     transcript = transcriber.transcribe(
-        noise(1.1), TEXT, progress=lambda done, of: told.append((done, of))
+        noise(1.1), TEXT, progress=lambda done, of: reported.append((done, of))
     )
 
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert len(told) == 6
-    assert told[-1] == pytest.approx((transcript.duration_s, transcript.duration_s))
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    assert len(reported) == 6
+    assert reported[-1] == pytest.approx((transcript.duration_s, transcript.duration_s))
 
 
 def test_windows_that_met_the_limit_are_listed(transcriber: Transcriber) -> None:
@@ -107,19 +107,19 @@ def test_windows_that_met_the_limit_are_listed(transcriber: Transcriber) -> None
 
 
 @pytest.mark.parametrize(
-    ("no_speech", "logprob", "heard"),
+    ("no_speech", "logprob", "emitted"),
     [(0.0, None, False), (0.0, -1e-9, False), (0.0, -100.0, True), (1.0, None, True)],
     ids=["probable", "probable and unsure", "probable but sure of its words", "improbable"],
 )
 def test_silence_is_passed_over(
-    transcriber: Transcriber, no_speech: float, logprob: float | None, heard: bool
+    transcriber: Transcriber, no_speech: float, logprob: float | None, emitted: bool
 ) -> None:
     thresholds = replace(NEVER, no_speech=no_speech, logprob=logprob)
 
     transcript = transcriber.transcribe(noise(0.6), replace(TEXT, thresholds=thresholds))
 
-    assert bool(transcript.segments) == heard
-    assert bool(transcript.text) == heard
+    assert bool(transcript.segments) == emitted
+    assert bool(transcript.text) == emitted
     assert transcript.duration_s == pytest.approx(0.6)
 
 
@@ -135,25 +135,25 @@ def test_silence_is_passed_over(
     ],
     ids=["empty", "one sample", "NaN", "not scaled", "stereo", "words"],
 )
-def test_what_is_no_sound_is_refused(
+def test_what_is_no_audio_is_rejected(
     transcriber: Transcriber, samples: np.ndarray, words: str
 ) -> None:
     with pytest.raises(AudioError, match=words):
         transcriber.transcribe(samples, TEXT)
 
 
-def test_a_file_that_is_missing_is_refused(transcriber: Transcriber, tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_rejected(transcriber: Transcriber, tmp_path: Path) -> None:
     with pytest.raises(AudioError, match=r"no\.wav"):
         transcriber.transcribe(tmp_path / "no.wav", TEXT)
 
 
-def test_silence_alone_is_heard_without_a_crash(transcriber: Transcriber) -> None:
+def test_silence_is_transcribed_without_a_crash(transcriber: Transcriber) -> None:
     transcript = transcriber.transcribe(np.zeros(SECOND, np.float32), TEXT)
 
     assert transcript.duration_s == 1.0
 
 
-def test_a_language_that_the_checkpoint_lacks_is_refused(transcriber: Transcriber) -> None:
+def test_a_language_that_the_checkpoint_lacks_is_rejected(transcriber: Transcriber) -> None:
     options = replace(TEXT, decode=replace(TEXT.decode, language="fr"))
 
     with pytest.raises(UsageError, match="language `fr`"):
@@ -166,7 +166,7 @@ def test_an_array_at_another_rate_is_resampled(transcriber: Transcriber) -> None
     assert transcript.duration_s == pytest.approx(2.0, abs=0.01)
 
 
-def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_bundle_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="no bundle"):
         transcribe(noise(0.2), tmp_path / "nothing")
 
@@ -184,7 +184,7 @@ def test_a_real_bundle_transcribes_a_file(
     assert transcript.duration_s == pytest.approx(2.5)
 
 
-def test_a_long_recording_takes_no_more_memory_than_three_minutes(
+def test_a_long_file_takes_no_more_memory_than_three_minutes(
     exported: Callable[[str], Bundle], tmp_path: Path
 ) -> None:
     """In a process of its own, since its peak is what is measured. Most windows are skipped."""
@@ -226,7 +226,7 @@ options = TranscribeOptions(
 )
 done = []
 transcript = transcriber.transcribe(
-    sys.argv[1], options, progress=lambda *told: done.append(told)
+    sys.argv[1], options, progress=lambda *reported: done.append(reported)
 )
 assert done[-1][0] == done[-1][1] == transcript.duration_s, done[-1]
 assert not transcript.segments

@@ -123,7 +123,7 @@ def test_stages_that_come_keep_a_long_job_alive(out):
         (jobs.returns_what_cannot_be_sent, "the export failed in a way", "pickle"),
     ],
 )
-def test_however_it_ends_it_is_said_with_the_log(out, job, what, why):
+def test_every_end_is_reported_with_the_log(out, job, what, why):
     with pytest.raises(LoweringError) as failed:
         run_watched(job, out=out)
 
@@ -136,15 +136,15 @@ def test_however_it_ends_it_is_said_with_the_log(out, job, what, why):
 @pytest.mark.parametrize(
     ("job", "error", "hint"),
     [
-        (jobs.is_refused, UsageError, "known: onnxruntime"),
+        (jobs.is_rejected, UsageError, "known: onnxruntime"),
         (jobs.lacks_a_package, MissingPackageError, "pip install it"),
     ],
 )
 def test_what_says_all_by_itself_leaves_no_log(out, job, error, hint):
-    with pytest.raises(error) as refused:
+    with pytest.raises(error) as rejected:
         run_watched(job, out=out)
 
-    assert refused.value.hint == hint
+    assert rejected.value.hint == hint
     assert not out.with_name("bundle.log").exists()
 
 
@@ -238,10 +238,10 @@ def test_ctrl_c_while_the_child_still_imports_shows_nothing_of_it(tmp_path):
 
     # when: a terminal sends it to both
     os.killpg(parent.pid, signal.SIGINT)
-    said = parent.communicate(timeout=60)
+    output = parent.communicate(timeout=60)
 
     # then
-    assert said == ("interrupted\n", "")
+    assert output == ("interrupted\n", "")
 
 
 def wait_until(happened, seconds=60):

@@ -40,7 +40,7 @@ def test_a_short_window_is_padded_to_what_the_decoder_was_trained_on() -> None:
     assert window.padded == 1000
 
 
-def test_less_padding_and_less_sound_can_be_asked_for() -> None:
+def test_less_padding_and_less_audio_can_be_asked_for() -> None:
     window = WindowOptions(seconds=10, padding="silence", context_s=14, audio_s=9).of(DIMS)
 
     assert window == Window(
@@ -54,7 +54,7 @@ def test_padding_to_the_window_itself_is_none() -> None:
     )
 
 
-def test_a_whole_window_may_hold_less_sound() -> None:
+def test_a_complete_window_may_hold_less_audio() -> None:
     assert WindowOptions(audio_s=28).of(DIMS) == Window(
         positions=1500, audio_positions=1400, context_positions=1500, padding="none"
     )
@@ -79,16 +79,19 @@ def test_every_multiple_of_20_ms_is_a_window(positions: int, padding: str) -> No
         (WindowOptions(seconds=math.inf), "expected 1 to 30 s"),
         (WindowOptions(seconds=10, audio_s=11), "audio of a window cannot be 11 s"),
         (WindowOptions(seconds=10, audio_s=9.999), "audio of a window cannot be 9.999 s"),
-        (WindowOptions(seconds=10, padding="features", context_s=9), "audio context of 9 s is shorter"),
+        (
+            WindowOptions(seconds=10, padding="features", context_s=9),
+            "audio context of 9 s is shorter",
+        ),
         (WindowOptions(seconds=10, padding="features", context_s=40), "expected 1 to 30 s"),
         (WindowOptions(seconds=10, padding="mirror"), "no padding `mirror`"),
     ],
 )
-def test_a_window_that_cannot_be_is_refused(asked: WindowOptions, words: str) -> None:
-    with pytest.raises(UsageError, match=words) as refused:
+def test_a_window_that_cannot_be_is_rejected(asked: WindowOptions, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as rejected:
         asked.of(DIMS)
 
-    assert refused.value.hint
+    assert rejected.value.hint
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def returns_what_cannot_be_sent(progress):
     return lambda: None
 
 
-def is_refused(progress):
+def is_rejected(progress):
     raise UsageError("no target is called `toaster`", hint="known: onnxruntime")
 
 
