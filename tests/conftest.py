@@ -1,7 +1,7 @@
-"""Tiny Whisper checkpoints with random weights, made by the libraries people make theirs with.
+"""Fixtures: tiny Whisper checkpoints with random weights, made with transformers and openai-whisper.
 
 Width 64, 2 heads, 2 + 2 layers, 100 encoder positions (2 s), vocabulary 51865 unless overridden.
-Every weight is random, biases and norms too: a bias dropped or swapped then shows in the outputs.
+All weights are random, including biases and norms, so that a missing or exchanged bias changes the outputs.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +14,8 @@ import torch
 
 Make = Callable[..., Any]
 
-# What decides a landing does not depend on luck, nor on a busy machine: the same cases each time.
-# To look for new ones: `pytest --hypothesis-profile=new`.
+# The default profile tests the same cases in every run, without deadlines, so that results do not depend
+# on chance or on a loaded machine. Search for new cases with `pytest --hypothesis-profile=new`.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("new", deadline=None)
 hypothesis.settings.load_profile("same")
@@ -23,15 +23,15 @@ hypothesis.settings.load_profile("same")
 
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
-    """A module a test makes has the same weights whichever tests ran before it."""
+    """Give the modules of a test the same random weights, whichever tests ran before it."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is recorded of bundles goes to a temporary folder, not to the user's own.
+    """Record the origin of bundles in a temporary folder, not in the user's folder.
 
-    All workers share it, as they share the bundles: none of them is tried again.
+    All workers share this folder, as they share the bundles. No bundle needs a second trial run.
     """
     from .shared_exports import run_folder
 
@@ -119,7 +119,7 @@ def random_openai_whisper() -> Make:
 def tiny_checkpoint_folder(
     random_hf_whisper: Make, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A Hugging Face folder with a tokenizer.json; made once a session: do not write in it."""
+    """A Hugging Face folder with a tokenizer.json; made once per session, do not write to it."""
     from whisperport.text.vocabulary import openai_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
@@ -130,7 +130,7 @@ def tiny_checkpoint_folder(
 
 @pytest.fixture(scope="session")
 def tiny_openai_pt(random_openai_whisper: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A `.pt` file; made once a session, so do not write to it."""
+    """A `.pt` file; made once per session, do not write to it."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.pt"
     model = random_openai_whisper()
     torch.save({"dims": vars(model.dims), "model_state_dict": model.state_dict()}, path)
@@ -146,7 +146,7 @@ def tiny_checkpoint(tiny_checkpoint_folder: Path) -> Any:
 
 
 def _randomize(model: torch.nn.Module, seed: int) -> None:
-    """Matrices with gain about 1, so that activations neither vanish nor explode in two layers."""
+    """Set matrices with a gain of about 1, so that activations neither vanish nor explode in two layers."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -165,10 +165,10 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
 def exported(
     tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Any]]:
-    """`exported("xnnpack")`: a verified bundle of the tiny checkpoint, with 2 s windows.
+    """`exported("xnnpack")`: a verified bundle of the tiny checkpoint, with windows of 2 s.
 
-    `exported("xnnpack", "default", ...)`: of the embedded model; further arguments are those of
-    `ExportOptions`. Each is made once per test run and shared by all workers: do not write in it.
+    `exported("xnnpack", "default", ...)`: a bundle of the embedded model. Further arguments are those of
+    `ExportOptions`. Each bundle is made once per test run and shared by all workers: do not write to it.
     """
     from whisperport.checkpoint import load_checkpoint
 
@@ -184,7 +184,7 @@ def exported(
 
 
 def noise_clips() -> tuple[Any, ...]:
-    """Two recordings that a random model hears as well as any: 1 s and 2 s of noise."""
+    """Two clips for models with random weights: 1 s and 2 s of noise."""
     import numpy as np
 
     from whisperport.verification.clips import Clip
@@ -218,10 +218,10 @@ def micro() -> Any:
 
 @pytest.fixture(scope="session")
 def eager_runners() -> Make:
-    """`eager_runners(model, prefill_rows=(4,), heads_wanted=((0, 0),), ...)`: Runners in torch.
+    """`eager_runners(model, prefill_rows=(4,), heads_wanted=((0, 0),), ...)`: runners that call torch.
 
-    One for every program of a model, by the program's name. The modules are those that are lowered;
-    only the lowering is left out, so it takes no time.
+    Returns program name -> runner, for every program of a model. The runners call the modules that would
+    be lowered, so no time is spent on lowering.
     """
     import numpy as np
 
@@ -313,7 +313,7 @@ def micro_checkpoint(micro: Any) -> Any:
 def fake_targets(
     micro: Any, micro_checkpoint: Any, eager_runners: Make, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """`fake` and `other`: targets that compile nothing, found by name, for the micro checkpoint."""
+    """Register `fake` and `other`, targets that compile nothing, for the micro checkpoint."""
     from whisperport import targets
     from whisperport.exporting import with_alignment_heads
     from whisperport.programs.variants import PREFILLS
@@ -341,7 +341,7 @@ def micro_programs(micro_checkpoint: Any, micro: Any) -> tuple[Any, ...]:
 
 @pytest.fixture
 def quick_tracing(micro_programs: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports of the micro checkpoint do not trace it again."""
+    """Let exports of the micro checkpoint use programs that are traced already."""
     from whisperport.programs import variants
 
     monkeypatch.setattr(variants, "whisper_programs", lambda *_, **__: iter(micro_programs))

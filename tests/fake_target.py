@@ -1,6 +1,6 @@
-"""The shortest target there is: it writes each program's name, and runs the module itself.
+"""A minimal target: it writes each program's name to a file, and runs the torch module.
 
-Exports in a tenth of a second what a compiler takes half a minute for, and can be told to be wrong.
+An export takes 0.1 s instead of half a minute. The target can return wrong outputs on request.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from whisperport.targets import RunOptions, Target
 
 @dataclass
 class FakeTarget(Target):
-    """`wrong`: program -> output -> what is done to it after it was computed."""
+    """A target that runs torch modules. `wrong`: program -> output -> function applied to the output."""
 
     spec: TargetSpec
     runners: dict[str, Runner]  # eager ones

@@ -1,4 +1,4 @@
-"""Bundles that somebody else made: copies of the shipped one, whole or with one program replaced."""
+"""Bundles of unknown origin: copies of the package's bundle, some with one program replaced."""
 
 import shutil
 from dataclasses import replace
@@ -18,10 +18,10 @@ STEP = "onnxruntime/step.onnx"
 def foreign_bundle(
     folder: Path, name: str = "somebody's", step: onnx.ModelProto | None = None
 ) -> Bundle:
-    """A bundle of another name, so of another checksum, in `folder`; every hash in it is right.
+    """Write a bundle with another name, and so another checksum, to `folder`; all its hashes are right.
 
     Args:
-        step: in place of the program `step`.
+        step: ONNX model that replaces the program `step`.
     """
     shutil.copytree(default_bundle(), folder, dirs_exist_ok=True)
     if step is not None:

@@ -1,4 +1,4 @@
-"""What hostile programs do, in miniature: jobs for a limited process, which imports them by name."""
+"""Small jobs that behave like hostile programs; a limited process imports them by name."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""The sizes and ids of a Whisper of a few kilobytes: every step takes less than a millisecond."""
+"""Sizes and token ids of a Whisper model of a few kilobytes; every step takes less than a millisecond."""
 
 import json
 
@@ -45,7 +45,7 @@ SPECIAL = {
 
 
 def tokenizer_json() -> bytes:
-    """Ids 0 to 48 are single letters, in no order that matters."""
+    """Ids 0 to 48 are single letters, in any order."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
     added = [{"id": i, "content": token, "special": True} for token, i in SPECIAL.items()]
     vocabulary = {to_byte_characters(letter.encode()): i for i, letter in enumerate(letters)}

@@ -1,4 +1,4 @@
-"""Bundles that are exported once per test run, by whichever worker asks first, and never changed."""
+"""Bundles that are exported once per test run, by the first worker that needs them, and never changed."""
 
 import hashlib
 import json

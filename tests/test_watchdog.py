@@ -45,7 +45,7 @@ def test_a_flood_is_not_seen_and_the_result_comes_back(out, capfd, caplog):
     assert result == 42
     assert stages == ["flooding"]
     assert capfd.readouterr() == ("", "")
-    assert [record.getMessage() for record in caplog.records] == ["a warning of ours"]
+    assert [record.getMessage() for record in caplog.records] == ["a warning of whisperport"]
     assert not list(out.parent.glob("bundle*"))
 
 

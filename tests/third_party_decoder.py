@@ -1,4 +1,4 @@
-"""An engineer's own Whisper decoder: [1, 32] tokens, no cache, full attention, one vocabulary product."""
+"""A third-party Whisper decoder: [1, 32] tokens, no KV cache, full attention, one vocabulary projection."""
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ class ThirdPartyDecoder(nn.Module):
 
 
 def third_party_decoder(*, reshape: bool = True) -> torch.export.ExportedProgram:
-    """The decoder with random weights, as its owner exports it."""
+    """Return the exported decoder with random weights."""
     torch.manual_seed(0)
     inputs = torch.zeros(1, TOKENS, dtype=torch.long), torch.zeros(1, POSITIONS, WIDTH)
     return torch.export.export(ThirdPartyDecoder(reshape=reshape).eval(), inputs, strict=False)

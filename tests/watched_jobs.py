@@ -1,4 +1,4 @@
-"""What exporters do, in miniature: jobs for a process of its own, which imports them by name."""
+"""Small jobs that behave like exporters; a child process imports them by name."""
 
 import ctypes
 import logging
@@ -13,13 +13,13 @@ from whisperport.errors import LoweringError, MissingPackageError, UsageError
 
 
 def floods(number, progress):
-    """Like a graph's dump: from Python, and from C++ that knows nothing of `sys.stdout`."""
+    """Print like a graph dump: from Python, and from C++ code that does not use `sys.stdout`."""
     progress("flooding")
     print("graph():\n" * 1000)
     for stream in (1, 2):
         os.write(stream, b"  %x : Tensor = aten::mul(%a, %b)\n" * 1000)
-    logging.getLogger("torch.onnx").error("a warning of somebody else")
-    logging.getLogger("whisperport.anything").warning("a warning of ours")
+    logging.getLogger("torch.onnx").error("a message of another library")
+    logging.getLogger("whisperport.anything").warning("a warning of whisperport")
     return 2 * number
 
 
@@ -34,7 +34,7 @@ def fails_with_400_lines(progress):
 
 
 def leaves_a_partial_folder_and_hangs(out, progress):
-    """In C, deaf to interrupts."""
+    """Hang in C code that ignores interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with writing_bundle(Path(out)) as writer:
         (writer.folder / "half.bin").write_bytes(b"half")
@@ -43,7 +43,7 @@ def leaves_a_partial_folder_and_hangs(out, progress):
 
 
 def is_killed_while_it_writes(*outs, progress):
-    """All of them, as a compilation writes its bundle and its work folder."""
+    """Be killed while writing to several outputs, such as a bundle and its work folder."""
     progress("writing")
     with ExitStack() as stack:
         for out in outs:
@@ -52,7 +52,7 @@ def is_killed_while_it_writes(*outs, progress):
 
 
 def hangs_in_python(out, progress):
-    """Tidies up when it is interrupted, as every writer here does."""
+    """Clean up when interrupted, as every writer of the package does."""
     progress("lowering 6 programs")
     try:
         time.sleep(600)
