@@ -1,4 +1,4 @@
-"""The model, the bundle and the clips inside the package belong together, and are good."""
+"""The model, the bundle and the clips inside the package fit together, and transcription works."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""From a checkpoint to a verified bundle, or to nothing at all."""
+"""Export: a verified bundle is written, or nothing."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""Fixing a program: what is verified, on what, what remains, and what is never done."""
+"""Fixing a program: verification of each rewrite, samples, remaining problems."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the host computes around a program: read back as it was written, or rejected."""
+"""The host's steps of a program: files are read back as they were written, or rejected."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Programs of unknown origin are inspected in a child process; what it found comes back complete."""
+"""Programs of unknown origin are inspected in a child process, with the same result."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Jobs in a child process: what they may use, how they end, and that nothing of them is left."""
+"""Jobs in a child process: limits, ends, and that no process remains."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""One program to one file: equal and in place, or rejected with nothing left behind."""
+"""Lowering one program: the file is written if it is equal; otherwise nothing is written."""
 
 import errno
 import os

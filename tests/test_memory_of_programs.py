@@ -1,4 +1,4 @@
-"""Programs of others that ask for more memory than there is: an error from every verb that runs them."""
+"""Third-party programs that need more memory than the machine has: every verb reports an error."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Before hours of work: would it fit? Everything the machine says is injected."""
+"""Estimates of memory and disk space before long operations; the values of the machine are injected."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the package offers is what it lists, and all of it has types and words."""
+"""The public API is exactly what the package lists; all of it has types and docstrings."""
 
 import importlib
 import inspect

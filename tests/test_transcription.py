@@ -1,4 +1,4 @@
-"""From a recording to text: windows in a row, in bounded memory, and nothing of the one before."""
+"""Transcription of audio files: consecutive windows, bounded memory, no state from earlier calls."""
 
 import subprocess
 import sys

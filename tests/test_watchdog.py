@@ -1,4 +1,4 @@
-"""Jobs that flood, fail, hang, crash and are killed: three lines on the screen, the rest in a log."""
+"""Jobs that print much, fail, hang, crash or are killed: a short error, and the details in a log."""
 
 import logging
 import os

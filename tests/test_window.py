@@ -1,4 +1,4 @@
-"""Windows as they are asked for, against what a checkpoint can give."""
+"""Windows that users ask for, checked against the checkpoint's sizes."""
 
 import math
 
