@@ -86,9 +86,9 @@ def test_layers_share_one_mask() -> None:
 @pytest.mark.parametrize(
     ("attention", "reason"),
     [
-        (Attention(dropout_p=0.1), "drops 0.1 of its weights"),
-        (Attention(torch.zeros(5, 7, dtype=torch.bool)), "may look nowhere"),
-        (Attention(torch.full((5, 7), -torch.inf)), "may look nowhere"),
+        (Attention(dropout_p=0.1), "a dropout of 0.1"),
+        (Attention(torch.zeros(5, 7, dtype=torch.bool)), "excludes every position"),
+        (Attention(torch.full((5, 7), -torch.inf)), "excludes every position"),
     ],
 )
 def test_it_declines_with_a_reason(attention: Attention, reason: str) -> None:
@@ -101,7 +101,7 @@ def test_it_declines_with_a_reason(attention: Attention, reason: str) -> None:
 def test_grouped_queries_are_declined() -> None:
     _, _, outcome = rewritten(NAME, Attention(enable_gqa=True), Q, K[:, :1], K[:, :1])
 
-    assert "groups" in reasons(outcome)
+    assert "grouped queries" in reasons(outcome)
 
 
 def test_half_precision_is_declined() -> None:

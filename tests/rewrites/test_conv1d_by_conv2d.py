@@ -33,7 +33,7 @@ def test_a_convolution_of_rank_3_is_one_of_rank_4(
 @pytest.mark.parametrize(
     ("convolution", "reason"),
     [
-        (nn.Conv1d(6, 4, 3, padding="same"), "the word 'same'"),
+        (nn.Conv1d(6, 4, 3, padding="same"), "the padding is 'same'"),
         (nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv2d(6, 4, 1)), ""),
     ],
 )

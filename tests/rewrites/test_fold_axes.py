@@ -117,7 +117,7 @@ def test_what_else_makes_axes(function: Any, inputs: tuple[Tensor, ...]) -> None
     assert same(before, after)
 
 
-def test_another_highest_rank_may_be_asked_for() -> None:
+def test_the_number_sets_another_maximum_rank() -> None:
     module = Does(lambda x: x.reshape(2, 3, 2, 5).permute(0, 2, 1, 3).flatten())
 
     before, after, _ = rewritten("fold-axes=3", module, random_tensor(60))
@@ -126,13 +126,13 @@ def test_another_highest_rank_may_be_asked_for() -> None:
     assert same(before, after)
 
 
-def test_what_crosses_the_border_keeps_its_axes_and_says_so() -> None:
+def test_inputs_and_outputs_keep_their_axes_and_are_reported() -> None:
     module = Does(lambda x: torch.relu(x).permute(4, 3, 2, 1, 0))
 
     _, _, outcome = rewritten("fold-axes", module, random_tensor(2, 2, 2, 2, 3))
 
-    assert "an input of rank 5, above 4" in reasons(outcome)
-    assert "an output of rank 5, above 4" in reasons(outcome)
+    assert "an input of rank 5; the limit is 4" in reasons(outcome)
+    assert "an output of rank 5; the limit is 4" in reasons(outcome)
 
 
 @pytest.mark.parametrize("dim", [None, []])
@@ -141,7 +141,7 @@ def test_a_sum_over_all_axes_is_declined(dim: Any) -> None:
 
     _, _, outcome = rewritten("fold-axes", module, random_tensor(32))
 
-    assert "over all axes is not folded" in reasons(outcome)
+    assert "over all axes is not supported" in reasons(outcome)
 
 
 def test_what_broadcasts_along_five_axes_is_declined() -> None:
@@ -149,7 +149,7 @@ def test_what_broadcasts_along_five_axes_is_declined() -> None:
 
     _, _, outcome = rewritten("fold-axes", module, random_tensor(8), random_tensor(4))
 
-    assert "it needs 5 axes, even folded; 4 are the most" in reasons(outcome)
+    assert "needs 5 axes after folding; the limit is 4" in reasons(outcome)
 
 
 def test_an_operator_that_is_not_known_is_declined_by_its_name() -> None:
@@ -157,10 +157,10 @@ def test_an_operator_that_is_not_known_is_declined_by_its_name() -> None:
 
     _, _, outcome = rewritten("fold-axes", module, random_tensor(32))
 
-    assert "aten.roll.default is not folded" in reasons(outcome)
+    assert "aten.roll.default is not supported" in reasons(outcome)
 
 
-def test_four_axes_are_left_alone() -> None:
+def test_tensors_of_four_axes_do_not_change() -> None:
     module = Does(lambda x: x.permute(0, 2, 1, 3).softmax(1))
 
     before, after, outcome = rewritten("fold-axes", module, random_tensor(2, 2, 2, 2))

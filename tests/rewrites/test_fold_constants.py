@@ -66,7 +66,7 @@ def test_a_weight_in_another_shape_keeps_its_memory() -> None:
     assert kept.data_ptr() == weight.data_ptr()
 
 
-def test_randomness_and_state_are_left_alone() -> None:
+def test_random_numbers_and_state_are_not_folded() -> None:
     class Alive(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -83,8 +83,8 @@ def test_randomness_and_state_are_left_alone() -> None:
 
 
 def test_what_is_large_is_declined_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold_constants, "LARGEST", 99)
+    monkeypatch.setattr(fold_constants, "MAX_BYTES", 99)
 
     _, _, outcome = rewritten(NAME, Positions(), torch.zeros(1, 5, 8))
 
-    assert "it has 100 bytes; at most 99 are stored" in reasons(outcome)
+    assert "the constant has 100 bytes; the limit is 99" in reasons(outcome)

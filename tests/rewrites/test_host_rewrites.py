@@ -110,8 +110,8 @@ def test_two_lookups_of_two_inputs_move_both() -> None:
 @pytest.mark.parametrize(
     ("forward", "inputs", "reason"),
     [
-        (lambda m, ids: m.table(ids) * ids[..., None], (IDS,), "an input that it alone reads"),
-        (lambda m, ids: m.table(ids + 1), (IDS,), "an input that it alone reads"),
+        (lambda m, ids: m.table(ids) * ids[..., None], (IDS,), "another node reads this input too"),
+        (lambda m, ids: m.table(ids + 1), (IDS,), "another node reads this input too"),
         (lambda m, ids: m.table(ids), (IDS.expand(2, 5),), "(2, 5, 8)"),
         (lambda m, ids: nn.functional.embedding(ids, m.table.weight * 2), (IDS,), "computed"),
     ],
@@ -150,8 +150,8 @@ def _read_elsewhere(_: nn.Module, x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("forward", "reason"),
     [
-        (_read_elsewhere, "read elsewhere"),
-        (lambda _, x: torch.cat([x.relu(), x], -1), "joins an input"),
+        (_read_elsewhere, "also read by another node"),
+        (lambda _, x: torch.cat([x.relu(), x], -1), "contains an input"),
         (lambda _, x: torch.cat([x.relu()] * 2, -1) * 1.0, ""),
         (lambda _, x: torch.cat([x.relu(), x.exp()], 1), ""),
     ],

@@ -1,4 +1,4 @@
-"""Products: by linear, by bmm, joined, cut, one row, and by convolution."""
+"""Rewrites of matmuls: by linear, by bmm, and split into pieces."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +15,8 @@ from whisperport.rewrites import run_rewrites
 from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
 
 
-class Product(nn.Module):
-    """Of the input with a stored matrix (24, 8), in one of the ways people write it."""
+class StoredMatmul(nn.Module):
+    """Multiplies its input by a stored matrix (24, 8), in one of several ways of writing it."""
 
     def __init__(self, write: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Product(nn.Module):
     ids=["t", "T", "transpose", "permute", "mm", "addmm"],
 )
 def test_a_transposed_matrix_makes_a_linear(write: Any, run: Any, largest_error: Any) -> None:
-    before, after, outcome = rewritten("matmul-by-linear", Product(write), torch.zeros(5, 8))
+    before, after, outcome = rewritten("matmul-by-linear", StoredMatmul(write), torch.zeros(5, 8))
 
     assert len(outcome.changed) == 1
     assert "aten.linear.default" in operators(after)
@@ -51,19 +51,22 @@ def test_a_transposed_matrix_makes_a_linear(write: Any, run: Any, largest_error:
     ("write", "reason"),
     [
         (lambda x, w: x @ w[:8].clone().t(), ""),
-        (lambda x, w: x.reshape(-1, 24) @ w, "untransposed"),
-        (lambda x, w: torch.addmm(w[:, 0].clone(), x, w.t(), alpha=2), "alpha 2"),
-        (lambda x, w: torch.addmm(torch.ones(5, 24), x, w.t()), "not one number a column"),
+        (lambda x, w: x.reshape(-1, 24) @ w, "without a transpose"),
+        (lambda x, w: torch.addmm(w[:, 0].clone(), x, w.t(), alpha=2), "alpha is 2"),
+        (
+            lambda x, w: torch.addmm(torch.ones(5, 24), x, w.t()),
+            "does not have one number per output column",
+        ),
     ],
 )
-def test_other_products_are_left_and_stored_ones_explained(write: Any, reason: str) -> None:
+def test_other_matmuls_do_not_change_and_stored_ones_are_explained(write: Any, reason: str) -> None:
     before, after, outcome = rewritten(
         "matmul-by-linear",
-        Product(write),
+        StoredMatmul(write),
         torch.zeros(3, 8)
         if "alpha" in reason
         else torch.zeros(6, 8)
-        if "un" in reason
+        if "without" in reason
         else torch.zeros(5, 8),
     )
 
@@ -78,7 +81,7 @@ class Matmul(nn.Module):
 
 
 @pytest.mark.parametrize("outer", [(1, 3), (2, 3), (2, 1, 3)])
-def test_products_of_many_matrices_are_one_bmm(
+def test_matmuls_of_many_matrices_become_one_bmm(
     outer: tuple[int, ...], run: Any, largest_error: Any
 ) -> None:
     sides = torch.zeros(*outer, 5, 4), torch.zeros(*outer, 4, 6)
@@ -99,7 +102,7 @@ def test_sides_of_other_outer_sizes_are_declined() -> None:
     assert "[2, 3] and [1, 3]" in reasons(outcome)
 
 
-def test_products_of_two_matrices_are_left_alone() -> None:
+def test_matmuls_of_two_matrices_do_not_change() -> None:
     _, _, outcome = rewritten("matmul-by-bmm", Matmul(), torch.zeros(5, 4), torch.zeros(4, 6))
 
     assert (outcome.changed, outcome.rejected) == ((), ())
@@ -126,9 +129,7 @@ def test_the_vocabulary_is_cut_in_the_pieces_asked_for(
     assert largest_error(run(after), run(before)) <= EXACT
 
 
-@pytest.mark.filterwarnings(
-    "ignore:No complete tensor"
-)  # torch stores the whole memory all the same
+@pytest.mark.filterwarnings("ignore:No complete tensor")  # torch stores the complete memory anyway
 def test_a_cut_vocabulary_takes_no_more_room_in_a_file(
     tmp_path: Path, run: Any, largest_error: Any
 ) -> None:
@@ -144,7 +145,11 @@ def test_a_cut_vocabulary_takes_no_more_room_in_a_file(
 
 @pytest.mark.parametrize(
     ("asked", "vocabulary", "reason"),
-    [("=60", 51, "51 columns cannot be cut in 60"), ("=1", 51, "one piece"), ("", 32, "")],
+    [
+        ("=60", 51, "51 columns cannot be split into 60"),
+        ("=1", 51, "number of pieces is 1"),
+        ("", 32, ""),
+    ],
 )
 def test_what_is_not_cut_and_why(asked: str, vocabulary: int, reason: str) -> None:
     name = f"split-vocab-projection{asked}"

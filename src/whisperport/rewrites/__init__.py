@@ -1,4 +1,4 @@
-"""Graph-to-graph rewrites, one per file, each with its picture; a target asks for them by name."""
+"""Graph-to-graph rewrites, one per file, each with a diagram; a target names the rewrites that it needs."""
 
 from whisperport.rewrites import attention_by_softmax as _attention_by_softmax
 from whisperport.rewrites import conv1d_by_conv2d as _conv1d_by_conv2d

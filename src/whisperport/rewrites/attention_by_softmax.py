@@ -1,17 +1,19 @@
-"""Write fused attention as two products and a softmax, with a finite mask.
+"""Replace fused attention by two matmuls and a softmax, with a finite mask.
 
     before   q(1,H,P,D), k(1,H,T,D), v(1,H,T,D) ── scaled_dot_product_attention ──► y(1,H,P,D)
     after    q · s ──────────┐
              k ─ transpose ──┴─ matmul ─ (1,H,P,T) ─ + mask(P,T) ─ softmax ─┐
              v(1,H,T,D) ────────────────────────────────────────────────────┴─ matmul ──► y(1,H,P,D)
 
-The mask holds 0 where a row may look and -30000 where not: exp(-30000) is 0 in float32, and the number
-fits float16. `is_causal` and a mask of booleans become such a mask; a mask of numbers is limited to it.
-Why: accelerators take no fused attention, and its decomposition tests for rows that see nothing
-(`any`, `eq`, `where`) on the host: measured on ExecuTorch 1.5.1, Whisper tiny's encoder took 722 ms so
-and 327 ms without. An infinite mask gives NaN where a quantizer multiplies it by 0.
-Exact: a row that may look nowhere aside, which fused attention answers with zeros and this with a mean.
-A stored mask with such a row is declined.
+The mask is 0 at positions that a row attends to, and -30000 at all others: exp(-30000) is 0 in float32,
+and -30000 fits into float16. `is_causal` and boolean masks are converted to such a mask. A mask of
+numbers is clamped to at least -30000.
+Why: accelerators do not support fused attention. torch's decomposition tests on the CPU for rows whose
+mask excludes every position (`any`, `eq`, `where`). Measured with ExecuTorch 1.5.1 on Whisper tiny's
+encoder: 722 ms with the decomposition, 327 ms with this rewrite. An infinite mask gives NaN if a
+quantizer multiplies it by 0.
+Exact: except for a row whose mask excludes every position. Fused attention returns zeros for such a row,
+this form returns a mean. Attention with a stored mask that has such a row is not changed.
 """
 
 import math
@@ -25,15 +27,15 @@ from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, store, stored, value
 from whisperport.spec import Rejection
 
-MASKED = -30_000.0
+MASK_VALUE = -30_000.0  # added to the scores of masked positions
 
 
 @rewrite("attention-by-softmax", exact=True)
 def attention_by_softmax(module: GraphModule) -> tuple[list[str], list[Rejection]]:
-    """Replace each fused attention; decline dropout, grouped queries, and rows that see nothing."""
+    """Replace each fused attention, except with dropout, grouped queries or fully masked rows."""
     changed: list[str] = []
     rejected: list[Rejection] = []
-    masks: dict[Any, Node] = {}  # one node for all layers that share a mask
+    masks: dict[Any, Node] = {}  # layers with the same mask share one node
     for node in calls(module, aten.scaled_dot_product_attention.default):
         given = arguments(node)
         if reason := _obstacle(module, given):
@@ -46,22 +48,22 @@ def attention_by_softmax(module: GraphModule) -> tuple[list[str], list[Rejection
 
 def _obstacle(module: GraphModule, given: dict[str, Any]) -> str:
     if given["dropout_p"]:
-        return f"it drops {given['dropout_p']} of its weights; call eval() before exporting"
+        return f"attention has a dropout of {given['dropout_p']}; call eval() before the export"
     if given["enable_gqa"]:
-        return "its queries share keys in groups; Whisper has one key a query"
+        return "attention has grouped queries (enable_gqa); only one key per query is supported"
     if value(given["query"]).dtype != torch.float32:
-        return f"its input is {value(given['query']).dtype}; only float32 is handled"
+        return f"the query is {value(given['query']).dtype}; only float32 is supported"
     mask = given["attn_mask"]
-    if mask is not None and _sees_nothing(stored(module, mask)):
-        return "its mask has a row that may look nowhere: fused attention answers it with zeros"
+    if mask is not None and _has_fully_masked_row(stored(module, mask)):
+        return "a row of the mask excludes every position: fused attention returns zeros for such a row"
     return ""
 
 
-def _sees_nothing(mask: Tensor | None) -> bool:
+def _has_fully_masked_row(mask: Tensor | None) -> bool:
     if mask is None:
         return False
-    open_ = mask if mask.dtype == torch.bool else mask > MASKED
-    return not bool(open_.any(dim=-1).all())
+    attended = mask if mask.dtype == torch.bool else mask > MASK_VALUE
+    return not bool(attended.any(dim=-1).all())
 
 
 def _replace(module: GraphModule, node: Node, given: dict[str, Any], masks: Any) -> None:
@@ -80,7 +82,7 @@ def _replace(module: GraphModule, node: Node, given: dict[str, Any], masks: Any)
 
 
 def _mask(module: GraphModule, node: Node, given: dict[str, Any], masks: Any) -> Node | None:
-    """A node with what is added to the scores; None where every row may look everywhere."""
+    """Return the node of the mask that is added to the scores; None if nothing is masked."""
     mask, rows, columns = given["attn_mask"], shape(given["query"])[-2], shape(given["key"])[-2]
     key = mask if mask is not None else (rows, columns)
     if mask is None and not given["is_causal"]:
@@ -89,8 +91,8 @@ def _mask(module: GraphModule, node: Node, given: dict[str, Any], masks: Any) ->
         at = node if mask is None else _after(mask)
         with module.graph.inserting_before(at):
             if mask is None:
-                seen = torch.ones(rows, columns, dtype=torch.bool).tril()
-                masks[key] = store(module, f"causal_{rows}_{columns}", _as_numbers(seen))
+                attended = torch.ones(rows, columns, dtype=torch.bool).tril()
+                masks[key] = store(module, f"causal_{rows}_{columns}", _as_numbers(attended))
             elif (known := stored(module, mask)) is not None:
                 masks[key] = store(module, f"finite_{mask.name}", _as_numbers(known))
             else:
@@ -109,16 +111,16 @@ def _first_call(node: Node) -> Node:
 
 
 def _as_numbers(mask: Tensor) -> Tensor:
-    """0 where a row may look, MASKED where not; numbers are kept down to MASKED."""
+    """Convert a boolean mask to 0 and MASK_VALUE; clamp a mask of numbers to at least MASK_VALUE."""
     if mask.dtype != torch.bool:
-        return mask.to(torch.float32).clamp(min=MASKED)
-    return torch.zeros(mask.shape).masked_fill(~mask, MASKED)
+        return mask.to(torch.float32).clamp(min=MASK_VALUE)
+    return torch.zeros(mask.shape).masked_fill(~mask, MASK_VALUE)
 
 
 def _computed(module: GraphModule, mask: Node) -> Node:
-    """The same for a mask that is computed or given: in arithmetic, without a comparison."""
+    """Do the same for a mask that is computed or an input, with arithmetic and without comparisons."""
     call = module.graph.call_function
     if value(mask).dtype != torch.bool:
-        return call(aten.clamp.default, (mask, MASKED))
-    seen = call(aten.to.dtype, (mask, torch.float32))
-    return call(aten.mul.Tensor, (call(aten.sub.Tensor, (seen, 1.0)), -MASKED))
+        return call(aten.clamp.default, (mask, MASK_VALUE))
+    attended = call(aten.to.dtype, (mask, torch.float32))
+    return call(aten.mul.Tensor, (call(aten.sub.Tensor, (attended, 1.0)), -MASK_VALUE))

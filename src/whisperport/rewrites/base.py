@@ -1,4 +1,4 @@
-"""Graph-to-graph rewrites by name: what one is, how it is registered, how a list of them is run."""
+"""Define, register and run graph-to-graph rewrites."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,26 +14,28 @@ from whisperport.spec import Rejection
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rewrite did to one program."""
+    """The result of one rewrite on one program."""
 
-    rewrite: str
+    rewrite: str  # its name, with the number if one was given
     changed: tuple[str, ...]  # names of the nodes replaced
-    rejected: tuple[Rejection, ...]  # nodes of its kind that were left alone, and why
+    rejected: tuple[Rejection, ...]  # nodes of this kind that were not changed, and why
 
 
 Apply = Callable[..., tuple[list[str], list[Rejection]]]
-"""Edit a graph in place; return the names of the nodes replaced, and the refusals.
+"""Edits a graph in place; returns the names of the replaced nodes, and the nodes not changed and why.
 
-Called with the graph, and with the number where the rewrite takes one.
+The arguments are the graph and, for a rewrite with a number, `number`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
+    """One rewrite."""
+
     name: str
-    exact: bool  # the same function in real arithmetic
+    exact: bool  # True: the result is the same function in real arithmetic
     apply: Apply
-    number: int | None = None  # what `name=NUMBER` replaces; None: the name takes no number
+    number: int | None = None  # default of `name=NUMBER`; None: the rewrite has no number
 
 
 REWRITES: dict[str, Rewrite] = {}
@@ -43,9 +45,9 @@ def rewrite(name: str, *, exact: bool, number: int | None = None) -> Callable[[A
     """Register a function as the rewrite `name`.
 
     Args:
-        name: kebab case; asked for as `name`, or as `name=NUMBER` where it takes a number.
-        exact: it is the same function in real arithmetic.
-        number: its number unless one is asked for.
+        name: in kebab case. Targets name it as `name`, or as `name=NUMBER` if it has a number.
+        exact: the result is the same function in real arithmetic.
+        number: default of the number; None: the rewrite has no number.
     """
 
     def register(apply: Apply) -> Apply:
@@ -60,46 +62,57 @@ def rewrite(name: str, *, exact: bool, number: int | None = None) -> Callable[[A
     return register
 
 
-def find_rewrite(asked: str) -> Rewrite:
-    """The rewrite that `asked` names, `name` or `name=NUMBER`, with that number.
+def find_rewrite(requested: str) -> Rewrite:
+    """Return the rewrite for `name` or `name=NUMBER`, with its number set.
 
     Raises:
-        LoweringError: there is none of that name, or the number is none it can take.
+        LoweringError: no rewrite has this name, or the number is not valid.
     """
-    name, equals, text = asked.partition("=")
+    name, equals, text = requested.partition("=")
     if name not in REWRITES:
         raise LoweringError(
-            f"no rewrite is called {name!r}", hint=f"known: {', '.join(sorted(REWRITES))}"
+            f"no rewrite is called {name!r}",
+            hint=f"known rewrites: {', '.join(sorted(REWRITES))}",
         )
     found = REWRITES[name]
     if not equals:
         return found
     if found.number is None:
-        raise LoweringError(f"rewrite `{name}` takes no number; {asked!r} gives it one")
+        raise LoweringError(
+            f"rewrite `{name}` has no number, but {requested!r} gives one",
+            hint=f"write {name!r}",
+        )
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise LoweringError(f"the number of rewrite `{name}` is {text!r}; expected 1 or more")
+        raise LoweringError(
+            f"the number of rewrite `{name}` is {text!r}; expected an integer of 1 or more",
+            hint=f"write, for example, {name}={found.number}",
+        )
     return replace(found, number=int(text))
 
 
 def run_rewrites(program: Program, names: Sequence[str]) -> tuple[Program, list[Outcome]]:
-    """Apply the rewrites `names`, in order; the program given is not changed.
+    """Apply rewrites in order, and return the new program and the outcome of each rewrite.
+
+    Args:
+        program: is not changed.
+        names: each `name` or `name=NUMBER`.
 
     Raises:
-        LoweringError: a name is unknown, or the graph could not be exported again afterwards.
+        LoweringError: a name or number is not valid, or torch cannot export the rewritten graph.
     """
     outcomes: list[Outcome] = []
-    for asked, chosen in [(name, find_rewrite(name)) for name in names]:
-        program, outcome = _run_one(program, asked, chosen)
+    for requested, chosen in [(name, find_rewrite(name)) for name in names]:
+        program, outcome = _run_one(program, requested, chosen)
         outcomes.append(outcome)
     return program, outcomes
 
 
-def _run_one(program: Program, asked: str, chosen: Rewrite) -> tuple[Program, Outcome]:
+def _run_one(program: Program, requested: str, chosen: Rewrite) -> tuple[Program, Outcome]:
     module = program.exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     apply = chosen.apply if chosen.number is None else partial(chosen.apply, number=chosen.number)
     changed, rejected = apply(module)
-    outcome = Outcome(asked, tuple(changed), tuple(rejected))
+    outcome = Outcome(requested, tuple(changed), tuple(rejected))
     if not changed:
         return program, outcome
     module.graph.eliminate_dead_code()
@@ -112,7 +125,7 @@ def _run_one(program: Program, asked: str, chosen: Rewrite) -> tuple[Program, Ou
             exported = torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:
         raise LoweringError(
-            f"rewrite `{chosen.name}` broke the program `{program.name}`",
+            f"torch cannot export the program `{program.name}` after the rewrite `{chosen.name}`",
             why=str(error).strip().split("\n")[0],
             hint="this is a defect of whisperport; please report it with the program",
         ) from error
@@ -122,7 +135,7 @@ def _run_one(program: Program, asked: str, chosen: Rewrite) -> tuple[Program, Ou
 
 
 def _drop_unread(module: GraphModule) -> None:
-    """Forget the weights that no node reads any more, or the next export would write them."""
+    """Delete weights that no node reads, so that the next export does not write them."""
     read = {node.target for node in module.graph.nodes if node.op == "get_attr"}
     kept = (module.named_parameters, module.named_buffers)
     names = [name for named in kept for name, _ in named(remove_duplicate=False)]

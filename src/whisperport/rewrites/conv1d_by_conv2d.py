@@ -1,10 +1,12 @@
-"""Run Whisper's two audio convolutions as rank-4 convolutions.
+"""Replace rank-3 convolutions, such as Whisper's two audio convolutions, by rank-4 convolutions.
 
     before   x(B,C,T) ── conv1d(w(O,C,K), stride s, padding p) ────────────────────────────► y(B,O,T')
     after    x ─ reshape ─ (B,C,1,T) ─ conv2d(w(O,C,1,K), (1,s), (0,p)) ─ reshape ─ (B,O,T') ► y(B,O,T')
 
-Why: compilers for images support no convolution of rank 3; vendors' own toolkits do the same.
-Exact: the added axis has length 1, so no sum changes. The weight is the same memory in another shape.
+Why: compilers made for images do not support convolutions of rank 3. Vendors' toolkits make the same
+change.
+Exact: the added axis has length 1, so the sums do not change. The weight uses the same memory in another
+shape.
 """
 
 from typing import Any
@@ -20,7 +22,7 @@ CONVOLUTIONS = (aten.conv1d.default, aten.conv1d.padding, aten.convolution.defau
 
 @rewrite("conv1d-by-conv2d", exact=True)
 def conv1d_by_conv2d(module: GraphModule) -> tuple[list[str], list[Rejection]]:
-    """Replace each rank-3 convolution; decline computed weights and what Whisper has not."""
+    """Replace each rank-3 convolution, except with a computed weight, named padding or transposition."""
     changed: list[str] = []
     rejected: list[Rejection] = []
     for node in calls(module, *CONVOLUTIONS):
@@ -37,11 +39,11 @@ def conv1d_by_conv2d(module: GraphModule) -> tuple[list[str], list[Rejection]]:
 
 def _obstacle(module: GraphModule, given: dict[str, Any]) -> str:
     if stored(module, given["weight"]) is None:
-        return "its weight is computed, and not stored"
+        return "the weight is computed, not stored; only a stored weight is supported"
     if isinstance(given["padding"], str):
-        return f"its padding is the word {given['padding']!r}; only a number is handled"
+        return f"the padding is {given['padding']!r}; only a number is supported"
     if given.get("transposed"):
-        return "it is a transposed convolution"
+        return "the convolution is transposed; this is not supported"
     return ""
 
 

@@ -1,14 +1,15 @@
-"""Take out what does nothing at inference: casts to the same type, dropout, products with 1, checks.
+"""Remove nodes without effect at inference: casts to the same dtype, dropout, multiplications by 1, checks.
 
     before   w(O,I) ── to(float32) ──┐
              x(…,I) ── dropout(p) ───┴─ linear ─ mul(1.0) ─ to(float32) ─► y(…,O)
     after    w(O,I) ─────────────────┐
              x(…,I) ─────────────────┴─ linear ──────────────────────────► y(…,O)
 
-Why: openai-whisper casts every weight to the type of its input, so no weight is seen to be a constant;
-transformers leaves dropout and products with 1.0 between the nodes that other rewrites look for. A
-check of metadata has been made once shapes and types are static, and keeps dead nodes alive.
-Exact: each of these gives back its input, bit for bit.
+Why: openai-whisper casts every weight to the dtype of its input, so no weight is recognized as a
+constant. transformers has dropout and multiplications by 1.0 between nodes that other rewrites search
+for. A check of metadata has no effect in a graph of static shapes and dtypes, and keeps unused nodes in
+the graph.
+Exact: each of these nodes returns its input, bit for bit.
 """
 
 import torch
@@ -27,7 +28,7 @@ SHAPES = (aten.expand.default, aten.view.default, aten.reshape.default)
 
 @rewrite("drop-no-ops", exact=True)
 def drop_no_ops(module: GraphModule) -> tuple[list[str], list[Rejection]]:
-    """Drop each; decline a dropout that was exported for training."""
+    """Remove each node without effect, except a dropout that was exported for training."""
     changed = []
     rejected = []
     for node in calls(module, aten._assert_tensor_metadata.default):
@@ -37,15 +38,18 @@ def drop_no_ops(module: GraphModule) -> tuple[list[str], list[Rejection]]:
         source = node.args[0]
         if node.target in DROPOUTS and arguments(node)["train"]:
             rejected.append(
-                Rejection(node.name, "it is a dropout exported for training; call eval()")
+                Rejection(
+                    node.name,
+                    "the dropout was exported for training; call eval() before the export",
+                )
             )
-        elif isinstance(source, Node) and _is_its_input(node, source):
+        elif isinstance(source, Node) and _returns_its_input(node, source):
             changed.append(node.name)
             replace(node, source)
     return changed, rejected
 
 
-def _is_its_input(node: Node, source: Node) -> bool:
+def _returns_its_input(node: Node, source: Node) -> bool:
     if "val" not in source.meta or "val" not in node.meta:
         return False
     if (shape(node), value(node).dtype) != (shape(source), value(source).dtype):

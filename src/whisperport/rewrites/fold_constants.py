@@ -1,4 +1,4 @@
-"""Compute now what no input has a part in: masks, positions, and the lookups between them.
+"""Fold nodes that depend on no input into constants: masks, positions, and lookups of positions.
 
     before   arange(P) ─ unsqueeze ─┬─ le ─ and ─ where(0, -max) ─ mask(1,1,P,P) ──► scores + mask
              arange(P) ─ unsqueeze ─┘
@@ -6,10 +6,10 @@
     after    mask(1,1,P,P), a buffer ──────────────────────────────────────────────► scores + mask
              rows(1,P,d), a buffer ────────────────────────────────────────────────► x + rows
 
-Why: accelerators have no int64, no comparison and no gather; transformers' decoder computes its causal
-mask with 40 such nodes for every call, of shapes that are known. Measured on ExecuTorch 1.5.1: 39 nodes
-of it stayed outside of XNNPACK.
-Exact: the same operators, run once.
+Why: accelerators do not support int64, comparisons or gather. transformers' decoder computes its causal
+mask in every call with 40 such nodes, although their shapes are static. Measured with ExecuTorch 1.5.1:
+39 of them are not delegated to XNNPACK.
+Exact: the same operators run once, during the rewrite.
 """
 
 from typing import Any
@@ -22,12 +22,12 @@ from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import replace, store, stored
 from whisperport.spec import Rejection
 
-LARGEST = 64 * 2**20  # bytes of one result: the mask of 1500 by 1500 positions has 9 MB
+MAX_BYTES = 64 * 2**20  # of one constant; a mask of 1500 by 1500 positions has 9 MB
 
 
 @rewrite("fold-constants", exact=True)
 def fold_constants(module: GraphModule) -> tuple[list[str], list[Rejection]]:
-    """Store each constant that something needs; decline the large, the random and the transposed."""
+    """Fold each constant, except large ones, random numbers and transposed weights."""
     constants = _constants(module)
     values: dict[Node, Any] = {}
     changed: list[str] = []
@@ -37,14 +37,16 @@ def fold_constants(module: GraphModule) -> tuple[list[str], list[Rejection]]:
             rejected.append(Rejection(node.name, reason))
             continue
         with module.graph.inserting_before(node):
-            constant = store(module, f"constant_{node.name}", _kept(module, node, values[node]))
+            constant = store(
+                module, f"constant_{node.name}", _tensor_to_store(module, node, values[node])
+            )
         replace(node, constant)
         changed.append(node.name)
     return changed, rejected
 
 
 def _constants(module: GraphModule) -> dict[Node, None]:
-    """The nodes that depend on no input and on nothing that changes, in order."""
+    """Return the nodes that depend on no input and on no state, in order."""
     written = {node for user in module.graph.nodes for node in _written_by(user)}
     found: dict[Node, None] = {}
     for node in module.graph.nodes:
@@ -58,7 +60,7 @@ def _constants(module: GraphModule) -> dict[Node, None]:
 
 
 def _written_by(node: Node) -> list[Node]:
-    """The arguments that a call changes in place."""
+    """Return the arguments that a call changes in place."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
@@ -74,26 +76,26 @@ def _is_needed(node: Node, constants: dict[Node, None]) -> bool:
 
 
 def _obstacle(module: GraphModule, node: Node, values: dict[Node, Any]) -> str:
-    """Why this constant is not stored; empty when it can be, and then `values` has it."""
+    """Return why this constant cannot be stored; if the result is empty, `values` contains it."""
     expected = node.meta.get("val")
     if not isinstance(expected, Tensor):
-        return "it gives several tensors"
+        return "the node returns several tensors; only one is supported"
     size = expected.numel() * expected.element_size()
-    if size > LARGEST:
-        return f"it has {size} bytes; at most {LARGEST} are stored"
+    if size > MAX_BYTES:
+        return f"the constant has {size} bytes; the limit is {MAX_BYTES}"
     result = _evaluate(module, node, values)
     if not result.is_contiguous() and _is_weight(module, node, result):
-        return "it is a stored weight, transposed; a copy would store it twice"
+        return "the constant is a transposed stored weight; a copy would store the weight twice"
     return ""
 
 
-def _kept(module: GraphModule, node: Node, result: Tensor) -> Tensor:
-    """A weight in another shape shares its memory; anything else is stored by itself."""
+def _tensor_to_store(module: GraphModule, node: Node, result: Tensor) -> Tensor:
+    """Return the tensor to store: a reshaped weight shares its memory, every other tensor is copied."""
     return result if _is_weight(module, node, result) else result.clone()
 
 
 def _is_weight(module: GraphModule, node: Node, result: Tensor) -> bool:
-    """Whether `result` is all of a stored tensor, in another shape or order."""
+    """Whether `result` has all elements of a stored tensor, and shares its memory."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     weight = stored(module, node)
@@ -105,7 +107,7 @@ def _is_weight(module: GraphModule, node: Node, result: Tensor) -> bool:
 
 
 def _evaluate(module: GraphModule, node: Node, values: dict[Node, Any]) -> Any:
-    """The value of a constant node; what it needs is computed first, in the order of the graph."""
+    """Compute the value of a constant node, and before it the values that it depends on."""
     waiting = [node]
     while waiting:
         last = waiting[-1]

@@ -1,4 +1,4 @@
-"""What rewrites ask of a graph, and how they put a tensor into one."""
+"""Helpers for rewrites: read nodes of a graph, replace nodes, and store tensors."""
 
 from typing import Any
 
@@ -10,31 +10,31 @@ aten = torch.ops.aten
 
 
 def calls(module: GraphModule, *targets: Any) -> list[Node]:
-    """The calls of these operators, in order."""
+    """Return the nodes that call one of these operators, in order."""
     return [n for n in module.graph.nodes if n.op == "call_function" and n.target in targets]
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """The arguments of a call by the names in the operator's schema, its defaults filled in."""
+    """Return the arguments of a call by name, with the defaults of the operator's schema."""
     schema = node.target._schema  # type: ignore[union-attr]  # an OpOverload: `calls` found it
     given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
     return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
 
 
 def value(node: Node) -> Tensor:
-    """The fake tensor that was recorded for a node when the program was exported."""
+    """Return the fake tensor that torch.export recorded for a node."""
     recorded = node.meta["val"]
     assert isinstance(recorded, Tensor)
     return recorded
 
 
 def shape(node: Node) -> list[int]:
-    """The static shape of a node's value."""
+    """Return the static shape of a node's value."""
     return list(value(node).shape)
 
 
 def stored(module: GraphModule, node: object) -> Tensor | None:
-    """The parameter, buffer or constant that `node` reads; None when it is computed or an input."""
+    """Return the parameter, buffer or constant that `node` reads; None if it is computed or an input."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
     found: Any = module
@@ -44,7 +44,11 @@ def stored(module: GraphModule, node: object) -> Tensor | None:
 
 
 def store(module: GraphModule, name: str, tensor: Tensor) -> Node:
-    """A new node, at the point of insertion, that reads `tensor`, kept in a buffer of a free name."""
+    """Store a tensor in a new buffer, and return a new node that reads it, at the point of insertion.
+
+    Args:
+        name: of the buffer; a number is appended if the name exists.
+    """
     taken, free, count = set(dir(module)), name, 1
     while free in taken:
         free, count = f"{name}_{count}", count + 1
@@ -53,7 +57,7 @@ def store(module: GraphModule, name: str, tensor: Tensor) -> Node:
 
 
 def transposed_weight(module: GraphModule, node: object) -> Node | None:
-    """The stored matrix (O, I) of which `node` is the transpose (I, O); None when it is none."""
+    """Return the node of a stored matrix (O, I) if `node` is its transpose (I, O); otherwise None."""
     if not isinstance(node, Node) or not node.all_input_nodes:
         return None
     source = node.all_input_nodes[0]
@@ -70,13 +74,16 @@ def transposed_weight(module: GraphModule, node: object) -> Node | None:
 
 
 def is_vocabulary(linear: Node) -> bool:
-    """Whether a linear widens more than 4 times: Whisper's feed-forward by 4, its vocabulary by 40."""
+    """Whether a linear is a vocabulary projection: its output is more than 4 times as wide as its input.
+
+    Whisper's feed-forward layer widens by 4, its vocabulary projection by about 40.
+    """
     wide, narrow = shape(linear)[-1], shape(arguments(linear)["input"])[-1]
     return wide > 4 * narrow
 
 
 def replace(old: Node, new: Node) -> None:
-    """Let all who used `old` use `new`, of the same shape and dtype, and take `old` out."""
-    new.meta.setdefault("val", old.meta.get("val"))  # the next match may ask for its shape
+    """Replace `old` by `new`, which has the same shape and dtype, and remove `old`."""
+    new.meta.setdefault("val", old.meta.get("val"))  # a later match may read its shape
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)

@@ -1,7 +1,8 @@
-"""Rewrites that move the first or last steps of a program to the host, so that its signature changes.
+"""Define, register and run host rewrites: they move the first or last steps of a program to the host.
 
-`fix` and `lower` apply those that a target names; `export` does not, since the signatures of its programs
-are what the runtime calls.
+A host rewrite changes the program's signature. `whisperport check --fix` and `whisperport lower` apply the
+host rewrites that a target names. `whisperport export` does not apply them, because the runtime depends on
+the signatures of its programs.
 """
 
 from collections.abc import Callable
@@ -19,17 +20,17 @@ from whisperport.spec import ProgramSpec, Rejection
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What one rewrite moved to the host."""
+class HostRewriteResult:
+    """The result of one host rewrite."""
 
     host: HostPart
-    outputs: tuple[str, ...]  # names of the outputs of the program that is left
-    changed: tuple[str, ...]  # names of the nodes that were moved
-    rejected: tuple[Rejection, ...]  # nodes of its kind that were not, and why
+    outputs: tuple[str, ...]  # names of the new program's outputs
+    changed: tuple[str, ...]  # names of the moved nodes
+    rejected: tuple[Rejection, ...]  # nodes of this kind that were not moved, and why
 
 
-Move = Callable[[GraphModule, ProgramSpec], Moved]
-"""Edit a graph in place, its placeholders and its output included."""
+Move = Callable[[GraphModule, ProgramSpec], HostRewriteResult]
+"""Edits a graph in place, including its placeholders and its output."""
 
 HOST_REWRITES: dict[str, Move] = {}
 
@@ -47,17 +48,25 @@ def host_rewrite(name: str) -> Callable[[Move], Move]:
 
 
 def run_host_rewrite(program: Program, name: str) -> tuple[Program, HostPart, Outcome]:
-    """Apply one host rewrite; the program given is not changed.
+    """Apply one host rewrite.
+
+    Args:
+        program: is not changed.
+
+    Returns:
+        The new program, the steps that the host must run, and the outcome.
 
     Raises:
-        LoweringError: there is none of that name, or the graph could not be exported again.
+        LoweringError: no host rewrite has this name, or torch cannot export the rewritten graph.
     """
     if name not in HOST_REWRITES:
         known = ", ".join(sorted(HOST_REWRITES))
-        raise LoweringError(f"no host rewrite is called {name!r}", hint=f"known: {known}")
+        raise LoweringError(
+            f"no host rewrite is called {name!r}", hint=f"known host rewrites: {known}"
+        )
     unlifted = program.exported.module(check_guards=False)
     assert isinstance(unlifted, GraphModule)
-    unlifted.graph.set_codegen(CodeGen())  # tensors in and out, without the caller's structure
+    unlifted.graph.set_codegen(CodeGen())  # flat tensors as inputs and outputs
     module = GraphModule(unlifted, unlifted.graph)
     moved = HOST_REWRITES[name](module, program.spec)
     outcome = Outcome(name, moved.changed, moved.rejected)
@@ -76,7 +85,7 @@ def run_host_rewrite(program: Program, name: str) -> tuple[Program, HostPart, Ou
             )
     except Exception as error:
         raise LoweringError(
-            f"host rewrite `{name}` broke the program `{program.name}`",
+            f"torch cannot export the program `{program.name}` after the host rewrite `{name}`",
             why=str(error).strip().split("\n")[0],
             hint="this is a defect of whisperport; please report it with the program",
         ) from error

@@ -1,24 +1,24 @@
-"""End the program before its outputs are joined: the host joins them.
+"""Return pieces of an output instead of their concatenation; the host concatenates them.
 
     before   pieces (1,P,V/4) × 4 ── cat ──► logits(1,P,V)
     after    pieces (1,P,V/4) × 4 ─────────► logits_0 … logits_3
 
-Why: `split-vocab-projection` cuts a product that is too wide for a small accelerator. Published graphs end
-at the pieces, and no join of them is known to compile.
-Exact: nothing is computed.
+Why: `split-vocab-projection` splits a matmul that is too wide for a small accelerator. Published graphs
+end with the pieces, and no graph that concatenates them is known to compile.
+Exact: concatenation does not compute anything.
 """
 
 from torch.fx import GraphModule, Node
 
 from whisperport.host_part import HostPart, Join
 from whisperport.rewrites.graph import aten, shape
-from whisperport.rewrites.host import Moved, host_rewrite
+from whisperport.rewrites.host import HostRewriteResult, host_rewrite
 from whisperport.spec import ProgramSpec, Rejection
 
 
 @host_rewrite("join-on-host")
-def join_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
-    """Move each join along the last axis that is an output; decline those that are read elsewhere too."""
+def join_on_host(module: GraphModule, spec: ProgramSpec) -> HostRewriteResult:
+    """Move each concatenation that is an output, along the last axis and not read by another node."""
     output = next(node for node in module.graph.nodes if node.op == "output")
     returned = list(output.args[0])
     nodes: list[Node] = []
@@ -38,11 +38,13 @@ def join_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
         joins.append(Join(tensor, own))
         changed.append(node.name)
     output.args = (tuple(nodes),)
-    return Moved(HostPart(joins=tuple(joins)), tuple(names), tuple(changed), tuple(rejected))
+    return HostRewriteResult(
+        HostPart(joins=tuple(joins)), tuple(names), tuple(changed), tuple(rejected)
+    )
 
 
 def _pieces(node: Node) -> list[Node]:
-    """What an output is joined from along its last axis; none where it is no such join."""
+    """Return the pieces of an output that is a concatenation along the last axis; otherwise nothing."""
     if node.target is not aten.cat.default:
         return []
     axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
@@ -53,7 +55,7 @@ def _pieces(node: Node) -> list[Node]:
 
 def _obstacle(node: Node, pieces: list[Node], returned: list[Node]) -> str:
     if len(node.users) > 1 or returned.count(node) > 1:
-        return "what it joins is read elsewhere in the program too"
+        return "the concatenated tensor is also read by another node of the program"
     if any(piece.op != "call_function" for piece in pieces) or len(set(pieces)) < len(pieces):
-        return "it joins an input, a constant, or one tensor twice"
+        return "the concatenation contains an input, a constant, or the same tensor twice"
     return ""

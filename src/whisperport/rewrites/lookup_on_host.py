@@ -1,14 +1,14 @@
-"""Begin the program at the embeddings: the host looks the tokens up and adds the positions.
+"""Make the embeddings an input: the host looks the tokens up and adds the positions.
 
     before   tokens(1,S) ─ embedding(w(V,d)) ─ + positions(S,d) ─ x(1,S,d) ────────────────► x(1,S,d)
     after    embeddings(1,d,S,1) ─ reshape ─ (1,d,S) ─ permute ────────────────────────────► x(1,S,d)
 
-Where the graph passes the embedded tokens through (1,d,S,1) already, as published graphs do, it is cut
-there, and nothing is added.
-Why: a compiler that supports no lookup and no integer input is told to begin at this reshape.
-Exact: the same rows and the same sum.
-Source: a vendor's published toolkit, its patch of the decoder and the `start_node_names` of its conversion
-script; the targets that ask for this rewrite name it.
+If the graph already contains the embeddings in the shape (1,d,S,1), as published graphs do, that tensor
+becomes the input, and no reshape is added.
+Why: some compilers support neither lookups nor integer inputs. They compile the part after this reshape.
+Exact: the embeddings and the sum do not change.
+Source: a vendor's published toolkit: its patch of the decoder, and `start_node_names` in its conversion
+script. The targets that use this rewrite name the toolkit.
 """
 
 import torch
@@ -16,10 +16,10 @@ from torch.fx import GraphModule, Node
 
 from whisperport.host_part import HostPart, Lookup
 from whisperport.rewrites.graph import aten, calls, shape, stored, value
-from whisperport.rewrites.host import Moved, host_rewrite
+from whisperport.rewrites.host import HostRewriteResult, host_rewrite
 from whisperport.spec import ProgramSpec, Rejection, TensorSpec
 
-SAME_IDS = (  # of an input of token ids: what changes its dtype or shape, and no id
+SAME_IDS = (  # operators that change the dtype or shape of token ids, but not the ids
     *(aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.alias.default),
     *(aten.view.default, aten.reshape.default, aten.contiguous.default),
 )
@@ -27,10 +27,10 @@ LAYOUT = (aten.unsqueeze.default, aten.transpose.int, aten.permute.default)
 
 
 @host_rewrite("lookup-on-host")
-def lookup_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
-    """Move each lookup of an input's tokens; decline those whose tokens are used elsewhere too."""
+def lookup_on_host(module: GraphModule, spec: ProgramSpec) -> HostRewriteResult:
+    """Move each lookup whose token ids are an input that no other node reads."""
     for check in calls(module, aten._assert_tensor_metadata.default):
-        module.graph.erase_node(check)  # export writes them again; they keep inputs in use
+        module.graph.erase_node(check)  # they use inputs, and the next export adds them again
     lookups: list[Lookup] = []
     changed: list[str] = []
     rejected: list[Rejection] = []
@@ -40,7 +40,9 @@ def lookup_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
         tokens = _tokens(node)
         if tokens is None:
             rejected.append(
-                Rejection(node.name, "its indices are not an input that it alone reads")
+                Rejection(
+                    node.name, "the indices are not an input, or another node reads this input too"
+                )
             )
         elif reason := _obstacle(module, node):
             rejected.append(Rejection(node.name, reason))
@@ -48,11 +50,11 @@ def lookup_on_host(module: GraphModule, spec: ProgramSpec) -> Moved:
             lookups.append(_move(module, node, tokens, spec))
             changed.append(node.name)
     outputs = tuple(tensor.name for tensor in spec.outputs)
-    return Moved(HostPart(tuple(lookups)), outputs, tuple(changed), tuple(rejected))
+    return HostRewriteResult(HostPart(tuple(lookups)), outputs, tuple(changed), tuple(rejected))
 
 
 def _tokens(embedding: Node) -> Node | None:
-    """The input whose ids are looked up; None if they are computed, or read by another node."""
+    """Return the input with the ids of a lookup; None if they are computed, or read by another node."""
     node = embedding.args[1]
     assert isinstance(node, Node)
     while node.target in SAME_IDS and len(node.users) == 1 and isinstance(node.args[0], Node):
@@ -63,9 +65,11 @@ def _tokens(embedding: Node) -> Node | None:
 def _obstacle(module: GraphModule, embedding: Node) -> str:
     table = stored(module, embedding.args[0])
     if table is None or table.dtype != torch.float32:
-        return "its table is computed, or not of float32"
+        return "the table is computed, or not float32; only a stored float32 table is supported"
     if len(shape(embedding)) != 3 or shape(embedding)[0] != 1:
-        return f"its rows have the shape {tuple(shape(embedding))}; only (1, S, d) is handled"
+        return (
+            f"the embeddings have the shape {tuple(shape(embedding))}; only (1, S, d) is supported"
+        )
     return ""
 
 
@@ -99,7 +103,10 @@ def _move(module: GraphModule, embedding: Node, tokens: Node, spec: ProgramSpec)
 
 
 def _with_positions(module: GraphModule, embedding: Node) -> tuple[Node, torch.Tensor | None]:
-    """The node after which the rows are complete, and the stored (S, d) that are added; or itself."""
+    """Return the node that adds stored positions, and these positions (S, d).
+
+    If no stored positions are added, return the embedding itself and None.
+    """
     users = list(embedding.users)
     _, count, width = shape(embedding)
     if len(users) != 1 or users[0].target is not aten.add.Tensor or users[0].kwargs:
@@ -112,14 +119,14 @@ def _with_positions(module: GraphModule, embedding: Node) -> tuple[Node, torch.T
 
 
 def _cut(rows: Node, wanted: list[int]) -> Node | None:
-    """The node after `rows` that holds them as (1, d, S, 1), if the graph has one."""
-    node, taken = rows, torch.arange(rows.meta["val"].numel()).reshape(shape(rows))
-    channels_first = taken.transpose(1, 2).unsqueeze(-1)
+    """Return the node after `rows` that has them in the shape (1, d, S, 1); None if there is none."""
+    node, indices = rows, torch.arange(rows.meta["val"].numel()).reshape(shape(rows))
+    channels_first = indices.transpose(1, 2).unsqueeze(-1)
     while len(node.users) == 1 and (user := next(iter(node.users))).target in LAYOUT:
         function = user.target
         assert callable(function)
-        taken, node = function(taken, *user.args[1:]), user
-        if shape(node) == wanted and torch.equal(taken, channels_first):
+        indices, node = function(indices, *user.args[1:]), user
+        if shape(node) == wanted and torch.equal(indices, channels_first):
             return node
     return None
 

@@ -1,14 +1,14 @@
-"""Cut the vocabulary projection into n pieces that a small accelerator accepts; n is 4.
+"""Split the vocabulary projection into n pieces that a small accelerator supports; n is 4 by default.
 
     before   x(1,P,d) ── linear(w(V,d)) ───────────────────────────► logits(1,P,V)
     after    x(1,P,d) ─┬─ linear(w[0 : V/n]) ──────── (1,P,V/n) ──┐
                        ├─ …                                       ├─ cat ─► logits(1,P,V)
                        └─ linear(w[V - V/n : V]) ──── (1,P,V/n) ──┘
 
-`split-vocab-projection=8` asks for 8 pieces. The last piece takes what does not divide.
-Why: a product as wide as the vocabulary is too large for a small accelerator; published graphs have four
-(12966, 12966, 12966 and 12967 columns).
-Exact: every logit is the same product. The weights of the pieces are parts of the same memory.
+`split-vocab-projection=8` makes 8 pieces. The last piece also gets the remainder of the division.
+Why: a matmul as wide as the vocabulary is too large for a small accelerator. Published graphs have four
+pieces, of 12966, 12966, 12966 and 12967 columns.
+Exact: every logit is the same dot product. The weights of the pieces share the memory of the original.
 """
 
 from itertools import pairwise
@@ -30,7 +30,7 @@ from whisperport.spec import Rejection
 
 @rewrite("split-vocab-projection", exact=True, number=4)
 def split_vocab_projection(module: GraphModule, number: int) -> tuple[list[str], list[Rejection]]:
-    """Cut each linear that widens as a vocabulary does; decline what is cut, or cannot be."""
+    """Split each vocabulary projection that has a stored weight and is not split already."""
     changed: list[str] = []
     rejected: list[Rejection] = []
     for node in calls(module, aten.linear.default):
@@ -48,18 +48,18 @@ def _obstacle(module: GraphModule, node: Node, number: int) -> str:
     given = arguments(node)
     weight, bias = stored(module, given["weight"]), stored(module, given["bias"])
     if weight is None or (given["bias"] is not None and bias is None):
-        return "its weight is computed, and not stored"
+        return "the weight is computed, not stored; only a stored weight is supported"
     if weight.shape[0] < number:
-        return f"{weight.shape[0]} columns cannot be cut in {number} pieces"
+        return f"{weight.shape[0]} columns cannot be split into {number} pieces"
     if number == 1:
-        return "one piece is what it is"
+        return "the requested number of pieces is 1, so nothing changes"
     if _is_piece(node):
-        return "it is a piece of a projection that was cut before"
+        return "the linear is a piece of a projection that is already split"
     return ""
 
 
 def _is_piece(node: Node) -> bool:
-    """Whether another such linear has the same input."""
+    """Whether another vocabulary projection has the same input."""
     users = arguments(node)["input"].users
     return sum(user.target is aten.linear.default and is_vocabulary(user) for user in users) > 1
 
