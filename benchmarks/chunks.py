@@ -24,7 +24,7 @@ from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
 from whisperport.verification import machine, text_errors, versions
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 RESULTS = Path(__file__).parent / "results"
 GAPS = {"pauses of 0.3 to 2 s": (0.3, 2.0), "gaps of 3 to 30 s": (3.0, 30.0)}
@@ -94,7 +94,7 @@ def median_ratio(mine: list[float], first: list[float]) -> float:
 def made(seconds: float, gap: tuple[float, float]) -> tuple[np.ndarray, str]:
     """Sound of about `seconds`, and what is said in it."""
     random = np.random.default_rng(0)
-    recordings = [r for r in shipped_recordings() if r.text and r.seconds < 10]
+    recordings = [r for r in shipped_audio() if r.text and r.seconds < 10]
     parts, text, n_samples = [], [], 0
     while n_samples < seconds * SAMPLE_RATE:
         recording = recordings[random.integers(len(recordings))]

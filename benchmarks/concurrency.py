@@ -30,7 +30,7 @@ from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
 from whisperport.transcription.turns import available_cores
 from whisperport.verification import machine, versions
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 RESULTS = Path(__file__).parent / "results"
 LONGEST_S = 6.0
@@ -71,7 +71,7 @@ def embedded(target: str, folder: Path) -> Bundle:
 
 def measured(bundle: Bundle, threads: int, calls: int) -> dict[str, float]:
     transcriber = Transcriber(bundle, ONE_THREAD, max_concurrent=threads)
-    short = [r.path for r in shipped_recordings() if r.seconds < LONGEST_S]
+    short = [r.path for r in shipped_audio() if r.seconds < LONGEST_S]
     kinds: list[Call] = [(load_audio(path), way) for path in short for way in WAYS]
     expected = [transcriber.transcribe(*kind) for kind in kinds]
     order = [i % len(kinds) for i in range(threads * calls)]

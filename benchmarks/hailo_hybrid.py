@@ -44,7 +44,7 @@ from whisperport.targets.options import with_target
 from whisperport.text.vocabulary import openai_generation
 from whisperport.transcription import Transcriber
 from whisperport.verification import machine, versions
-from whisperport.verification.clips import clips_of, shipped_recordings
+from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.window import WindowOptions
 
 RESULTS = Path(__file__).parent / "results"
@@ -149,7 +149,7 @@ def transcript_ms(decoder: Decoder | UncachedDecoder, audio: np.ndarray) -> floa
 
 
 def measured_words(options: argparse.Namespace) -> dict[str, Any]:
-    sets = {"shipped": clips_of(shipped_recordings())}
+    sets = {"shipped": clips_of(shipped_audio())}
     if options.eval:
         sets |= short_windows.evaluation_sets(options.eval, options.single, options.long)
     rows = {}

@@ -30,7 +30,7 @@ from whisperport.text import Word
 from whisperport.text.normalize import normalize
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
 from whisperport.verification import machine, versions
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 RESULTS = Path(__file__).parent / "results"
 GAPS_S = (0.4, 3.0, 0.7, 8.0, 1.2, 5.0, 0.5)  # shorter and longer than a pause
@@ -158,7 +158,7 @@ def equal_words(one: str, other: str) -> int:
 
 
 def sounds() -> list[Played]:
-    recordings = shipped_recordings()
+    recordings = shipped_audio()
     alone = [Played(r.path.name, load_audio(r.path), r.words) for r in recordings]
     row = [audio for number in IN_A_ROW for audio in alone if audio.name.startswith(number)]
     return [*alone, in_a_row(row)]

@@ -35,7 +35,7 @@ from whisperport.targets import RunOptions
 from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import TextErrors, machine, text_errors, versions
-from whisperport.verification.clips import Clip, clips_of, shipped_recordings
+from whisperport.verification.clips import Clip, clips_of, shipped_audio
 from whisperport.window import WindowOptions
 
 RESULTS = Path(__file__).parent / "results"
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--defaults", action="store_true", help="only the default of every window")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    sets: dict[str, Sequence[Clip]] = {"shipped": clips_of(shipped_recordings())}
+    sets: dict[str, Sequence[Clip]] = {"shipped": clips_of(shipped_audio())}
     if options.eval:
         sets |= evaluation_sets(options.eval, options.single, options.long)
     checkpoint = load_checkpoint(options.checkpoint)

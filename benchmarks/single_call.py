@@ -23,9 +23,9 @@ WORKER = """
 import sys, time
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
-recordings = sorted(shipped_recordings(), key=lambda r: r.seconds)
+recordings = sorted(shipped_audio(), key=lambda r: r.seconds)
 paths = [min(recordings, key=lambda r: abs(r.seconds - 4)).path, recordings[-1].path]
 transcriber = Transcriber(sys.argv[1] or None, RunOptions(threads=int(sys.argv[2])))
 for path in paths:

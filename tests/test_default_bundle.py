@@ -7,7 +7,7 @@ from whisperport.checkpoint import default_checkpoint_folder
 from whisperport.transcription import Transcriber, default_bundle
 from whisperport.verification import TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 MAX_WEIGHTS = 20_000_000  # bytes
 MAX_WER = 0.05  # of all clips, voices absent from the training and noise among them
@@ -33,7 +33,7 @@ def test_the_clips_are_transcribed() -> None:
     transcriber = Transcriber()
 
     errors = TextErrors()
-    for clip in shipped_recordings():
+    for clip in shipped_audio():
         transcript = transcriber.transcribe(clip.path)
         assert not transcript.truncated, f"{clip.path.name}: end of text was not emitted"
         if not clip.text:
@@ -45,7 +45,7 @@ def test_the_clips_are_transcribed() -> None:
 
 
 def test_clips_are_of_every_kind() -> None:
-    clips = shipped_recordings()
+    clips = shipped_audio()
 
     assert len(clips) >= 12
     assert {r.path.suffix for r in clips} == {".wav", ".flac", ".mp3"}

@@ -21,7 +21,7 @@ from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import LEVELS, Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
-from whisperport.verification.clips import clips_of, shipped_recordings
+from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.reference import Reference
 from whisperport.window import DEFAULT_PADDING, Window, WindowOptions
 
@@ -125,7 +125,7 @@ def test_audio_of_any_length_is_transcribed_in_windows_of_5_s_without_a_loop(
 ) -> None:
     assert five_seconds.bundle.manifest.verified
     errors, longest = TextErrors(), 0.0
-    for clip in clips_of(shipped_recordings()):
+    for clip in clips_of(shipped_audio()):
         transcript = five_seconds.transcribe(clip.samples, ENGLISH)
 
         longest = max(longest, transcript.duration_s)
@@ -142,7 +142,7 @@ def test_audio_of_any_length_is_transcribed_in_windows_of_5_s_without_a_loop(
 
 
 def test_segments_and_words_stay_inside_of_their_window(five_seconds: Transcriber) -> None:
-    long = next(r for r in shipped_recordings() if r.seconds > 60)
+    long = next(r for r in shipped_audio() if r.seconds > 60)
 
     transcript = five_seconds.transcribe(long.path, replace(ENGLISH, word_timestamps=True))
 

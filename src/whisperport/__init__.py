@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe
     from whisperport.verification import Report
     from whisperport.verification.bundle_check import verify
-    from whisperport.verification.recording import verify_and_record
+    from whisperport.verification.record_evidence import verify_and_record
 
     __version__: str
 
@@ -138,7 +138,7 @@ _MODULES = {
     "lower": "lowering",
     "transcribe": "transcription",
     "verify": "verification.bundle_check",
-    "verify_and_record": "verification.recording",
+    "verify_and_record": "verification.record_evidence",
     "write_fixed": "fixing",
 }
 

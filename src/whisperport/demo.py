@@ -15,7 +15,7 @@ from whisperport.runtime import DecodeOptions, Engine
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors, whisper_text_errors
-from whisperport.verification.clips import Recording, shipped_recordings
+from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 DEMO_TARGETS = ("onnxruntime", "xnnpack")
 STEPS = 32  # number of measured decoding steps
@@ -32,7 +32,7 @@ class Transcribed:
         whisper_errors: the same differences, after Whisper's English normalizer.
     """
 
-    clip: Recording
+    clip: ShippedAudio
     text: str
     errors: TextErrors
     whisper_errors: TextErrors
@@ -123,7 +123,7 @@ def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, progress: Prog
     transcriber = Transcriber(bundle, run)
     transcribed, processing, duration = [], 0.0, 0.0
     options = TranscribeOptions(decode=DecodeOptions(language="en"))
-    for clip in shipped_recordings():
+    for clip in shipped_audio():
         progress(f"{target}: transcribing {clip.path.name}")
         started = time.perf_counter()
         transcript = transcriber.transcribe(clip.path, options)
@@ -157,7 +157,7 @@ def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, progress: Prog
     )
 
 
-def _median_times(engine: Engine, clip: Recording) -> tuple[float, float]:
+def _median_times(engine: Engine, clip: ShippedAudio) -> tuple[float, float]:
     """Return the median milliseconds of one run of the encoder, and of one step of the decoder."""
     dims = engine.dims
     mel = log_mel(load_audio(clip.path), dims.n_mels, n_frames=dims.n_frames)

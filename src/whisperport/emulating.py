@@ -26,7 +26,7 @@ from whisperport.runtime import Engine, load_engine
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import EmulationNeed
-from whisperport.verification.bundle_check import reference_mel, words_of_features
+from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.compare import compare
 from whisperport.verification.precision import precisions
 from whisperport.verification.reference import Reference
@@ -112,7 +112,7 @@ def emulation_checks(
     # If a clip could not be compared, its features cannot be decoded.
     if features is not None and all("worst_frame" in check.value for check in checks):
         decoder = _loaded(bundle, run)[0].decoder()
-        checks += words_of_features(bundle, decoder, [*features[:, 0]], precision, progress)
+        checks += check_decoded_features(bundle, decoder, [*features[:, 0]], precision, progress)
     return tuple(checks)
 
 

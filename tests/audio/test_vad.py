@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from whisperport.audio import AudioStream, Span, VadOptions, load_audio, speech_spans
 from whisperport.audio.vad import BLOCK, HOP, spans_above, speech_probabilities
 from whisperport.errors import UsageError
-from whisperport.verification.clips import Recording, shipped_recordings
+from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 SECOND = 16_000
-SPOKEN = [r for r in shipped_recordings() if r.text]
+SPOKEN = [r for r in shipped_audio() if r.text]
 EXACT = VadOptions(min_speech_s=0, min_silence_s=0, pad_s=0)
 
 
@@ -24,7 +24,7 @@ def spans(samples: np.ndarray, options: VadOptions | None = None) -> list[Span]:
 
 
 @pytest.mark.parametrize("recording", SPOKEN, ids=lambda r: r.path.name)
-def test_speech_is_found_in_every_recording_and_only_within_it(recording: Recording) -> None:
+def test_speech_is_found_in_every_recording_and_only_within_it(recording: ShippedAudio) -> None:
     samples = load_audio(recording.path)
     silence = np.zeros(2 * SECOND, np.float32)
 

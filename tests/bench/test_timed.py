@@ -9,7 +9,7 @@ from whisperport.bundle import Bundle
 from whisperport.runner import Binding, Part, Runner
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.transcription import default_bundle
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 
 class Time:
@@ -135,7 +135,7 @@ def test_a_reset_clock_has_seen_nothing() -> None:
 
 def test_a_timed_spectrogram_is_the_same_spectrogram() -> None:
     dims = Bundle.open(default_bundle(), check_hashes=False).manifest.dims
-    recording, clock = shipped_recordings()[0].path, Clock()
+    recording, clock = shipped_audio()[0].path, Clock()
 
     plain = MelWindows(recording, dims.n_mels, dims.n_frames)
     timed = TimedMel(recording, dims, clock)

@@ -28,7 +28,7 @@ from whisperport.spec import UncachedForm
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
 from whisperport.verification import whisper_text_errors
-from whisperport.verification.clips import Recording, shipped_recordings
+from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 from ..micro import GENERATION
 from ..runtime.test_uncached_decoder import Eager as EagerUncached
@@ -42,12 +42,12 @@ def bundle() -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def recording() -> Recording:
-    return shipped_recordings()[0]
+def recording() -> ShippedAudio:
+    return shipped_audio()[0]
 
 
 @pytest.fixture(scope="module")
-def result(bundle: Bundle, recording: Recording) -> BenchResult:
+def result(bundle: Bundle, recording: ShippedAudio) -> BenchResult:
     """The embedded model on a shipped recording, words included."""
     options = BenchOptions(repeat=2, word_timestamps=True, run=ONE_THREAD)
     return run_bench([bundle], recording.path, options)[0]
@@ -105,7 +105,7 @@ def test_every_program_that_ran_is_a_part_and_words_need_align(
 
 
 def test_calls_are_as_many_as_another_observer_counts(
-    result: BenchResult, bundle: Bundle, recording: Recording, monkeypatch: pytest.MonkeyPatch
+    result: BenchResult, bundle: Bundle, recording: ShippedAudio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Counter[str]()
 
@@ -125,7 +125,7 @@ def test_calls_are_as_many_as_another_observer_counts(
     assert result.text == transcript.text
 
 
-def test_speed_comes_with_accuracy(result: BenchResult, recording: Recording) -> None:
+def test_speed_comes_with_accuracy(result: BenchResult, recording: ShippedAudio) -> None:
     assert result.errors is not None
     assert result.errors.length > 5
     assert result.errors.rate < 0.5
@@ -164,7 +164,7 @@ def test_what_is_counted_follows_the_language_first_heard(
 
 
 def test_without_a_transcript_the_error_rate_is_not_known(
-    bundle: Bundle, recording: Recording, tmp_path: Path, no_memory: None
+    bundle: Bundle, recording: ShippedAudio, tmp_path: Path, no_memory: None
 ) -> None:
     stranger = tmp_path / "stranger.wav"
     stranger.write_bytes(recording.path.read_bytes())
@@ -180,7 +180,7 @@ def test_without_a_transcript_the_error_rate_is_not_known(
     assert known.errors.deletions == 2
 
 
-def test_two_bundles_take_turns(bundle: Bundle, recording: Recording, no_memory: None) -> None:
+def test_two_bundles_take_turns(bundle: Bundle, recording: ShippedAudio, no_memory: None) -> None:
     said: list[str] = []
     copy = Bundle(bundle.folder, bundle.manifest)
     options = BenchOptions(repeat=2, run=ONE_THREAD)
@@ -202,7 +202,7 @@ def test_every_target_is_split_alike(
 ) -> None:
     short = partial(TranscribeOptions, decode=DecodeOptions(max_tokens=4), temperatures=(0,))
     monkeypatch.setattr(transcribing, "TranscribeOptions", short)
-    recording = shipped_recordings()[0].path
+    recording = shipped_audio()[0].path
 
     result = run_bench([exported(target)], recording, BenchOptions(repeat=1, run=ONE_THREAD))[0]
 
@@ -234,7 +234,7 @@ def test_no_rounds_are_refused() -> None:
 
 
 def test_memory_is_that_of_the_run_and_not_of_this_process(
-    bundle: Bundle, recording: Recording
+    bundle: Bundle, recording: ShippedAudio
 ) -> None:
     held = np.ones(700 * 2**17)  # 700 MiB
 

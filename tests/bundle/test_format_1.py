@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from whisperport.bundle import Bundle, Manifest
 from whisperport.errors import BundleError
 from whisperport.transcription import Transcriber, default_bundle
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 from .. import hostile_bundle
 from ..extent import core_or_all
@@ -47,12 +47,12 @@ def test_a_stored_bundle_of_format_1_opens_transcribes_and_is_verified(tmp_path:
     hostile_bundle.rehash(folder)  # the shipped programs may have been exported again since
 
     opened = Bundle.open(folder)
-    text = Transcriber(folder).transcribe(shipped_recordings()[0].path).text
+    text = Transcriber(folder).transcribe(shipped_audio()[0].path).text
 
     assert opened.manifest.format_version == 2
     assert opened.manifest.verified
     assert {opened.manifest.status(e.spec.name) for e in opened.manifest.programs} == {"run here"}
-    assert text == Transcriber().transcribe(shipped_recordings()[0].path).text
+    assert text == Transcriber().transcribe(shipped_audio()[0].path).text
 
 
 def test_what_version_1_ran_here_is_evidence_with_its_numbers_and_versions() -> None:

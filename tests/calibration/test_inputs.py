@@ -12,7 +12,7 @@ from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.targets import RunOptions
 from whisperport.transcription import default_bundle
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 ONE = RunOptions(threads=1)
 
@@ -25,7 +25,7 @@ def bundle() -> Bundle:
 @pytest.fixture(scope="module")
 def mels(bundle) -> list[np.ndarray]:
     """Three windows of speech."""
-    spoken = [one for one in shipped_recordings() if one.text][:3]
+    spoken = [one for one in shipped_audio() if one.text][:3]
     dims = bundle.manifest.dims
     return [log_mel(load_audio(one.path), dims.n_mels, n_frames=dims.n_frames) for one in spoken]
 

@@ -21,7 +21,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def loaded(monkeypatch):
     """Which folders are loaded under which names, without loading them."""
     calls = []
-    monkeypatch.setattr(load_module, "check_texts", lambda folder: None)
+    monkeypatch.setattr(load_module, "check_config_files", lambda folder: None)
     monkeypatch.setattr(
         load_module,
         "load_folder",

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from whisperport.bench import transcribing
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 PARTS = ("load", "mel", "encoder", "cross_kv", "prefill_4", "step", "Python", "total")
 
@@ -19,7 +19,7 @@ def no_memory(monkeypatch):
 
 @pytest.fixture
 def recording():
-    return shipped_recordings()[0].path
+    return shipped_audio()[0].path
 
 
 def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, recording):

@@ -9,9 +9,9 @@ import pytest
 
 import whisperport.cli.live as verb
 from whisperport.errors import AudioError
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
-COMMAND = next(r for r in shipped_recordings() if r.path.name.startswith("16"))
+COMMAND = next(r for r in shipped_audio() if r.path.name.startswith("16"))
 
 
 def raw() -> bytes:

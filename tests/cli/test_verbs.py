@@ -301,11 +301,11 @@ def demo_row(bundle):
 
     from whisperport.demo import DemoRow, Transcribed
     from whisperport.verification import TextErrors
-    from whisperport.verification.clips import Recording
+    from whisperport.verification.clips import ShippedAudio
 
-    recording = Recording(Path("one.wav"), "Lock the door.", "a voice", True, 1.0, ())
+    recording = ShippedAudio(Path("one.wav"), "Lock the door.", "a voice", True, 1.0, ())
     heard = Transcribed(
-        recording=recording,
+        clip=recording,
         text="Lock a door.",
         errors=TextErrors(1, 0, 0, 3),
         whisper_errors=TextErrors(1, 0, 0, 4),

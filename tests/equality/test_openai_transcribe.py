@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from whisperport.audio import load_audio
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 from ..extent import core_or_all
 
-RECORDINGS = {recording.path.name: recording.path for recording in shipped_recordings()}
+RECORDINGS = {recording.path.name: recording.path for recording in shipped_audio()}
 SEVERAL = next(name for name in RECORDINGS if "commands" in name)
 
 SPECIAL = re.compile(r"<\|.*?\|>")

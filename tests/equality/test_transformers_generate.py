@@ -8,18 +8,18 @@ from whisperport.audio import load_audio, log_mel
 from whisperport.checkpoint import default_checkpoint_folder
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.transcription import Transcriber
-from whisperport.verification.clips import Recording, shipped_recordings
+from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 from ..extent import core_or_all
 
-RECORDINGS = shipped_recordings()
+RECORDINGS = shipped_audio()
 
 
 @pytest.mark.parametrize(
     "recording", core_or_all(RECORDINGS[::4], RECORDINGS), ids=lambda r: r.path.name
 )
 def test_greedy_tokens_are_those_of_generate(
-    recording: Recording,
+    recording: ShippedAudio,
     transcriber: Transcriber,
     hf_model: transformers.WhisperForConditionalGeneration,
 ) -> None:

@@ -10,7 +10,7 @@ from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
 from whisperport.targets import RunOptions
 from whisperport.text import Word
 from whisperport.transcription import Transcriber
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def embedded() -> Transcriber:
 @pytest.fixture(scope="session")
 def spoken() -> dict[str, Spoken]:
     """By the number in the file's name."""
-    return {r.path.name[:2]: Spoken(load_audio(r.path), r.words) for r in shipped_recordings()}
+    return {r.path.name[:2]: Spoken(load_audio(r.path), r.words) for r in shipped_audio()}
 
 
 def silence(seconds: float) -> np.ndarray:

@@ -18,7 +18,7 @@ from whisperport.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Engine, decode_window, load_engine
 from whisperport.signatures import CacheForm, KvLayout
 from whisperport.targets import RunOptions
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 from ..hostile_bundle import SHIPPED, copy_of_shipped, rehash
 
@@ -109,7 +109,7 @@ def changed(tmp_path: Path) -> Callable[[CacheForm], Engine]:
 @pytest.fixture(scope="module")
 def features(shipped: Engine) -> np.ndarray:
     """Of a shipped recording."""
-    samples, dims = load_audio(shipped_recordings()[1].path), shipped.dims
+    samples, dims = load_audio(shipped_audio()[1].path), shipped.dims
     return shipped.encode(log_mel(samples, dims.n_mels, n_frames=dims.n_frames))
 
 

@@ -36,7 +36,7 @@ from whisperport.transcription import (
 )
 from whisperport.transcription.chunked import ChunkMel
 from whisperport.verification import text_errors
-from whisperport.verification.clips import Clip, Recording, shipped_recordings
+from whisperport.verification.clips import Clip, ShippedAudio, shipped_audio
 
 SECOND = 16_000
 ONE_THREAD = RunOptions(threads=1)
@@ -49,7 +49,7 @@ LITTLE = replace(
         compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
     ),
 )
-RECORDINGS = [r for r in shipped_recordings() if r.text and r.seconds < 10 and not r.held_out]
+RECORDINGS = [r for r in shipped_audio() if r.text and r.seconds < 10 and not r.held_out]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def transcriber() -> Transcriber:
     return Transcriber(None, ONE_THREAD)
 
 
-def with_gaps(recordings: list[Recording], gap_s: float) -> np.ndarray:
+def with_gaps(recordings: list[ShippedAudio], gap_s: float) -> np.ndarray:
     gap = np.zeros(round(gap_s * SECOND), np.float32)
     parts = [piece for r in recordings for piece in (gap, load_audio(r.path))]
     return np.concatenate([*parts, gap])

@@ -22,7 +22,7 @@ from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import TARGETS, RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
 from whisperport.transcription.turns import Turns
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 ONE_THREAD = RunOptions(threads=1)
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -81,7 +81,7 @@ def test_chunks_and_live_streams_beside_other_calls_return_what_they_return_alon
     threads: ThreadPoolExecutor,
 ) -> None:
     transcriber = Transcriber(default_bundle(), ONE_THREAD, max_concurrent=3)
-    first, second = (load_audio(recording.path) for recording in shipped_recordings()[:2])
+    first, second = (load_audio(recording.path) for recording in shipped_audio()[:2])
     chunks = TranscribeOptions(vad=VadOptions(), workers=2)
 
     def live(samples: np.ndarray) -> Transcript:
@@ -282,7 +282,7 @@ print(os.wait()[1], text() == expected)
 
 @needs_fork
 def test_a_fork_loads_a_bundle_of_its_own_and_ends_without_a_hang() -> None:
-    recording = shipped_recordings()[0].path
+    recording = shipped_audio()[0].path
 
     done = subprocess.run(
         [sys.executable, "-c", OWN, recording], capture_output=True, text=True, timeout=300

@@ -15,7 +15,7 @@ from whisperport.verification import (
     unit_of,
     whisper_text_errors,
 )
-from whisperport.verification.clips import Recording, shipped_recordings
+from whisperport.verification.clips import ShippedAudio, shipped_audio
 from whisperport.verification.english_normalizer import normalize_english
 
 OPENAI = EnglishTextNormalizer()
@@ -86,8 +86,8 @@ def test_english_is_normalized_as_by_openai(text: str) -> None:
     assert normalize_english(text) == OPENAI(text).strip()
 
 
-@pytest.mark.parametrize("clip", shipped_recordings(), ids=lambda clip: clip.path.stem)
-def test_shipped_transcripts_are_normalized_as_by_openai(clip: Recording) -> None:
+@pytest.mark.parametrize("clip", shipped_audio(), ids=lambda clip: clip.path.stem)
+def test_shipped_transcripts_are_normalized_as_by_openai(clip: ShippedAudio) -> None:
     assert normalize_english(clip.text) == OPENAI(clip.text).strip()
 
 

@@ -24,7 +24,7 @@ from whisperport.verification import (
     unit_of,
     whisper_text_errors,
 )
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 
 LOAD = "load"
 PYTHON = "Python"
@@ -137,7 +137,7 @@ def run_bench(
 
 def default_audio() -> Path:
     """The shipped audio file that is used if none is given."""
-    return next(r.path for r in shipped_recordings() if r.path.name == DEFAULT_AUDIO)
+    return next(r.path for r in shipped_audio() if r.path.name == DEFAULT_AUDIO)
 
 
 def _one_round(bundle: Bundle, audio: Path, options: BenchOptions, clock: Clock) -> _Round:
@@ -235,5 +235,5 @@ def _parts(typical: _Round, rounds: Sequence[_Round], programs: Sequence[str]) -
 
 def _known_transcript(audio: Path) -> str | None:
     """The correct text of an audio file that comes with the package; None for other files."""
-    same = (r.text for r in shipped_recordings() if r.path.resolve() == audio.resolve())
+    same = (r.text for r in shipped_audio() if r.path.resolve() == audio.resolve())
     return next(same, None)

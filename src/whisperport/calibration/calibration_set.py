@@ -32,7 +32,7 @@ from whisperport.progress import Progress
 from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import CalibrationNeed, Layout
-from whisperport.verification.clips import shipped_recordings
+from whisperport.verification.clips import shipped_audio
 from whisperport.verification.reference import Reference
 
 MADE_FROM = "calibration.json"  # file in a program's folder: the sources of its calibration set
@@ -186,7 +186,7 @@ def _json_round_trip(data: Any) -> Any:
 
 def _files(source: Path | None) -> list[Path]:
     if source is None:
-        return [recording.path for recording in shipped_recordings()]
+        return [recording.path for recording in shipped_audio()]
     return audio_files(source)
 
 

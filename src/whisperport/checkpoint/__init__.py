@@ -1,4 +1,4 @@
-"""Whisper checkpoints of every form, read into one.
+"""Read Whisper checkpoints of all supported formats into a `Checkpoint`.
 
 load -> huggingface (config, weight_files, tokenizer_files, generation_settings)
      -> openai (pickled_file)

@@ -1,4 +1,4 @@
-"""A checkpoint in memory: what every later step is built from."""
+"""A checkpoint in memory: sizes, weights, tokenizer and decoding settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ from whisperport.generation import Generation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a checkpoint came from, for the bundle's manifest and its reports."""
+    """The origin of a checkpoint, recorded in the bundle's manifest and reports."""
 
-    kind: Literal["huggingface", "openai"]  # the form it is stored in
-    name: str  # as given: a name, a hub id, or a path
-    revision: str = ""  # the hub's commit, where there is one
-    sha256: Mapping[str, str]  # weight file name -> digest in hexadecimal
+    kind: Literal["huggingface", "openai"]  # the format of its files
+    name: str  # name, hub id or path that the user gave
+    revision: str = ""  # commit on the Hugging Face hub; empty: none
+    sha256: Mapping[str, str]  # weight file name -> SHA-256 digest in hexadecimal
     licence: str = "unknown"  # weight files do not state one
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON data."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -32,16 +33,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """Sizes, weights, tokenizer and decoding settings, in one form whatever they were stored in.
+    """Sizes, weights, tokenizer and decoding settings of a checkpoint, whatever its file format.
 
-    Weights carry openai-whisper's names (`encoder.blocks.0.attn.query.weight`) and the dtype they
-    were stored in: float32, float16 or bfloat16. They are views of the file where its format can be
-    mapped: read them, do not write to them.
+    The weights have openai-whisper's names (`encoder.blocks.0.attn.query.weight`) and the dtype of the
+    file: float32, float16 or bfloat16. They may be views of a memory-mapped file: do not write to them.
     """
 
     dims: Dims
     generation: Generation
     weights: Mapping[str, Tensor]
-    tokenizer_json: bytes  # the contents of a `tokenizer.json`
+    tokenizer_json: bytes  # contents of a `tokenizer.json`
     source: Source
-    warnings: tuple[str, ...] = ()  # what was assumed or left out, one sentence each
+    warnings: tuple[str, ...] = ()  # one sentence for each assumption or omission

@@ -1,4 +1,4 @@
-"""The encoder's table of positions, computed where a file leaves it out."""
+"""Compute the encoder's positional embedding, for files that do not contain it."""
 
 import math
 
@@ -7,10 +7,16 @@ from torch import Tensor
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """(length, width) float32: sines in the first half of the columns, cosines in the second.
+    """Return sinusoidal positions: (length, width) float32.
 
-    Their periods form a geometric row from 2π to 20000π positions; `width` is even and at least 4.
-    From openai-whisper's `model.py`, whose encoder holds it as a buffer that is never trained.
+    The first half of the columns are sines, the second half cosines. Their periods form a geometric
+    sequence from 2π to 20000π positions.
+
+    Args:
+        length: number of positions.
+        width: number of columns; even, at least 4.
+
+    Source: openai-whisper's `model.py`, where the encoder has them as a constant buffer.
     """
     half = width // 2
     step = math.log(10_000) / (half - 1)

@@ -1,7 +1,7 @@
-"""What the files of a Hugging Face folder say about decoding, as one `Generation`.
+"""Read the decoding settings of a Hugging Face folder into a `Generation`.
 
-Order of trust: generation_config.json, the tokenizer's own special tokens, config.json, and last,
-where the tokenizer is OpenAI's, what OpenAI's own code says.
+Each setting comes from the first of these sources that has it: generation_config.json, the special tokens
+of the tokenizer, config.json, and, if the tokenizer is OpenAI's, openai-whisper's code.
 """
 
 import re
@@ -20,17 +20,26 @@ from whisperport.text.vocabulary import N_TIMESTAMPS, openai_generation
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _TASKS = ("transcribe", "translate")
-# What transformers writes for a multilingual model too when nobody set them: the English-only ids.
-_NEVER_SET = {"decoder_start_token_id": 50257, "eos_token_id": 50256}
-_ENGLISH_ONLY = 51864  # its tokenizer lists the languages too; they were never trained
+# Defaults that transformers writes if the ids were not set. They are right for English-only models only.
+_UNSET_DEFAULTS = {"decoder_start_token_id": 50257, "eos_token_id": 50256}
+_ENGLISH_ONLY = (
+    51864  # number of tokens; the tokenizer lists languages too, but they are not trained
+)
 
 
 def read_generation(
     folder: Path, config: Mapping[str, Any], ids: Mapping[str, int], dims: Dims
 ) -> tuple[Generation, tuple[str, ...]]:
-    """The settings, and a sentence for each thing left out.
+    """Return the decoding settings, and a warning for each setting that is ignored or corrected.
 
-    Raises CheckpointError when a file states an impossible id, or none says where decoding starts.
+    Args:
+        folder: the checkpoint folder.
+        config: contents of its config.json.
+        ids: token text -> id, from the tokenizer.
+        dims: sizes of the model.
+
+    Raises:
+        CheckpointError: a file has an impossible token id, or no source has a special token's id.
     """
     path = folder / "generation_config.json"
     stated = read_json_object(path) if path.is_file() else {}
@@ -40,7 +49,7 @@ def read_generation(
 
 
 class _Reader:
-    """One reading; it only exists to carry the four sources and the warnings from call to call."""
+    """The four sources of the settings, and the warnings."""
 
     def __init__(
         self,
@@ -53,17 +62,18 @@ class _Reader:
         self.openai: Generation | None = None
         if dims.n_vocab in KNOWN_VOCABULARIES:
             openai = openai_generation(dims.n_vocab)
-            # A fine-tune may have the size of OpenAI's vocabulary and not its contents.
+            # A fine-tuned model may have another vocabulary of the same size.
             if ids.get("<|endoftext|>") == openai.end_of_text:
                 self.openai = openai
         self.warnings: list[str] = []
 
     def read(self, *, has_own_file: bool) -> Generation:
+        """Read all settings; `has_own_file`: the folder has a generation_config.json."""
         no_timestamps = self.special("no_timestamps", "no_timestamps_token_id", "<|notimestamps|>")
         languages, tasks = self.languages_and_tasks()
-        # A generation_config.json without the lists means none: so transformers decodes it.
+        # A generation_config.json without the lists means that no token is suppressed, as in transformers.
         openai = None if has_own_file else self.openai
-        suppressed = self.listed("suppress_tokens", openai.suppressed if openai else ())
+        suppressed = self.token_list("suppress_tokens", openai.suppressed if openai else ())
         return Generation(
             start_of_transcript=self.special(
                 "start_of_transcript", "decoder_start_token_id", "<|startoftranscript|>"
@@ -72,28 +82,35 @@ class _Reader:
             start_of_previous=self.special(
                 "start_of_previous", "prev_sot_token_id", "<|startofprev|>"
             ),
-            # No file has a key for it; transformers too takes the id before <|notimestamps|>.
+            # No file has a key for it. transformers, too, uses the id before <|notimestamps|>.
             no_speech=self.ids.get(
                 "<|nospeech|>", self.ids.get("<|nocaptions|>", max(no_timestamps - 1, 0))
             ),
             no_timestamps=no_timestamps,
             languages=languages,
             tasks=tasks,
-            suppressed=(*suppressed, *self.after_times(no_timestamps)),
-            suppressed_at_start=self.listed(
+            suppressed=(*suppressed, *self.ids_after_timestamps(no_timestamps)),
+            suppressed_at_start=self.token_list(
                 "begin_suppress_tokens", openai.suppressed_at_start if openai else ()
             ),
             alignment_heads=self.alignment_heads(),
-            language=self.own_language(languages),
+            language=self.default_language(languages),
         )
 
     def special(self, field: str, key: str, token: str) -> int:
+        """Return the id of a special token.
+
+        Args:
+            field: name of the id in `Generation`.
+            key: name of the id in generation_config.json and config.json.
+            token: text of the token in the tokenizer.
+        """
         stated = self.token_id(self.stated.get(key), key, "generation_config.json")
         known = self.token_id(self.ids.get(token), token, "the tokenizer")
-        if known is not None and stated != known and stated == _NEVER_SET.get(key, known):
+        if known is not None and stated != known and stated == _UNSET_DEFAULTS.get(key, known):
             self.warnings.append(
                 f"generation_config.json has transformers' default {stated} for `{key}`; "
-                f"the tokenizer's {token}, {known}, is used"
+                f"the id {known} of the tokenizer's {token} is used instead"
             )
             stated = None
         for found in (stated, known, self.token_id(self.config.get(key), key, "config.json")):
@@ -102,25 +119,30 @@ class _Reader:
         if self.openai is not None:
             return int(getattr(self.openai, field))
         raise CheckpointError(
-            f"the checkpoint does not say which token is {token}",
-            why=f"generation_config.json and config.json have no `{key}`, the tokenizer no {token}",
-            hint="copy generation_config.json of the checkpoint this one was trained from",
+            f"the checkpoint does not define which token is {token}",
+            why=f"generation_config.json and config.json have no `{key}`, and the tokenizer has no {token}",
+            hint="copy generation_config.json from the checkpoint that this one was fine-tuned from",
         )
 
     def token_id(self, value: Any, key: str, where: str) -> int | None:
+        """Return a token id from a file after checking it; None if there is none."""
         if value is None or value == []:
             return None
-        if isinstance(value, list):  # several ends of text are allowed; the first is OpenAI's
+        if isinstance(
+            value, list
+        ):  # a file may list several end-of-text tokens; the first is OpenAI's
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int):
             why = f"`{key}` is {quoted(value)}; expected a token id"
             raise CheckpointError(f"{where} cannot be used", why=why, hint="correct or remove it")
         if not 0 <= value < self.dims.n_vocab:
-            why = f"`{key}` is {quoted(value)}; the model has tokens 0 to {self.dims.n_vocab - 1}"
+            last = self.dims.n_vocab - 1
+            why = f"`{key}` is {quoted(value)}; the token ids of the model are 0 to {last}"
             raise CheckpointError(f"{where} cannot be used", why=why, hint="correct or remove it")
         return value
 
     def languages_and_tasks(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return language code -> token id and task -> token id; empty for English-only models."""
         languages = self.mapping("lang_to_id")
         tasks = self.mapping("task_to_id")
         multilingual = self.stated.get("is_multilingual")
@@ -136,8 +158,11 @@ class _Reader:
             tasks = {task: inside[f"<|{task}|>"] for task in _TASKS if f"<|{task}|>" in inside}
         return languages, tasks
 
-    def own_language(self, languages: Mapping[str, int]) -> str:
-        """What `generation_config.json` says is heard unless told otherwise: a token, a code or a name."""
+    def default_language(self, languages: Mapping[str, int]) -> str:
+        """Return the code of the language in generation_config.json; empty: detect the language.
+
+        The file may contain a token, a code or a name.
+        """
         stated = self.stated.get("language")
         if not isinstance(stated, str) or not languages:
             return ""
@@ -150,23 +175,27 @@ class _Reader:
             return code
         self.warnings.append(
             f"generation_config.json has the language {quoted(stated)}, which the checkpoint does "
-            "not know; it is detected instead"
+            "not have; the language is detected instead"
         )
         return ""
 
-    def after_times(self, no_timestamps: int) -> range:
-        """Ids behind the last time. What a fine-tune has added there would be taken for later times."""
+    def ids_after_timestamps(self, no_timestamps: int) -> range:
+        """Return the ids after the last timestamp token, which are suppressed.
+
+        The decoder would take tokens that a fine-tuned model has there for later timestamps.
+        """
         after = range(no_timestamps + 1 + N_TIMESTAMPS, self.dims.n_vocab)
         added = [text for text, n in self.ids.items() if n in after]
         if added:
             named = ", ".join(quoted(text) for text in added[:3])
             self.warnings.append(
-                f"{len(added)} tokens that were added behind the times are never said: {named}"
+                f"{len(added)} tokens that were added after the timestamp tokens are suppressed: {named}"
                 + (", ..." if len(added) > 3 else "")
             )
         return after
 
     def mapping(self, key: str) -> dict[str, int]:
+        """Return a mapping of generation_config.json: name, without `<|` and `|>`, -> token id."""
         value = self.stated.get(key)
         if value is None:
             return {}
@@ -183,11 +212,12 @@ class _Reader:
                 found[name.removeprefix("<|").removesuffix("|>")] = token
         return found
 
-    def listed(self, key: str, otherwise: tuple[int, ...]) -> tuple[int, ...]:
+    def token_list(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a list of token ids from generation_config.json or config.json, or the default."""
         value = self.stated.get(key)
         value = self.config.get(key) if value is None else value
         if value is None:
-            return otherwise
+            return default
         if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise CheckpointError(
                 "the list of suppressed tokens cannot be used",
@@ -197,11 +227,13 @@ class _Reader:
         inside = tuple(item for item in value if 0 <= item < self.dims.n_vocab)
         if len(inside) < len(value):
             self.warnings.append(
-                f"`{key}` lists {len(value) - len(inside)} ids the model does not have; left out"
+                f"`{key}` lists {len(value) - len(inside)} ids that the model does not have; "
+                "they are ignored"
             )
         return inside
 
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
+        """Return the (layer, head) pairs of generation_config.json that the decoder has."""
         value = self.stated.get("alignment_heads")
         if value is None:
             return ()
@@ -219,6 +251,6 @@ class _Reader:
         if len(inside) < len(value):  # distilled models were published with their teacher's heads
             self.warnings.append(
                 f"{len(value) - len(inside)} alignment heads are not in this decoder of {layers} "
-                f"layers and {heads} heads; left out"
+                f"layers and {heads} heads; they are ignored"
             )
         return inside

@@ -1,12 +1,12 @@
-"""Fetch a checkpoint from the Hugging Face hub, or from its cache when offline."""
+"""Download a checkpoint from the Hugging Face hub, or find it in the hub's local cache."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from whisperport.checkpoint.sizes import shortened
+from whisperport.checkpoint.sizes import shorten
 from whisperport.errors import CheckpointError, MissingPackageError
 
-_TEXTS = [
+_SMALL_FILES = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -14,10 +14,10 @@ _TEXTS = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "adapter_config.json",  # so that an adapter is refused by name
+    "adapter_config.json",  # its presence shows that the repository is a PEFT adapter
 ]
-# Tried in this order; the next only where a repository has nothing of the one before. The first
-# leaves out copies in other precisions (`model.fp32-00001-of-00002.safetensors`): gigabytes.
+# File patterns of the weights, in order of preference; the first that matches is downloaded. The patterns
+# do not match gigabytes of copies in other precisions (`model.fp32-00001-of-00002.safetensors`).
 _WEIGHTS = (
     ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"],
     ["model.fp16*.safetensors", "model.safetensors.index.fp16.json"],
@@ -26,66 +26,77 @@ _WEIGHTS = (
 
 
 def fetch(hub_id: str, revision: str | None, check: Callable[[Path], object]) -> Path:
-    """The folder in the hub's cache; its name is the commit.
+    """Download a repository into the hub's cache.
 
-    `check` is given the folder while it holds no weights yet, and raises for one that cannot be used:
-    gigabytes of another model are not fetched.
+    Args:
+        hub_id: such as `openai/whisper-tiny`.
+        revision: branch, tag or commit; None: the default branch.
+        check: called with the folder before the weights are downloaded. It raises an error if the
+            checkpoint is not supported.
 
-    Raises MissingPackageError without huggingface_hub, CheckpointError when there is no such
-    repository or revision, no permission, or no network and no copy in the cache.
+    Returns:
+        The folder in the cache, whose name is the commit.
+
+    Raises:
+        MissingPackageError: huggingface_hub is not installed.
+        CheckpointError: the repository or revision does not exist, access is not permitted, or there is
+            no network and no copy in the cache.
     """
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise MissingPackageError(
-            f"cannot fetch `{hub_id}`: huggingface_hub is not installed",
-            why=f"importing it said: {error}",
+            f"cannot download `{hub_id}`: huggingface_hub is not installed",
+            why=f"importing it failed: {error}",
             hint="pip install 'whisperport[export]', or give a folder or a .pt file",
         ) from error
 
     def download(patterns: list[str]) -> Path:
         try:
             return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
-        # The HTTP library below it has changed before, and not all of its errors share a base.
+        # huggingface_hub's HTTP library has changed before, and its errors have no common base class.
         except Exception as error:
-            raise _explained(error, hub_id, revision) from error
+            raise _hub_error(error, hub_id, revision) from error
 
-    folder = download(_TEXTS)
+    folder = download(_SMALL_FILES)
     check(folder)
     for weights in _WEIGHTS:
-        folder = download([*_TEXTS, *weights])
+        folder = download([*_SMALL_FILES, *weights])
         if any(next(folder.glob(pattern), None) for pattern in weights):
             break
     return folder
 
 
-def _explained(error: Exception, hub_id: str, revision: str | None) -> CheckpointError:
+def _hub_error(error: Exception, hub_id: str, revision: str | None) -> CheckpointError:
     from huggingface_hub import errors
 
-    what = f"cannot fetch `{hub_id}` from the Hugging Face hub"
+    what = f"cannot download `{hub_id}` from the Hugging Face hub"
     if isinstance(error, errors.GatedRepoError):
         return CheckpointError(
             what,
-            why="its owner grants access one by one",
-            hint=f"ask for access on huggingface.co/{hub_id}, then run `hf auth login`",
+            why="its owner must grant you access",
+            hint=f"request access on huggingface.co/{hub_id}, then run `hf auth login`",
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return CheckpointError(
             what,
-            why="there is no such repository, or it is private; nor is there such a folder here",
-            hint="check the spelling, or run `hf auth login` for a private one",
+            why="the repository does not exist or is private, and there is no local folder with this name",
+            hint="check the spelling; for a private repository, run `hf auth login`",
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return CheckpointError(
-            what, why=f"it has no revision {revision!r}", hint="give a branch, tag or commit it has"
+            what,
+            why=f"it has no revision {revision!r}",
+            hint="give a branch, tag or commit of the repository",
         )
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         return CheckpointError(
             what,
-            why="there is no connection to it, no copy in the local cache, and no such folder here",
-            hint="connect once, or give a folder or a .pt file",
+            why="there is no network connection, no copy in the local cache, and no local folder with "
+            "this name",
+            hint="connect to the network once, or give a folder or a .pt file",
         )
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return CheckpointError(
-        what, why=shortened(lines[0]), hint="try again, or give a folder or a .pt file"
+        what, why=shorten(lines[0]), hint="try again, or give a folder or a .pt file"
     )

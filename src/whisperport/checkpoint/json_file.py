@@ -6,18 +6,26 @@ from typing import Any
 
 from whisperport.errors import CheckpointError
 
-_LARGEST_BYTES = 8 << 20  # large-v3's generation_config.json, the longest of them, is under 4 KB
+_MAX_BYTES = 8 << 20  # the longest such file, large-v3's generation_config.json, has less than 4 KB
 
 
-def read_json_object(path: Path, *, largest_bytes: int = _LARGEST_BYTES) -> dict[str, Any]:
-    """Raises CheckpointError when the file is missing, too long, not JSON, or not an object."""
+def read_json_object(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        path: the file.
+        max_bytes: maximum size of the file.
+
+    Raises:
+        CheckpointError: the file is missing, too large, not JSON, or not an object.
+    """
     what = f"cannot read `{path.name}` in `{path.parent}`"
     hint = "download the file again, or save the checkpoint again"
     try:
         size = path.stat().st_size
-        if size > largest_bytes:
+        if size > max_bytes:
             raise CheckpointError(
-                what, why=f"it is {size} bytes long, more than {largest_bytes}", hint=hint
+                what, why=f"it has {size} bytes; the maximum is {max_bytes}", hint=hint
             )
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Load a checkpoint from wherever it is: a folder, a file, a short name, or a hub id."""
+"""Load a checkpoint from a folder, a file, a short name, or a hub id."""
 
 import difflib
 import re
@@ -6,32 +6,36 @@ from pathlib import Path
 
 from whisperport.checkpoint.checkpoint import Checkpoint
 from whisperport.checkpoint.hub import fetch
-from whisperport.checkpoint.huggingface import check_texts, load_folder
+from whisperport.checkpoint.huggingface import check_config_files, load_folder
 from whisperport.checkpoint.names import HUB_IDS, default_checkpoint_folder
 from whisperport.checkpoint.openai import load_pt
 from whisperport.checkpoint.other_forms import reject_other_file
-from whisperport.checkpoint.sizes import shortened
+from whisperport.checkpoint.sizes import shorten
 from whisperport.errors import CheckpointError, UsageError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_PICKLED = {".pt", ".pth", ".ckpt"}  # openai-whisper's own, and what training loops call theirs
+_PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training loops use
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Checkpoint:
     """Load a Whisper checkpoint.
 
-    `source` is, in this order: a folder as transformers saves it, a `.pt` file as openai-whisper
-    saves it, `default` (the small model inside this package), a name such as `tiny.en` or `turbo`,
-    or a hub id such as `openai/whisper-tiny`. `revision` is a branch, tag or commit, for the last
-    two alone.
+    Args:
+        source: the first of these that exists: a folder in transformers' format, a `.pt` file in
+            openai-whisper's format, `default` (the embedded model), a name such as `tiny.en` or `turbo`,
+            or a hub id such as `openai/whisper-tiny`.
+        revision: branch, tag or commit of a checkpoint on the hub; None: the default branch.
 
-    Raises CheckpointError when it is not there, damaged, of another architecture, or not whole;
-    TokenizerError when its tokenizer is; MissingPackageError when it is on the hub and
-    huggingface_hub is not installed; UsageError for a revision of something that has none.
+    Raises:
+        CheckpointError: the checkpoint does not exist, is damaged or incomplete, or has an architecture
+            that is not supported.
+        TokenizerError: its tokenizer is missing or damaged.
+        MissingPackageError: it is on the hub, and huggingface_hub is not installed.
+        UsageError: `revision` is given for a checkpoint that is not on the hub.
     """
     name = str(source)
-    path = _expanded(source)
+    path = _expand_user(source)
     if _exists(path):
         _reject_revision(revision, name)
         return _load_path(path, name)
@@ -40,19 +44,19 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
         folder = default_checkpoint_folder()
         if not folder.is_dir():
             raise CheckpointError(
-                "this installation has no default checkpoint",
+                "this installation of whisperport has no default checkpoint",
                 why="its data/model folder is missing",
-                hint="install the package again, or give a name such as `tiny`",
+                hint="install whisperport again, or give a name such as `tiny`",
             )
         return load_folder(folder, name=name)
     hub_id = HUB_IDS.get(name, name)
     if isinstance(source, Path) or not _HUB_ID.fullmatch(hub_id) or hub_id.endswith(".pt"):
         raise CheckpointError(
-            f"no checkpoint `{shortened(name)}`",
-            why="it is no folder or file here, and no name this package knows",
-            hint=_nearest(name),
+            f"no checkpoint `{shorten(name)}`",
+            why="it is not an existing folder or file, and not a known name",
+            hint=_suggestion(name),
         )
-    folder = fetch(hub_id, revision, check_texts)
+    folder = fetch(hub_id, revision, check_config_files)
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision or ""
     return load_folder(folder, name=name, revision=commit)
 
@@ -66,9 +70,9 @@ def _load_path(path: Path, name: str) -> Checkpoint:
         reject_other_file(path)
     if path.suffix in {".safetensors", ".bin", ".json"}:
         raise CheckpointError(
-            f"`{name}` is one file of a checkpoint",
-            why="sizes and tokenizer are in the files beside it",
-            hint=f"give its folder: `{path.parent}`",
+            f"`{name}` is only one file of a checkpoint",
+            why="the sizes and the tokenizer are in other files of its folder",
+            hint=f"give the folder: `{path.parent}`",
         )
     raise CheckpointError(
         f"`{name}` is not a checkpoint",
@@ -77,17 +81,17 @@ def _load_path(path: Path, name: str) -> Checkpoint:
     )
 
 
-def _expanded(source: str | Path) -> Path:
+def _expand_user(source: str | Path) -> Path:
     try:
         return Path(source).expanduser()
-    except RuntimeError:  # `~someone`, who has no home here
+    except RuntimeError:  # `~user` of an unknown user
         return Path(source)
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name too long, or with a zero byte in it
+    except (OSError, ValueError):  # the name is too long or contains a zero byte
         return False
 
 
@@ -95,12 +99,12 @@ def _reject_revision(revision: str | None, name: str) -> None:
     if revision is not None:
         raise UsageError(
             f"`{name}` has no revisions",
-            why=f"revision {revision!r} was asked for; only checkpoints on the hub have them",
-            hint="leave the revision out",
+            why=f"the revision {revision!r} was given; only checkpoints on the hub have revisions",
+            hint="do not give a revision",
         )
 
 
-def _nearest(name: str) -> str:
+def _suggestion(name: str) -> str:
     near = difflib.get_close_matches(name, ["default", *HUB_IDS], n=3)
     known = ", ".join(near or ["default", *HUB_IDS])
-    return f"did you mean {known}?" if near else f"known names: {known}; or give a path or hub id"
+    return f"did you mean {known}?" if near else f"known names: {known}; or give a path or a hub id"

@@ -1,4 +1,4 @@
-"""Names: Hugging Face's tensors in openai-whisper's words, and models by their short names."""
+"""Translate tensor names between Hugging Face and openai-whisper, and short model names to hub ids."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-# Whole names, without Hugging Face's leading `model.`.
+# Hugging Face's name, without the prefix `model.` -> openai-whisper's name.
 _TOP = {
     "encoder.conv1.weight": "encoder.conv1.weight",
     "encoder.conv1.bias": "encoder.conv1.bias",
@@ -21,7 +21,7 @@ _TOP = {
     "decoder.layer_norm.bias": "decoder.ln.bias",
 }
 
-# Modules inside one layer; `.weight` or `.bias` follows.
+# Modules of one layer, Hugging Face's name -> openai-whisper's name; `.weight` or `.bias` follows.
 _IN_LAYER = {
     "self_attn.q_proj": "attn.query",
     "self_attn.k_proj": "attn.key",
@@ -38,30 +38,39 @@ _IN_LAYER = {
     "final_layer_norm": "mlp_ln",
 }
 
-_LANDMARK = "encoder.conv1.weight"  # called so by both libraries
-_TOP_BACK = {ours: theirs for theirs, ours in _TOP.items()}
-_IN_LAYER_BACK = {ours: theirs for theirs, ours in _IN_LAYER.items()}
-_THEIR_LAYER = re.compile(r"(encoder|decoder)\.layers\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
-_OUR_LAYER = re.compile(r"(encoder|decoder)\.blocks\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
+_ALWAYS_PRESENT = "encoder.conv1.weight"  # every model has it; both libraries use this name
+_TOP_HUGGINGFACE = {openai: huggingface for huggingface, openai in _TOP.items()}
+_IN_LAYER_HUGGINGFACE = {openai: huggingface for huggingface, openai in _IN_LAYER.items()}
+_HUGGINGFACE_LAYER = re.compile(r"(encoder|decoder)\.layers\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
+_OPENAI_LAYER = re.compile(r"(encoder|decoder)\.blocks\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
 
 
 def from_huggingface(name: str) -> str | None:
-    """`model.decoder.layers.0.fc1.bias` to `decoder.blocks.0.mlp.0.bias`; None: not Whisper's."""
+    """Translate a Hugging Face tensor name to openai-whisper's name.
+
+    `model.decoder.layers.0.fc1.bias` becomes `decoder.blocks.0.mlp.0.bias`. None: the name is not known.
+    """
     name = name.removeprefix("model.")
-    if match := _THEIR_LAYER.fullmatch(name):
+    if match := _HUGGINGFACE_LAYER.fullmatch(name):
         side, layer, module, kind = match.groups()
-        ours = _IN_LAYER.get(module)
-        return f"{side}.blocks.{layer}.{ours}.{kind}" if ours else None
+        openai = _IN_LAYER.get(module)
+        return f"{side}.blocks.{layer}.{openai}.{kind}" if openai else None
     return _TOP.get(name)
 
 
-def unwrapped(tensors: Mapping[str, Tensor], *, own: str = "") -> dict[str, Tensor]:
-    """Without what a training loop's wrapper put before every name: `module.`, `_orig_mod.`, `model.`.
+def strip_wrapper_prefix(tensors: Mapping[str, Tensor], *, own: str = "") -> dict[str, Tensor]:
+    """Remove the prefix that a training wrapper added to tensor names: `module.`, `_orig_mod.`, `model.`.
 
-    It is whatever stands before the name of one tensor that every Whisper has; `own` is a prefix of the
-    library's own, which stays. A name that has not the wrapper's prefix stays as it is.
+    The prefix is the text before the name of a tensor that every Whisper model has. Names without the
+    prefix do not change.
+
+    Args:
+        tensors: name -> tensor.
+        own: prefix of the library's own names, which is not removed.
     """
-    before = next((n.removesuffix(_LANDMARK) for n in tensors if n.endswith(_LANDMARK)), "")
+    before = next(
+        (n.removesuffix(_ALWAYS_PRESENT) for n in tensors if n.endswith(_ALWAYS_PRESENT)), ""
+    )
     wrapper = before.removesuffix(own)
     found = {}
     for name, tensor in tensors.items():
@@ -71,11 +80,17 @@ def unwrapped(tensors: Mapping[str, Tensor], *, own: str = "") -> dict[str, Tens
 
 
 def to_huggingface(name: str) -> str:
-    """`decoder.blocks.0.mlp.0.bias` to `model.decoder.layers.0.fc1.bias`; KeyError: not ours."""
-    if match := _OUR_LAYER.fullmatch(name):
+    """Translate an openai-whisper tensor name to Hugging Face's name.
+
+    `decoder.blocks.0.mlp.0.bias` becomes `model.decoder.layers.0.fc1.bias`.
+
+    Raises:
+        KeyError: the name is not known.
+    """
+    if match := _OPENAI_LAYER.fullmatch(name):
         side, layer, module, kind = match.groups()
-        return f"model.{side}.layers.{layer}.{_IN_LAYER_BACK[module]}.{kind}"
-    return f"model.{_TOP_BACK[name]}"
+        return f"model.{side}.layers.{layer}.{_IN_LAYER_HUGGINGFACE[module]}.{kind}"
+    return f"model.{_TOP_HUGGINGFACE[name]}"
 
 
 HUB_IDS = {
@@ -87,10 +102,10 @@ HUB_IDS = {
     "small.en": "openai/whisper-small.en",
     "medium": "openai/whisper-medium",
     "medium.en": "openai/whisper-medium.en",
-    "large-v1": "openai/whisper-large",  # the hub's name from before there was a second
+    "large-v1": "openai/whisper-large",  # large-v1 has this name on the hub
     "large-v2": "openai/whisper-large-v2",
     "large-v3": "openai/whisper-large-v3",
-    "large": "openai/whisper-large-v3",  # as openai-whisper resolves it
+    "large": "openai/whisper-large-v3",  # the same model as in openai-whisper
     "large-v3-turbo": "openai/whisper-large-v3-turbo",
     "turbo": "openai/whisper-large-v3-turbo",
     "distil-small.en": "distil-whisper/distil-small.en",
@@ -102,5 +117,5 @@ HUB_IDS = {
 
 
 def default_checkpoint_folder() -> Path:
-    """The small model shipped inside the package, loaded by the name `default`."""
+    """Return the folder of the embedded model, which has the name `default`."""
     return Path(__file__).parents[1] / "data" / "model"

@@ -1,4 +1,4 @@
-"""Load a `.pt` file as openai-whisper writes it: {"dims": {...}, "model_state_dict": {...}}."""
+"""Load a `.pt` file in openai-whisper's format: {"dims": {...}, "model_state_dict": {...}}."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,18 +9,18 @@ from typing import Any
 from torch import Tensor
 
 from whisperport.checkpoint.checkpoint import Checkpoint, Source
-from whisperport.checkpoint.names import unwrapped
+from whisperport.checkpoint.names import strip_wrapper_prefix
 from whisperport.checkpoint.openai_releases import alignment_heads
 from whisperport.checkpoint.pickled_file import plain_tensors, read_pickled
 from whisperport.checkpoint.sizes import checked_dims, quoted
-from whisperport.checkpoint.tensor_check import check_tensors, reject_halves
-from whisperport.checkpoint.tokenizer_files import assumed_tokenizer
+from whisperport.checkpoint.tensor_check import check_tensors, reject_incomplete_model
+from whisperport.checkpoint.tokenizer_files import default_tokenizer
 from whisperport.checkpoint.weight_files import sha256_of
 from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
 from whisperport.text.vocabulary import openai_generation
 
-_STATED = (
+_DIMS_FIELDS = (
     "n_mels",
     "n_audio_ctx",
     "n_audio_state",
@@ -32,39 +32,47 @@ _STATED = (
     "n_text_head",
     "n_text_layer",
 )
-_WIDTHS = (384, 512, 768, 1024, 1280)  # tiny to large; all with heads 64 wide
+_WIDTHS = (384, 512, 768, 1024, 1280)  # of tiny to large; each has heads of width 64
 _HEAD_WIDTH = 64
 _HOW_TO_SAVE = (
-    "save it as openai-whisper does: "
+    "save it in openai-whisper's format: "
     '{"dims": vars(model.dims), "model_state_dict": model.state_dict()}'
 )
-_STATES = ("model_state_dict", "state_dict", "model")  # openai-whisper's, Lightning's, other loops'
-_CAUSAL_MASK = "decoder.mask"  # a constant some fine-tunes save along
+_STATES = (
+    "model_state_dict",
+    "state_dict",
+    "model",
+)  # keys of openai-whisper, Lightning, others
+_CAUSAL_MASK = "decoder.mask"  # a constant that some fine-tuned checkpoints contain
 
 
 def load_pt(path: Path, *, name: str) -> Checkpoint:
-    """Raises CheckpointError or TokenizerError: see `load_checkpoint`."""
+    """Load a `.pt` file; `name` is the name that the user gave.
+
+    Raises:
+        CheckpointError, TokenizerError: see `load_checkpoint`.
+    """
     data = read_pickled(path)
     if not isinstance(data, dict):
         raise CheckpointError(
             f"`{path}` is not a Whisper checkpoint",
             why=f"it holds a {type(data).__name__}; expected `dims` and `model_state_dict`",
-            hint="give a file openai-whisper can load, or a Hugging Face folder",
+            hint="give a file that openai-whisper can load, or a Hugging Face folder",
         )
     weights = _weights(data, path)
-    _reject_foreign_names(weights, path)
-    reject_halves(weights, where=str(path))
+    _reject_huggingface_names(weights, path)
+    reject_incomplete_model(weights, where=str(path))
     warnings: tuple[str, ...] = ()
     if "dims" in data:
-        dims = _stated_dims(data["dims"], path)
+        dims = _dims_from_file(data["dims"], path)
     else:
         dims = _inferred_dims(weights, path)
         warnings = (
-            f"the file states no sizes: they are inferred from its tensors, with heads "
-            f"{_HEAD_WIDTH} wide as in every OpenAI model",
+            f"the file has no `dims`: the sizes are inferred from its tensors, with a head width of "
+            f"{_HEAD_WIDTH} as in every OpenAI model",
         )
     check_tensors(weights, dims, where=str(path))
-    tokenizer = assumed_tokenizer(dims.n_vocab, where=str(path))
+    tokenizer = default_tokenizer(dims.n_vocab, where=str(path))
     digest = sha256_of(path)
     heads = alignment_heads(digest, n_layers=dims.n_text_layer, n_heads=dims.n_text_head)
     return Checkpoint(
@@ -73,12 +81,12 @@ def load_pt(path: Path, *, name: str) -> Checkpoint:
         weights=MappingProxyType(weights),
         tokenizer_json=tokenizer.json,
         source=Source(kind="openai", name=name, sha256=MappingProxyType({path.name: digest})),
-        warnings=warnings,  # no .pt file has a tokenizer: assuming OpenAI's is what the form means
+        warnings=warnings,  # without the tokenizer's: no .pt file has one, and OpenAI's is right
     )
 
 
 def _weights(data: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
-    """The state_dict in a file, or the file's whole contents, by openai-whisper's names."""
+    """Return the state_dict in a file, or all of its contents if they are one."""
     key = next((key for key in _STATES if key in data), None)
     state = {k: v for k, v in data.items() if k != "dims"} if key is None else data[key]
     if not isinstance(state, dict):
@@ -87,26 +95,29 @@ def _weights(data: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
             why=f"its `{key}` is {quoted(type(state).__name__)}, not a mapping",
             hint=_HOW_TO_SAVE,
         )
-    weights = unwrapped(plain_tensors(state, where=str(path)))
+    weights = strip_wrapper_prefix(plain_tensors(state, where=str(path)))
     weights.pop(_CAUSAL_MASK, None)
     return weights
 
 
-def _stated_dims(stated: Any, path: Path) -> Dims:
+def _dims_from_file(stated: Any, path: Path) -> Dims:
     what = f"`dims` in `{path}` states impossible sizes"
-    if not isinstance(stated, dict) or set(stated) != set(_STATED):
+    if not isinstance(stated, dict) or set(stated) != set(_DIMS_FIELDS):
         raise CheckpointError(
-            what, why=f"expected the ten sizes {', '.join(_STATED)}; found {quoted(stated)}"
+            what, why=f"expected the ten sizes {', '.join(_DIMS_FIELDS)}; found {quoted(stated)}"
         )
     sizes = dict(stated)
-    for side in ("audio", "text"):  # openai-whisper fixes these
+    for side in ("audio", "text"):  # constant in openai-whisper
         width = sizes[f"n_{side}_state"]
         sizes[f"n_{side}_ffn"] = 4 * width if isinstance(width, int) else width
-    return checked_dims(sizes, what=what, words={})
+    return checked_dims(sizes, what=what, keys={})
 
 
 def _inferred_dims(weights: Mapping[str, Tensor], path: Path) -> Dims:
-    """Sizes from shapes, for OpenAI's five widths alone: head width shows in no tensor."""
+    """Infer the sizes from the shapes of the tensors.
+
+    This is possible only for OpenAI's five widths, because no shape depends on the number of heads.
+    """
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
         found = tuple(weights[name].shape) if name in weights else ()
@@ -127,8 +138,8 @@ def _inferred_dims(weights: Mapping[str, Tensor], path: Path) -> Dims:
     n_vocab, text_width = shape("decoder.token_embedding.weight", 2)
     if width not in _WIDTHS:
         raise CheckpointError(
-            f"`{path}` does not say how many heads its attention has",
-            why=f"it has no `dims`, and its width {width} is none of OpenAI's {_WIDTHS}",
+            f"cannot determine how many attention heads the model in `{path}` has",
+            why=f"it has no `dims`, and its width {width} is not one of OpenAI's widths {_WIDTHS}",
             hint=_HOW_TO_SAVE,
         )
     heads = width // _HEAD_WIDTH
@@ -146,13 +157,13 @@ def _inferred_dims(weights: Mapping[str, Tensor], path: Path) -> Dims:
         "n_audio_ffn": 4 * width,
         "n_text_ffn": 4 * width,
     }
-    return checked_dims(sizes, what=f"the tensors in `{path}` have impossible sizes", words={})
+    return checked_dims(sizes, what=f"the tensors in `{path}` have impossible sizes", keys={})
 
 
-def _reject_foreign_names(weights: Mapping[str, Tensor], path: Path) -> None:
+def _reject_huggingface_names(weights: Mapping[str, Tensor], path: Path) -> None:
     if any(".layers." in name or name.endswith("embed_tokens.weight") for name in weights):
         raise CheckpointError(
             f"`{path}` holds a Hugging Face state_dict, not an openai-whisper one",
             why="its tensors have names such as `model.encoder.layers.0.fc1.weight`",
-            hint="give the folder made by transformers' `save_pretrained`, with its config.json",
+            hint="give the folder that transformers' `save_pretrained` writes, with its config.json",
         )

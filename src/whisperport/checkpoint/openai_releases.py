@@ -1,7 +1,8 @@
-"""The attention heads that follow the sound, for OpenAI's own `.pt` files.
+"""Alignment heads of OpenAI's `.pt` files.
 
-Their digests and heads are openai-whisper's (`whisper/__init__.py`, `_MODELS` and
-`_ALIGNMENT_HEADS`, MIT licence). A mask is an array (layers, heads) of bytes, gzip, then base 85.
+The digests and heads are those of openai-whisper (`whisper/__init__.py`, `_MODELS` and
+`_ALIGNMENT_HEADS`, MIT licence). A mask is a boolean array (layers, heads), compressed with gzip and
+encoded in base 85.
 """
 
 import base64
@@ -9,7 +10,7 @@ import gzip
 
 import numpy as np
 
-# SHA-256 of the file, then its mask.
+# SHA-256 digest of the file -> mask of its alignment heads.
 _RELEASES = {
     # tiny.en
     "d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03": (
@@ -63,9 +64,15 @@ _RELEASES = {
 
 
 def alignment_heads(sha256: str, *, n_layers: int, n_heads: int) -> tuple[tuple[int, int], ...]:
-    """Pairs (decoder layer, head) of the release with this digest.
+    """Return the alignment heads of a file, as (decoder layer, head) pairs.
 
-    For any other file, every head of the decoder's upper half, as openai-whisper does.
+    For files that OpenAI did not release, all heads of the second half of the decoder layers, as in
+    openai-whisper.
+
+    Args:
+        sha256: digest of the file.
+        n_layers: number of decoder layers.
+        n_heads: number of heads per decoder layer.
     """
     if sha256 in _RELEASES:
         mask = np.frombuffer(gzip.decompress(base64.b85decode(_RELEASES[sha256])), dtype=bool)

@@ -1,13 +1,13 @@
-"""Whisper in forms made for other programs: known by their files, so that a refusal names them."""
+"""Recognize checkpoints in other programs' formats by their files, for errors that name the format."""
 
 from pathlib import Path
 
 from whisperport.checkpoint.weight_files import find_weights
 from whisperport.errors import CheckpointError
 
-# In a folder, where there are none of the weights that are read: a file, and what it is a sign of.
+# File in a folder without supported weights -> what the folder holds.
 _FOLDERS = (
-    ("adapter_model.*", "a PEFT adapter without the model it belongs to"),
+    ("adapter_model.*", "a PEFT adapter without its base model"),
     ("model.bin", "a conversion for CTranslate2 (faster-whisper)"),
     ("weights.npz", "a conversion for MLX"),
     ("ggml*.bin", "a conversion for whisper.cpp"),
@@ -16,8 +16,8 @@ _FOLDERS = (
     ("*.mlmodelc", "a conversion for Core ML"),
     ("*encoder*.onnx", "a conversion to ONNX"),
     ("onnx/*.onnx", "a conversion to ONNX"),
-    ("tf_model.h5", "a checkpoint of TensorFlow"),
-    ("flax_model.msgpack", "a checkpoint of Flax"),
+    ("tf_model.h5", "a TensorFlow checkpoint"),
+    ("flax_model.msgpack", "a Flax checkpoint"),
 )
 _FILES = {
     ".gguf": "whisper.cpp",
@@ -26,43 +26,51 @@ _FILES = {
     ".msgpack": "Flax",
 }
 _PROGRAMS = (".onnx", ".tflite", ".pt2", ".pte")
-_GGML = b"lmgg"  # the first bytes of whisper.cpp's files
-_HINT = "give the checkpoint it was made from"
+_GGML = b"lmgg"  # first bytes of whisper.cpp's files
+_HINT = "give the original checkpoint"
 
 
 def reject_other_forms(folder: Path) -> None:
-    """Raises CheckpointError for a folder that holds a Whisper, in a form that is not read here."""
+    """Reject a folder that holds a bundle, or a Whisper model in a format that is not supported.
+
+    Raises:
+        CheckpointError: it does.
+    """
     if find_weights(folder) is not None:
         return
     if (folder / "manifest.json").is_file() and not (folder / "config.json").is_file():
         raise CheckpointError(
             f"`{folder}` is a bundle, not a checkpoint",
             why="it holds a manifest.json and no config.json",
-            hint=f"`whisperport verify {folder}`, or give the checkpoint it was made from",
+            hint=f"run `whisperport verify {folder}`, or give the original checkpoint",
         )
     for sign, form in _FOLDERS:
         if found := next(folder.glob(sign), None):
             raise CheckpointError(
-                f"`{folder}` holds {form}, which cannot be read",
-                why=f"it has {found.relative_to(folder)}, and none of the weights that are read",
+                f"`{folder}` holds {form}, which is not supported",
+                why=f"it has {found.relative_to(folder)}, and no weights in a supported format",
                 hint=_HINT,
             )
 
 
 def reject_other_file(path: Path) -> None:
-    """Raises CheckpointError for a file that is a Whisper, or a part of one, for another program."""
+    """Reject a file that holds a program, or a Whisper model in a format that is not supported.
+
+    Raises:
+        CheckpointError: it does.
+    """
     suffix = path.suffix.lower()
     if suffix in _PROGRAMS:
         raise CheckpointError(
             f"`{path}` is a program, not a checkpoint",
-            why=f"a {suffix} file holds a graph that was exported already",
-            hint=f"`whisperport check {path} --target NAME`, or give the checkpoint it was made from",
+            why=f"a {suffix} file holds an exported graph",
+            hint=f"run `whisperport check {path} --target NAME`, or give the original checkpoint",
         )
     form = "whisper.cpp" if _is_ggml(path) else _FILES.get(suffix)
     if form is not None:
         raise CheckpointError(
-            f"`{path}` is a file of {form}, which cannot be read",
-            why="expected a folder as transformers saves it, or a .pt file of openai-whisper",
+            f"`{path}` is a file of {form}, which is not supported",
+            why="expected a folder in transformers' format, or a .pt file in openai-whisper's format",
             hint=_HINT,
         )
 

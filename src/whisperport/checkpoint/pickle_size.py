@@ -1,7 +1,7 @@
-"""How many objects a pickle stands for, counted from its instructions before anything is loaded.
+"""Count the objects that a pickle represents from its instructions, before it is loaded.
 
-A pickle of a hundred bytes may hold a tuple that holds the same tuple twice, forty levels deep. As the
-name of a tensor it is hashed, which takes hours, and no signal interrupts it.
+A pickle of a hundred bytes can hold a tuple that contains the same tuple twice, forty levels deep. If
+such a tuple is the name of a tensor, hashing it takes hours and no signal interrupts it.
 """
 
 import io
@@ -10,39 +10,39 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any
 
-MOST_OBJECTS = 5_000_000  # Whisper large's checkpoint stands for some 50,000
-MOST_BYTES = 64 * 2**20  # of the instructions; those of Whisper large take 0.2 MB
-PICKLES = 5  # at the beginning of a file that torch wrote before it wrote zip archives
+MAX_OBJECTS = 5_000_000  # Whisper large's checkpoint has about 50,000
+MAX_PICKLE_BYTES = 64 * 2**20  # size of the instructions; Whisper large's have 0.2 MB
+PICKLES = 5  # number of pickles at the start of a file in torch's format from before zip archives
 _ZIP = b"PK\x03\x04"
 _MARK = -1
 
 
 class TooManyObjectsError(ValueError):
-    """A pickle stands for more objects than any checkpoint."""
+    """A pickle represents more objects than any checkpoint has."""
 
 
 def check_pickles(path: Path) -> None:
     """Check each pickle that `torch.load` would read from a file.
 
     Raises:
-        TooManyObjectsError: one is too large.
-        ValueError, LookupError, zipfile.BadZipFile: one is damaged.
+        TooManyObjectsError: a pickle represents too many objects.
+        ValueError, LookupError, zipfile.BadZipFile: a pickle is damaged.
     """
     with path.open("rb") as file:
         _check_file(file)
 
 
 def check_pickled_bytes(data: bytes) -> None:
-    """As `check_pickles`, of a file's contents."""
+    """Check the pickles in a file's contents; see `check_pickles`."""
     _check_file(io.BytesIO(data))
 
 
 def _check_file(file: IO[bytes]) -> None:
-    is_archive = file.read(len(_ZIP)) == _ZIP  # as torch itself tells the two apart
+    is_archive = file.read(len(_ZIP)) == _ZIP  # the same test as torch's
     file.seek(0)
     if not is_archive:
         for _ in range(PICKLES):
-            if not file.read(1):  # a file of fewer pickles: torch says what is wrong with it
+            if not file.read(1):  # the file has fewer pickles: torch reports the error
                 return
             file.seek(-1, io.SEEK_CUR)
             check_pickle(file)
@@ -50,15 +50,19 @@ def _check_file(file: IO[bytes]) -> None:
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.filename.endswith(".pkl"):
-                if member.file_size > MOST_BYTES:
-                    raise TooManyObjectsError(f"its pickle takes {member.file_size} bytes")
+                if member.file_size > MAX_PICKLE_BYTES:
+                    raise TooManyObjectsError(f"its pickle has {member.file_size} bytes")
                 with archive.open(member) as pickled:
                     check_pickle(pickled)
 
 
 def check_pickle(file: IO[bytes]) -> None:
-    """Check the pickle at a file's position; afterwards the file is behind it. Raises as above."""
-    stack: list[int] = []  # the number of objects that each entry stands for
+    """Check the pickle at a file's position, and move the position to its end.
+
+    Raises:
+        TooManyObjectsError, ValueError, LookupError: see `check_pickles`.
+    """
+    stack: list[int] = []  # number of objects that each entry represents
     memo: dict[int, int] = {}
     for opcode, given, _ in pickletools.genops(file):
         argument: Any = given
@@ -74,21 +78,21 @@ def check_pickle(file: IO[bytes]) -> None:
         elif name == "MEMOIZE":
             memo[len(memo)] = stack[-1]
         else:
-            taken = 1 + sum(_taken(opcode, stack))
-            if taken > MOST_OBJECTS:
-                raise TooManyObjectsError(f"its pickle stands for more than {MOST_OBJECTS} objects")
-            stack.extend(taken for _ in opcode.stack_after)
+            count = 1 + sum(_pop_operands(opcode, stack))
+            if count > MAX_OBJECTS:
+                raise TooManyObjectsError(f"its pickle represents more than {MAX_OBJECTS} objects")
+            stack.extend(count for _ in opcode.stack_after)
 
 
-def _taken(opcode: pickletools.OpcodeInfo, stack: list[int]) -> list[int]:
-    """What an instruction takes off the stack."""
-    taken = []
+def _pop_operands(opcode: pickletools.OpcodeInfo, stack: list[int]) -> list[int]:
+    """Remove the operands of an instruction from the stack, and return them."""
+    operands = []
     for kind in reversed(opcode.stack_before):
         if kind is pickletools.stackslice:
             while stack[-1] != _MARK:
-                taken.append(stack.pop())
+                operands.append(stack.pop())
         elif kind is pickletools.markobject:
             stack.pop()
         else:
-            taken.append(stack.pop())
-    return taken
+            operands.append(stack.pop())
+    return operands

@@ -1,4 +1,4 @@
-"""Read a file written by `torch.save` without running anything in it."""
+"""Read a file written by `torch.save` without running code in it."""
 
 import re
 import zipfile
@@ -12,18 +12,19 @@ from torch import Tensor
 
 from whisperport.checkpoint.pickle_size import TooManyObjectsError, check_pickles
 from whisperport.checkpoint.placeholder import PLACEHOLDER_BYTES, reject_placeholder
-from whisperport.checkpoint.sizes import shortened
+from whisperport.checkpoint.sizes import shorten
 from whisperport.errors import CheckpointError
 from whisperport.unpacking import UnpacksToMoreError, check_unpacked_size
 
-# Torch's own words when its restricted unpickler meets anything but tensors and plain data.
+# torch's message when its restricted unpickler finds anything except tensors and plain data.
 _CODE = re.compile(r"GLOBAL ([\w.]+)|reduce for unrecognized function (.+)")
 
 
 def read_pickled(path: Path) -> Any:
-    """Whatever plain data and tensors the file holds; tensors are mapped if stored uncompressed.
+    """Read the plain data and tensors of a file. Uncompressed tensors are memory-mapped.
 
-    Raises CheckpointError when it is missing, damaged, or holds code; code is never run.
+    Raises:
+        CheckpointError: the file is missing, damaged, or contains code. Code is never run.
     """
     what = f"cannot read `{path.name}` in `{path.parent}`"
     try:
@@ -33,35 +34,39 @@ def read_pickled(path: Path) -> Any:
         raise CheckpointError(
             what,
             why=error.strerror or str(error),
-            hint="check the path, and that the file may be read",
+            hint="check the path and the permissions of the file",
         ) from error
     try:
         check_pickles(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_mappable(path))
-    # A damaged file fails anywhere inside torch's reader, with nearly every built-in exception.
+    # A damaged file makes torch's reader raise almost any built-in exception.
     except Exception as error:
         if isinstance(error, UnpicklingError) and (code := _CODE.search(str(error))):
             raise CheckpointError(
                 f"`{path.name}` in `{path.parent}` contains code, which was not run",
-                why=f"besides weights it asks for `{shortened(code[1] or code[2])}`",
-                hint="save tensors, numbers and text alone (`model.state_dict()`, `vars(model.dims)`), or "
+                why=f"besides weights, it needs `{shorten(code[1] or code[2])}`",
+                hint="save only tensors, numbers and text (`model.state_dict()`, `vars(model.dims)`), or "
                 "give the same checkpoint as safetensors",
             ) from error
         if "TorchScript" in str(error):
             raise CheckpointError(
                 f"`{path.name}` in `{path.parent}` is a TorchScript program, not a checkpoint",
-                why="it holds a graph that was exported already",
-                hint="give the checkpoint it was made from",
+                why="it holds an exported graph",
+                hint="give the original checkpoint",
             ) from error
         raise CheckpointError(
             what,
-            why=f"it is damaged, or was not written by torch.save: {_reason(error)}",
+            why=f"it is damaged, or it was not written by torch.save: {_torch_reason(error)}",
             hint="download the file again, or save the checkpoint again",
         ) from error
 
 
 def plain_tensors(state: Mapping[Any, Any], *, where: str) -> dict[str, Tensor]:
-    """The entries of a state_dict; raises CheckpointError if one is not a dense CPU tensor."""
+    """Return the tensors of a state_dict; `where` names it in errors.
+
+    Raises:
+        CheckpointError: an entry is not a dense CPU tensor.
+    """
     tensors = {}
     for name, value in state.items():
         if (
@@ -74,15 +79,15 @@ def plain_tensors(state: Mapping[Any, Any], *, where: str) -> dict[str, Tensor]:
         ):
             raise CheckpointError(
                 f"`{where}` holds more than weights",
-                why=f"`{shortened(str(name))}` is not a plain tensor but {_kind(value)}",
-                hint="save the model's state_dict alone",
+                why=f"`{shorten(str(name))}` is not a plain tensor but {_kind(value)}",
+                hint="save only the model's state_dict",
             )
         tensors[name] = value.detach()
     return tensors
 
 
 def _is_mappable(path: Path) -> bool:
-    """Only a zip file with nothing compressed in it can be mapped; torch writes that since 1.6."""
+    """Return whether a file is a zip archive without compression, as torch writes it since 1.6."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -90,19 +95,19 @@ def _is_mappable(path: Path) -> bool:
         return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
 
 
-def _reason(error: Exception) -> str:
-    """Torch's reason without its advice to switch the restriction off."""
+def _torch_reason(error: Exception) -> str:
+    """Return torch's reason without its advice to allow code."""
     if isinstance(error, UnpacksToMoreError | TooManyObjectsError):
         return str(error)
     text = str(error).rpartition("WeightsUnpickler error:")[2].strip()
-    return shortened(text.splitlines()[0]) if text else type(error).__name__
+    return shorten(text.splitlines()[0]) if text else type(error).__name__
 
 
 def _kind(value: object) -> str:
     if isinstance(value, Tensor) and value.is_quantized:
         return f"a quantized tensor, {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu":
-        return f"a tensor of shape {tuple(value.shape)} that repeats fewer numbers"
+        return f"a tensor of shape {tuple(value.shape)} whose storage holds fewer numbers"
     if isinstance(value, Tensor):
         return f"a tensor of layout {value.layout} on {value.device.type}"
     return type(value).__name__

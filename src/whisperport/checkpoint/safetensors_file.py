@@ -1,4 +1,4 @@
-"""Read a safetensors file nobody vouches for: its header first, its tensors by memory map after.
+"""Read an untrusted safetensors file: check its header, then memory-map its tensors.
 
 Layout: 8 bytes little-endian header length n, n bytes of JSON {name: {dtype, shape, data_offsets}},
 then the tensors. https://huggingface.co/docs/safetensors, "Format"
@@ -13,19 +13,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from whisperport.checkpoint.placeholder import PLACEHOLDER_BYTES, reject_placeholder
-from whisperport.checkpoint.sizes import quoted, shortened
+from whisperport.checkpoint.sizes import quoted, shorten
 from whisperport.errors import CheckpointError
 
-_LARGEST_HEADER = 8 << 20  # bytes; large-v3's is under 200 KB
+_MAX_HEADER_BYTES = 8 << 20  # bytes; large-v3's header has less than 200 KB
 _DTYPES = ("F32", "F16", "BF16")
 _HINT = "download the file again, or save the checkpoint again"
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Tensors by the file's own names, views of the mapped file.
+    """Return the tensors of a file under its own names, as views of the memory-mapped file.
 
-    Raises CheckpointError when the file is missing, cut short, not safetensors, inconsistent, or
-    holds a dtype no Whisper is published in.
+    Raises:
+        CheckpointError: the file is missing, truncated, not safetensors or inconsistent, or has a dtype
+            other than float32, float16 and bfloat16.
     """
     what = f"cannot read `{path.name}` in `{path.parent}`"
     try:
@@ -34,9 +35,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except OSError as error:
         raise CheckpointError(what, why=error.strerror or str(error), hint=_HINT) from error
-    # The library checks offsets against shapes and the file's end; it has no one type to say so.
+    # The library compares offsets with shapes and with the file size. Its errors have several types.
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise CheckpointError(what, why=shortened(str(error)), hint=_HINT) from error
+        raise CheckpointError(what, why=shorten(str(error)), hint=_HINT) from error
 
 
 def _check_header(path: Path, what: str) -> None:
@@ -45,15 +46,13 @@ def _check_header(path: Path, what: str) -> None:
         head = file.read(PLACEHOLDER_BYTES)
         reject_placeholder(head, what)
         if len(head) < 8:
-            raise CheckpointError(
-                what, why=f"it is {size} bytes long, less than a header", hint=_HINT
-            )
+            raise CheckpointError(what, why=f"it has {size} bytes, less than a header", hint=_HINT)
         (length,) = struct.unpack("<Q", head[:8])
-        if length > min(_LARGEST_HEADER, size - 8):
+        if length > min(_MAX_HEADER_BYTES, size - 8):
             raise CheckpointError(
                 what,
-                why=f"its header claims {length} bytes, in a file of {size}: it is cut short, or "
-                "is not safetensors",
+                why=f"its header length is {length} bytes, and the file has {size}: it is truncated, or "
+                "it is not a safetensors file",
                 hint=_HINT,
             )
         file.seek(8)
@@ -74,8 +73,8 @@ def _check_header(path: Path, what: str) -> None:
         name, dtype = next(iter(others.items()))
         raise CheckpointError(
             what,
-            why=f"`{shortened(name)}` is of dtype {quoted(dtype)}; expected F32, F16 or BF16 "
-            f"({len(others)} such in the file)",
+            why=f"`{shorten(name)}` is of dtype {quoted(dtype)}; expected F32, F16 or BF16 "
+            f"(tensors with another dtype: {len(others)})",
             hint="give a checkpoint that is not quantized",
         )
 
@@ -85,5 +84,5 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"`{shortened(twice)}` is there twice")
+        raise ValueError(f"`{shorten(twice)}` occurs twice")
     return found

@@ -1,4 +1,4 @@
-"""Sizes a file states, made into `Dims` only when every one of them is possible."""
+"""Check the sizes in a checkpoint file, and shorten untrusted values for error messages."""
 
 import reprlib
 from collections.abc import Mapping
@@ -7,19 +7,25 @@ from whisperport.dims import LARGEST, Dims
 from whisperport.errors import CheckpointError
 
 
-def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, str]) -> Dims:
-    """Dims from values that may be anything; `words` gives the file's own word for a field.
+def checked_dims(sizes: Mapping[str, object], *, what: str, keys: Mapping[str, str]) -> Dims:
+    """Convert sizes from an untrusted file to `Dims`.
 
-    Raises CheckpointError, saying `what` could not be read and listing every size at fault.
+    Args:
+        sizes: field of `Dims` -> value of any type.
+        what: what happened if a size is wrong, for the error.
+        keys: field of `Dims` -> its key in the file, where the two differ.
+
+    Raises:
+        CheckpointError: a size is not a number or out of range. The error lists all of them.
     """
     faults = []
     for field, largest in LARGEST.items():
-        size, word = sizes[field], words.get(field, field)
+        size, key = sizes[field], keys.get(field, field)
         if isinstance(size, bool) or not isinstance(size, int):
-            faults.append(f"`{word}` is {quoted(size)}; expected a whole number")
+            faults.append(f"`{key}` is {quoted(size)}; expected a whole number")
         elif not 1 <= size <= largest:
-            faults.append(f"`{word}` is {quoted(size)}; expected 1 to {largest}")
-    hint = "the file is damaged, or is not a Whisper's"
+            faults.append(f"`{key}` is {quoted(size)}; expected 1 to {largest}")
+    hint = "the file is damaged, or it is not a Whisper model's: give another checkpoint"
     if faults:
         raise CheckpointError(what, why="; ".join(faults), hint=hint)
     try:
@@ -28,26 +34,28 @@ def checked_dims(sizes: Mapping[str, object], *, what: str, words: Mapping[str, 
         raise CheckpointError(what, why=str(error), hint=hint) from error
 
 
-_BRIEF = reprlib.Repr()
-_BRIEF.maxlevel, _BRIEF.maxdict = 3, 16
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxdict = 3, 16
 
 
 def quoted(value: object) -> str:
-    """A value from an untrusted file as Python writes it, short enough for a message.
+    """Return the `repr` of a value from an untrusted file, shortened for a message.
 
-    A pickle of a hundred bytes may hold lists inside of lists that Python would write for hours.
+    A pickle of a hundred bytes can hold nested lists whose complete `repr` would take hours.
     """
-    if isinstance(value, int) and value.bit_length() > 200:  # Python does not print very long ones
+    if (
+        isinstance(value, int) and value.bit_length() > 200
+    ):  # Python does not convert very long numbers to text
         return f"a number of {value.bit_length()} bits"
     if not isinstance(value, dict | list | tuple | set | frozenset):
-        return shortened(repr(value))
+        return shorten(repr(value))
     try:
-        return shortened(_BRIEF.repr(value))
-    except ValueError:  # a very long number is in it
+        return shorten(_REPR.repr(value))
+    except ValueError:  # the value contains a very long number
         return f"a {type(value).__name__}"
 
 
-def shortened(text: str) -> str:
-    """A name from a hostile file, printable and short enough for a message."""
+def shorten(text: str) -> str:
+    """Return text from an untrusted file, made printable and shortened for a message."""
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= 160 else f"{text[:157]}..."

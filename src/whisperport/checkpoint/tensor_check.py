@@ -1,22 +1,22 @@
-"""Hold the tensors found in a file against the ones its sizes ask for."""
+"""Compare the tensors in a checkpoint with those that its sizes require."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from whisperport.checkpoint.sizes import shortened
+from whisperport.checkpoint.sizes import shorten
 from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
 
 Shape = tuple[int, ...]
 
 _DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_LISTED = 12  # names of each kind in one message; the rest are counted
+_LISTED = 12  # largest number of names of each kind in one message
 
 
 def expected_shapes(dims: Dims) -> dict[str, Shape]:
-    """Every tensor of a Whisper of these sizes, by openai-whisper's names."""
+    """Return the shape of every tensor of a model of these sizes, by openai-whisper's names."""
     d = dims.n_audio_state
     shapes: dict[str, Shape] = {
         "encoder.conv1.weight": (d, dims.n_mels, 3),
@@ -45,7 +45,7 @@ def _block(
     for attention in attentions:
         for module in ("query", "key", "value", "out"):
             yield f"{prefix}.{attention}.{module}.weight", (d, d)
-            if module != "key":  # a bias on the keys would cancel in the softmax; Whisper has none
+            if module != "key":  # Whisper's keys have no bias: it would cancel in the softmax
                 yield f"{prefix}.{attention}.{module}.bias", (d,)
         yield f"{prefix}.{attention}_ln.weight", (d,)
         yield f"{prefix}.{attention}_ln.bias", (d,)
@@ -57,17 +57,24 @@ def _block(
     yield f"{prefix}.mlp_ln.bias", (d,)
 
 
-def reject_halves(names: Iterable[str], *, where: str) -> None:
-    """Raises CheckpointError for an encoder without a decoder, or a decoder alone."""
+def reject_incomplete_model(names: Iterable[str], *, where: str) -> None:
+    """Reject a checkpoint that has only an encoder or only a decoder.
+
+    Args:
+        names: names of its tensors.
+        where: the checkpoint, for the error.
+
+    Raises:
+        CheckpointError: it does.
+    """
     sides = {name.partition(".")[0] for name in names} & {"encoder", "decoder"}
     if len(sides) == 1:
         (there,) = sides
         absent = "decoder" if there == "encoder" else "encoder"
         raise CheckpointError(
             f"`{where}` holds no {absent}",
-            why=f"all of its tensors are the {there}'s: it is half of a Whisper, such as one that "
-            "classifies sound, or a draft model",
-            hint="give a checkpoint that transcribes, with both halves",
+            why=f"all of its tensors belong to the {there}: it may be an audio classifier or a draft model",
+            hint="give a checkpoint with encoder and decoder",
         )
 
 
@@ -77,25 +84,35 @@ def check_tensors(
     *,
     where: str,
     unexpected: Sequence[str] = (),
-    spell: Callable[[str], str] = str,
+    original_name: Callable[[str], str] = str,
 ) -> None:
-    """Raises CheckpointError listing every tensor that is missing, unexpected, mis-shaped, of
-    another dtype, or not finite.
+    """Check names, shapes, dtypes and values of all tensors.
 
-    `unexpected` are names the caller could not translate; `spell` writes ours as the file does.
+    Args:
+        weights: openai-whisper's name -> tensor.
+        dims: sizes of the model.
+        where: the checkpoint, for the error.
+        unexpected: names in the file that have no openai-whisper name.
+        original_name: translates an openai-whisper name to the name in the file.
+
+    Raises:
+        CheckpointError: tensors are missing or unexpected, have another shape or dtype, or are not
+            finite. The error lists them.
     """
     shapes = expected_shapes(dims)
-    missing = [spell(name) for name in shapes if name not in weights]
-    unknown = [*unexpected, *(spell(name) for name in weights if name not in shapes)]
+    missing = [original_name(name) for name in shapes if name not in weights]
+    unknown = [*unexpected, *(original_name(name) for name in weights if name not in shapes)]
     misshaped, mistyped, well_formed = [], [], []
     for name, shape in shapes.items():
         if name not in weights:
             continue
         found = tuple(weights[name].shape)
         if found != shape:
-            misshaped.append(f"{spell(name)} (expected {shape}, found {found})")
+            misshaped.append(f"{original_name(name)} (expected {shape}, found {found})")
         elif weights[name].dtype not in _DTYPES:
-            mistyped.append(f"{spell(name)} ({str(weights[name].dtype).removeprefix('torch.')})")
+            mistyped.append(
+                f"{original_name(name)} ({str(weights[name].dtype).removeprefix('torch.')})"
+            )
         else:
             well_formed.append(name)
     faults = [
@@ -106,24 +123,26 @@ def check_tensors(
     ]
     if any(faults):
         raise CheckpointError(
-            f"the tensors in `{where}` do not fit the sizes it states",
+            f"the tensors in `{where}` do not match its sizes",
             why="; ".join(fault for fault in faults if fault),
-            hint="save it in float32: `model.float()`"
+            hint="save the model in float32: `model.float()`"
             if faults[:3] == ["", "", ""]
-            else "check that weights and sizes are of one checkpoint, and were saved whole",
+            else "check that weights and sizes belong to one checkpoint, and that all files were saved",
         )
-    wild = [spell(name) for name in well_formed if not bool(torch.isfinite(weights[name]).all())]
-    if wild:
+    not_finite = [
+        original_name(name) for name in well_formed if not bool(torch.isfinite(weights[name]).all())
+    ]
+    if not_finite:
         raise CheckpointError(
-            f"weights in `{where}` are not numbers",
-            why=_listing("with NaN or infinity", wild),
-            hint="take an earlier step of the training, or convert from float32 with bfloat16",
+            f"weights in `{where}` are not finite",
+            why=_listing("with NaN or infinity", not_finite),
+            hint="use an earlier checkpoint of the training, or convert from float32 to bfloat16",
         )
 
 
 def _listing(kind: str, names: Sequence[str]) -> str:
     if not names:
         return ""
-    listed = ", ".join(shortened(name) for name in names[:_LISTED])
+    listed = ", ".join(shorten(name) for name in names[:_LISTED])
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"{len(names)} {kind}: {listed}{more}"

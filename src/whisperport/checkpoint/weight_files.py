@@ -1,4 +1,4 @@
-"""Find the weight files in a Hugging Face folder, read them, and hash them."""
+"""Find, read and hash the weight files of a Hugging Face folder."""
 
 import hashlib
 import os
@@ -11,10 +11,10 @@ from torch import Tensor
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.pickled_file import plain_tensors, read_pickled
 from whisperport.checkpoint.safetensors_file import read_safetensors
-from whisperport.checkpoint.sizes import quoted, shortened
+from whisperport.checkpoint.sizes import quoted, shorten
 from whisperport.errors import CheckpointError
 
-# In order: whole before sharded, stored precision before half, mapped before pickled.
+# In order of preference: one file before shards, original precision before half, safetensors before pickle.
 _FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -27,19 +27,23 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """The tensors of a folder by its own names."""
+    """The tensors of a folder under their names in the files."""
 
     tensors: Mapping[str, Tensor]
-    sha256: Mapping[str, str]  # file name -> digest
+    sha256: Mapping[str, str]  # file name -> SHA-256 digest in hexadecimal
 
 
 def find_weights(folder: Path) -> Path | None:
-    """The file to begin with, an index of shards among them; None: the folder has none that is read."""
+    """Return the preferred weight file or index of shards; None: the folder has none."""
     return next((folder / name for name in _FILES if (folder / name).is_file()), None)
 
 
 def read_weights(folder: Path) -> StoredWeights:
-    """Raises CheckpointError when no known file is there, or one of them cannot be read."""
+    """Read the weights of a folder.
+
+    Raises:
+        CheckpointError: the folder has no supported weight file, or a file cannot be read.
+    """
     found = find_weights(folder)
     if found is None:
         raise _no_weights(folder)
@@ -53,12 +57,12 @@ def read_weights(folder: Path) -> StoredWeights:
 
 def _no_weights(folder: Path) -> CheckpointError:
     what = f"no weights in `{folder}`"
-    cut = next((name for name in _FILES if (folder / name).is_symlink()), None)
-    if cut is not None:
+    broken_link = next((name for name in _FILES if (folder / name).is_symlink()), None)
+    if broken_link is not None:
         return CheckpointError(
             what,
-            why=f"its {cut} is a link to {os.readlink(folder / cut)}, which is not there",
-            hint="download the checkpoint again, or copy it with its links followed (`cp -rL`)",
+            why=f"its {broken_link} is a link to {os.readlink(folder / broken_link)}, which does not exist",
+            hint="download the checkpoint again, or copy it with `cp -rL`, which copies the linked files",
         )
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     return CheckpointError(
@@ -70,7 +74,7 @@ def _no_weights(folder: Path) -> CheckpointError:
 
 
 def sha256_of(path: Path) -> str:
-    """Digest of a whole file, in hexadecimal; about a second a gigabyte."""
+    """Return the SHA-256 digest of a file in hexadecimal; this takes about 1 s per GB."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -82,7 +86,7 @@ def _add(
         if name in tensors:
             raise CheckpointError(
                 f"cannot read the weights in `{file.parent}`",
-                why=f"`{shortened(name)}` is in two of its files",
+                why=f"the tensor `{shorten(name)}` is in two of its files",
                 hint="save the checkpoint again with transformers' `save_pretrained`",
             )
         tensors[name] = tensor
@@ -100,7 +104,7 @@ def _read_bin(path: Path) -> dict[str, Tensor]:
 
 
 def _shards(index: Path) -> list[Path]:
-    """Files an index names; only files beside it, of the one kind, are accepted."""
+    """Return the files that an index lists. They must be in its folder and have one suffix."""
     what = f"cannot use `{index.name}` in `{index.parent}`"
     hint = "save the checkpoint again with transformers' `save_pretrained`"
     names = read_json_object(index).get("weight_map")
@@ -111,13 +115,15 @@ def _shards(index: Path) -> list[Path]:
     for name in names.values():
         if not isinstance(name, str) or not name.endswith(suffix) or set(name) & {"/", "\\", "\0"}:
             raise CheckpointError(
-                what, why=f"{quoted(name)} is not the name of a {suffix} file beside it", hint=hint
+                what,
+                why=f"{quoted(name)} is not the name of a {suffix} file in its folder",
+                hint=hint,
             )
         shards[name] = index.parent / name
     absent = [name for name, path in shards.items() if not path.is_file()]
     if absent:
-        listed = ", ".join(shortened(name) for name in absent[:6])
+        listed = ", ".join(shorten(name) for name in absent[:6])
         raise CheckpointError(
-            what, why=f"{len(absent)} of its {len(shards)} files are not there: {listed}", hint=hint
+            what, why=f"{len(absent)} of its {len(shards)} files are missing: {listed}", hint=hint
         )
     return [shards[name] for name in sorted(shards)]

@@ -27,7 +27,7 @@ from whisperport.cli.options import (
 )
 from whisperport.cli.verb import Verb, option
 from whisperport.verification.bundle_check import verify as run_verify
-from whisperport.verification.recording import verify_and_record
+from whisperport.verification.record_evidence import verify_and_record
 
 
 @click.command(

@@ -19,7 +19,7 @@ from whisperport.generation import Generation
 from whisperport.runtime import Cache, Floats, start_tokens
 from whisperport.runtime.alignment import boundaries
 from whisperport.text import Tokenizer
-from whisperport.verification.clips import Recording, shipped_recordings
+from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.whisper import Whisper
@@ -67,7 +67,7 @@ def find_alignment_heads(
     heads = [(layer, h) for layer in range(dims.n_text_layer) for h in range(dims.n_text_head)]
     tokenizer = Tokenizer.from_json(tokenizer_json, generation)
     english = generation.any_language == "en"
-    recordings = shipped_recordings() if english else ()
+    recordings = shipped_audio() if english else ()
     fitting = [r for r in recordings if r.words and r.seconds <= dims.window_s]
     progress("looking for heads that follow the sound")
     read: list[_Read] = []
@@ -101,7 +101,7 @@ def _read(
     model: "Whisper",
     generation: Generation,
     tokenizer: Tokenizer,
-    recording: Recording,
+    recording: ShippedAudio,
     heads: Sequence[Head],
 ) -> _Read:
     words = [tokenizer.encode(word.word) for word in recording.words]

@@ -117,7 +117,7 @@ def _session_checks(
     return checks, decoded[-1] if decoded else None
 
 
-def words_of_features(
+def check_decoded_features(
     bundle: Bundle,
     decoder: Decoder,
     features: Sequence[np.ndarray],
@@ -204,8 +204,8 @@ def _clip_checks(
     check = Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
     yield _reported(check) if by_words else check
     if without := decoder.engine.uncached_decoder():
-        rows = _full_logits(without, given, clip)
-        full = compare("logits", rows, clip.full_logits, GATES[precision[UNCACHED_DECODER]])
+        rows = _uncached_logits(without, given, clip)
+        full = compare("logits", rows, clip.uncached_logits, GATES[precision[UNCACHED_DECODER]])
         yield Check.of("arrays", UNCACHED_DECODER, clip.name, full)
 
 
@@ -235,11 +235,13 @@ def _aligned_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
     return decoder.engine.logits_of(rows[len(clip.prompt) - 1 :])
 
 
-def _full_logits(full: UncachedDecoder, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
+def _uncached_logits(
+    full: UncachedDecoder, features: np.ndarray, clip: ReferenceClip
+) -> np.ndarray:
     """As `_forced_logits`, for as many rows as the reference has of a decoder without a cache."""
     full.start_window(features)
     rows = [full.prefill(clip.prompt)[0]]
-    rows += [full.step(token) for token in clip.tokens[: len(clip.full_logits) - 1]]
+    rows += [full.step(token) for token in clip.tokens[: len(clip.uncached_logits) - 1]]
     return np.stack(rows)
 
 

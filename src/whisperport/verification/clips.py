@@ -29,7 +29,7 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class ShippedAudio:
     """One file of the package's speech, and what is said in it."""
 
     path: Path
@@ -40,7 +40,7 @@ class Recording:
     words: tuple[Word, ...]  # with their true times, and a probability of 1
 
 
-def shipped_recordings() -> tuple[Recording, ...]:
+def shipped_audio() -> tuple[ShippedAudio, ...]:
     """All recordings, in the order of their list.
 
     Raises:
@@ -58,8 +58,8 @@ def shipped_recordings() -> tuple[Recording, ...]:
     return tuple(_recording(folder, entry) for entry in listed)
 
 
-def _recording(folder: Path, entry: dict[str, Any]) -> Recording:
-    return Recording(
+def _recording(folder: Path, entry: dict[str, Any]) -> ShippedAudio:
+    return ShippedAudio(
         path=folder / entry["file"],
         text=entry["text"],
         voice=entry["voice"],
@@ -71,11 +71,11 @@ def _recording(folder: Path, entry: dict[str, Any]) -> Recording:
 
 def shipped_clips(count: int = N_CLIPS) -> tuple[Clip, ...]:
     """The first `count` short recordings with words in them, decoded."""
-    spoken = [r for r in shipped_recordings() if r.text and r.seconds <= LONGEST_S]
+    spoken = [r for r in shipped_audio() if r.text and r.seconds <= LONGEST_S]
     return clips_of(spoken[:count])
 
 
-def clips_of(recordings: Iterable[Recording]) -> tuple[Clip, ...]:
+def clips_of(recordings: Iterable[ShippedAudio]) -> tuple[Clip, ...]:
     """Decode recordings.
 
     Raises:

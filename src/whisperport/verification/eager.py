@@ -91,7 +91,7 @@ def _run_clip(
         tokens=tuple(tokens),
         features=features[0].numpy() if keep else np.empty((0, dims.n_audio_state), np.float32),
         logits=_logits(model, cross_kv, prompt, tokens[:-1]) if keep else none,
-        full_logits=_unpadded(model, features, prompt, tokens, uncached)
+        uncached_logits=_unpadded(model, features, prompt, tokens, uncached)
         if keep and uncached
         else none,
     )

@@ -23,7 +23,7 @@ class ReferenceClip:
     tokens: tuple[int, ...]  # the tokens that followed, end of text included where it came
     features: Floats  # (T, d) encoder output; (0, d) where it was not kept
     logits: Floats  # (K, V) after the prompt and after each of the first K - 1 tokens; (0, V): none
-    full_logits: Floats  # the same of a decoder that hears no padding, for `uncached_decoder`
+    uncached_logits: Floats  # the same of a decoder that hears no padding, for `uncached_decoder`
 
     @property
     def audio(self) -> Floats:
@@ -50,8 +50,8 @@ class Reference:
             arrays[f"tokens_{i}"] = np.array(clip.tokens, np.int64)
             arrays[f"features_{i}"] = clip.features
             arrays[f"logits_{i}"] = clip.logits
-            if clip.full_logits.size:
-                arrays[f"full_logits_{i}"] = clip.full_logits
+            if clip.uncached_logits.size:
+                arrays[f"uncached_logits_{i}"] = clip.uncached_logits
         return arrays
 
     @classmethod
@@ -80,7 +80,7 @@ def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
         tokens=tuple(int(t) for t in _of(arrays[f"tokens_{i}"], np.int64, 1)),
         features=_of(arrays[f"features_{i}"], np.float32, 2),
         logits=logits,
-        full_logits=_of(arrays.get(f"full_logits_{i}", logits[:0]), np.float32, 2),
+        uncached_logits=_of(arrays.get(f"uncached_logits_{i}", logits[:0]), np.float32, 2),
     )
 
 

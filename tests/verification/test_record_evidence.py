@@ -16,7 +16,7 @@ from whisperport.verification import Report, machine
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
 from whisperport.verification.evidence import today, with_evidence
-from whisperport.verification.recording import verify_and_record
+from whisperport.verification.record_evidence import verify_and_record
 
 HISS = (0.1 * np.random.default_rng(0).standard_normal(1_600)).astype(np.float32)
 OPTIONS = ExportOptions(clips=(Clip("hiss", "so they say", HISS),), run=RunOptions(threads=1))
