@@ -382,7 +382,7 @@ def _check_sdk(group: _Group) -> None:
         return
     failure = probe(group.interpreter, group.compiler.script, group.compiler.settings())
     if failure is not None:
-        raise _explained(group, failure)
+        raise _lowering_error(group, failure)
 
 
 def _prepared(
@@ -461,22 +461,22 @@ def _compile(groups: Sequence[_Group], progress: Progress) -> None:
         elif group.interpreter is None:
             missing.append(group)
         elif failure := run_driver(group.interpreter, group.work, progress):
-            raise _explained(group, failure)
+            raise _lowering_error(group, failure)
     for group in missing:
-        raise _explained(
+        raise _lowering_error(
             group, Failure(kind="missing", message=f"No module named '{group.compiler.sdk}'")
         )
 
 
-def _explained(group: _Group, failure: Failure) -> LoweringError:
+def _lowering_error(group: _Group, failure: Failure) -> LoweringError:
     compiler, name = group.compiler, group.target.spec.name
-    how = f"`--toolchain {compiler.toolchain}=/path/to/python`"
+    option = f"`--toolchain {compiler.toolchain}=/path/to/python`"
     if failure.kind == "missing":
         return MissingPackageError(
             f"not compiled yet: {compiler.title} is not installed here",
             why=failure.message,
-            hint=f"if another Python interpreter on this machine has it, name that interpreter: {how}, or "
-            f"the variable {variable(compiler.toolchain)}. If not, copy {group.work}, which holds all "
+            hint=f"if another Python interpreter on this machine has it, name that interpreter with "
+            f"{option} or the variable {variable(compiler.toolchain)}. If not, copy {group.work}, which holds all "
             f"inputs, to a machine that has it ({compiler.source}), run `python compile.py` there, copy "
             "the folder back, and repeat this command",
         )
@@ -484,7 +484,7 @@ def _explained(group: _Group, failure: Failure) -> LoweringError:
         return LoweringError(
             f"the installed compiler does not support `{name}`",
             why=failure.message,
-            hint=f"install {compiler.title} in a separate environment, and name its interpreter: {how}",
+            hint=f"install {compiler.title} in a separate environment, and name its interpreter: {option}",
         )
     log = f"the complete log is in {failure.log}" if failure.log else ""
     where = f"{failure.program}, {failure.stage}: " if failure.stage else ""

@@ -332,8 +332,8 @@ def _table(checkpoint: "Checkpoint", name: str) -> NDArray[np.floating[Any]]:
     import torch
 
     weight = checkpoint.weights[name]
-    kept = weight if weight.dtype == torch.float16 else weight.float()
-    return np.ascontiguousarray(kept.numpy())
+    array = (weight if weight.dtype == torch.float16 else weight.float()).numpy()
+    return np.ascontiguousarray(array)
 
 
 def _not_verified(out: Path, report: Report) -> VerificationError:

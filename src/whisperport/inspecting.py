@@ -103,7 +103,7 @@ def _inspect(path: Path, options: InspectOptions, progress: Progress) -> "Inspec
     from whisperport.inspection.lowered import inspect_lowered
     from whisperport.inspection.profile import ProfileOptions
 
-    how = ProfileOptions(
+    profile_options = ProfileOptions(
         repeat=options.repeat,
         threads=options.threads,
         options=options.options,
@@ -111,7 +111,7 @@ def _inspect(path: Path, options: InspectOptions, progress: Progress) -> "Inspec
         programs=options.programs,
     )
     reasons = partial(rejections, spec=get_target("xnnpack").spec)
-    return inspect_lowered(path, how, reasons, progress=progress)
+    return inspect_lowered(path, profile_options, reasons, progress=progress)
 
 
 def _is_own_bundle(path: Path) -> bool:

@@ -37,7 +37,7 @@ START_S = 120.0  # time to import Python modules and a runtime: torch takes 8 s 
 MAX_THREADS = 4  # threads of a job; a runtime has one pool of threads per program
 STACKS_BYTES = (
     2 * 8 * 2**20
-)  # per core: numpy and a runtime each start a thread with 8 MiB of stack
+)  # per core: numpy and a runtime each start a thread with an 8 MiB stack
 MAX_LINE = 64 * 2**20  # maximum bytes of a message
 PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 

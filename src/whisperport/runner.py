@@ -134,9 +134,7 @@ class Binding:
         names = [tensor.name for tensor in runner.spec.inputs]
         self._unbound = dict(enumerate(names))  # index -> name, of inputs that have no array bound
         self._index = {name: index for index, name in enumerate(names)}
-        self._feed: list[Any] = [None] * len(
-            names
-        )  # one array per input, in the order of the signature
+        self._feed: list[Any] = [None] * len(names)  # one array per input, in signature order
 
     @final
     def bind(self, name: str, array: Array) -> None:

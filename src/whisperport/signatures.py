@@ -16,13 +16,11 @@ from whisperport.dims import Dims
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
 
-# R: logits are computed for two tokens of a prompt: its last, and the one that the no-speech probability is
-# read at.
+# R: `prefill` computes the logits of two tokens of a prompt: the last token, and the token that gives the
+# no-speech probability.
 PICKED_ROWS = 2
 MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
-MAX_PIECES = (
-    1024  # most pieces that `uncached_decoder` splits the vocabulary into; the default is 4
-)
+MAX_PIECES = 1024  # largest number of outputs of `uncached_decoder`; the default is 4
 
 Role = Literal["input", "constant", "state"]
 """How long an input keeps its array; see `roles`."""

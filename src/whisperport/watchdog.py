@@ -78,9 +78,9 @@ def run_watched(
         failure = error
     finally:
         watch.stop()
-        kept = watch.close()
-    if kept:
-        log_hint = f"the complete log is in {kept}"
+        log_path = watch.close()
+    if log_path:
+        log_hint = f"the complete log is in {log_path}"
         failure.hint = f"{failure.hint}; {log_hint}" if failure.hint else log_hint
     raise failure
 
@@ -162,10 +162,10 @@ class _Watch:
                 why="probably memory ran out",
                 hint="free some memory, or use a machine with more",
             )
-        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        end = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         return LoweringError(
             f"the exporter crashed in `{self.stage}`",
-            why=f"it ended with {how}; this is a defect of a library that it uses",
+            why=f"it ended with {end}; this is a defect of a library that it uses",
         )
 
     def stop(self) -> None:
