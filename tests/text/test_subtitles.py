@@ -169,12 +169,12 @@ def test_segments_without_times_of_words_are_refused(options: SubtitleOptions) -
     with pytest.raises(UsageError) as caught:
         write_as("vtt", [Segment(0.0, 1.0, " hello")], options=options)
 
-    assert caught.value.why == "the segments have no times of words"
+    assert caught.value.why == "the segments have no word timestamps"
 
 
 @pytest.mark.parametrize("form", ["txt", "tsv", "json"])
 def test_forms_that_are_no_subtitles_refuse_the_options(form: str) -> None:
-    with pytest.raises(UsageError, match=f"`max_line_width` is for subtitles, and {form} has none"):
+    with pytest.raises(UsageError, match=f"`max_line_width` is for subtitles, not for {form}"):
         write_as(form, ENGLISH, options=SubtitleOptions(max_line_width=20))
 
 

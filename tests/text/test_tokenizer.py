@@ -214,7 +214,7 @@ def model_with(**changes: Any) -> dict[str, Any]:
         (model_with(vocab={"a": 2**40}), "the id of 'a'"),
         (model_with(vocab={"a": True}), "the id of 'a'"),
         (model_with(vocab={"a": 0, "b": 0}), "same id"),
-        (model_with(vocab={"▁a": 0}, merges=[]), "not spelled in bytes"),
+        (model_with(vocab={"▁a": 0}, merges=[]), "not byte-level"),
         (model_with(merges=["a b c"]), "not a pair"),
         (model_with(merges=[["a"]]), "not a pair"),
         (model_with(merges=[3]), "not a pair"),

@@ -154,7 +154,7 @@ def test_a_language_that_is_not_there_is_refused(
         ({"temperatures": ()}, "is empty"),
         ({"temperatures": (float("nan"),)}, "`temperature` is nan"),
         ({"hallucination_silence_threshold": -1.0, "word_timestamps": True}, "threshold` is -1"),
-        ({"hallucination_silence_threshold": 1.0}, "needs word times"),
+        ({"hallucination_silence_threshold": 1.0}, "requires word timestamps"),
         ({"clips": (2.0, 1.0)}, "clip times"),
         ({"clips": (-1.0,)}, "clip times"),
         ({"clips": (0.0, float("nan"))}, "clip times"),

@@ -1,4 +1,4 @@
-"""Sound that is still growing, to text: words as they become certain, in bounded delay and memory."""
+"""Transcribe audio while it arrives, in bounded delay and memory; certain words are emitted early."""
 
 from whisperport.live.options import LiveOptions
 from whisperport.live.transcriber import LiveTranscriber, LiveUpdate

@@ -1,4 +1,4 @@
-"""The end of a growing sound: what is still to be heard, at most one window."""
+"""The most recent audio of a stream, at most one window, which is decoded in each pass."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,53 +10,60 @@ Floats = NDArray[np.float32]
 
 
 class Buffer:
-    """Samples from a mel frame on.
+    """The most recent samples of a stream, and their spectrogram.
 
     Args:
-        n_mels, n_frames: of one window of the model.
-        audio_frames: how many of these may hold sound.
+        n_mels: number of mel bands of the model.
+        n_frames: mel frames of 10 ms in a window of the model.
+        audio_frames: how many of these frames may have audio.
+
+    Attributes:
+        start: mel frame of the stream at which the buffer begins.
     """
 
     def __init__(self, n_mels: int, n_frames: int, audio_frames: int) -> None:
         self._n_mels, self._n_frames = n_mels, n_frames
         self._capacity = audio_frames * HOP_LENGTH
         self._samples = np.empty(0, np.float32)
-        self._peak = -np.inf  # log10 power of the loudest bin so far, as of a pipe's
-        self.start = 0  # mel frame at which it begins
+        self._peak = -np.inf  # log10 power of the loudest bin so far
+        self.start = 0
 
     @property
     def room(self) -> int:
-        """Samples that can be added."""
+        """Number of samples that can be added."""
         return self._capacity - self._samples.size
 
     @property
     def frames(self) -> int:
-        """Whole mel frames."""
+        """Number of complete mel frames in the buffer."""
         return self._samples.size // HOP_LENGTH
 
     @property
     def start_s(self) -> float:
+        """Start of the buffer in the stream, in seconds."""
         return self.start / FRAMES_PER_SECOND
 
     @property
     def end_s(self) -> float:
+        """End of the buffer in the stream, in seconds."""
         return self.start_s + self._samples.size / SAMPLE_RATE
 
     def add(self, samples: Floats) -> None:
-        """Take samples (n,), n <= room."""
+        """Append samples (n,) float32, n <= `room`."""
         self._samples = np.concatenate([self._samples, samples])
 
     def cut(self, before_s: float) -> None:
-        """Forget the sound before `before_s`; a time before the buffer, or after it, is its bound."""
+        """Remove the audio before `before_s` seconds of the stream, at most all of the buffer."""
         frames = min(round(before_s * FRAMES_PER_SECOND) - self.start, self.frames)
         if frames > 0:
             self.start += frames
             self._samples = self._samples[frames * HOP_LENGTH :].copy()
 
     def mel(self) -> Floats:
-        """On Whisper's scale: (n_mels, n_frames); at least 201 samples have to be there.
+        """Compute the spectrogram on Whisper's scale, (n_mels, n_frames). Needs at least 201 samples.
 
-        Reflected before the beginning, zero after the sound, as the original has it.
+        As in openai-whisper, samples are reflected before the beginning, and the spectrogram is 0 after the
+        audio.
         """
         before = np.pad(self._samples, (N_FFT // 2, 0), mode="reflect")
         wanted = (self._n_frames - 1) * HOP_LENGTH + N_FFT

@@ -1,4 +1,4 @@
-"""What may be chosen about a live transcription."""
+"""Options of a live transcription."""
 
 from dataclasses import dataclass, field
 
@@ -8,15 +8,22 @@ from whisperport.transcription import TranscribeOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions:
-    """How a stream is transcribed.
+    """How audio is transcribed while it arrives.
+
+    Attributes:
+        transcribe: transcription options, without `clip_timestamps`, `vad`, `prefix` and
+            `hallucination_silence_threshold`.
+        step_s: new audio between two passes of the model, 0.1 to 10 seconds. A smaller step has less delay
+            and needs more computation.
+        pause_s: silence that ends a segment, 0.1 to 10 seconds.
 
     Raises:
-        UsageError: a time out of its range, or an option that needs the whole recording.
+        UsageError: a time is out of its range, or an option needs the complete audio.
     """
 
     transcribe: TranscribeOptions = field(default_factory=TranscribeOptions)
-    step_s: float = 0.5  # new sound from one pass to the next: less delay, or less work
-    pause_s: float = 1.0  # silence that ends what was said before it
+    step_s: float = 0.5
+    pause_s: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("step_s", "pause_s"):
@@ -25,12 +32,13 @@ class LiveOptions:
         whole = (self.transcribe.vad, self.transcribe.hallucination_silence_threshold)
         if self.transcribe.clip_timestamps or any(option is not None for option in whole):
             raise UsageError(
-                "clips, `vad` and `hallucination_silence_threshold` need the whole recording",
-                hint="leave them out, or transcribe the recording once it is complete",
+                "`clip_timestamps`, `vad` and `hallucination_silence_threshold` cannot be used live",
+                why="they need the complete audio",
+                hint="do not set them, or transcribe the audio file when it is complete",
             )
         if self.transcribe.prefix or self.transcribe.decode.prefix:
             raise UsageError(
-                "`prefix` is not for a live transcription",
-                why="the same sound is heard again and again, from wherever it is not yet certain",
-                hint="give an `initial_prompt`",
+                "`prefix` cannot be used live",
+                why="the same audio is decoded several times, and each time may begin at another word",
+                hint="set `initial_prompt` instead",
             )

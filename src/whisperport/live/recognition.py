@@ -1,4 +1,4 @@
-"""What a buffer seems to say: one pass of the model over it, with times of words."""
+"""Decode a buffer of a live transcription in one pass of the model, with word timestamps."""
 
 from dataclasses import dataclass, replace
 
@@ -18,15 +18,15 @@ from whisperport.runtime.words import add_words
 from whisperport.text import Segment, Tokenizer
 from whisperport.transcription import TranscribeOptions, Transcriber
 
-MIN_FRAMES = 10  # of 10 ms; shorter sound holds no word
+MIN_FRAMES = 10  # mel frames of 10 ms; shorter audio has no word
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """What a buffer seems to say; at least one word."""
+    """The text of a buffer in one pass. It has at least one word."""
 
     words: tuple[HypothesisWord, ...]
-    complete: int  # how many of them are in segments that have ended
+    complete: int  # number of words in segments that have ended
     decoded: Decoded
     ratio: float  # compression ratio of the text
 
@@ -38,11 +38,17 @@ def recognize(
     prompt: tuple[int, ...],
     last_speech: float,
 ) -> Hypothesis | None:
-    """Decode a buffer; None: it holds no words.
+    """Decode a buffer.
 
     Args:
-        prompt: tokens of what was said before it.
-        last_speech: seconds at which the last certain word ended.
+        transcriber: the loaded bundle.
+        buffer: the most recent audio.
+        options: transcription options.
+        prompt: token ids of the text before the buffer.
+        last_speech: end of the last certain word, in seconds.
+
+    Returns:
+        The words of the buffer; None if it has none.
     """
     if buffer.frames < MIN_FRAMES:
         return None
@@ -58,8 +64,8 @@ def recognize(
     if is_silence(decoded, options.thresholds):
         return None
     pieces, n_complete = _pieces(decoded, transcriber.engine.generation.timestamp_begin, buffer)
-    said = [
-        # As of a recording, what takes no time was not said.
+    segment_words = [
+        # Segments with a duration of 0 are dropped, as in the transcription of a file.
         segment.words or () if segment.end > segment.start else ()
         for segment in _with_words(
             decoder, transcriber.tokenizer, buffer, options, decoded, pieces, last_speech
@@ -67,17 +73,18 @@ def recognize(
     ]
     words = tuple(
         HypothesisWord(word, starts_segment=i == 0)
-        for words in said
+        for words in segment_words
         for i, word in enumerate(words)
     )
-    complete = sum(len(words) for words in said[:n_complete])
+    complete = sum(len(words) for words in segment_words[:n_complete])
     return Hypothesis(words, complete, decoded, ratio) if words else None
 
 
 def _pieces(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[WindowSegment], int]:
-    """Segments, the one that has not ended among them, and how many have.
+    """Return the segments of a buffer, including one that has not ended, and the number that have ended.
 
-    That one is left out of a recording's window, since the next begins with it.
+    The transcription of a file drops the segment that has not ended, because the next window begins with
+    it.
     """
     cut = split_segments(decoded.tokens, begin, buffer.frames)
     rest = decoded.tokens[sum(len(piece.tokens) for piece in cut.segments) :]

@@ -1,10 +1,10 @@
-"""Transcribe one growing sound. There is no clock here: what is fed decides what comes out.
+"""Transcribe audio while it arrives. The result depends on the audio only, not on the time.
 
     buffer   |<- at most one window ------------------------------->|
              certain words          agreed now    tentative
-             └─ cut away at pauses, and at ends of segments once the buffer is half full
+             └─ removed at pauses, and at ends of segments once the buffer is half full
 
-Each pass decodes the whole buffer; what was cut away is its prompt.
+Each pass decodes the complete buffer. The text that was removed from it is the prompt.
 """
 
 from collections.abc import Sequence
@@ -26,31 +26,43 @@ from whisperport.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
 from whisperport.transcription.session import warn_if_truncated
 
-LEAD_S = 1.5  # kept of sound without words: one may have begun in it
+LEAD_S = 1.5  # seconds of audio without words that are kept: a word may have begun in them
 
 
 @dataclass(frozen=True, slots=True)
 class LiveUpdate:
-    """What is known after some more sound."""
+    """The change of the transcript after more audio.
 
-    committed: tuple[Word, ...]  # became certain now; but for punctuation they change no more
-    closed: tuple[Segment, ...]  # segments that ended now
-    open: tuple[Word, ...]  # the certain words after them
-    tentative: str  # what may follow; the next pass may say otherwise
-    audio_s: float  # seconds of sound fed so far
+    Attributes:
+        committed: words that became certain. Only their punctuation may still change.
+        closed: segments that ended.
+        open: certain words of the segment that has not ended.
+        tentative: text after the certain words. The next pass may change it.
+        audio_s: duration of the audio so far, in seconds.
+    """
+
+    committed: tuple[Word, ...]
+    closed: tuple[Segment, ...]
+    open: tuple[Word, ...]
+    tentative: str
+    audio_s: float
 
 
 class LiveTranscriber:
-    """One stream: feed it audio as it arrives, then `finish`.
+    """Transcribes one stream of audio: call `feed` as audio arrives, then `finish`.
 
-    It holds the state of its stream, so use it from one thread at a time. Any number of them, in any
-    threads, share one `Transcriber`; each takes one of its concurrent calls while it decodes.
+    It has the state of its stream, so use it from one thread at a time. Any number of them, in any threads,
+    share one `Transcriber`. Each counts as one of its concurrent calls while it decodes.
 
-    No sound is dropped. Much sound at once takes no more passes than it fills windows, so one who
-    fell behind catches up as fast as a recording is transcribed.
+    No audio is dropped. A long piece of audio needs one pass per window, so a transcription that is behind
+    catches up as fast as a file is transcribed.
+
+    Args:
+        transcriber: the loaded bundle.
+        options: live options; None: defaults.
 
     Warns:
-        TruncatedPromptWarning: the initial prompt is longer than the decoder takes.
+        TruncatedPromptWarning: the initial prompt has more tokens than the decoder can use.
 
     Raises:
         UsageError: there is no such language.
@@ -67,20 +79,20 @@ class LiveTranscriber:
         self._initial = self._initial_prompt()
         asked = self._live.transcribe.decode.language
         self._language = asked and language_code(asked, engine.generation.languages)
-        self._said: list[int] = []  # tokens of the words that were cut away
+        self._previous: list[int] = []  # of the words that were removed from the buffer
         self._segments: list[Segment] = []
         self._open: list[Word] = []  # certain words of the segment that has not ended
-        self._last: Hypothesis | None = None  # the last that made a word certain
+        self._last: Hypothesis | None = None  # the last one that made a word certain
         self._truncated: list[float] = []
 
     def feed(self, samples: NDArray[Any]) -> LiveUpdate:
-        """Take the next sound, as much as there is of it.
+        """Add audio, and decode if `step_s` of new audio has arrived or the buffer is full.
 
         Args:
             samples: (n,) floats, mono, 16 kHz, within [-1, 1]; n may be 0.
 
         Raises:
-            AudioError: not that; what was fed before stays.
+            AudioError: the samples have another form. The audio fed before is kept.
             UsageError: the checkpoint has no such language or task.
         """
         samples, n_closed = _checked(samples), len(self._segments)
@@ -95,16 +107,18 @@ class LiveTranscriber:
         return self._update(committed, n_closed)
 
     def finish(self) -> LiveUpdate:
-        """The sound has ended: what is left is decoded once more, and committed."""
+        """Decode the rest after the end of the audio, and commit all words."""
         n_closed = len(self._segments)
-        heard = self._recognize(self._live.transcribe.temperatures)
-        committed = [] if heard is None else self._commit(heard, heard.words, final=True)
+        hypothesis = self._recognize(self._live.transcribe.temperatures)
+        committed = (
+            [] if hypothesis is None else self._commit(hypothesis, hypothesis.words, final=True)
+        )
         self._close()
         self._cut(self._buffer.end_s)
         return self._update(committed, n_closed)
 
     def transcript(self) -> Transcript:
-        """All that is certain so far; after `finish`, all that was said."""
+        """Return the certain text so far; after `finish`, the complete transcript."""
         segments = (*self._segments, *([self._segment()] if self._open else []))
         return Transcript(
             text="".join(segment.text for segment in segments).strip(),
@@ -115,28 +129,29 @@ class LiveTranscriber:
         )
 
     def _pass(self, *, full: bool) -> list[Word]:
-        """Hear the buffer, commit what is certain, and cut away what need not be heard again."""
+        """Decode the buffer, commit certain words, and remove audio that need not be decoded again."""
         self._waiting = 0
         temperatures = self._live.transcribe.temperatures
-        heard = self._recognize(temperatures if full else temperatures[:1])
-        if heard is None:
+        hypothesis = self._recognize(temperatures if full else temperatures[:1])
+        if hypothesis is None:
             if full or not self._agreement.committed:
                 self._cut(self._buffer.end_s - LEAD_S)
             return []
-        if not full and self._repeats(heard):
+        if not full and self._repeats(hypothesis):
             return []
-        committed = self._commit(heard, heard.words)
-        silent_s = self._buffer.end_s - heard.words[-1].word.end
+        committed = self._commit(hypothesis, hypothesis.words)
+        silent_s = self._buffer.end_s - hypothesis.words[-1].word.end
         if not self._agreement.tentative and silent_s >= self._live.pause_s:
             self._close()
             self._cut(self._buffer.end_s - self._live.pause_s / 2)
         elif self._buffer.end_s - self._buffer.start_s > self._window_s / 2:
             self._cut(self._segment_end())
         if self._buffer.room == 0:
-            committed += self._make_room(heard)
+            committed += self._make_room(hypothesis)
         return committed
 
     def _recognize(self, temperatures: tuple[float, ...]) -> Hypothesis | None:
+        """Decode the buffer as one of the transcriber's concurrent calls."""
         options = self._live.transcribe
         decode = replace(options.decode, language=self._language)
         certain = self._agreement.committed
@@ -149,20 +164,22 @@ class LiveTranscriber:
                 last_speech=certain[-1].word.end if certain else 0.0,
             )
 
-    def _repeats(self, heard: Hypothesis) -> bool:
-        """Whether the text goes round in circles; the sound that follows may put it right."""
+    def _repeats(self, hypothesis: Hypothesis) -> bool:
+        """Return whether the text is repetitive. More audio may correct it, so it is not committed."""
         limit = self._live.transcribe.thresholds.compression_ratio_threshold
-        return limit is not None and heard.ratio > limit
+        return limit is not None and hypothesis.ratio > limit
 
     def _prompt(self) -> tuple[int, ...]:
+        """Return the initial prompt and the previous text, as token ids."""
         options, engine = self._live.transcribe, self._transcriber.engine
-        recent = self._said if options.uses_previous_text(engine.window) else []
+        recent = self._previous if options.uses_previous_text(engine.window) else []
         if options.carry_initial_prompt:
             room = prompt_room(engine.dims) - len(self._initial)
             recent = recent[max(len(recent) - room, 0) :]
         return (*self._initial, *recent)
 
     def _initial_prompt(self) -> list[int]:
+        """Return the token ids of the initial prompt, and warn if it is too long."""
         text, tokenizer = self._live.transcribe.initial_prompt.strip(), self._transcriber.tokenizer
         tokens = tokenizer.encode(f" {text}") if text else []
         room = prompt_room(self._transcriber.engine.dims)
@@ -170,44 +187,48 @@ class LiveTranscriber:
         return tokens
 
     def _commit(
-        self, heard: Hypothesis, words: Sequence[HypothesisWord], *, final: bool = False
+        self, hypothesis: Hypothesis, words: Sequence[HypothesisWord], *, final: bool = False
     ) -> list[Word]:
-        """Take the words that are certain; one that begins a segment closes that before it."""
+        """Commit the words that are certain. A word that begins a segment ends the segment before."""
         committed = self._agreement.update(words, self._buffer.end_s, final=final)
         before = self._agreement.committed[: len(self._agreement.committed) - len(committed)]
         if self._open and before:
-            self._open[-1] = before[-1].word  # its punctuation may be new
+            self._open[-1] = before[-1].word  # its punctuation may have changed
         if committed:
-            self._language, self._last = heard.decoded.language, heard
+            self._language, self._last = hypothesis.decoded.language, hypothesis
         for new in committed:
             if new.starts_segment:
                 self._close()
             self._open.append(new.word)
         return [new.word for new in committed]
 
-    def _make_room(self, heard: Hypothesis) -> list[Word]:
-        """Cut after the last certain word; where there are few of those, decide as offline does."""
+    def _make_room(self, hypothesis: Hypothesis) -> list[Word]:
+        """Remove audio up to the last certain word of a full buffer.
+
+        If there are few certain words, all words of ended segments are committed, as for a file.
+        """
         committed: list[Word] = []
         certain = self._agreement.committed
         until = certain[-1].word.end if certain else 0.0
         if until - self._buffer.start_s < self._window_s / 2:
-            words = heard.words[: heard.complete or None]
-            committed = self._commit(heard, words, final=True)
+            words = hypothesis.words[: hypothesis.complete or None]
+            committed = self._commit(hypothesis, words, final=True)
             until = words[-1].word.end
-            if not heard.decoded.ended:
+            if not hypothesis.decoded.ended:
                 self._truncated.append(self._buffer.start_s)
-        # A window whose words all stand at its beginning is over, or it would never end.
+        # If all words are at the beginning of the window, remove all of it: otherwise it would stay full.
         enough = until - self._buffer.start_s >= self._live.step_s
         self._cut(until if enough else self._buffer.end_s)
         return committed
 
     def _close(self) -> None:
+        """End the open segment."""
         if self._open:
             self._segments.append(self._segment())
             self._open = []
 
     def _segment(self) -> Segment:
-        """Of the open words."""
+        """Return a segment of the open words."""
         assert self._last is not None, "words came from a hypothesis"
         text, decoded = "".join(word.word for word in self._open), self._last.decoded
         return Segment(
@@ -224,7 +245,7 @@ class LiveTranscriber:
         )
 
     def _segment_end(self) -> float:
-        """Seconds between the last certain segment and the one after it, or the buffer's start."""
+        """Return the time between the last certain segment and the next, or the start of the buffer."""
         words = [*self._agreement.committed, *self._agreement.tentative[:1]]
         between = [
             (before.word.end + after.word.start) / 2
@@ -234,34 +255,35 @@ class LiveTranscriber:
         return between[-1] if between else self._buffer.start_s
 
     def _cut(self, before_s: float) -> None:
-        """The buffer now begins at `before_s`; words before it become the prompt."""
+        """Remove the audio before `before_s` seconds; its words become part of the prompt."""
         self._buffer.cut(before_s)
-        gone = self._agreement.drop_before(self._buffer.start_s)
-        said = self._transcriber.tokenizer.encode("".join(heard.word.word for heard in gone))
-        self._said = [*self._said, *said][-self._transcriber.engine.dims.n_text_ctx :]
+        removed = self._agreement.drop_before(self._buffer.start_s)
+        tokens = self._transcriber.tokenizer.encode("".join(entry.word.word for entry in removed))
+        self._previous = [*self._previous, *tokens][-self._transcriber.engine.dims.n_text_ctx :]
 
     def _update(self, committed: Sequence[Word], n_closed: int) -> LiveUpdate:
         return LiveUpdate(
             tuple(committed),
             tuple(self._segments[n_closed:]),
             tuple(self._open),
-            "".join(heard.word.word for heard in self._agreement.tentative),
+            "".join(entry.word.word for entry in self._agreement.tentative),
             self._buffer.end_s,
         )
 
 
 def _checked(samples: NDArray[Any]) -> Floats:
+    """Return the samples as float32, or raise AudioError."""
     samples = np.asarray(samples)
     if samples.ndim != 1 or samples.dtype.kind != "f":
         raise AudioError(
-            f"cannot hear {samples.dtype} samples of shape {samples.shape}",
+            f"cannot transcribe {samples.dtype} samples of shape {samples.shape}",
             why="expected (n,) floats: mono, 16 kHz, within [-1, 1]",
-            hint="for 16-bit integers: `samples.astype('float32') / 32768`",
+            hint="convert 16-bit integers with `samples.astype('float32') / 32768`",
         )
     if not np.isfinite(samples).all():
         raise AudioError(
-            "the samples hold a NaN or an infinity",
-            why="that is no sound",
-            hint="find where they come from: `numpy.isfinite(samples)` tells which",
+            "the samples contain a NaN or an infinity",
+            why="audio samples must be finite numbers",
+            hint="find these samples with `numpy.isfinite(samples)`",
         )
     return samples.astype(np.float32, copy=False)

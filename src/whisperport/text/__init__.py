@@ -1,4 +1,4 @@
-"""Text out: token ids to text and back, transcripts as files, and text made comparable."""
+"""Convert text to token ids and back, write transcript files, and normalize text for comparison."""
 
 from whisperport.text.languages import LANGUAGES, WITHOUT_SPACES, language_code
 from whisperport.text.normalize import normalize

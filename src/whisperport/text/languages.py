@@ -5,7 +5,7 @@ from collections.abc import Container
 
 from whisperport.errors import UsageError
 
-# Code to name. The ids of <|en|>, <|zh|>, ... follow this order; "yue" came with large-v3.
+# Name by code, in the order of the ids of <|en|>, <|zh|>, ...; large-v3 added "yue".
 LANGUAGES = {
     "en": "english",
     "zh": "chinese",
@@ -109,11 +109,11 @@ LANGUAGES = {
     "yue": "cantonese",
 }
 
-# Written without spaces: their words are single characters, in times of words as in error rates.
+# Languages written without spaces. Each character is a word in word timestamps and in error rates.
 # Source: openai/whisper@v20250625, whisper/tokenizer.py:279-284; Radford et al. 2022, appendix C.
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 
-# Other names people use.
+# Other names of languages.
 ALIASES = {
     "burmese": "my",
     "valencian": "ca",
@@ -131,11 +131,14 @@ ALIASES = {
 
 
 def language_code(name: str, known: Container[str] = ()) -> str:
-    """The code for a code, a name or an alias, in any case: "en", "English" and "ENGLISH" are "en".
+    """Return the code of a language: "en", "English" and "ENGLISH" all return "en".
 
-    What is `known` is its own code: a checkpoint may have others than OpenAI's.
+    Args:
+        name: code, name or other name of a language, in any case.
+        known: codes of the checkpoint, which are returned as they are. They may differ from OpenAI's.
 
-    Raises UsageError, with the closest names, when there is no such language.
+    Raises:
+        UsageError: there is no such language. The hint has the closest names.
     """
     if name in known:
         return name
@@ -147,7 +150,7 @@ def language_code(name: str, known: Container[str] = ()) -> str:
         return by_name[wanted]
     close = difflib.get_close_matches(wanted, [*LANGUAGES, *by_name], n=3)
     raise UsageError(
-        f"there is no language `{name}` in Whisper",
-        why=f"{len(LANGUAGES)} are known, by code or by name",
-        hint=f"did you mean {' or '.join(close)}?" if close else "give a code such as en, de or ja",
+        f"Whisper has no language `{name}`",
+        why=f"it has {len(LANGUAGES)} languages, each with a code and a name",
+        hint=f"did you mean {' or '.join(close)}?" if close else "use a code such as en, de or ja",
     )

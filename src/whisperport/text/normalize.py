@@ -1,8 +1,9 @@
-"""Text made comparable for error rates: the basic normalisation of Whisper's paper.
+"""Normalize text for error rates, with the basic normalization of Whisper's paper.
 
-Source: Radford et al. 2022, appendix C, for languages other than English; the same as
-openai-whisper's `BasicTextNormalizer`, apart from the spaces at both ends. The paper's rules for
-English (numbers, contractions, British spelling) are left out: their tables outweigh the rest.
+Source: Radford et al. 2022, appendix C, for languages other than English. The result equals
+    openai-whisper's
+`BasicTextNormalizer`, except for spaces at both ends. The paper's rules for English (numbers, contractions,
+British spelling) are not part of this module, because they need large tables.
 """
 
 import re
@@ -13,17 +14,18 @@ from tokenizers.pre_tokenizers import Split
 
 _BRACKETED = re.compile(r"[<\[][^>\]]*[>\]]")  # [music], <unk>
 _PARENTHESISED = re.compile(r"\([^)]+\)")  # (laughs)
-# What a reader takes for one letter, which may be several code points; `re` has no `\X`.
+# A letter as readers see it, which may be several code points; `re` has no `\X`.
 _LETTERS = Split(Regex(r"\X"), "isolated")
 
 
 def normalize(text: str, *, split_letters: bool = False) -> str:
-    """Lower case, without annotations in brackets; marks, symbols and punctuation become spaces.
+    """Normalize text: lower case, no annotations in brackets, spaces for marks, symbols and punctuation.
 
-    "Don't stop [music] — 5 %!" becomes "don t stop 5". Idempotent.
+    "Don't stop [music] — 5 %!" becomes "don t stop 5". Normalizing twice changes nothing more.
 
     Args:
-        split_letters: put a space between any two letters, for languages written without spaces.
+        text: any text.
+        split_letters: whether to put a space between any two letters, for languages without spaces.
     """
     text = _without(_BRACKETED, ">]", text.lower())
     text = _without(_PARENTHESISED, ")", text)
@@ -38,6 +40,7 @@ def normalize(text: str, *, split_letters: bool = False) -> str:
 
 
 def _without(pattern: re.Pattern[str], closing: str, text: str) -> str:
-    # Behind the last closing bracket nothing can match, and looking is quadratic in the open ones.
+    """Remove matches of a pattern that ends in one of the `closing` characters."""
+    # There is no match after the last closing bracket, and a search there takes quadratic time.
     end = 1 + max(text.rfind(char) for char in closing)
     return pattern.sub("", text[:end]) + text[end:]

@@ -1,8 +1,8 @@
-"""Text that is safe to show: characters that a terminal or a line-based format obeys are escaped.
+"""Make text safe to show: escape characters that control a terminal or a line-based format.
 
-Unsafe are control characters (C0, DEL, C1), the line and paragraph separators, the bidirectional
-embeddings, overrides and isolates, and surrogates, which stand for the bytes of names that are not
-UTF-8. Right-to-left text, its marks (LRM, RLM) and joiners (ZWJ, ZWNJ) are ordinary text.
+Unsafe characters are control characters (C0, DEL, C1), line and paragraph separators, bidirectional
+embeddings, overrides and isolates, and surrogates, which represent bytes of file names that are not UTF-8.
+Right-to-left text, its marks (LRM, RLM) and joiners (ZWJ, ZWNJ) are safe.
 """
 
 import re
@@ -13,33 +13,32 @@ _SPACES = str.maketrans(dict.fromkeys("\t\n\v\f\r\x85\u2028\u2029", " "))
 
 
 def is_printable(text: str) -> bool:
-    """Whether no character of it has to be escaped."""
+    """Return whether a text has no unsafe character."""
     return _UNSAFE.search(text) is None
 
 
 def printable(text: str) -> str:
-    r"""`text` with every unsafe character as a visible escape, such as `\x1b`, `\n` or `\u202e`."""
+    r"""Replace every unsafe character by a visible escape, such as `\x1b`, `\n` or `\u202e`."""
     return _UNSAFE.sub(_visible, text)
 
 
 def one_line(text: str) -> str:
-    """`text` on one line: line breaks and tabs are spaces, other unsafe characters are escaped."""
+    """Replace line breaks and tabs by spaces, and escape other unsafe characters."""
     return printable(text.translate(_SPACES))
 
 
 def escaped_json(document: str) -> str:
-    r"""A JSON document, as `json.dumps` gives it, with unsafe characters as JSON's `\u` escapes."""
+    r"""Replace unsafe characters in a document of `json.dumps` by JSON's `\u` escapes."""
     return _UNSAFE.sub(_as_json, document)
 
 
 def _visible(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a name that is not UTF-8, see `os.fsdecode`
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8, see `os.fsdecode`
         code -= 0xDC00
     return _SHORT.get(found[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
 def _as_json(found: re.Match[str]) -> str:
-    return (
-        "\n" if found[0] == "\n" else f"\\u{ord(found[0]):04x}"
-    )  # between lines of an indented one
+    # A line feed separates the lines of an indented document.
+    return "\n" if found[0] == "\n" else f"\\u{ord(found[0]):04x}"

@@ -1,4 +1,4 @@
-"""One piece of a transcript: what was said, when, and how sure the model was."""
+"""The segments and words of a transcript, with times and probabilities."""
 
 import math
 from dataclasses import dataclass
@@ -6,31 +6,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word, and when it was spoken."""
+    """One word and its timestamps."""
 
     word: str  # with its leading space and its punctuation
-    start: float  # seconds from the beginning of the sound
-    end: float  # seconds
-    probability: float  # mean over its tokens
+    start: float  # seconds from the beginning of the audio
+    end: float  # seconds from the beginning of the audio
+    probability: float  # mean over its tokens, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of speech between two times. Names are openai-whisper's.
+    """One segment of a transcript. Field names are those of openai-whisper.
 
-    Raises ValueError for a time that is negative or no number.
+    Raises:
+        ValueError: a time is negative or not finite.
     """
 
-    start: float  # seconds from the beginning of the sound
-    end: float  # seconds
+    start: float  # seconds from the beginning of the audio
+    end: float  # seconds from the beginning of the audio
     text: str  # as decoded, usually with a leading space
-    tokens: tuple[int, ...] = ()  # ids, timestamps among them
-    avg_logprob: float = 0.0  # mean log-probability of the window's tokens, natural logarithm
-    no_speech_prob: float = 0.0  # probability of <|nospeech|> at the window's first position
-    temperature: float = 0.0  # it was sampled at; 0 is greedy
-    compression_ratio: float = 0.0  # of the window's text by zlib; high for repetitions
-    seek: int = 0  # first mel frame (10 ms) of the window it came from
-    words: tuple[Word, ...] | None = None  # None: times of words were not asked for
+    tokens: tuple[int, ...] = ()  # ids of text and timestamps
+    avg_logprob: float = 0.0  # mean natural log-probability of the window's tokens
+    no_speech_prob: float = 0.0  # probability of <|nospeech|> in the window, 0 to 1
+    temperature: float = 0.0  # at which the window was decoded
+    compression_ratio: float = 0.0  # bytes of the window's text per byte after zlib compression
+    seek: int = 0  # first mel frame (10 ms) of the window
+    words: tuple[Word, ...] | None = None  # None: no word timestamps were requested
 
     def __post_init__(self) -> None:
         for name, seconds in (("start", self.start), ("end", self.end)):

@@ -1,10 +1,10 @@
-"""Segments as subtitles: how wide, of how many lines, and which word is spoken now.
+"""Make subtitles of segments: limit their width and lines, and highlight the spoken word.
 
-    joined       a width and a number of lines are given: words flow from segment to segment
-    not joined   every segment begins a subtitle; it is cut into lines, or after so many words
+    with a width and a line count      a subtitle may contain words of several segments
+    otherwise                          every segment begins a new subtitle
 
-Source: openai/whisper@v20250625, whisper/utils.py:109-230; the same for the same segments, except that
-no subtitle's text holds `-->` or a line break of its own, which players would read as another subtitle.
+Source: openai/whisper@v20250625, whisper/utils.py:109-230. The result is the same, except that the text of
+a subtitle never contains `-->` or a line break of a word, which players would read as another subtitle.
 """
 
 import re
@@ -15,24 +15,33 @@ from whisperport.errors import UsageError
 from whisperport.text.printable import one_line
 from whisperport.text.segment import Segment, Word
 
-LONG_PAUSE_S = 3.0  # from one word's beginning to the next: another subtitle, where they are joined
-NO_LIMIT = 1000  # characters or words: the original's
-_ARROW = re.compile("-{2,}>")  # stands between the times of a subtitle
-_SPOKEN = re.compile(r"^(\s*)(.*)$")  # a word, without the space or the new line before it
+LONG_PAUSE_S = 3.0  # between the starts of two words; begins a new subtitle if segments are joined
+NO_LIMIT = 1000  # characters or words; openai-whisper's value
+_ARROW = re.compile("-{2,}>")  # separates the times of a subtitle
+_SPOKEN = re.compile(r"^(\s*)(.*)$")  # a word after its space or line break
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtitleOptions:
-    """How srt and vtt are cut. Anything asked for needs times of words.
+    """How srt and vtt subtitles are cut. Names are those of openai-whisper. Each needs word timestamps.
+
+    Attributes:
+        highlight_words: whether to write one subtitle per spoken word, with that word underlined.
+        max_line_width: maximum characters per line, 1 or more; a longer word gets its own line. None: no
+            limit.
+        max_line_count: maximum lines per subtitle, 1 or more. Has no effect without `max_line_width`. None:
+            no limit.
+        max_words_per_line: maximum words per subtitle, 1 or more. Has no effect if both `max_line_width`
+            and `max_line_count` are set. None: no limit.
 
     Raises:
-        UsageError: a width or a count below 1.
+        UsageError: a width or a count is below 1.
     """
 
-    highlight_words: bool = False  # once for every word, the one that is spoken underlined
-    max_line_width: int | None = None  # characters; a longer word has a line of its own
-    max_line_count: int | None = None  # lines of a subtitle; without a width it has no effect
-    max_words_per_line: int | None = None  # of a segment; no effect with a width and a count
+    highlight_words: bool = False
+    max_line_width: int | None = None
+    max_line_count: int | None = None
+    max_words_per_line: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_line_width", "max_line_count", "max_words_per_line"):
@@ -41,36 +50,36 @@ class SubtitleOptions:
                 raise UsageError(f"`{name}` is {value}", why="expected 1 or more")
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def set_options(self) -> tuple[str, ...]:
         """Names of the options that are set."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name))
 
     @property
-    def joined(self) -> bool:
+    def joins_segments(self) -> bool:
         """Whether a subtitle may hold words of several segments."""
         return self.max_line_width is not None and self.max_line_count is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Subtitle:
-    """What is shown, and when, in seconds."""
+    """One subtitle."""
 
-    start: float
-    end: float
-    text: str
+    start: float  # seconds
+    end: float  # seconds
+    text: str  # may have several lines
 
 
 def subtitles(segments: Sequence[Segment], options: SubtitleOptions) -> Iterator[Subtitle]:
-    """By the words, where all segments have their times; otherwise a segment each.
+    """Yield subtitles: cut by words if all segments have word timestamps, otherwise one per segment.
 
     Raises:
-        UsageError: something is asked for, and there are no times of words.
+        UsageError: an option is set, and a segment has no word timestamps.
     """
     if any(segment.words is None for segment in segments):
-        if options.asked:
+        if options.set_options:
             raise UsageError(
-                f"cannot cut subtitles by `{options.asked[0]}`",
-                why="the segments have no times of words",
+                f"`{options.set_options[0]}` requires word timestamps",
+                why="the segments have no word timestamps",
                 hint="transcribe with `word_timestamps`",
             )
         for segment in segments:
@@ -85,14 +94,14 @@ def subtitles(segments: Sequence[Segment], options: SubtitleOptions) -> Iterator
 
 
 def _cut(segments: Sequence[Segment], options: SubtitleOptions) -> Iterator[list[Word]]:
-    """Words of each subtitle; the first of each line but the first has its new line before it."""
+    """Yield the words of each subtitle. The first word of each further line begins with a line break."""
     width = options.max_line_width or NO_LIMIT
     held: list[Word] = []
-    length, lines = 0, 1  # characters of the last line that is held; lines
+    length, lines = 0, 1  # characters in the last line; lines
     last = next((word.start for _, word in _in_pieces(segments, NO_LIMIT)), 0.0)
     for begins, word in _in_pieces(segments, options.max_words_per_line or NO_LIMIT):
-        pause = options.joined and word.start - last > LONG_PAUSE_S
-        ends = begins and bool(held) and not options.joined
+        pause = options.joins_segments and word.start - last > LONG_PAUSE_S
+        ends = begins and bool(held) and not options.joins_segments
         last = word.start
         if 0 < length <= width - len(word.word) and not pause and not ends:
             length += len(word.word)
@@ -113,17 +122,17 @@ def _cut(segments: Sequence[Segment], options: SubtitleOptions) -> Iterator[list
 
 
 def _in_pieces(segments: Sequence[Segment], n_words: int) -> Iterator[tuple[bool, Word]]:
-    """All words, and whether each begins a segment or, `n_words` later, another piece of it."""
+    """Yield all words, and whether each is the first of a segment or of a further `n_words` of it."""
     for segment in segments:
         for i, word in enumerate(segment.words or ()):
             yield i % n_words == 0, replace(word, word=one_line(word.word))
 
 
 def _highlighted(words: Sequence[Word]) -> Iterator[Subtitle]:
-    """A subtitle for every word, with that word underlined, and one for every pause between."""
+    """Yield one subtitle per word, with that word underlined, and one per pause between words."""
     last = words[0].start
     for i, spoken in enumerate(words):
-        if round(1000 * last) != round(1000 * spoken.start):  # as they are written
+        if round(1000 * last) != round(1000 * spoken.start):  # rounded as they are written
             yield Subtitle(last, spoken.start, _joined(words))
         underlined = _SPOKEN.sub(r"\1<u>\2</u>", spoken.word)
         text = _joined(words[:i]) + underlined + _joined(words[i + 1 :])

@@ -1,8 +1,8 @@
-"""Text to token ids and back, for any Whisper checkpoint.
+"""Convert text to token ids and back, for any Whisper checkpoint.
 
-Only the vocabulary, the merges and the special tokens are read from `tokenizer.json`; how text is
-cut into pieces is Whisper's own and the same in every checkpoint. Special tokens are never made
-from text: "<|endoftext|>" typed by a user is thirteen characters, not the end.
+Only the vocabulary, the merges and the special tokens are read from `tokenizer.json`. Text is split into
+words by Whisper's own rule, which is the same for every checkpoint. Text is never encoded to special
+tokens: "<|endoftext|>" in a text is thirteen characters, not the end of text.
 """
 
 import json
@@ -24,27 +24,27 @@ from whisperport.text.byte_level import from_byte_characters
 from whisperport.text.languages import WITHOUT_SPACES
 from whisperport.text.merges import first_unknown_merge
 
-SECONDS_PER_TIMESTAMP = 0.02  # from one timestamp token to the next
+SECONDS_PER_TIMESTAMP = 0.02  # between two consecutive timestamp tokens
 _MAX_BYTES = 64 * 2**20  # Whisper's files have 2 to 4 MB
 _MAX_ID = 2**24  # Whisper's ids end at 51,865
 _SPECIAL = re.compile(r"<\|.*\|>", re.DOTALL)
-_REPLACEMENT = "\ufffd"  # what bytes that are no character decode to
+_REPLACEMENT = "\ufffd"  # the result of decoding bytes that are not a character
 
 
 class Tokenizer:
     """Byte-level BPE with Whisper's special tokens and timestamps.
 
-    Ids from `generation.timestamp_begin` on are times, 20 ms apart, whether or not the file lists
-    them (older ones do not).
+    Ids from `generation.timestamp_begin` on are timestamps, 20 ms apart, even if the file does not list
+    them (older files do not).
 
     Args:
-        vocabulary: spelled token (see `byte_level`) to id.
-        merges: pairs of spelled tokens, the first to be merged first.
-        added: content of each added token, to id; those written `<|...|>` are special.
-        generation: which ids mean what; must agree with `added`.
+        vocabulary: id by token, written as in `byte_level`.
+        merges: pairs of tokens, in the order in which they are merged.
+        added: id by content of each added token. A token written `<|...|>` is special.
+        generation: special token ids; must agree with `added`.
 
     Raises:
-        TokenizerError: the parts contradict each other, or are not Whisper's.
+        TokenizerError: the arguments contradict each other, or are not those of Whisper.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Tokenizer:
         if (unknown := first_unknown_merge(vocabulary, merges)) is not None:
             raise TokenizerError(
                 "the vocabulary does not fit its merges",
-                why=f"{str(unknown)[:80]} are joined, and one of the three tokens is not in it",
+                why=f"{str(unknown)[:80]} are merged, but one of the three tokens is not in the vocabulary",
                 hint="use the tokenizer.json and generation_config.json of one checkpoint",
             )
         try:
             model = BPE(vocab=vocabulary, merges=list(merges))
-        except Exception as error:  # what `tokenizers` raises is a plain Exception
+        except Exception as error:  # `tokenizers` raises a plain Exception
             raise TokenizerError(
                 "the vocabulary does not fit its merges", why=str(error)
             ) from error
@@ -79,14 +79,18 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], generation: Generation) -> "Tokenizer":
-        """Read a `tokenizer.json`. Raises TokenizerError: missing, damaged, or not Whisper's."""
+        """Read a `tokenizer.json`.
+
+        Raises:
+            TokenizerError: the file is missing, damaged, or not of a Whisper checkpoint.
+        """
         path = Path(path)
         if kind := other_kind(path):
             raise TokenizerError(f"cannot read `{path}`", why=f"it is {kind}, not a file")
         try:
             if path.stat().st_size > _MAX_BYTES:
                 raise TokenizerError(
-                    f"`{path}` is no tokenizer", why=f"it has more than {_MAX_BYTES // 2**20} MB"
+                    f"`{path}` is not a tokenizer", why=f"it has more than {_MAX_BYTES // 2**20} MB"
                 )
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
@@ -97,32 +101,32 @@ class Tokenizer:
     def from_json(
         cls, text: str | bytes, generation: Generation, *, name: str = "the tokenizer"
     ) -> "Tokenizer":
-        """As `from_file`, from the file's text; `name` is what errors call it."""
+        """Read the text of a `tokenizer.json`; see `from_file`. Errors refer to it by `name`."""
         try:
             data = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
             vocabulary, merges, added = _parts(data)
         except (ValueError, RecursionError) as error:
             raise TokenizerError(
-                f"{name} is not a tokenizer of Whisper",
+                f"{name} is not a tokenizer of a Whisper checkpoint",
                 why=str(error) or type(error).__name__,
-                hint="expected the `tokenizer.json` that belongs to the checkpoint",
+                hint="use the `tokenizer.json` of the checkpoint",
             ) from error
         return cls(vocabulary, merges, added, generation)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, none of them special. A lone surrogate becomes U+FFFD."""
+        """Return the ids of a text, without special tokens. A lone surrogate becomes U+FFFD."""
         safe = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return list(self._encoder.encode(safe, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int], *, timestamps: bool = False) -> str:
-        """Text of `ids` without special tokens.
+        """Return the text of token ids, without special tokens.
 
-        Bytes that make no character become U+FFFD, as in openai-whisper.
+        Bytes that are not a character become U+FFFD, as in openai-whisper.
 
         Args:
             ids: token ids.
-            timestamps: write times as "<|1.02|>", as openai-whisper's `decode_with_timestamps`;
-                otherwise they are left out.
+            timestamps: whether to include timestamps, written as "<|1.02|>", as openai-whisper's
+                `decode_with_timestamps` does.
 
         Raises:
             TokenizerError: an id below the timestamps is not in the vocabulary.
@@ -132,16 +136,23 @@ class Tokenizer:
         return self._decode_all(kept)
 
     def decode_with_special_tokens(self, ids: Iterable[int]) -> str:
-        """As `decode`, with special tokens by name: the text whose compression openai-whisper judges."""
+        """Return the text with special tokens, without timestamps; for the compression ratio."""
         return self._decode_all(i for i in ids if i < self.generation.timestamp_begin)
 
     def split_to_word_tokens(
         self, ids: Sequence[int], language: str | None = None
     ) -> tuple[list[str], list[list[int]]]:
-        """Words, and the ids of each; both joined give the whole back.
+        """Split token ids into words.
 
-        At spaces and punctuation; for languages without spaces at every whole character. Special
-        tokens and times are words of their own, as text.
+        Words are split at spaces and punctuation; in languages without spaces, at every complete character.
+        Each special token and timestamp is a word.
+
+        Args:
+            ids: token ids.
+            language: language code.
+
+        Returns:
+            The words, and the ids of each word.
 
         Source: openai/whisper@c0d2f62, whisper/tokenizer.py:279-329.
         """
@@ -161,16 +172,17 @@ class Tokenizer:
         return words, word_ids
 
     def _split_at_characters(self, ids: Sequence[int]) -> tuple[list[str], list[list[int]]]:
+        """Split token ids where a complete character ends: texts, and the ids of each."""
         whole = self._decode_all(ids)
         words: list[str] = []
         word_ids: list[list[int]] = []
         waiting: list[int] = []
-        offset = 0  # in `whole`, where `waiting` begins
+        offset = 0  # of the first waiting id in the complete text
         for i in ids:
             waiting.append(i)
             piece = self._decode_all(waiting)
             at = offset + piece.find(_REPLACEMENT)
-            # A replacement that is also in the whole text is no half character, but damage.
+            # A replacement character that is also in the complete text is not a part of a character.
             if _REPLACEMENT not in piece or whole[at : at + 1] in (_REPLACEMENT, ""):
                 words.append(piece)
                 word_ids.append(waiting)
@@ -182,10 +194,11 @@ class Tokenizer:
         return words, word_ids
 
     def _decode_all(self, ids: Iterable[int]) -> str:
-        """Text of `ids`, special tokens and times written out."""
+        """Return the text of token ids, including special tokens and timestamps."""
         return b"".join(map(self._bytes_at, ids)).decode("utf-8", "replace")
 
     def _bytes_at(self, i: int) -> bytes:
+        """Return the bytes of one token id."""
         begin = self.generation.timestamp_begin
         if i >= begin:
             return f"<|{(i - begin) * SECONDS_PER_TIMESTAMP:.2f}|>".encode()
@@ -194,20 +207,26 @@ class Tokenizer:
         except KeyError:
             raise TokenizerError(
                 f"token id {i} is not in the vocabulary",
-                why=f"it has {len(self._bytes)} ids",
-                hint="the tokenizer belongs to another checkpoint",
+                why=f"the vocabulary has {len(self._bytes)} ids",
+                hint="use the tokenizer of the same checkpoint",
             ) from None
 
 
 def _parts(data: Any) -> tuple[dict[str, int], list[tuple[str, str]], dict[str, int]]:
-    """Vocabulary, merges and added tokens. Raises ValueError, which says what is wrong."""
+    """Return vocabulary, merges and added tokens of a `tokenizer.json`.
+
+    Raises:
+        ValueError: the data has another form; the message says which part.
+    """
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         raise ValueError("it has no `model` of type BPE")
     pre_tokenizer = data.get("pre_tokenizer")
     cut = pre_tokenizer.get("type") if isinstance(pre_tokenizer, dict) else pre_tokenizer
     if cut != "ByteLevel" or data.get("normalizer"):
-        raise ValueError(f"its text is cut by {str(cut)[:40]} or normalized; expected ByteLevel")
+        raise ValueError(
+            f"its `pre_tokenizer` is {str(cut)[:40]}, or it has a normalizer; expected ByteLevel only"
+        )
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if not isinstance(vocabulary, dict) or not vocabulary or not isinstance(merges, list):
         raise ValueError("`model.vocab` or `model.merges` is missing")
@@ -225,13 +244,16 @@ def _parts(data: Any) -> tuple[dict[str, int], list[tuple[str, str]], dict[str, 
 
 
 def _id_of(token: str, i: Any) -> int:
+    """Return a token's id, or raise ValueError if it is not a valid id."""
     if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < _MAX_ID:
-        raise ValueError(f"the id of {token[:40]!r} is {str(i)[:40]}")
+        raise ValueError(
+            f"the id of {token[:40]!r} is {str(i)[:40]}; expected a number from 0 to {_MAX_ID - 1}"
+        )
     return i
 
 
 def _pair(merge: Any) -> tuple[str, str]:
-    """Merges are written "a b", or ["a", "b"] in newer files."""
+    """Return the two tokens of a merge, which is written "a b", or ["a", "b"] in newer files."""
     parts = merge.split(" ") if isinstance(merge, str) else merge
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) for p in parts):
         raise ValueError(f"a merge is not a pair: {str(merge)[:80]}")
@@ -239,19 +261,20 @@ def _pair(merge: Any) -> tuple[str, str]:
 
 
 def _bytes_of(token: str) -> bytes:
+    """Return the bytes of a token of the vocabulary."""
     if _SPECIAL.fullmatch(token):
         return token.encode("utf-8", "replace")
     try:
         return from_byte_characters(token)
     except KeyError as error:
         raise TokenizerError(
-            "the vocabulary is not spelled in bytes, as Whisper's is",
-            why=f"{token[:40]!r} holds {error}",
+            "the vocabulary is not byte-level, as Whisper's is",
+            why=f"{token[:40]!r} contains {error}",
         ) from error
 
 
 def _check_special(special: dict[str, int], generation: Generation) -> None:
-    """The tokens whose names never changed must have the ids `generation` gives them."""
+    """Raise TokenizerError if special tokens have other ids than in `generation`."""
     expected = {
         "<|endoftext|>": generation.end_of_text,
         "<|startoftranscript|>": generation.start_of_transcript,
@@ -265,11 +288,11 @@ def _check_special(special: dict[str, int], generation: Generation) -> None:
         if special.get(token, i) != i:
             raise TokenizerError(
                 f"the tokenizer belongs to another checkpoint: {token} is {special[token]}",
-                why=f"the generation settings say {i}",
+                why=f"it is {i} in the generation settings",
                 hint="use the tokenizer.json and generation_config.json of one checkpoint",
             )
     if "<|endoftext|>" not in special or "<|startoftranscript|>" not in special:
         raise TokenizerError(
-            "the tokenizer is not Whisper's",
+            "the tokenizer is not one of Whisper",
             why="<|endoftext|> or <|startoftranscript|> is missing",
         )

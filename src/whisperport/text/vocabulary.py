@@ -1,11 +1,11 @@
-"""OpenAI's three vocabularies, for checkpoints that come without a tokenizer (their own .pt files).
+"""OpenAI's three vocabularies, for checkpoints without a tokenizer (OpenAI's .pt files).
 
     n_vocab   ranks          languages   checkpoints
     51,864    gpt2           99 (unused) tiny.en to medium.en
     51,865    multilingual   99          tiny to large-v2
     51,866    multilingual   100         large-v3, turbo
 
-The rank files in `ranks/` are openai-whisper's; see the NOTICE beside them.
+The rank files in `ranks/` come from openai-whisper; see the NOTICE in that folder.
 """
 
 import base64
@@ -45,12 +45,13 @@ _VOCABULARIES = {
 
 @lru_cache(maxsize=3)
 def openai_tokenizer(n_vocab: int) -> tokenizers.Tokenizer:
-    """The tokenizer of OpenAI's checkpoints with `n_vocab` ids; `.to_str()` is a tokenizer.json.
+    """Return the tokenizer of OpenAI's checkpoints with `n_vocab` ids; `.to_str()` is a tokenizer.json.
 
-    Ids, special tokens and their order are openai-whisper's `get_tokenizer`. Takes about a second.
+    Ids, special tokens and their order equal openai-whisper's `get_tokenizer`. The call takes about a
+    second.
 
     Raises:
-        TokenizerError: no checkpoint of OpenAI's has `n_vocab` ids.
+        TokenizerError: no OpenAI checkpoint has `n_vocab` ids.
     """
     known = _known(n_vocab)
     ranks = _ranks(known.ranks)
@@ -72,12 +73,12 @@ def openai_tokenizer(n_vocab: int) -> tokenizers.Tokenizer:
 
 @lru_cache(maxsize=3)
 def openai_generation(n_vocab: int) -> Generation:
-    """What openai-whisper decodes with: ids, and the tokens its decoding never emits.
+    """Return openai-whisper's decoding settings: special token ids and suppressed tokens.
 
-    `alignment_heads` is empty: it belongs to a checkpoint, not to a vocabulary.
+    `alignment_heads` is empty, because it depends on the checkpoint, not on the vocabulary.
 
     Raises:
-        TokenizerError: no checkpoint of OpenAI's has `n_vocab` ids.
+        TokenizerError: no OpenAI checkpoint has `n_vocab` ids.
 
     Source: openai/whisper@c0d2f62, whisper/tokenizer.py and whisper/decoding.py:615-642.
     """
@@ -117,15 +118,15 @@ def _known(n_vocab: int) -> _Vocabulary:
     if n_vocab not in _VOCABULARIES:
         sizes = ", ".join(map(str, _VOCABULARIES))
         raise TokenizerError(
-            f"no checkpoint of OpenAI's has {n_vocab} token ids",
-            why=f"known vocabularies have {sizes}",
-            hint="give the checkpoint's own tokenizer.json",
+            f"no OpenAI checkpoint has {n_vocab} token ids",
+            why=f"the vocabularies of OpenAI have {sizes} ids",
+            hint="use the tokenizer.json of the checkpoint",
         )
     return _VOCABULARIES[n_vocab]
 
 
 def _special_tokens(known: _Vocabulary) -> list[str]:
-    """In the order of their ids. The English-only models carry the languages too, unused."""
+    """Return the special tokens in the order of their ids. English-only models have unused languages."""
     return [
         "<|endoftext|>",
         "<|startoftranscript|>",
@@ -142,29 +143,32 @@ def _special_tokens(known: _Vocabulary) -> list[str]:
 
 @lru_cache(maxsize=2)
 def _ranks(name: str) -> dict[bytes, int]:
-    """Bytes of each token to its id; a token is made before any with a higher id."""
+    """Return the id of each token, by its bytes. Tokens with lower ids are merged first."""
     packed = (files("whisperport.text") / "ranks" / f"{name}.tiktoken.gz").read_bytes()
     lines = (line.split(b" ") for line in gzip.decompress(packed).splitlines())
     return {base64.b64decode(token): int(rank) for token, rank in lines}
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pair each token was merged from, in order: the two parts the tokens below it leave."""
+    """Return the pair from which each token is merged, in the order of the ids.
+
+    The pair are the two parts that remain after merging with all lower ids.
+    """
     merges = []
-    for token, rank in ranks.items():  # in the order of the file, which is that of the ranks
+    for token, rank in ranks.items():  # in the order of the ranks, as in the file
         if len(token) < 2:
             continue
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
             pairs = [ranks.get(left + right, rank) for left, right in pairwise(parts)]
             at = min(range(len(pairs)), key=pairs.__getitem__)
-            assert pairs[at] < rank, f"{token!r} cannot be made from the tokens below it"
+            assert pairs[at] < rank, f"{token!r} cannot be merged from tokens with lower ids"
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         merges.append((parts[0], parts[1]))
     return merges
 
 
-# Symbols that annotate rather than speak: ♪♪♪, ( LAUGHS ), [DAVID], and speakers' dashes.
+# Symbols of annotations, which are not speech: ♪♪♪, ( LAUGHS ), [DAVID], and dashes before speakers.
 _SYMBOLS = [
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
     *[
@@ -190,14 +194,14 @@ _SYMBOLS = [
         "♪♪♪",
     ],
 ]
-# One token or several, depending on the vocabulary. The first of several is safe to suppress:
+# Each is one token or several, depending on the vocabulary. The first of several may be suppressed:
 # U+2640 to U+267F share their first two bytes, and all of them are miscellaneous symbols.
 _MUSIC = set("♩♪♫♬♭♮♯")
 
 
 def _non_speech(tokenizer: Tokenizer) -> set[int]:
-    """Ids of symbols that are not spoken; common punctuation is not among them."""
-    # A hyphen or an apostrophe belongs between letters, not at the beginning of a word.
+    """Return the ids of symbols that are not speech, without common punctuation."""
+    # A hyphen or an apostrophe is allowed between letters, not at the beginning of a word.
     found = {tokenizer.encode(" -")[0], tokenizer.encode(" '")[0]}
     for symbol in [*_SYMBOLS, *_MUSIC]:
         for ids in (tokenizer.encode(symbol), tokenizer.encode(" " + symbol)):

@@ -1,11 +1,11 @@
-"""Transcripts as txt, srt, vtt, tsv and json: byte for byte what openai-whisper writes.
+"""Write transcripts as txt, srt, vtt, tsv and json, with the same bytes as openai-whisper.
 
-Text with control characters, which only a hostile or damaged tokenizer has, differs: in a line-based
-format line breaks and tabs become spaces and other control characters visible escapes, so that a
-segment cannot forge a line, a row or a subtitle; json has them as its own escapes.
+Only text with control characters differs, which a hostile or damaged tokenizer may produce. In the
+line-based formats, line breaks and tabs become spaces and other control characters become visible escapes,
+so that a segment cannot forge a line, a row or a subtitle. In json, all of them become JSON escapes.
 
-Source: openai/whisper@c0d2f62, whisper/utils.py. Every writer returns the text of the file, which
-ends in a newline except for json; write it as UTF-8, with `write_atomic`.
+Source: openai/whisper@c0d2f62, whisper/utils.py. Every writer returns the text of the file, which ends in a
+newline except for json. Write it as UTF-8, with `write_atomic`.
 """
 
 import json
@@ -17,16 +17,16 @@ from whisperport.text.printable import escaped_json, one_line
 from whisperport.text.segment import Segment
 from whisperport.text.subtitles import Subtitle, SubtitleOptions, subtitles
 
-DEFAULT_SUBTITLES = SubtitleOptions()  # a subtitle a segment
+DEFAULT_SUBTITLES = SubtitleOptions()  # one subtitle per segment
 
 
 def write_txt(segments: Sequence[Segment]) -> str:
-    """One segment a line."""
+    """Return the text with one segment per line."""
     return "".join(f"{one_line(segment.text.strip())}\n" for segment in segments)
 
 
 def write_srt(segments: Sequence[Segment], options: SubtitleOptions = DEFAULT_SUBTITLES) -> str:
-    """SubRip: numbered, with a comma before the milliseconds. Raises as `subtitles`."""
+    """Return SubRip text: numbered, with a comma before the milliseconds. Raises: see `subtitles`."""
     return "".join(
         f"{number}\n{_span(subtitle, always_hours=True, marker=',')}\n{subtitle.text}\n\n"
         for number, subtitle in enumerate(subtitles(segments, options), start=1)
@@ -34,7 +34,7 @@ def write_srt(segments: Sequence[Segment], options: SubtitleOptions = DEFAULT_SU
 
 
 def write_vtt(segments: Sequence[Segment], options: SubtitleOptions = DEFAULT_SUBTITLES) -> str:
-    """WebVTT: hours only where there are any. Raises as `subtitles`."""
+    """Return WebVTT text, with hours only from one hour on. Raises: see `subtitles`."""
     return "WEBVTT\n\n" + "".join(
         f"{_span(subtitle, always_hours=False, marker='.')}\n{subtitle.text}\n\n"
         for subtitle in subtitles(segments, options)
@@ -42,7 +42,7 @@ def write_vtt(segments: Sequence[Segment], options: SubtitleOptions = DEFAULT_SU
 
 
 def write_tsv(segments: Sequence[Segment]) -> str:
-    """Tab-separated: start and end in whole milliseconds, text."""
+    """Return tab-separated rows: start and end in milliseconds, and text."""
     return "start\tend\ttext\n" + "".join(
         f"{round(1000 * s.start)}\t{round(1000 * s.end)}\t{one_line(s.text.strip())}\n"
         for s in segments
@@ -50,7 +50,7 @@ def write_tsv(segments: Sequence[Segment]) -> str:
 
 
 def write_json(segments: Sequence[Segment], *, language: str | None = None) -> str:
-    """openai-whisper's result: `text`, `segments`, `language` (a code, or null). ASCII only."""
+    """Return openai-whisper's JSON result: `text`, `segments`, `language` (a code or null). ASCII only."""
     document = json.dumps(
         {
             "text": "".join(segment.text for segment in segments),
@@ -73,11 +73,11 @@ def write_json(segments: Sequence[Segment], *, language: str | None = None) -> s
             "language": language,
         }
     )
-    return escaped_json(document)  # `json.dumps` leaves DEL as it is
+    return escaped_json(document)  # `json.dumps` does not escape DEL
 
 
 def _words(segment: Segment) -> dict[str, list[dict[str, object]]]:
-    """`words`, where times of words were asked for."""
+    """Return the member `words`, if word timestamps were requested."""
     return {} if segment.words is None else {"words": [asdict(word) for word in segment.words]}
 
 
@@ -97,14 +97,17 @@ def write_as(
     language: str | None = None,
     options: SubtitleOptions = DEFAULT_SUBTITLES,
 ) -> str:
-    """The text of a transcript file in one of `WRITERS`.
+    """Return the text of a transcript file in one of the formats of `WRITERS`.
 
     Args:
-        language: goes into json alone.
-        options: of srt and vtt.
+        form: format, such as "srt".
+        segments: of the transcript, in order.
+        language: language code, written to json only.
+        options: for srt and vtt.
 
     Raises:
-        UsageError: there is no such form, or it does not take what `options` asks for.
+        UsageError: the format is unknown, an option is set for a format other than srt and vtt, or an
+            option needs word timestamps.
     """
     if form == "srt":
         return write_srt(segments, options)
@@ -112,11 +115,12 @@ def write_as(
         return write_vtt(segments, options)
     if form not in WRITERS:
         raise UsageError(
-            f"cannot write a transcript as `{form}`", hint=f"choose one of {', '.join(WRITERS)}"
+            f"unknown transcript format `{form}`", hint=f"choose one of {', '.join(WRITERS)}"
         )
-    if options.asked:
+    if options.set_options:
         raise UsageError(
-            f"`{options.asked[0]}` is for subtitles, and {form} has none", hint="write srt or vtt"
+            f"`{options.set_options[0]}` is for subtitles, not for {form}",
+            hint="write srt or vtt",
         )
     if form == "json":
         return write_json(segments, language=language)
@@ -124,7 +128,7 @@ def write_as(
 
 
 def format_time(seconds: float, *, always_hours: bool = False, marker: str = ".") -> str:
-    """Seconds, not negative, as [hh:]mm:ss.mmm; `marker` stands before the milliseconds."""
+    """Format seconds (0 or more) as [hh:]mm:ss.mmm, with `marker` before the milliseconds."""
     milliseconds = round(seconds * 1000.0)
     hours, milliseconds = divmod(milliseconds, 3_600_000)
     minutes, milliseconds = divmod(milliseconds, 60_000)
@@ -134,6 +138,7 @@ def format_time(seconds: float, *, always_hours: bool = False, marker: str = "."
 
 
 def _span(subtitle: Subtitle, *, always_hours: bool, marker: str) -> str:
+    """Return the line with the start and end of a subtitle."""
     start = format_time(subtitle.start, always_hours=always_hours, marker=marker)
     end = format_time(subtitle.end, always_hours=always_hours, marker=marker)
     return f"{start} --> {end}"

@@ -1,4 +1,4 @@
-"""From sound to text, as openai-whisper's `transcribe` goes: `Transcriber`, over a loaded bundle."""
+"""Transcribe audio with a loaded bundle (`Transcriber`), as openai-whisper's `transcribe` does."""
 
 from whisperport.progress import ProgressCallback
 from whisperport.transcription.options import TranscribeOptions

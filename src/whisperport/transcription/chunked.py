@@ -1,12 +1,12 @@
-"""Transcribe chunks of speech, each as a recording of its own: a pipeline, in bounded memory.
+"""Transcribe chunks of speech as if each were a separate audio file: a pipeline in bounded memory.
 
-    this thread   finds speech ─► cuts chunks ─► takes the spectrogram of each, in order
-    encoders      encode the first window of the chunks to come, while
-    decoders      decode those before, over the same runners
-    this thread   puts the results together, in order
+    calling thread    finds speech ─► cuts chunks ─► computes the spectrogram of each, in order
+    encoder threads   encode the first window of the next chunks
+    decoder threads   decode earlier chunks with the same runners at the same time
+    calling thread    joins the results in order
 
-There are as many encoders and as many decoders as workers, so one worker has both at work. What is said
-does not depend on any of this: no chunk knows of another.
+Each worker has one encoder thread and one decoder thread. The text does not depend on the number of
+workers, because no chunk uses the result of another.
 """
 
 from collections import deque
@@ -43,12 +43,12 @@ Result = tuple[Span, Transcript]
 
 
 class ChunkMel:
-    """The spectrogram of one chunk, which fits a window, held in memory; silence follows it."""
+    """The spectrogram of one chunk that fits into a window, in memory, with silence after it."""
 
     def __init__(self, mel: MelWindows, chunk: Span) -> None:
         self.duration_s = mel.duration_s
         self._start = chunk.start
-        self.frames, n_frames = mel.window(chunk.start)  # (n_mels, 2T): the first window
+        self.frames, n_frames = mel.window(chunk.start)  # the first window, (n_mels, 2T)
         self._n_frames = min(n_frames, chunk.n_frames)
         self.frames[:, self._n_frames :] = 0
 
@@ -59,10 +59,10 @@ class ChunkMel:
         return frames, max(self._n_frames - done, 0)
 
 
-class StoppedMel:
-    """A spectrogram of which no window is given once `stop` is set.
+class StoppableMel:
+    """A spectrogram whose `window` raises KeyboardInterrupt once `stop` is set.
 
-    Ctrl-C reaches one thread only; this is how the others hear of it.
+    Ctrl-C interrupts only the main thread. This class stops the other threads.
     """
 
     def __init__(self, mel: Mel, stop: Event) -> None:
@@ -79,10 +79,17 @@ class StoppedMel:
 
 
 class ChunkedTranscription:
-    """The chunks of one audio file in progress, and a decoder for each worker. Runs once.
+    """Transcribes the chunks of one audio file with a decoder for each worker. Call `run` once.
+
+    Args:
+        engine: the loaded programs.
+        tokenizer: of the bundle.
+        options: transcription options, with the number of workers.
+        vad: how speech is detected and cut into chunks.
+        sampler: see `Transcriber.transcribe`; needs one worker.
 
     Raises:
-        UsageError: injected draws and several workers, which would take each other's.
+        UsageError: `sampler` is set and there are several workers.
     """
 
     def __init__(
@@ -95,9 +102,9 @@ class ChunkedTranscription:
     ) -> None:
         if sampler is not None and options.workers > 1:
             raise UsageError(
-                "`sampler` is for one worker",
-                why="several would take each other's draws",
-                hint="leave out `sampler` or `workers`",
+                "`sampler` requires one worker",
+                why="several workers would share its random numbers in an unpredictable order",
+                hint="do not set `sampler`, or do not set `workers`",
             )
         self._engine, self._tokenizer = engine, tokenizer
         self._options, self._vad, self._sampler = options, vad, sampler
@@ -110,11 +117,16 @@ class ChunkedTranscription:
         self._results: list[Transcript] = []
 
     def run(self, stream: AudioStream, mel: MelWindows, progress: ProgressCallback) -> Transcript:
-        """Transcribe a recording, given twice: `stream` runs ahead to find speech, `mel` follows.
+        """Transcribe an audio file that is open twice.
+
+        Args:
+            stream: the samples, in which speech is detected ahead of the transcription.
+            mel: the spectrogram that is transcribed.
+            progress: called after every chunk with the seconds done and the total, or None.
 
         Raises:
-            IncompleteError: it failed after something was said.
-            Interrupted: Ctrl-C.
+            IncompleteError: the transcription failed after some text was transcribed.
+            Interrupted: Ctrl-C was pressed.
         """
         chunks = self._chunks(stream)
         first = next(chunks, None)
@@ -123,19 +135,20 @@ class ChunkedTranscription:
         language = spoken_language(self._engine.decoder(), decode.language, mel, start).code
         self._options = replace(self._options, decode=replace(decode, language=language))
 
-        def together() -> Transcript:
-            return _together(self._results, language, stream.n_decoded / SAMPLE_RATE)
+        def transcript_so_far() -> Transcript:
+            return _joined(self._results, language, stream.n_decoded / SAMPLE_RATE)
 
-        def heard(chunk: Span) -> None:
+        def report(chunk: Span) -> None:
             progress(chunk.end / FRAMES_PER_SECOND, mel.duration_s)
 
-        with incomplete_as_error(together):
-            self._gather(self._submitted(mel, chain([first] if first else [], chunks)), heard)
-        transcript = together()
+        with incomplete_as_error(transcript_so_far):
+            self._gather(self._submitted(mel, chain([first] if first else [], chunks)), report)
+        transcript = transcript_so_far()
         progress(transcript.duration_s, transcript.duration_s)
         return transcript
 
     def _chunks(self, stream: AudioStream) -> Iterator[Span]:
+        """Yield the chunks of speech in order."""
         return cut_chunks(
             speech_spans(stream, self._vad),
             self._engine.audio_frames,
@@ -143,19 +156,19 @@ class ChunkedTranscription:
             longest_silence=round(self._vad.max_silence_s * FRAMES_PER_SECOND),
         )
 
-    def _gather(self, futures: Iterable[Future[Result]], heard: Callable[[Span], None]) -> None:
-        """Take results in order, and submit no further ahead than keeps every thread busy."""
+    def _gather(self, futures: Iterable[Future[Result]], report: Callable[[Span], None]) -> None:
+        """Collect results in order, and submit only as many chunks ahead as the threads need."""
         pending: deque[Future[Result]] = deque()
         try:
             for future in futures:
                 pending.append(future)
                 if len(pending) > 2 * self._options.workers:
-                    heard(self._take(pending))
+                    report(self._take(pending))
             while pending:
-                heard(self._take(pending))
+                report(self._take(pending))
         except KeyboardInterrupt:
             self._end()
-            with suppress(Exception, KeyboardInterrupt):  # until the first that was not done
+            with suppress(Exception, KeyboardInterrupt):  # until the first that is not done
                 while pending:
                     self._take(pending)
             raise
@@ -163,8 +176,8 @@ class ChunkedTranscription:
             self._end()
 
     def _take(self, pending: deque[Future[Result]]) -> Span:
-        """Keep the oldest's result; of one that failed what it said, and nothing of those after it."""
-        pending[0].exception()  # waits; Ctrl-C may come here, and loses none
+        """Wait for the oldest result and keep it. If it failed, keep its text and drop later results."""
+        pending[0].exception()  # waits here, where Ctrl-C loses no result
         future = pending.popleft()
         try:
             chunk, result = future.result()
@@ -178,24 +191,24 @@ class ChunkedTranscription:
         return chunk
 
     def _end(self) -> None:
-        """Begin nothing more, and wait for the windows that are at work."""
+        """Start no more chunks, and wait for the windows that are being processed."""
         self._stop.set()
-        self._encoders.shutdown(wait=False, cancel_futures=True)  # a decoder may wait for one
+        self._encoders.shutdown(wait=False, cancel_futures=True)  # decoders may wait for them
         self._decoders.shutdown(cancel_futures=True)
         self._encoders.shutdown()
 
     def _submitted(self, mel: MelWindows, chunks: Iterable[Span]) -> Iterator[Future[Result]]:
-        """Each chunk's result to come; a failure to read more is the last one's."""
+        """Submit chunks and yield their futures. If reading fails, the last future has the exception."""
         try:
             for chunk in chunks:
                 if chunk.n_frames <= self._engine.audio_frames:
-                    held = ChunkMel(mel, chunk)
-                    features = self._encoders.submit(self._engine.encode, held.frames)
-                    yield self._decoders.submit(self._decoded, chunk, held, features.result)
+                    chunk_mel = ChunkMel(mel, chunk)
+                    features = self._encoders.submit(self._engine.encode, chunk_mel.frames)
+                    yield self._decoders.submit(self._decoded, chunk, chunk_mel, features.result)
                 else:
                     future = self._decoders.submit(self._decoded, chunk, mel)
                     yield future
-                    future.exception()  # wait: it reads as it goes, so nobody else may
+                    future.exception()  # wait: it reads `mel` meanwhile, which no other thread may
         except Exception as error:
             failed: Future[Result] = Future()
             failed.set_exception(error)
@@ -204,13 +217,14 @@ class ChunkedTranscription:
     def _decoded(
         self, chunk: Span, mel: Mel, encoded: Callable[[], Floats] | None = None
     ) -> Result:
+        """Transcribe one chunk in a decoder thread."""
         decoder = self._idle.get()
         try:
             session = Session(
                 decoder,
                 self._tokenizer,
                 self._options,
-                StoppedMel(mel, self._stop),
+                StoppableMel(mel, self._stop),
                 self._sampler,
                 [(chunk.start, chunk.end)],
                 encoded,
@@ -220,7 +234,8 @@ class ChunkedTranscription:
             self._idle.put(decoder)
 
 
-def _together(results: Sequence[Transcript], language: str, duration_s: float) -> Transcript:
+def _joined(results: Sequence[Transcript], language: str, duration_s: float) -> Transcript:
+    """Join the transcripts of chunks in order."""
     return Transcript(
         text=" ".join(result.text for result in results if result.text),
         segments=tuple(segment for result in results for segment in result.segments),

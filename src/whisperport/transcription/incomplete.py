@@ -1,4 +1,4 @@
-"""What was transcribed is kept when the rest of a recording fails."""
+"""Keep the transcript so far if the transcription of the rest fails."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,14 +9,17 @@ from whisperport.transcription.transcript import Transcript
 
 @contextmanager
 def incomplete_as_error(transcript: Callable[[], Transcript]) -> Iterator[None]:
-    """Give whatever ends the block early the transcript until then.
+    """Add the transcript so far to any exception of the block.
 
-    Any exception: hours of work are not lost to a defect in a driver. Where nothing was said yet it goes
-    on as it was.
+    This includes unexpected exceptions, so that a defect in a driver does not lose hours of work. If no
+    text was transcribed yet, the original exception is raised.
+
+    Args:
+        transcript: returns the transcript so far.
 
     Raises:
-        IncompleteError: an exception, which is its cause.
-        Interrupted: Ctrl-C.
+        IncompleteError: the block raised an exception, which is its cause.
+        Interrupted: Ctrl-C was pressed.
     """
     try:
         yield
@@ -26,7 +29,7 @@ def incomplete_as_error(transcript: Callable[[], Transcript]) -> Iterator[None]:
         done = transcript()
         if not done.segments:
             raise
-        what = f"the recording is transcribed only to {done.segments[-1].end:.1f} s"
+        what = f"the transcription stopped at {done.segments[-1].end:.1f} s"
         if isinstance(error, WhisperportError):
             raise IncompleteError(what, done, why=error.what, hint=error.hint) from error
         raise IncompleteError(what, done, why=f"{type(error).__name__}: {error}") from error

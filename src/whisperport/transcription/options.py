@@ -1,4 +1,4 @@
-"""What may be chosen about a transcription."""
+"""Options of a transcription."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,46 +11,67 @@ from whisperport.runtime.words import APPENDED, PREPENDED
 from whisperport.targets import RunOptions
 from whisperport.window import Window
 
-MAX_CLIP_S = 1e8  # of a clip: three years, longer than any recording, and a number of frames
+MAX_CLIP_S = 1e8  # latest clip timestamp in seconds: three years, longer than any audio file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscribeOptions:
-    """How a recording is transcribed; defaults are those of openai-whisper's `transcribe`.
+    """How audio is transcribed. Names and defaults are those of openai-whisper's `transcribe`.
+
+    Attributes:
+        decode: how a window is decoded. Its temperature is replaced by `temperatures`, its prompt by the
+            previous text.
+        run: CPU threads, trust, and the targets' run options.
+        temperatures: each 0 to 10, at least one. They are tried in order until a window does not fail
+            (openai-whisper: `temperature`).
+        thresholds: when a window has failed, and when it is silence.
+        condition_on_previous_text: whether the text of the previous windows is the prompt of the next.
+            None: True for the checkpoint's own window, False for a shorter one (openai-whisper: True).
+        initial_prompt: text that is the prompt of the first window, such as names and spellings.
+        carry_initial_prompt: whether `initial_prompt` is part of the prompt of every window.
+        prefix: text with which every window's text begins; it is not part of the transcript.
+        word_timestamps: whether to compute the timestamps of words, and segment times from them.
+        hallucination_silence_threshold: 0 to 1000 seconds. Silence longer than this is skipped if its text
+            is probably a hallucination. Needs `word_timestamps`. None: off.
+        prepend_punctuations: marks that are joined to the next word.
+        append_punctuations: marks that are joined to the previous word.
+        clip_timestamps: start, end, start, end, ... of the parts to transcribe, in seconds and in rising
+            order. The last end may be omitted: the end of the audio. (): all audio.
+        vad: transcribe chunks of speech found by a voice activity detector, each as if it were a separate
+            audio file. None: windows, each of which begins where the text of the previous one ended.
+        workers: number of speech chunks transcribed in parallel, 1 to 64. Above 1 needs `vad`.
 
     Raises:
-        UsageError: no temperature, clip times that go back, a value out of its range, or options
-            that contradict each other.
+        UsageError: a value is out of its range, clip timestamps decrease, or options contradict each other.
     """
 
-    decode: DecodeOptions = field(default_factory=DecodeOptions)  # but its temperature and prompt
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
     run: RunOptions = field(default_factory=RunOptions)
-    temperatures: tuple[float, ...] = TEMPERATURES  # tried in order, until one does not fail
+    temperatures: tuple[float, ...] = TEMPERATURES
     thresholds: Thresholds = field(default_factory=Thresholds)
-    # What was said is the prompt of what follows. None: it is, but not in short windows.
     condition_on_previous_text: bool | None = None
-    initial_prompt: str = ""  # said, as it were, before the recording
-    carry_initial_prompt: bool = False  # before every window, and not only before the first
-    prefix: str = ""  # with which every window begins; the text does not repeat it
-    word_timestamps: bool = False  # times of words, and times of segments from them
-    hallucination_silence_threshold: float | None = None  # seconds; needs `word_timestamps`
-    prepend_punctuations: str = PREPENDED  # each joined to the word after it
-    append_punctuations: str = APPENDED  # each joined to the word before it
-    clip_timestamps: tuple[
-        float, ...
-    ] = ()  # start, end, start, … in seconds; the last end may be left out
-    vad: VadOptions | None = None  # transcribe chunks of speech, each as a recording of its own
-    workers: int = 1  # chunks at once
+    initial_prompt: str = ""
+    carry_initial_prompt: bool = False
+    prefix: str = ""
+    word_timestamps: bool = False
+    hallucination_silence_threshold: float | None = None
+    prepend_punctuations: str = PREPENDED
+    append_punctuations: str = APPENDED
+    clip_timestamps: tuple[float, ...] = ()
+    vad: VadOptions | None = None
+    workers: int = 1
 
     def uses_previous_text(self, window: Window | None) -> bool:
-        """Whether what was said is the prompt of what follows, in a bundle of this window."""
+        """Return whether previous text is the prompt of the next window, in a bundle with this window."""
         if self.condition_on_previous_text is not None:
             return self.condition_on_previous_text
         return window is None
 
     def __post_init__(self) -> None:
         if not self.temperatures:
-            raise UsageError("`temperatures` is empty", hint="give at least one, such as 0")
+            raise UsageError(
+                "`temperatures` is empty", hint="set at least one temperature, such as 0"
+            )
         for temperature in self.temperatures:
             check_range("temperature", temperature, 0, 10)
         check_range(
@@ -58,25 +79,27 @@ class TranscribeOptions:
         )
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
             raise UsageError(
-                "`hallucination_silence_threshold` needs word times", hint="set `word_timestamps`"
+                "`hallucination_silence_threshold` requires word timestamps",
+                hint="set `word_timestamps`",
             )
         rising = all(before <= after for before, after in pairwise((0, *self.clip_timestamps)))
         if not rising or (self.clip_timestamps and self.clip_timestamps[-1] > MAX_CLIP_S):
             raise UsageError(
-                f"clip times are {', '.join(map(str, self.clip_timestamps))}",
-                why=f"expected seconds in rising order, {MAX_CLIP_S:,.0f} at most: start, end, start, end",
-                hint="leave out the last end for the end of the recording",
+                f"`clip_timestamps` are {', '.join(map(str, self.clip_timestamps))}",
+                why="expected start, end, start, end, ... in seconds and rising order, at most "
+                f"{MAX_CLIP_S:,.0f}",
+                hint="omit the last end to transcribe to the end of the audio",
             )
         if self.vad is not None and self.clip_timestamps:
             raise UsageError(
-                "clips and `vad` cannot be given together",
-                why="both say which parts to transcribe",
-                hint="give one of them",
+                "`clip_timestamps` and `vad` cannot be used together",
+                why="each selects the parts to transcribe",
+                hint="set one of them",
             )
         check_range("workers", self.workers, 1, 64)
         if self.workers > 1 and self.vad is None:
             raise UsageError(
-                "`workers` above 1 needs chunks",
-                why="without them each window begins where the one before it ended",
-                hint="set `vad` too",
+                "`workers` above 1 requires `vad`",
+                why="without speech chunks, each window begins where the one before it ended",
+                hint="set `vad`",
             )

@@ -1,4 +1,4 @@
-"""One recording, or one piece of it, on its way to text: window by window, led by timestamps.
+"""Transcribe audio, or parts of it, window by window; timestamps decide where the next window begins.
 
 Source: openai/whisper@v20250625, whisper/transcribe.py.
 """
@@ -35,34 +35,38 @@ from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcript import Transcript
 
-WARM = 0.5  # above this temperature what was said is no context for what follows
-SHOWN = 200  # characters of a text that was cut
+MAX_CONTEXT_TEMPERATURE = 0.5  # text decoded above it is not used as the prompt of the next window
+MAX_QUOTED = 200  # characters of a text in a warning
 
 
 class TruncatedPromptWarning(UserWarning):
-    """A prompt or a prefix is longer than the decoder takes; its end is used."""
+    """A prompt or a prefix has more tokens than the decoder can use. Its last tokens are used."""
 
 
 class Mel(Protocol):
-    """A recording's spectrogram, of which windows are asked for from the first to the last."""
+    """The spectrogram of an audio file, whose windows are read from the first to the last."""
 
     @property
     def duration_s(self) -> float | None:
-        """Of the recording, where it is known."""
+        """Duration of the audio in seconds; None: unknown."""
         ...
 
     def window(self, start: int) -> tuple[Floats, int]:
-        """Frames from `start` on, (n_mels, 2T), and how many of them hold sound."""
+        """Return the mel frames from `start` on, (n_mels, 2T), and the number of frames with audio."""
         ...
 
 
 class Session:
-    """One recording on its way: what was said so far, and where the next window begins.
+    """The transcription of one audio file: the text so far, and where the next window begins.
 
     Args:
-        decoder: of this session alone.
-        parts: first frame, and the frame at which it ends or None, of each part to transcribe.
-        first_features: waits for those of the first window, where another thread encodes it.
+        decoder: used by this session only.
+        tokenizer: of the bundle.
+        options: transcription options.
+        mel: spectrogram of the audio.
+        sampler: see `Transcriber.transcribe`.
+        parts: first mel frame and end (None: the end of the audio) of each part to transcribe.
+        first_features: returns the features of the first window, if another thread encodes it.
     """
 
     def __init__(
@@ -78,24 +82,29 @@ class Session:
         self.decoder, self.engine, self.tokenizer = decoder, decoder.engine, tokenizer
         self.options, self.mel, self.sampler, self.parts = options, mel, sampler, parts
         self.first_features = first_features
-        self.initial = self._initial_prompt()
+        self.initial_tokens = self._initial_prompt()
         self.decode = self._decode_options()
-        self.said: list[int] = list(self.initial)
-        self.seek = 0  # mel frame at which the next window begins
-        self.last_speech = 0.0  # seconds at which the last word ended
-        self.forgotten = 0  # how many of `said` are no longer context
+        self.tokens: list[int] = list(self.initial_tokens)
+        self.seek = 0  # first mel frame of the next window
+        self.last_speech = 0.0  # end of the last word, in seconds
+        self.context_start = (
+            0  # index in `tokens` from which on they are the prompt of the next window
+        )
         self.segments: list[Segment] = []
         self.truncated: list[float] = []
         self.language = ""
-        self.detected: Language | None = None  # until the first window is encoded
-        self.processed_s = 0.0  # seconds until the last window's end
+        self.detected: Language | None = None  # until the first window is decoded
+        self.processed_s = 0.0  # end of the last window, in seconds
 
     def run(self, progress: ProgressCallback) -> Transcript:
-        """To the end of the recording.
+        """Transcribe to the end of the audio.
+
+        Args:
+            progress: called after every window with the seconds done and the total, or None.
 
         Raises:
-            IncompleteError: it failed after something was said.
-            Interrupted: Ctrl-C.
+            IncompleteError: the transcription failed after some text was transcribed.
+            Interrupted: Ctrl-C was pressed.
         """
         with incomplete_as_error(self.transcript):
             asked = self.options.decode.language
@@ -108,9 +117,9 @@ class Session:
         return self.transcript()
 
     def transcript(self) -> Transcript:
-        """What was said until now."""
+        """Return the transcript so far."""
         return Transcript(
-            text=self.tokenizer.decode(self.said[len(self.initial) :]).strip(),
+            text=self.tokenizer.decode(self.tokens[len(self.initial_tokens) :]).strip(),
             segments=tuple(self.segments),
             language=self.language,
             duration_s=self.mel.duration_s or self.processed_s,
@@ -118,7 +127,10 @@ class Session:
         )
 
     def _windows(self) -> Iterator[tuple[int, Floats, int]]:
-        """First frame, spectrogram (n_mels, 2T) without the sound after the part, frames of sound."""
+        """Yield each window: first mel frame, spectrogram (n_mels, 2T), number of frames with audio.
+
+        The spectrogram is 0 after the end of the part.
+        """
         for start, end in self.parts:
             self.seek = max(start, self.seek)
             while end is None or self.seek < end:
@@ -128,10 +140,11 @@ class Session:
                     n_frames = min(n_frames, end - self.seek)
                 if n_frames == 0:
                     return
-                mel[:, n_frames:] = 0  # the original pads the spectrogram, not the sound
+                mel[:, n_frames:] = 0  # openai-whisper pads the spectrogram, not the samples
                 yield self.seek, mel, n_frames
 
     def _window(self, seek: int, mel: Floats, n_frames: int, language: str) -> None:
+        """Decode a window, keep its segments, and set where the next window begins."""
         options = replace(self.decode, language=language, prompt=self._prompt())
         decoded, ratio = decode_with_fallback(
             self.decoder,
@@ -146,22 +159,22 @@ class Session:
             self.seek += n_frames
             return
         begin = self.engine.generation.timestamp_begin
-        cut = whole = split_segments(decoded.tokens, begin, n_frames)
+        cut = complete = split_segments(decoded.tokens, begin, n_frames)
         if self.engine.window is not None and n_frames == self.engine.audio_frames:
-            cut = drop_unreliable_end(whole, begin, n_frames)
-        if not decoded.ended and cut == whole:  # what was left open is heard again
+            cut = drop_unreliable_end(complete, begin, n_frames)
+        if not decoded.ended and cut == complete:  # an incomplete segment is decoded again
             self.truncated.append(seek / FRAMES_PER_SECOND)
         segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.segments]
         judged = KeptSegments(tuple(segments), seek + cut.advance)
         if self.options.word_timestamps:
             judged = self._with_words(segments, judged.seek, cut, seek, n_frames, language)
-        # One that begins no later would never end; the original would go on for ever.
+        # Always advance: openai-whisper would decode the same window again without end.
         self.seek = judged.seek if judged.seek > seek else seek + n_frames
         if not judged.restart:
             self._keep([_cleared(segment) for segment in judged.segments], decoded)
 
     def _features(self, mel: Floats) -> Floats:
-        """Features (T, d) of a window (n_mels, 2T). The first one may have been encoded already."""
+        """Return the features (T, d) of a window (n_mels, 2T). The first one may already be encoded."""
         first, self.first_features = self.first_features, None
         detected, self.detected = self.detected, None
         if first:
@@ -181,7 +194,7 @@ class Session:
         n_frames: int,
         language: str,
     ) -> KeptSegments:
-        """The window's segments with their words, and where those say that it ends."""
+        """Return the window's segments with words, and where the next window begins by their times."""
         end = self.engine.generation.end_of_text
         text = [token for segment in segments for token in segment.tokens if token < end]
         timings = align_words(
@@ -220,13 +233,18 @@ class Session:
         return judged
 
     def _keep(self, segments: list[Segment], decoded: Decoded) -> None:
+        """Append segments to the transcript, and decide whether the next window's prompt has their text."""
         self.segments += segments
         for segment in segments:
-            self.said += segment.tokens
-        if not self.options.uses_previous_text(self.engine.window) or decoded.temperature > WARM:
-            self.forgotten = len(self.said)
+            self.tokens += segment.tokens
+        if (
+            not self.options.uses_previous_text(self.engine.window)
+            or decoded.temperature > MAX_CONTEXT_TEMPERATURE
+        ):
+            self.context_start = len(self.tokens)
 
     def _segment(self, piece: WindowSegment, seek: int, decoded: Decoded, ratio: float) -> Segment:
+        """Return a segment with times from the beginning of the audio."""
         start = seek / FRAMES_PER_SECOND
         return Segment(
             start=start + piece.start_s,
@@ -241,13 +259,14 @@ class Session:
         )
 
     def _initial_prompt(self) -> list[int]:
+        """Return the tokens of the initial prompt, and warn if it is too long."""
         tokens = self._encoded(self.options.initial_prompt)
         room = prompt_room(self.engine.dims)
         warn_if_truncated(self.tokenizer, "the initial prompt", tokens, room)
         return tokens
 
     def _decode_options(self) -> DecodeOptions:
-        """Those of a window, but for what was said before it."""
+        """Return the decoding options of a window, without the prompt."""
         options = self.options.decode
         if self.options.prefix:
             options = replace(options, prefix=tuple(self._encoded(self.options.prefix)))
@@ -256,26 +275,27 @@ class Session:
         return options
 
     def _encoded(self, text: str) -> list[int]:
-        """Tokens of a text in the middle of speech; none of an empty one."""
+        """Return the tokens of a text with a space before it; an empty text has none."""
         return self.tokenizer.encode(f" {text.strip()}") if text.strip() else []
 
     def _prompt(self) -> tuple[int, ...]:
+        """Return the prompt of the next window: initial prompt and previous text."""
         if not self.options.carry_initial_prompt:
-            return tuple(self.said[self.forgotten :])
-        room = prompt_room(self.engine.dims) - len(self.initial)
-        recent = self.said[max(len(self.initial), self.forgotten) :]
-        return (*self.initial, *recent[-room:])
+            return tuple(self.tokens[self.context_start :])
+        room = prompt_room(self.engine.dims) - len(self.initial_tokens)
+        recent = self.tokens[max(len(self.initial_tokens), self.context_start) :]
+        return (*self.initial_tokens, *recent[-room:])
 
 
 def warn_if_truncated(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: int) -> None:
-    """Say what is lost where a text has more than `room` tokens."""
+    """Warn with the unused beginning of a text if it has more than `room` tokens."""
     if len(tokens) <= room:
         return
     lost = tokenizer.decode(tokens[:-room]).strip()
-    shown = lost if len(lost) <= SHOWN else f"{lost[:SHOWN]}…"
+    quoted = lost if len(lost) <= MAX_QUOTED else f"{lost[:MAX_QUOTED]}…"
     warnings.warn(
-        f"{name} has {len(tokens)} tokens, and the last {room} are used; "
-        f"cut from its beginning: {shown}",
+        f"{name} has {len(tokens)} tokens, of which the last {room} are used; "
+        f"its beginning is not used: {quoted}",
         TruncatedPromptWarning,
         stacklevel=2,
     )
@@ -283,24 +303,30 @@ def warn_if_truncated(tokenizer: Tokenizer, name: str, tokens: Sequence[int], ro
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Language:
-    """The language of a recording, and what was encoded to detect it."""
+    """The language of the audio, and the window that was encoded to detect it."""
 
     code: str
-    encoded: tuple[Floats, Floats] | None = None  # a window (n_mels, 2T), and its features (T, d)
+    encoded: tuple[Floats, Floats] | None = None  # window (n_mels, 2T), features (T, d)
 
 
 def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -> Language:
-    """The language asked for, by code or by name; or the checkpoint's own; or detected in one window.
+    """Return the language: the given one, the checkpoint's own, or the one detected in a window.
 
-    The audio after a recording's end is silence in that window, as in openai-whisper, which sets the
-    spectrogram to 0 there in the windows that it decodes.
+    In the window for the detection, silence follows the end of the audio, as in openai-whisper. In the
+    windows that are decoded, openai-whisper sets the spectrogram to 0 there.
+
+    Args:
+        decoder: state of the call.
+        asked: code or name of the language; None: detect it.
+        mel: spectrogram of the audio.
+        start: first mel frame of the window for the detection.
     """
     engine = decoder.engine
     known = engine.generation.languages
     if asked is not None:
         return Language(language_code(asked, known))
     if not known or engine.generation.language:
-        return Language(detect_language(decoder))  # for which nothing is encoded
+        return Language(detect_language(decoder))  # needs no audio
     window, _ = mel.window(start)
     window[:, engine.audio_frames :] = 0
     features = engine.encode(window)
@@ -309,14 +335,14 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
 
 
 def _cleared(segment: Segment) -> Segment:
-    """As it is, or without words if it is instantaneous or has no text."""
+    """Return the segment, without text and words if its duration is 0 or its text is blank."""
     if segment.start != segment.end and segment.text.strip():
         return segment
     return replace(segment, text="", tokens=(), words=())
 
 
 def _spoken_until(segments: Sequence[Segment]) -> float | None:
-    """Seconds at which the last word ends, or where no segment has words the last segment."""
+    """Return the end of the last word in seconds; without words, the end of the last segment."""
     for segment in reversed(segments):
         if segment.words:
             return segment.words[-1].end
@@ -324,7 +350,7 @@ def _spoken_until(segments: Sequence[Segment]) -> float | None:
 
 
 def clip_frames(clips: tuple[float, ...]) -> list[tuple[int, int | None]]:
-    """Start and end of each clip; of the whole recording where there are none."""
+    """Return start and end of each clip in mel frames; without clips, one part with all audio."""
     points: list[int | None] = [round(time * FRAMES_PER_SECOND) for time in clips] or [0]
     if len(points) % 2:
         points.append(None)

@@ -1,4 +1,4 @@
-"""Transcribe recordings with a loaded bundle."""
+"""Transcribe audio with a loaded bundle."""
 
 import os
 from importlib.resources import files
@@ -22,10 +22,10 @@ from whisperport.transcription.turns import Turns
 class Transcriber:
     """A loaded bundle. Load it once and transcribe any number of audio files with it, from any threads.
 
-    The loaded programs do not change, and each call has a state of its own: concurrent calls return exactly
-    what single calls return. At most `max_concurrent` calls run at once, and others wait; a
-    `LiveTranscriber` counts while it decodes. Programs of one target share its CPU threads, so for many
-    calls at once set `threads=1` in `run`.
+    The loaded programs do not change, and each call has its own state, so concurrent calls return exactly
+    what single calls return. At most `max_concurrent` calls run concurrently, and others wait. A
+    `LiveTranscriber` counts while it decodes. Programs of one target share its CPU threads, so set
+    `threads=1` in `run` for many concurrent calls.
 
     Each running call needs 8·L·d·(N + T) bytes for its decoder: keys and values in float32 of N tokens and
     T positions of audio in L decoder layers of width d. That is 24 MB for Whisper tiny and 638 MB for
@@ -35,10 +35,11 @@ class Transcriber:
     A process that was started by `fork()` after the bundle was loaded cannot use it: see ForkError.
 
     Args:
-        bundle: None: the embedded default model.
-        wrap_runner: given every runner, returns the one to use, such as one that times it.
-        max_concurrent: calls that are processed at once, 1 or more; None: the number of CPU cores that this
-            process may use.
+        bundle: an open bundle or the path of its folder; None: the embedded default model.
+        run: CPU threads, trust and the targets' run options; None: defaults.
+        wrap_runner: called with every runner; returns the runner to use, such as one that measures time.
+        max_concurrent: maximum number of concurrent calls, 1 or more; None: the number of CPU cores that
+            this process may use.
 
     Raises:
         BundleError: the bundle is damaged or missing.
@@ -69,29 +70,30 @@ class Transcriber:
         progress: ProgressCallback = lambda _done, _of: None,
         sampler: TokenSampler | None = None,
     ) -> Transcript:
-        """Transcribe a recording of any length, one window in memory at a time.
+        """Transcribe audio of any duration, with one window in memory at a time.
 
         Args:
             source: a path, "-" for standard input, a binary file object, or an array of samples.
-            sample_rate: of an array, in Hz; None: 16 kHz.
-            progress: called after every window, or chunk. It must not use this transcriber, which may
-                wait for the call that it is part of.
-            sampler: chooses tokens at temperatures above 0; None: numpy, seeded by the sound.
+            options: transcription options; None: defaults.
+            sample_rate: sample rate of an array in Hz; None: 16 kHz.
+            progress: called after every window or chunk with the seconds done and the total, or None. It
+                must not use this transcriber, which might wait for the call that it is part of.
+            sampler: chooses tokens at temperatures above 0; None: a numpy generator, seeded by the audio.
 
         Raises:
             AudioError: the audio is missing, unreadable, empty, or contains values that are not finite.
             UsageError: the checkpoint has no such language or task, or `vad` is set for audio that can be
                 read only once.
             NumericalError: a program returned a NaN or an infinity.
-            IncompleteError: it failed after some text was transcribed.
-            ForkError: this is a fork of the process that loaded the bundle.
+            IncompleteError: the transcription failed after some text was transcribed.
+            ForkError: this process is a fork of the process that loaded the bundle.
         """
         options = options or TranscribeOptions()
         if options.vad is not None and not can_be_read_twice(source):
             raise UsageError(
-                "cannot cut standard input or a stream into chunks",
-                why="speech is looked for ahead of what is transcribed, so the sound is read twice",
-                hint="save it to a file first, or transcribe it without `vad`",
+                "`vad` cannot be used with standard input, a pipe or a file object",
+                why="speech is detected ahead of the transcription, so the audio is read twice",
+                hint="save the audio to a file first, or do not set `vad`",
             )
         with self.turns.turn():
             dims = self.engine.dims
@@ -113,21 +115,21 @@ class Transcriber:
         progress: ProgressCallback = lambda _done, _of: None,
         sampler: TokenSampler | None = None,
     ) -> Transcript:
-        """As `transcribe`, for a spectrogram that the caller opens for this model, and closes.
+        """Transcribe a spectrogram that the caller opens for this model, and closes. See `transcribe`.
 
         Raises:
             UsageError: `vad` is set, which needs the audio itself.
         """
         options = options or TranscribeOptions()
         if options.vad is not None:
-            raise UsageError("cannot look for speech in a spectrogram", hint="use `transcribe`")
+            raise UsageError("`vad` cannot be used with a spectrogram", hint="use `transcribe`")
         with self.turns.turn():
             return self._session(mel, options, sampler).run(progress)
 
     def _session(
         self, mel: MelWindows, options: TranscribeOptions, sampler: TokenSampler | None
     ) -> Session:
-        """A transcription of its own decoder, in windows."""
+        """Return a transcription in windows, with its own decoder."""
         parts = clip_frames(options.clip_timestamps)
         return Session(self.engine.decoder(), self.tokenizer, options, mel, sampler, parts)
 
@@ -140,10 +142,15 @@ def transcribe(
     sample_rate: int | None = None,
     progress: ProgressCallback = lambda _done, _of: None,
 ) -> Transcript:
-    """Transcribe one recording; see `Transcriber.transcribe`.
+    """Transcribe one audio file. See `Transcriber.transcribe`.
 
     Args:
-        bundle: None: the embedded default model (English commands, numbers, times, names).
+        source: a path, "-" for standard input, a binary file object, or an array of samples.
+        bundle: an open bundle or the path of its folder; None: the embedded default model, which is trained
+            for English commands, numbers, times of day and names.
+        options: transcription options; None: defaults.
+        sample_rate: sample rate of an array in Hz; None: 16 kHz.
+        progress: called after every window or chunk with the seconds done and the total, or None.
     """
     run = options.run if options else None
     return Transcriber(bundle, run).transcribe(
@@ -152,15 +159,15 @@ def transcribe(
 
 
 def default_bundle() -> Path:
-    """The folder of the bundle that comes with the package.
+    """Return the folder of the bundle that comes with the package.
 
     Raises:
-        BundleError: this copy of the package was built without it.
+        BundleError: the package was built without it.
     """
     folder = Path(str(files("whisperport"))) / "data" / "bundle"
     if not folder.is_dir():
         raise BundleError(
-            "this copy of whisperport has no default bundle",
-            hint="give one with `--bundle DIR`, or install the package again",
+            "this installation of whisperport has no default bundle",
+            hint="choose a bundle with `--bundle DIR`, or install the package again",
         )
     return folder

@@ -1,4 +1,4 @@
-"""How many calls of one `Transcriber` are processed at once: the others wait for their turn."""
+"""Limit the number of concurrent calls of one `Transcriber`; further calls wait for a turn."""
 
 import os
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from whisperport.process import OwnProcess
 
 
 class Turns:
-    """At most `limit` callers hold a turn; the next caller gets one as soon as another returns it.
+    """Turns for at most `limit` concurrent callers. A waiting caller gets a turn when another returns it.
 
     Args:
-        limit: None: the number of CPU cores that this process may use.
+        limit: 1 or more; None: the number of CPU cores that this process may use.
 
     Raises:
         UsageError: `limit` is below 1.
@@ -25,18 +25,18 @@ class Turns:
         self.limit = limit or available_cores()
         self._process = OwnProcess()
         self._running: set[object] = set()
-        # `with self._lock` cannot be interrupted between acquiring and entering, `with Condition()` can.
+        # `with self._lock` cannot be interrupted between acquiring and entering; `with Condition()` can.
         self._lock = Lock()
         self._returned = Condition(self._lock)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn, and hold it. An exception at any moment, Ctrl-C included, returns it.
+        """Wait for a turn, and hold it during the block. Any exception, Ctrl-C included, returns it.
 
         Raises:
-            ForkError: this is a fork of the process that loaded the bundle.
+            ForkError: this process is a fork of the process that loaded the bundle.
         """
-        self._process.check("a `Transcriber`")  # before the lock: a fork copies it as it is
+        self._process.check("a `Transcriber`")  # before the lock, which a fork copies in its state
         me = object()
         try:
             with self._lock:
@@ -50,7 +50,7 @@ class Turns:
 
 
 def available_cores() -> int:
-    """CPU cores that this process may use, by its affinity where the system has one."""
+    """Return the number of CPU cores that this process may use: its affinity, or else all cores."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
