@@ -155,6 +155,15 @@ TERMS = (
         "checked against contract",
     ),
     Term(r"thought about", "compile effort", "how long it is thought about"),
+    Term(r"as ever|as it were", "nothing", "the host picks tokens, as ever"),
+    Term(
+        r"(held|holds?|holding) (it |them |a bundle )?against",
+        "compared with, checked with",
+        "the reference that a bundle is held against",
+        ("pressed against the wall",),
+    ),
+    Term(r"at hand", "available", "no chip was at hand", ("on the other hand",)),
+    Term(r"warmer temperatures?", "higher temperature", "decoded at warmer temperatures"),
     Term(r"by heart|in the end of|goes round", "plain words", "the table, by heart"),
     Term(
         r"--words|--place|--full|decode_full",
