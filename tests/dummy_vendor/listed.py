@@ -1,6 +1,6 @@
-"""The dummy vendor as a part of the package: its folder among the targets, its line in their list.
+"""Make the dummy vendor a part of the package: its folder among the targets, and its chips in the list.
 
-The folder lies here instead of in `src/whisperport/targets`, which looks for modules in both places.
+The folder is here and not in `src/whisperport/targets`; `targets.__path__` makes Python look in both.
 """
 
 import sys
@@ -18,7 +18,7 @@ WITH_DUMMY = (*targets.TARGETS, *map(Dummy, CHIPS))
 
 
 def interpreter(folder: Path) -> Path:
-    """An interpreter that has the SDK, and nothing of whisperport."""
+    """Return a Python interpreter that has the SDK and not whisperport."""
     path = folder / "dummy-python"
     path.write_text(f'#!/bin/sh\nPYTHONPATH="{HERE / "sdk"}" exec "{sys.executable}" "$@"\n')
     path.chmod(0o755)

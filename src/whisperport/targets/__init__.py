@@ -1,4 +1,4 @@
-"""The targets, one per file. The list is a list: no discovery, no entry points."""
+"""All targets. To add one, add it to `TARGETS`; entry points are not used."""
 
 from whisperport.errors import UsageError
 from whisperport.targets.base import RunOptions, Target
@@ -19,15 +19,15 @@ __all__ = ["TARGETS", "RunOptions", "Target", "get_target"]
 
 
 def get_target(name: str) -> Target:
-    """The target called `name`.
+    """Return the target called `name`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such target.
     """
     for target in TARGETS:
         if target.spec.name == name:
             return target
     raise UsageError(
-        f"no target is called `{name}`",
-        hint=f"known: {', '.join(target.spec.name for target in TARGETS)}",
+        f"there is no target `{name}`",
+        hint=f"targets are {', '.join(target.spec.name for target in TARGETS)}",
     )

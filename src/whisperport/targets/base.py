@@ -1,4 +1,4 @@
-"""What a target is: a spec, three methods, and what only some targets have."""
+"""The interface of a target: a spec, three methods, and optional parts that only some targets have."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,75 +23,84 @@ if TYPE_CHECKING:  # boards have no torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How to run a bundle's programs.
+    """Options for running a bundle's programs.
 
     Raises:
         UsageError: `threads` is below 1 or above `MAX_THREADS`.
     """
 
-    threads: int | None = None  # None: one per physical core, as the runtime chooses
+    threads: int | None = None  # CPU threads of each runtime; None: the runtime chooses
     options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
-    trust: bool = False  # load programs of unknown origin without a trial run under limits
+    trust: bool = False  # load programs of unknown origin without a trial run
 
     def __post_init__(self) -> None:
         check_range("threads", self.threads, 1, MAX_THREADS)
 
     def of(self, target: "Target") -> Any:
-        """The options of one target, as an instance of its `run_options`.
+        """Return the options of one target, as an instance of its `run_options`.
 
         Raises:
-            UsageError: a name that it does not have, or a value out of range.
+            UsageError: the target has no option of this name, or a value is out of its range.
         """
         name = target.spec.name
         return parse_options(target.run_options, own_options(self.options, name), name)
 
 
 class Target(ABC):
-    """One accelerator or runtime. Adding one: a folder here and a line in the list, an extra, a page."""
+    """An accelerator or a runtime that runs programs. To add one, see docs/how-to/add-a-target.md."""
 
     spec: TargetSpec
-    lower_options: ClassVar[type[Any]] = NoOptions  # for `configured`; see `options.py`
-    run_options: ClassVar[type[Any]] = NoOptions  # for `load`
-    compiler: Compiler | None = None  # the vendor's own, for what `lower` wrote
-    importer: Importer | None = None  # of files that the vendor's compiler made elsewhere
+    lower_options: ClassVar[type[Any]] = NoOptions  # options of `lower`; see `options.py`
+    run_options: ClassVar[type[Any]] = NoOptions  # options of `load`
+    compiler: Compiler | None = None  # the vendor's compiler for the files that `lower` writes
+    importer: Importer | None = None  # reads files that the vendor's compiler wrote elsewhere
 
     @abstractmethod
     def check(self, program: "Program") -> list[Rejection]:
-        """What this target rejects of a program as it stands; needs no SDK and no runtime."""
+        """List the nodes of a program that this target rejects. Needs no SDK and no runtime."""
 
     @abstractmethod
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
-        """Compile programs, already rewritten, into files in `folder`, the root of a bundle.
+        """Lower programs into files of a bundle.
+
+        Args:
+            programs: after the target's rewrites.
+            folder: of the bundle; the target writes into a subfolder with its own name.
+
+        Returns:
+            One entry per program, in the same order.
 
         Raises:
-            MissingPackageError: the compiler is not installed.
-            LoweringError: the compiler rejected the program.
+            MissingPackageError: the compiler or exporter is not installed.
+            LoweringError: the compiler rejected a program.
         """
 
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
-        """Compile one program, already rewritten, into files that no other program shares.
+        """Lower one program into files that it shares with no other program.
 
         Args:
-            path: where its file may be written; it may be another one in the same folder.
+            program: after the target's rewrites.
+            path: suggested path of the file; the target may choose another name in the same folder.
             simplify: simplify the ONNX graph.
 
         Returns:
-            Its entry, with files relative to the folder of `path`, the program's own first; and facts to
-            show.
+            The entry of the program, with paths relative to the folder of `path` and the program's file
+            first; and facts about the result to show to the user.
 
         Raises:
-            UsageError: it writes no ONNX, and is to simplify it.
-            MissingPackageError: the compiler is not installed.
+            UsageError: `simplify` is set and the target does not write ONNX.
+            MissingPackageError: the compiler or exporter is not installed.
             LoweringError: the compiler rejected the program.
         """
         if simplify:
             raise UsageError(
-                f"`{self.spec.name}` writes no ONNX that could be simplified",
-                hint="leave `--simplify` out",
+                f"`--simplify` is not supported for the target `{self.spec.name}`",
+                why="it simplifies ONNX files, and this target does not write any",
+                hint="run the command without `--simplify`",
             )
         (entry,) = self.lower([program], path.parent, progress)
         return entry, dict(entry.delegation)
@@ -100,7 +109,14 @@ class Target(ABC):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        """Load programs that `lower` wrote, by name; needs the runtime only.
+        """Load lowered programs. Needs only the runtime, not the compiler.
+
+        Args:
+            folder: of the bundle.
+            entries: the programs to load.
+
+        Returns:
+            Name of the program -> its runner.
 
         Raises:
             MissingPackageError: the runtime is not installed.
@@ -108,13 +124,17 @@ class Target(ABC):
         """
 
     def configured(self, options: Any) -> Self:
-        """This target with options for lowering, an instance of its `lower_options`."""
+        """Return this target with options for lowering.
+
+        Args:
+            options: an instance of `lower_options`.
+        """
         return self
 
     def uncached_form(self, dims: Dims) -> UncachedForm | None:
-        """The form of `uncached_decoder` at these sizes; None: this target does not run it."""
+        """Return the form of `uncached_decoder` for these sizes; None: this target does not run it."""
         return None
 
     def too_large(self, dims: Dims) -> str:
-        """Why its compiler cannot be expected to take a checkpoint of these sizes; empty if it can."""
+        """Return why a checkpoint of these sizes is too large for the target's compiler; else ""."""
         return ""

@@ -1,7 +1,7 @@
-"""What a vendor's own compiler is to whisperport: what it needs, its stages, and what it made.
+"""The interface of a vendor's compiler: its inputs, its stages, and the check of its output.
 
-The vendor's class says these things; `compiling` drives them, and `toolchain` runs the stages in the
-interpreter that has the vendor's SDK.
+A subclass describes these. `compiling` uses the description, and `toolchain` runs the stages in the
+Python interpreter that has the vendor's SDK.
 """
 
 from abc import ABC, abstractmethod
@@ -17,57 +17,54 @@ from whisperport.targets.options import NoOptions
 from whisperport.toolchain import Failure, Stage
 
 Layout = Callable[[Array], Array]
-"""One sample of one input, moved into the order of axes that a compiler wants; values stay as they are."""
+"""Converts one sample of one input to the order of axes that a compiler expects; values do not change."""
 
 
 def same_layout(array: Array) -> Array:
-    """The layout of a compiler that wants its samples as the program has its inputs."""
+    """Return the sample as it is, for compilers that expect the layout of the program's inputs."""
     return array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationNeed:
-    """The samples that a compiler wants of one program's inputs."""
+    """The calibration set that a compiler needs for one program: samples of the program's inputs."""
 
-    samples: int
-    names: tuple[str, ...]  # of each input's array, in the order of the program's inputs
+    samples: int  # number of samples
+    names: tuple[str, ...]  # name of each input's array, in the order of the program's inputs
     layout: Layout = same_layout
     dtype: str = "float32"
-    fewer_hint: str = ""  # how to need fewer samples, as a hint: "`--option …` needs fewer"
+    fewer_hint: str = ""  # hint how to need fewer samples: "`--option …` needs fewer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationNeed:
-    """What a vendor's emulator of quantized programs is given, and what it gives back.
+    """Inputs and outputs of a vendor's emulator of quantized programs.
 
-    One of the stages in the plan reads the inputs and writes the outputs: `.npy` arrays of
-    (samples, ...) in the program's folder. The samples come from the bundle's reference clips, never
-    from the calibration set, and whisperport compares the outputs.
+    One of the stages in the plan reads the inputs and writes the outputs: `.npy` arrays of shape
+    (samples, ...) in the program's folder. The samples are made from the bundle's reference clips, not
+    from the calibration set. whisperport compares the outputs with the reference.
     """
 
     inputs: tuple[str, ...]  # names of arrays, in the order of the program's inputs
     outputs: tuple[str, ...]  # names of arrays, in the order of the program's outputs
     layout: Layout = same_layout  # of one sample of one input
-    # simulated: the stage runs the compiled file itself, as the device would; emulated: it runs the
-    # quantized program that the compiled file is made from
+    # simulated: the stage runs the compiled file as the device would. emulated: it runs the quantized
+    # program from which the compiled file is made.
     kind: Literal["emulated", "simulated"] = "emulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRequest:
-    """One program that is to be compiled."""
+    """A request to compile one program."""
 
     spec: ProgramSpec
     dims: Dims
-    options: Any  # of the compiler's own options class
-    folder: (
-        Path  # of the program, in the work folder; holds the lowered files and the calibration set
-    )
-    files: tuple[str, ...]  # the lowered files in it
-    arrays: tuple[str, ...] = ()  # the calibration set in it: one `.npy` per input, (samples, ...)
-    samples: int = 0
-    # the inputs of the emulation in it: one `.npy` per input; empty: nothing is to be emulated
-    emulation: tuple[str, ...] = ()
+    options: Any  # an instance of the compiler's options class
+    folder: Path  # the program's folder in the work folder; it contains all files below
+    files: tuple[str, ...]  # the lowered files
+    arrays: tuple[str, ...] = ()  # the calibration set: one `.npy` per input, (samples, ...)
+    samples: int = 0  # number of calibration samples
+    emulation: tuple[str, ...] = ()  # inputs of the emulator: one `.npy` per input; empty: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,32 +72,32 @@ class CompilePlan:
     """How one program is compiled."""
 
     stages: tuple[Stage, ...]
-    artifact: str  # the compiled file, which one of the stages writes
-    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON, for the stage script
-    keep: tuple[str, ...] = ()  # files of the folder that go into the bundle beside the artifact
+    artifact: str  # name of the compiled file, which one of the stages writes
+    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON for the stage script
+    keep: tuple[str, ...] = ()  # other files of the folder that are copied into the bundle
 
 
 class Compiler(ABC):
-    """A vendor's compiler, described by code that needs no SDK."""
+    """The description of a vendor's compiler. It does not import the SDK."""
 
-    title: str  # as errors call it, with the versions that serve the target
-    toolchain: ClassVar[str]  # its name in `--toolchain NAME=PYTHON`
+    title: str  # name in errors, with the versions that support the target
+    toolchain: ClassVar[str]  # name in `--toolchain NAME=PYTHON`
     sdk: ClassVar[str]  # import name of the SDK's package
-    source: ClassVar[str]  # where the SDK comes from
-    script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it defines
+    source: ClassVar[str]  # where to get the SDK, shown to the user
+    script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it must define
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
-    suffix: ClassVar[str]  # of a compiled artifact: ".rknn"
+    suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".rknn"
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
-        """JSON for every stage of every program: which chip, which versions of the SDK serve it."""
+        """Return JSON for every stage of every program, such as the chip and the supported SDK versions."""
 
     @abstractmethod
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
-        """The calibration set that a program needs; None: it needs none."""
+        """Return the calibration set that a program needs; None: none."""
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        """What the vendor's emulator needs of a program; None: it has none, or it is not wanted."""
+        """Return inputs and outputs of the vendor's emulator; None: there is none, or it is turned off."""
         return None
 
     @abstractmethod
@@ -108,30 +105,31 @@ class Compiler(ABC):
         """Write the vendor's own files into the program's folder, and list the stages.
 
         Raises:
-            UsageError: the options do not suit this program.
+            UsageError: the options do not fit this program.
         """
 
     @abstractmethod
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
-        """Compare a compiled file's own description with the program; JSON facts for the manifest.
+        """Compare the description inside a compiled file with the program.
 
-        `compiler`, the version that made it, is one of the facts where the file says so.
+        Returns:
+            JSON facts for the manifest, among them `compiler`, the compiler's version, if the file has it.
 
         Raises:
-            BundleError: it is damaged, for another chip, or has other inputs or outputs.
+            BundleError: the file is damaged, is for another chip, or has other inputs or outputs.
         """
 
     def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
-        """What the vendor's tool measured itself and wrote to the log of a stage: layer -> SNR in dB."""
+        """Read the accuracy that the vendor's tool wrote to the log of a stage: layer -> SNR in dB."""
         return {}
 
     def explain(self, failure: Failure) -> tuple[str, str]:
-        """What happened in a stage that failed, to follow the compiler's title, and what to do next."""
+        """Explain a failed stage: what happened, as words that follow the compiler's title; and a hint."""
         return (
             "failed",
             "finished stages are kept: the same command continues with the failed stage",
         )
 
     def inputs(self, files: Sequence[str]) -> tuple[str, ...]:
-        """Of a bundle's files of a program, those that the compiler is given."""
+        """Select the files of a program that the compiler reads: all but compiled artifacts."""
         return tuple(file for file in files if not file.endswith(self.suffix))

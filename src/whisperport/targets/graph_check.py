@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # boards have no torch
 
 
 def rejections(program: "Program", spec: TargetSpec) -> list[Rejection]:
-    """Every node of `program` that `spec` rejects, with the value met and the limit."""
+    """List every node of `program` that `spec` rejects, with the value found and the limit."""
     from whisperport.inspection.check import rejections as rejections_of
     from whisperport.inspection.read_exported import read_exported
 

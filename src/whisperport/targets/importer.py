@@ -1,4 +1,4 @@
-"""Reading what a vendor or someone else has compiled and published."""
+"""The interface for importing compiled files that a vendor or others have published."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,49 +16,56 @@ if TYPE_CHECKING:  # boards have no torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportForm:
-    """How a checkpoint is exported so that published artifacts fit in."""
+    """How a checkpoint must be exported so that published artifacts fit into the bundle."""
 
-    window_s: float | None = None  # None: the target's own
-    options: Mapping[str, str] = field(default_factory=dict)  # for lowering: name -> value
+    window_s: float | None = None  # length of the window in seconds; None: the target's default
+    options: Mapping[str, str] = field(default_factory=dict)  # options for lowering: name -> value
 
 
 class Importer(ABC):
     """Reads a vendor's published artifacts, without its SDK."""
 
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
-    suffix: ClassVar[str]  # of an artifact
-    programs: ClassVar[frozenset[str]]  # whose artifacts can be imported; one of them is "encoder"
+    suffix: ClassVar[str]  # file name suffix of an artifact
+    programs: ClassVar[frozenset[str]]  # programs that can be imported; "encoder" is one of them
 
     @abstractmethod
     def is_for(self, artifact: Path) -> bool:
-        """Whether an artifact was compiled for just this target.
+        """Whether an artifact was compiled for this target.
 
         Raises:
-            BundleError: it is damaged, or of another format.
+            BundleError: the artifact is damaged or has another format.
         """
 
     @abstractmethod
     def form(self, artifacts: Mapping[str, Path], dims: Dims) -> ImportForm:
-        """What the artifacts, by program, demand of the export.
+        """Determine how the checkpoint must be exported to fit the artifacts.
+
+        Args:
+            artifacts: name of the program -> its artifact.
+            dims: sizes of the checkpoint.
 
         Raises:
-            BundleError: one is damaged, is for another chip, or is of another checkpoint.
+            BundleError: an artifact is damaged, for another chip, or of another checkpoint.
         """
 
     @abstractmethod
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
-        """Compare an artifact's own description with its program; JSON facts for the manifest.
+        """Compare the description inside an artifact with its program.
+
+        Returns:
+            JSON facts for the manifest.
 
         Raises:
-            BundleError: it has other inputs or outputs.
+            BundleError: the artifact has other inputs or outputs.
         """
 
     def check_checkpoint(
         self, artifacts: Mapping[str, Path], checkpoint: "Checkpoint", options: Any
     ) -> None:
-        """Compare the checkpoint with what `options` names besides the artifacts.
+        """Compare the checkpoint with other files that `options` names, if the target has such options.
 
         Raises:
-            BundleError: it is another checkpoint.
+            BundleError: the files belong to another checkpoint.
         """
         return

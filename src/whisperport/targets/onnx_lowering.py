@@ -1,4 +1,4 @@
-"""Lower programs to one ONNX file each: what the targets whose compilers read ONNX share."""
+"""Lower programs to ONNX, one file each; used by all targets whose compilers read ONNX."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,18 +12,18 @@ from whisperport.progress import Progress
 from whisperport.targets.base import Target
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.onnx_file import OnnxFacts
+    from whisperport.programs.onnx_file import OnnxFileInfo
     from whisperport.programs.program import Program
 
 
 def lower_to_onnx(
     target: Target, programs: Sequence["Program"], folder: Path, opset: int, progress: Progress
 ) -> list[ProgramEntry]:
-    """Write each program, with its weights, as `TARGET/PROGRAM.onnx` in the root of a bundle.
+    """Write each program with its weights to `TARGET/PROGRAM.onnx` in the folder of a bundle.
 
     Raises:
         MissingPackageError: the ONNX exporter is not installed.
-        LoweringError: the target rejects a program, or it cannot be written in this opset.
+        LoweringError: the target rejects a program, or a program cannot be written in this opset.
     """
     _check(target, programs)
     _writer(target.spec.name)  # before anything is written
@@ -46,19 +46,20 @@ def lower_file_to_onnx(
     *,
     simplify: bool = False,
 ) -> tuple[ProgramEntry, dict[str, Any]]:
-    """Write one program, with its weights, to `path`.
+    """Write one program with its weights to `path`.
 
     Returns:
-        Its entry, with files relative to the folder of `path`; and the opset, the number of nodes, the
-        highest rank and the bytes of weights of what was written.
+        The entry of the program, with paths relative to the folder of `path`; and facts about the file:
+        opset, number of nodes, highest rank, and bytes of weights.
 
     Raises:
-        MissingPackageError: the ONNX exporter is not installed, or onnxslim is asked for and is not.
-        LoweringError: it cannot be written in this opset.
+        MissingPackageError: the ONNX exporter is not installed, or `simplify` is set and onnxslim is not
+            installed.
+        LoweringError: the program cannot be written in this opset.
     """
     name = target.spec.name
     write = _writer(name)
-    progress(f"{program.name} to ONNX opset {opset} for {name}")
+    progress(f"writing {program.name} as ONNX opset {opset} for {name}")
     facts = write(program, path, opset=opset, simplify=simplify)
     entry = ProgramEntry(
         spec=program.spec,
@@ -80,7 +81,7 @@ def lower_file_to_onnx(
     }
 
 
-def _writer(target: str) -> "Callable[..., OnnxFacts]":
+def _writer(target: str) -> "Callable[..., OnnxFileInfo]":
     try:
         from whisperport.programs.onnx_file import write_onnx_file
     except ImportError as error:
@@ -94,11 +95,13 @@ def _writer(target: str) -> "Callable[..., OnnxFacts]":
 
 def _check(target: Target, programs: Sequence["Program"]) -> None:
     for program in programs:
-        refused = target.check(program)
-        if refused:
+        rejected = target.check(program)
+        if rejected:
             fallback = target.spec.fallback
             raise LoweringError(
                 f"`{target.spec.name}` does not support the program `{program.name}`",
-                why=f"{refused[0].node}: {refused[0].reason} ({len(refused)} refusals in all)",
-                hint=f"leave it to `{fallback}`, the fallback target" if fallback else "",
+                why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
+                hint=f"place it on the fallback target: `--placement {program.name}={fallback}`"
+                if fallback
+                else "",
             )

@@ -1,4 +1,4 @@
-"""Run one ONNX file with ONNX Runtime: what the targets whose programs are ONNX share."""
+"""Run ONNX files with ONNX Runtime; used by all targets whose programs are ONNX files."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets.onnx_weights import OnnxWeights
 
 CPU = "CPUExecutionProvider"
-ONNX_TYPES = {  # numpy's name -> as ONNX Runtime names the type of a value
+ONNX_TYPES = {  # numpy's name of a dtype -> ONNX Runtime's name of the tensor type
     **{
         f"{kind}{bits}": f"tensor({kind}{bits})"
         for kind in ("int", "uint")
@@ -25,14 +25,12 @@ ONNX_TYPES = {  # numpy's name -> as ONNX Runtime names the type of a value
     "float32": "tensor(float)",
     "float64": "tensor(double)",
 }
-IN_PLACE_SINCE = (
-    1,
-    31,
-)  # the version since which sessions use weights of their caller, and copy none
+# Since this version of ONNX Runtime, sessions can use weights in memory of the caller without a copy.
+IN_PLACE_SINCE = (1, 31)
 
 
 class OnnxRunner(Runner):
-    """A session on one execution provider."""
+    """An ONNX program in a session of ONNX Runtime, on one execution provider."""
 
     def __init__(
         self,
@@ -42,25 +40,33 @@ class OnnxRunner(Runner):
         provider: str = CPU,
         weights: OnnxWeights | None = None,
     ) -> None:
-        """
+        """Load the program.
+
         Args:
-            weights: of this program and others; None: the session reads and keeps its own.
+            spec: the program's signature in the manifest.
+            threads: CPU threads; None: ONNX Runtime chooses.
+            provider: name of the execution provider.
+            weights: weights that several programs share; None: the session loads its own.
 
         Raises:
             MissingPackageError: onnxruntime is not installed.
-            LoweringError: it has no such provider, or did not use it.
-            BundleError: it cannot read the file, or the file has another signature than `spec`.
+            LoweringError: the execution provider is not installed, or ONNX Runtime did not use it.
+            BundleError: ONNX Runtime cannot read the file, or its signature differs from `spec`.
         """
-        super().__init__(spec, nullcontext())  # a session runs in several threads at once
+        super().__init__(spec, nullcontext())  # a session may run in several threads concurrently
         self._session = _session(graph, threads, provider, weights)
         _check_signature(self._session, spec, graph.name)
-        self._weights = weights  # which the session uses in place
+        self._weights = weights  # kept alive, since the session uses this memory
         self._in_place = provider == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
         self._output_names = [tensor.name for tensor in spec.outputs]
 
     def binding(self) -> Binding:
-        """Other providers copy an array when it is bound, and would not see how a cache changes later."""
+        """Return a binding that keeps arrays bound between runs.
+
+        Other providers copy an array when it is bound and would miss later changes of a cache, so they
+        get the default binding.
+        """
         return _OnnxBinding(self, self._session) if self._in_place else Binding(self)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -70,10 +76,10 @@ class OnnxRunner(Runner):
 
 
 class _OnnxBinding(Binding):
-    """ONNX Runtime wraps the memory of bound arrays once, and not for every run.
+    """A binding for which ONNX Runtime wraps the memory of bound arrays once and not in every run.
 
-    From the second run on: to wrap the arrays of a step takes as long as is then saved in four runs, and
-    other programs mostly run once per window.
+    It is used from the second run on. Wrapping the arrays of `step` costs as much time as is saved in four
+    runs, and most other programs run only once per window.
     """
 
     def __init__(self, runner: Runner, session: Any) -> None:
@@ -95,7 +101,7 @@ class _OnnxBinding(Binding):
         for index, name in self._unbound.items():
             self._wrapped.bind_cpu_input(name, inputs[index])
         self._session.run_with_iobinding(self._wrapped)
-        # The next run writes to the same memory.
+        # Copies are needed: the next run writes to the same memory.
         outputs: Sequence[Array] = self._wrapped.copy_outputs_to_cpu()
         return outputs
 
@@ -114,60 +120,61 @@ def _session(
         import onnxruntime as ort
     except ImportError as error:
         raise MissingPackageError(
-            "cannot use `onnxruntime`: it is not installed, or not for this Python",
+            "cannot use `onnxruntime`: it is not installed, or does not support this Python",
             why=str(error),
             hint="pip install --upgrade whisperport",
         ) from error
     if provider not in ort.get_available_providers():
         raise LoweringError(
-            f"ONNX Runtime has no execution provider `{provider}` here",
-            why=f"installed: {', '.join(ort.get_available_providers())}",
-            hint=f"install the onnxruntime package that holds it, or use {CPU}",
+            f"ONNX Runtime has no execution provider `{provider}` on this machine",
+            why=f"installed are {', '.join(ort.get_available_providers())}",
+            hint=f"install the onnxruntime package that contains it, or use {CPU}",
         )
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = threads or 0
-    # Spinning threads make a single session 0-10 % quicker and steal the cores of everything else.
+    # Spinning makes a single session 0 to 10 % faster, but the waiting threads use the CPU.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # A plan of all arrays is one large block more: 50 MB for an encoder of base, and no time saved.
+    # Memory patterns allocate one more large block, 50 MB for the encoder of base, and save no time.
     settings.enable_mem_pattern = False
     settings.log_severity_level = 3
-    # Not ONNX Runtime's own format, which it detects by itself, and which is not checked here.
+    # Accept only ONNX: ONNX Runtime also detects its own format, which is not checked here.
     settings.add_session_config_entry("session.load_model_format", "ONNX")
     in_place = weights if _version(ort.__version__) >= IN_PLACE_SINCE else None
     if not in_place:
-        graph.detach()  # checks it, and does not hold it in memory beside the session
+        graph.detach()  # checks the graph without keeping it in memory
     try:
         model = in_place.session_model(graph, settings) if in_place else os.fspath(graph.path)
         session = ort.InferenceSession(model, settings, providers=[provider])
     except BundleError:
         raise
-    except Exception as error:  # its own exception classes have no common base but Exception
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class but Exception
         raise BundleError(
             f"ONNX Runtime cannot load {graph.name}",
             why=str(error).strip().split("\n")[0],
             hint="export the bundle again with this version of onnxruntime",
         ) from error
-    if provider not in session.get_providers():  # it falls back to the CPU silently
+    if provider not in session.get_providers():  # ONNX Runtime falls back to the CPU silently
         raise LoweringError(
             f"ONNX Runtime did not use `{provider}` for {graph.name}",
             why=f"it used {', '.join(session.get_providers())}",
+            hint=f"check the installation of this provider, or use {CPU}",
         )
     return session
 
 
 def _check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
-    """Compare what the session states with the manifest; an axis without a number fits any."""
+    """Compare the session's signature with the manifest; an axis without a number matches any size."""
     outputs = {value.name for value in session.get_outputs()}
     unknown = [tensor.name for tensor in spec.outputs if tensor.name not in outputs]
     inputs = {value.name for value in session.get_inputs()} ^ {t.name for t in spec.inputs}
     if unknown or inputs:
-        raise _mismatch(name, f"it differs in {min((*unknown, *inputs))[:80]!r}")
+        raise _mismatch(name, f"the name {min((*unknown, *inputs))[:80]!r} is only in one of them")
     stated = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
     for tensor in (*spec.inputs, *spec.outputs):
         value = stated[tensor.name]
         shape = tuple(
-            wanted if stated is None or isinstance(stated, str) else stated
-            for wanted, stated in zip_longest(tensor.shape, value.shape, fillvalue=-1)
+            expected if found is None or isinstance(found, str) else found
+            for expected, found in zip_longest(tensor.shape, value.shape, fillvalue=-1)
         )
         if shape != tensor.shape or value.type != ONNX_TYPES.get(tensor.dtype):
             raise _mismatch(

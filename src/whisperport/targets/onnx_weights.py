@@ -1,9 +1,10 @@
-"""Weights that several ONNX programs of a bundle use, in memory once for all of their sessions.
+"""Share the weights of several ONNX programs of a bundle in memory, for all of their sessions.
 
-A session of ONNX Runtime keeps weights of its own: what it widened from float16, and what it packed
-for its matrix products. `step`, every `prefill` and `align` use one decoder, which was in memory once
-for each. Here their tensors are read into arrays that the sessions use in place, unpacked. A product
-with one row, such as a step's, takes as long; those of a prefill take longer, once a window.
+By default each session of ONNX Runtime has its own weights: converted from float16, and packed for its
+matrix multiplications. `step`, every `prefill` and `align` use the weights of the same decoder, which
+would be in memory once per program. This module reads the tensors into arrays that all sessions use
+without packing. A matrix multiplication with one token, as in `step`, is as fast as with packing; those
+of a prefill are slower, once per window.
 """
 
 from collections import Counter
@@ -17,25 +18,26 @@ from numpy.typing import NDArray
 from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
-MIN_SHARED = 0.5  # of a program's weights: with less in common, packing them is worth a copy
+MIN_SHARED = 0.5  # shared part of a program's weights; below it, packed copies are better
 
 
 class _Location(NamedTuple):
-    """Where a tensor is stored."""
+    """Where a tensor is stored on disk."""
 
     file: Path  # a listed file, with links resolved
     offset: int
     length: int  # bytes
-    half: bool  # in float16, which the graph widens
+    half: bool  # float16, which the graph converts to float32
 
 
 class OnnxWeights:
-    """The tensors of those programs that have most of them in common, read when first asked for."""
+    """The weights of the programs that have most of their weights in common, read when first needed."""
 
     def __init__(self, graphs: Sequence[OnnxGraph]) -> None:
-        """
+        """Find the programs that share weights.
+
         Raises:
-            BundleError: a graph cannot be read, or refers to a file that is not one of its program's.
+            BundleError: a graph cannot be read, or refers to a file that is not part of its program.
         """
         if len(graphs) < 2:  # there is nothing to share
             graphs = []
@@ -51,13 +53,16 @@ class OnnxWeights:
                 self._sharing.add(graph)
 
     def __contains__(self, graph: OnnxGraph) -> bool:
-        """Whether the program shares its tensors with others."""
+        """Whether the program shares its weights with others."""
         return graph in self._sharing
 
     def session_model(self, graph: OnnxGraph, settings: Any) -> bytes:
-        """The graph as a session is to load it, with its weights in `settings`.
+        """Return the serialized graph for a session, and put its weights into the session's settings.
 
-        The session uses the arrays in place: keep this object for as long.
+        The session uses the memory of this object, which must live as long as the session.
+
+        Args:
+            settings: an `onnxruntime.SessionOptions`, which is changed.
 
         Raises:
             ValueError, OSError: a file of weights is missing or too short.
@@ -70,9 +75,7 @@ class OnnxWeights:
                 continue
             location = locations[tensor.name]
             array = self._array(location).view(np.uint8)
-            file = (
-                f"{location.offset} of {location.file.name}"  # to the session each tensor is a file
-            )
+            file = f"{location.offset} of {location.file.name}"  # for the session, each tensor is a file
             files[file] = array
             del tensor.external_data[:]
             tensor.external_data.add(key="location", value=file)
@@ -93,7 +96,7 @@ class OnnxWeights:
     def _array(self, location: _Location) -> NDArray[np.float32]:
         if location not in self._arrays:
             if location.offset + location.length > location.file.stat().st_size:
-                raise ValueError(f"{location.file.name} is cut short")
+                raise ValueError(f"{location.file.name} is truncated")
             dtype = np.dtype(np.float16 if location.half else np.float32)
             count = location.length // dtype.itemsize
             stored = np.fromfile(location.file, dtype, count, offset=location.offset)
@@ -102,7 +105,10 @@ class OnnxWeights:
 
 
 def _locations(graph: OnnxGraph) -> dict[str, _Location]:
-    """Tensors stored in other files; none if one of them is no initializer, or not used as float32."""
+    """Return name -> location of all tensors in other files.
+
+    Empty if one of them is not an initializer or is not used as float32.
+    """
     model = graph.read()
     widened = _widened(model)
     found = {}
@@ -124,7 +130,7 @@ def _locations(graph: OnnxGraph) -> dict[str, _Location]:
 
 
 def _widened(model: Any) -> dict[str, str]:
-    """float16 tensors that nothing but a Cast to float32 uses: name -> name of its output."""
+    """Return the float16 tensors that only a Cast to float32 uses: name -> name of the Cast's output."""
     uses = Counter(name for node in model.graph.node for name in node.input)
     half = {t.name for t in _stored_outside(model) if t.data_type == HALF and uses[t.name] == 1}
     casts = (node for node in model.graph.node if node.op_type == "Cast")

@@ -1,4 +1,4 @@
-"""ONNX Runtime, on the CPU or any execution provider that is installed."""
+"""The target `onnxruntime`: ONNX Runtime on the CPU or another installed execution provider."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 FOLDER = "onnxruntime"
-OPSETS = range(13, 21)  # that `programs/onnx_opset.py` writes; the last unless another is asked for
+OPSETS = range(13, 21)  # those that `programs/onnx_opset.py` writes; the last is the default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerOptions:
-    """How programs are written.
+    """Options for lowering.
 
     Raises:
-        UsageError: an opset that is not written.
+        UsageError: the opset is out of its range.
     """
 
     opset: Annotated[
-        int, Option("ONNX operator set that is written", low=OPSETS[0], high=OPSETS[-1])
+        int, Option("Version of the ONNX operator set (opset)", low=OPSETS[0], high=OPSETS[-1])
     ] = OPSETS[-1]
 
     def __post_init__(self) -> None:
@@ -43,34 +43,36 @@ class LowerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderOptions:
-    """How programs are run."""
+    """Options for running."""
 
-    provider: Annotated[str, Option("Name of the execution provider that runs every program")] = CPU
+    provider: Annotated[
+        str, Option("Name of the ONNX Runtime execution provider that runs the programs")
+    ] = CPU
 
 
 @final
 class OnnxRuntime(Target):
-    """Writes every program as one ONNX file, all with the same weights, and runs it."""
+    """Writes one ONNX file per program and one file of weights for all programs; runs them."""
 
     lower_options: ClassVar[type[Any]] = LowerOptions
     run_options: ClassVar[type[Any]] = ProviderOptions
     spec = TargetSpec(
         name="onnxruntime",
-        summary="ONNX Runtime: any CPU, and its other execution providers where installed",
+        summary="ONNX Runtime on any CPU, or on another installed execution provider",
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),
         trial_options={"provider": CPU},
         runtime="onnxruntime",
         lowered_suffix=".onnx",
-        lowered_max_rank=4,  # the file is for other compilers too, and most stop there
+        lowered_max_rank=4,  # the file may be used by other compilers; most support no higher rank
         extra="export",
         sources={
-            "formats": "it reads ONNX; torch programs are written as ONNX first",
+            "formats": "ONNX Runtime reads ONNX; torch programs are converted to ONNX first",
             "domains": "onnxruntime docs/ContribOperators.md",
-            "static": "it runs dynamic shapes; whisperport's runtime passes static ones",
+            "static": "ONNX Runtime supports dynamic shapes; whisperport uses static shapes only",
             "dtypes": "onnx/onnx docs/Operators.md, opset 20: types of Add, MatMul, Gather, Where",
-            "max_rank": "none found in ONNX Runtime's CPU kernels; 8 is what other compilers stop at",
+            "max_rank": "no limit found in ONNX Runtime's CPU kernels; 8 is the limit of other compilers",
         },
     )
 
@@ -100,7 +102,7 @@ class OnnxRuntime(Target):
         weights = SharedWeights(folder / FOLDER / "weights.bin")
         entries = []
         for program in programs:
-            progress(f"{program.name} to ONNX opset {self.opset}")
+            progress(f"writing {program.name} as ONNX opset {self.opset}")
             path = folder / FOLDER / f"{program.name}.onnx"
             nodes = write_onnx(program, path, weights, opset=self.opset)
             entries.append(
@@ -122,7 +124,7 @@ class OnnxRuntime(Target):
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
-        """Write one ONNX file with its weights inside."""
+        """Write one program to an ONNX file that contains its weights."""
         return lower_file_to_onnx(self, program, path, self.opset, progress, simplify=simplify)
 
     def load(
@@ -130,7 +132,7 @@ class OnnxRuntime(Target):
     ) -> dict[str, Runner]:
         provider = cast(ProviderOptions, options.of(self)).provider
         graphs = [OnnxGraph.of(folder, entry) for entry in entries]
-        # Another provider copies weights to a memory of its own.
+        # Other providers copy weights to their own memory, so sharing does not help them.
         weights = OnnxWeights(graphs if provider == CPU else [])
         return {
             entry.spec.name: OnnxRunner(

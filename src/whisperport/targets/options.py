@@ -1,11 +1,11 @@
-"""Options of a target, for lowering, running, compiling or importing: the fields of a frozen dataclass.
+"""Options of a target for lowering, running, compiling or importing: fields of a frozen dataclass.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Options:
-        epochs: Annotated[int | None, Option("Fine-tuning epochs", low=1)] = None
+        epochs: Annotated[int | None, Option("Number of fine-tuning epochs", low=1)] = None
 
-is given as `--option NAME.epochs=4`, where NAME is the target's. Types: int, bool, str, Path, a Literal of
-ints and strings, and any of these or None.
+is set on the command line as `--option TARGET.epochs=4`. A field has the type int, bool, str, Path, or a
+Literal of ints and strings; each of them may be combined with None.
 """
 
 import math
@@ -24,30 +24,30 @@ ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What the type of a field does not say."""
+    """Help text and range of an option; the second argument of `Annotated` for its field."""
 
     help: str  # one line without a full stop
-    low: int | None = None  # of a number, included
-    high: int | None = None
+    low: int | None = None  # smallest allowed number
+    high: int | None = None  # largest allowed number
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of what has no options."""
+    """The options class where there are no options."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionHelp:
-    """One option, as it is shown."""
+    """One option, as help texts show it."""
 
-    name: str  # as it is written: "optimization-level"
-    values: str  # those that it can have: "0 to 4"
-    default: str  # empty: the vendor's own
+    name: str  # name on the command line, such as "optimization-level"
+    values: str  # allowed values, such as "0 to 4"
+    default: str  # empty: the help text explains the default
     help: str
 
 
 def describe(options: type[Any]) -> tuple[OptionHelp, ...]:
-    """Every option of an options class, in the order of its fields."""
+    """Describe every option of an options class, in the order of its fields."""
     defaults = {one.name: one.default for one in fields(options)}
     return tuple(
         OptionHelp(name.replace("_", "-"), _values(kind, about), _shown(defaults[name]), about.help)
@@ -56,10 +56,10 @@ def describe(options: type[Any]) -> tuple[OptionHelp, ...]:
 
 
 def check_ranges(options: Any) -> None:
-    """Check the numbers of an options object; for its `__post_init__`.
+    """Check that all numbers of an options object are in their ranges; for use in its `__post_init__`.
 
     Raises:
-        UsageError: a number that is out of the range of its field.
+        UsageError: a number is out of the range of its field.
     """
     for name, (_, about) in _declared(type(options)).items():
         if about.low is not None or about.high is not None:
@@ -69,10 +69,15 @@ def check_ranges(options: Any) -> None:
 
 
 def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> Any:
-    """An options class made of texts, by name.
+    """Make an options object from texts.
+
+    Args:
+        options: the options class.
+        given: name of the option -> value, as on the command line.
+        target: name of the target, for errors.
 
     Raises:
-        UsageError: a name that it does not have, or a value out of range.
+        UsageError: there is no option of this name, or a value is not allowed.
     """
     declared = _declared(options)
     known = {name.replace("_", "-"): name for name in declared}
@@ -80,10 +85,10 @@ def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> 
     for name, text in given.items():
         if name not in known:
             raise UsageError(
-                f"`{target}` has no option `{name}` here",
-                hint=f"options are {', '.join(f'{target}.{one}' for one in known)}"
+                f"`{target}` has no option `{name}` for this command",
+                hint=f"its options are {', '.join(f'{target}.{one}' for one in known)}"
                 if known
-                else f"`{target}` has no options here",
+                else f"`{target}` has no options for this command",
             )
         kind, about = declared[known[name]]
         try:
@@ -97,35 +102,36 @@ def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> 
 
 
 def by_target(given: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Texts named `TARGET.NAME`, as one options object per target.
+    """Make one options object per target from texts.
 
     Args:
-        targets: name -> options class, of every target that can have options here.
+        given: `TARGET.NAME` -> value, as on the command line.
+        targets: name -> options class, of every target that may have options for this command.
 
     Raises:
-        UsageError: a target or name that is not there, or a value out of range.
+        UsageError: there is no such target or option, or a value is not allowed.
     """
-    sorted_out: dict[str, dict[str, str]] = {name: {} for name in targets}
+    grouped: dict[str, dict[str, str]] = {name: {} for name in targets}
     for full_name, text in given.items():
         target, dot, name = full_name.partition(".")
-        if not dot or target not in sorted_out:
+        if not dot or target not in grouped:
             raise UsageError(
-                f"there is no option `{full_name}` here",
-                why="an option is written TARGET.NAME",
+                f"there is no option `{full_name}` for this command",
+                why="an option is written as TARGET.NAME=VALUE",
                 hint=f"options are {', '.join(_all_names(targets)) or 'none'}",
             )
-        sorted_out[target][name] = text
-    return {name: parse_options(targets[name], sorted_out[name], name) for name in targets}
+        grouped[target][name] = text
+    return {name: parse_options(targets[name], grouped[name], name) for name in targets}
 
 
 def own_options(given: Mapping[str, str], target: str) -> dict[str, str]:
-    """Those of one target: `TARGET.NAME` -> value becomes `NAME` -> value."""
+    """Select the options of one target: `TARGET.NAME` -> value becomes `NAME` -> value."""
     found = {name.partition("."): text for name, text in given.items()}
     return {name: text for (owner, _, name), text in found.items() if owner == target}
 
 
 def with_target(options: Mapping[str, str], target: str) -> dict[str, str]:
-    """The reverse: `NAME` -> value becomes `TARGET.NAME` -> value."""
+    """Add the target's name to options: `NAME` -> value becomes `TARGET.NAME` -> value."""
     return {f"{target}.{name}": text for name, text in options.items()}
 
 
@@ -134,20 +140,24 @@ def _all_names(targets: Mapping[str, type[Any]]) -> list[str]:
 
 
 def _declared(options: type[Any]) -> dict[str, tuple[Any, Option]]:
-    """Field -> its type, and what was said of it."""
+    """Return field -> its type and its `Option`."""
     hints = get_type_hints(options, include_extras=True)
     return {name: (get_args(hint)[0], get_args(hint)[1]) for name, hint in hints.items()}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types that a value can have, without None."""
+    """Return the types that a value can have, without None."""
     if get_origin(hint) in (types.UnionType, Union):
         return tuple(part for part in get_args(hint) if part is not type(None))
     return (hint,)
 
 
 def _parsed(text: str, hint: Any, about: Option) -> Any:
-    """Raises ValueError for a text that is no value of this type."""
+    """Convert a text to a value of the type `hint`.
+
+    Raises:
+        ValueError: the text is not an allowed value.
+    """
     for kind in _alternatives(hint):
         if get_origin(kind) is Literal:
             for value in get_args(kind):

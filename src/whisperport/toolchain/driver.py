@@ -257,7 +257,7 @@ def _text_lines(event: str, **facts: Any) -> None:
         ),
         "missing": "the vendor's SDK is not installed: {}".format(facts.get("message")),
         "unsuitable": "the vendor's SDK does not support this job: {}".format(facts.get("message")),
-        "done": "done: copy this folder back to the machine with the bundle; run `whisperport compile` again",
+        "done": "done: copy this folder back to the machine of the bundle; run `whisperport compile` again",
     }
     print(lines[event], flush=True)
 

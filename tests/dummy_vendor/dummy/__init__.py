@@ -1,4 +1,4 @@
 """The dummy accelerator: two chips, their compiler, and their compiled files."""
 
-# Besides the folder's name: no other file of the package may contain these words.
+# Words that no file outside of this folder may contain, besides the folder's name; a test checks it.
 VENDOR_WORDS = ("dmy",)

@@ -1,4 +1,4 @@
-"""Read a compiled file: a line of JSON that describes the program, then the program."""
+"""Read a compiled file: one line of JSON that describes the program, followed by the program."""
 
 import json
 from dataclasses import dataclass
@@ -12,43 +12,52 @@ SUFFIX = ".dmy"
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a compiled file says of itself, and the program for the device."""
+    """The description in a compiled file, and the program for the device."""
 
     chip: str
-    compiler: str  # its version
-    inputs: list[list[int]]
-    outputs: list[list[int]]
+    compiler: str  # version of the compiler
+    inputs: list[list[int]]  # shapes
+    outputs: list[list[int]]  # shapes
     program: bytes
 
 
 def read_artifact(path: Path) -> Artifact:
-    """Raises BundleError if the file is missing, damaged, or of another format."""
+    """Read a compiled file.
+
+    Raises:
+        BundleError: the file is missing, is damaged, or has another format.
+    """
     try:
         header, _, program = path.read_bytes().partition(b"\n")
-        told = json.loads(header)
-        return Artifact(**told, program=program)
+        description = json.loads(header)
+        return Artifact(**description, program=program)
     except (OSError, ValueError, TypeError) as error:
         raise BundleError(
-            f"{path.name} is no compiled file of this vendor",
+            f"{path.name} is not a compiled file of this vendor",
             why=str(error),
             hint=f"give the {SUFFIX} file that the compiler wrote",
         ) from error
 
 
 def check_artifact(path: Path, chip: str, spec: ProgramSpec) -> Artifact:
-    """Raises BundleError if the file is for another chip, or has other inputs or outputs."""
+    """Read a compiled file, and compare it with the chip and the program.
+
+    Raises:
+        BundleError: the file is for another chip, or has other inputs or outputs.
+    """
     artifact = read_artifact(path)
     if artifact.chip != chip:
         raise BundleError(
             f"{path.name} is for another chip than `{chip}`",
             why=f"it was compiled for {artifact.chip}",
-            hint="export and compile for the chip that you have",
+            hint="export and compile for your chip",
         )
     expected = [[list(tensor.shape) for tensor in side] for side in (spec.inputs, spec.outputs)]
     if [artifact.inputs, artifact.outputs] != expected:
         raise BundleError(
             f"{path.name} does not compute `{spec.name}`",
-            why=f"its inputs and outputs are {artifact.inputs} and {artifact.outputs}",
-            hint="compile it from this bundle",
+            why=f"its inputs are {artifact.inputs} and its outputs {artifact.outputs}; expected "
+            f"{expected[0]} and {expected[1]}",
+            hint="compile this bundle with `whisperport compile`",
         )
     return artifact

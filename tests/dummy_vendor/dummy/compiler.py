@@ -1,4 +1,4 @@
-"""The dummy's compiler: its options, its calibration, its stages, and what it logs."""
+"""The dummy's compiler: options, calibration set, simulation, stages, and the accuracy in its logs."""
 
 import json
 import re
@@ -26,20 +26,22 @@ from whisperport.toolchain import Failure, Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyOptions:
-    """What may be chosen: `--option dummy1.samples=8`."""
+    """Options for compiling, such as `--option dummy1.samples=8`."""
 
-    samples: Annotated[int, Option("Calibration samples", low=1)] = 64
-    percentile: Annotated[int, Option("How much of a range is kept", low=90, high=100)] = 100
+    samples: Annotated[int, Option("Number of calibration samples", low=1)] = 64
+    percentile: Annotated[
+        int, Option("Percentile of absolute values that ranges must cover", low=90, high=100)
+    ] = 100
 
 
 def flat(array: Array) -> Array:
-    """The layout of a calibration sample: one row."""
+    """Flatten a calibration sample to one row, the layout that this compiler expects."""
     return array.reshape(1, -1)
 
 
 @final
 class DummyCompiler(Compiler):
-    """The compiler of one chip."""
+    """The compiler for one chip."""
 
     title = "the dummy's compiler"
     toolchain: ClassVar[str] = "dummy"
@@ -57,7 +59,7 @@ class DummyCompiler(Compiler):
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         names = tuple(tensor.name for tensor in spec.inputs)
-        fewer_hint = f"`--option {self._chip}.samples=N` asks for fewer"
+        fewer_hint = f"`--option {self._chip}.samples=N` needs fewer samples"
         return CalibrationNeed(
             samples=options.samples,
             names=names,
@@ -84,7 +86,7 @@ class DummyCompiler(Compiler):
             Stage("quantize", ("recipe.json", *request.arrays), ("ranges.json",)),
             Stage("assemble", (f"{name}.onnx", "ranges.json"), (name + SUFFIX,)),
         ]
-        if request.emulation:  # none where the bundle's reference has no clips
+        if request.emulation:  # empty if the bundle's reference has no clips
             stages.append(Stage("simulate", (name + SUFFIX, *request.emulation), simulated))
         return CompilePlan(
             stages=tuple(stages),
@@ -109,6 +111,6 @@ class DummyCompiler(Compiler):
 
     def explain(self, failure: Failure) -> tuple[str, str]:
         if "RangeError" in failure.classes:
-            hint = f"give a lower `--option {self._chip}.percentile=N`"
+            hint = f"use a lower `--option {self._chip}.percentile=N`"
             return "cannot represent a range", hint
         return super().explain(failure)

@@ -1,4 +1,4 @@
-"""Import compiled files that someone else published."""
+"""Import compiled files that others have published."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from whisperport.targets.importer import Importer, ImportForm
 
 @final
 class DummyImporter(Importer):
-    """Reads compiled files for one chip."""
+    """Imports compiled files for one chip."""
 
     suffix: ClassVar[str] = SUFFIX
     programs: ClassVar[frozenset[str]] = frozenset({"encoder", "step"})
@@ -29,9 +29,9 @@ class DummyImporter(Importer):
         encoder = read_artifact(path)
         if len(encoder.outputs) != 1 or encoder.outputs[0][-1] != dims.n_audio_state:
             raise BundleError(
-                f"{path.name} is no encoder of this checkpoint",
-                why=f"its outputs are {encoder.outputs}",
-                hint="give the checkpoint that it was compiled from",
+                f"{path.name} is not an encoder of this checkpoint",
+                why=f"its outputs are {encoder.outputs}; expected one with {dims.n_audio_state} channels",
+                hint="give the checkpoint from which it was compiled",
             )
         return ImportForm(window_s=encoder.outputs[0][1] * SECONDS_PER_POSITION)
 

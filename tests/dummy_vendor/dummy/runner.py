@@ -1,4 +1,4 @@
-"""Run a compiled file on the device, which keeps constants and state in memory of its own."""
+"""Run a compiled file on the device, which keeps constants and states in its own memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from whisperport.targets.dummy.artifact import check_artifact
 
 @final
 class DummyRunner(Runner):
-    """A compiled program on the device, which this one simulates."""
+    """A compiled program on the device. This class simulates the device."""
 
     def __init__(self, spec: ProgramSpec, path: Path, chip: str) -> None:
         super().__init__(spec)
@@ -33,13 +33,13 @@ class DummyRunner(Runner):
 
 @final
 class DummyBinding(Binding):
-    """Sends an array to the device when it is bound, and afterwards only the parts that changed."""
+    """Sends an array to the device when it is bound; later sends only the parts that have changed."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
         self._host: dict[str, Array] = {}
         self._device: dict[str, Array] = {}
-        self.sent = 0  # bytes of bound arrays
+        self.sent = 0  # bytes of bound arrays that were sent
 
     def changed(self, name: str, part: Part) -> None:
         self._device[name][part] = self._host[name][part]

@@ -1,4 +1,4 @@
-"""The stages of the dummy's compiler. Needs its SDK, and nothing of whisperport."""
+"""The stages of the dummy's compiler. Needs its SDK, and does not import whisperport."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,16 +6,20 @@ from typing import Any
 
 
 def version() -> str:
-    """The SDK's version; ImportError if it is not installed."""
+    """Return the SDK's version.
+
+    Raises:
+        ImportError: the SDK is not installed.
+    """
     import dummy_sdk
 
     return str(dummy_sdk.__version__)
 
 
 def check(version: str, settings: Mapping[str, Any]) -> str:
-    """Why this version of the SDK does not serve the chip; empty if it does."""
+    """Return why this version of the SDK does not support the chip; "" if it does."""
     oldest = settings["oldest"]
-    return "" if version >= oldest else f"version {oldest} is needed, and {version} is installed"
+    return "" if version >= oldest else f"version {oldest} is needed; {version} is installed"
 
 
 def _quantize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -40,11 +44,11 @@ def _assemble(folder: Path, program: Mapping[str, Any], settings: Mapping[str, A
 def _simulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     import dummy_sdk
 
-    told = program["settings"]
+    own_settings = program["settings"]
     dummy_sdk.simulate(
         str(folder / f"{program['name']}.dmy"),
-        [str(folder / array) for array in told["simulator_inputs"]],
-        [str(folder / array) for array in told["simulator_outputs"]],
+        [str(folder / array) for array in own_settings["simulator_inputs"]],
+        [str(folder / array) for array in own_settings["simulator_outputs"]],
     )
 
 

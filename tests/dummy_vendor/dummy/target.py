@@ -1,4 +1,4 @@
-"""The dummy's chips as targets."""
+"""The targets for the dummy's chips."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,23 +29,24 @@ OPSET = 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyRunOptions:
-    """How programs are run."""
+    """Options for running."""
 
     emulation: Annotated[
-        Literal["onnx"] | None, Option("Run the lowered ONNX files on the CPU")
+        Literal["onnx"] | None,
+        Option("Run the lowered ONNX files on the CPU; the default is the chip"),
     ] = None
 
 
 @final
 class Dummy(Target):
-    """One chip."""
+    """The target for one chip."""
 
     run_options: ClassVar[type[Any]] = DummyRunOptions
 
     def __init__(self, chip: str) -> None:
         self.spec = TargetSpec(
             name=chip,
-            summary="An accelerator that exists in tests only",
+            summary="Accelerator that exists only in tests",
             max_rank=4,
             formats=frozenset({"torch", "onnx"}),
             programs=frozenset({"encoder", "step"}),
@@ -94,8 +95,8 @@ class Dummy(Target):
         if file is None:
             raise BundleError(
                 f"`{entry.spec.name}` is not compiled for `{self.spec.name}` yet",
-                why=f"the bundle holds {', '.join(entry.files)}",
-                hint="whisperport compile BUNDLE; until then, `--run-option "
+                why=f"the bundle contains {', '.join(entry.files)}, and no {suffix} file",
+                hint="compile it with `whisperport compile BUNDLE`, or emulate it with `--run-option "
                 f"{self.spec.name}.emulation=onnx`",
             )
         if emulated:

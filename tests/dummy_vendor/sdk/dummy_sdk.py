@@ -1,4 +1,4 @@
-"""The dummy vendor's SDK. It lives in an interpreter that has nothing of whisperport."""
+"""The dummy vendor's SDK. It is installed in a Python interpreter without whisperport."""
 
 import json
 import sys
@@ -9,11 +9,11 @@ __version__ = "2.1"
 
 
 class RangeError(Exception):
-    """A range is not finite."""
+    """Raised if a range is not finite."""
 
 
 def measure(arrays, recipe, ranges):
-    """Write the range of every calibration array."""
+    """Measure the range of every calibration array, and write the ranges to a file."""
     assert "whisperport" not in sys.modules
     with open(recipe) as file:
         percentile = json.load(file)["percentile"]
@@ -31,7 +31,7 @@ def measure(arrays, recipe, ranges):
 
 
 def assemble(onnx, ranges, out, chip, inputs, outputs):
-    """Write the compiled file."""
+    """Compile an ONNX file, and write the compiled file."""
     with open(ranges) as file:
         assert json.load(file)
     header = {"chip": chip, "compiler": __version__, "inputs": inputs, "outputs": outputs}
@@ -40,7 +40,7 @@ def assemble(onnx, ranges, out, chip, inputs, outputs):
 
 
 def simulate(artifact, inputs, outputs):
-    """Run a compiled file on the CPU as the device would: what goes in and comes out has 8 bits."""
+    """Run a compiled file on the CPU as the device would, with inputs and outputs in 8 bits."""
     import onnxruntime
 
     with open(artifact, "rb") as file:
@@ -59,7 +59,7 @@ def simulate(artifact, inputs, outputs):
 
 
 def _in_8_bits(array):
-    """Rounded to 127 levels on each side of zero; infinities of a mask stay."""
+    """Round to 127 levels on each side of zero. The infinities of a mask do not change."""
     finite = np.isfinite(array)
     step = np.abs(array[finite]).max(initial=1e-9) / 127
     return np.where(finite, np.round(array / step) * step, array).astype(np.float32)

@@ -86,8 +86,8 @@ def test_a_pad_that_feeds_another_operator_is_no_output(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no HEF"),
-        (b"\x7fELF" + bytes(60), "no HEF"),
+        (b"", "not a HEF"),
+        (b"\x7fELF" + bytes(60), "not a HEF"),
         (struct.pack(">III", MAGIC, 4, 0) + bytes(64), "version 4"),
         (_hef(3)[:20], "damaged"),
         (_hef(1, b"\xff" * 40), "damaged"),  # the checksum is right, and it is no protobuf
@@ -107,7 +107,7 @@ def test_a_missing_file_is_an_error_of_ours(tmp_path):
 
 def test_sizes_beyond_the_file_cost_no_memory(tmp_path):
     header = COMMON.pack(MAGIC, 2, 2**32 - 1) + TAILS[2].pack(0, 2**63, 0, 0)
-    with pytest.raises(BundleError, match="its header says"):
+    with pytest.raises(BundleError, match="according to its header"):
         _read(tmp_path, header)
 
 

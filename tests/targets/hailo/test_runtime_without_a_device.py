@@ -127,7 +127,7 @@ def test_without_a_device_streams_in_another_order_of_values_are_refused_with_th
     transposed = {"net/input_layer1": (3, 1, 8)}, {"net/normalization9": (1, 4, 5)}
     platform(hefs={HEF: FakeHef(*transposed, lambda given: given)})
 
-    with pytest.raises(BundleError, match="other shapes") as refused:
+    with pytest.raises(BundleError, match="does not have the shapes") as refused:
         _load_encoder()
 
     assert "(3, 1, 8)" in refused.value.why
@@ -204,7 +204,7 @@ def test_without_a_device_both_generations_of_decoders_give_their_pieces_in_orde
 
 def test_without_a_device_a_generation_that_the_program_is_not_of_is_refused(platform):
     platform(hefs={DECODER_HEF: _decoder_hef((1, 2, 5))})
-    with pytest.raises(BundleError, match="other shapes"):
+    with pytest.raises(BundleError, match="does not have the shapes"):
         load_hefs(HAILO8, [_decoder((2, 1))], {"uncached_decoder": DECODER_HEF})
 
 
@@ -251,7 +251,10 @@ def test_a_missing_runtime_says_which_one_the_chip_needs(monkeypatch, chip):
 
 @pytest.mark.parametrize(
     ("python", "has", "has_not"),
-    [((3, 11), "numpy<2", "no release"), ((3, 13), "no release for Python 3.13", "numpy<2")],
+    [
+        ((3, 11), "numpy<2", "does not support"),
+        ((3, 13), "does not support Python 3.13", "numpy<2"),
+    ],
 )
 def test_numpy_1_is_asked_for_only_where_it_can_be_installed(
     monkeypatch, tmp_path, python, has, has_not
@@ -295,13 +298,13 @@ def test_without_a_device_the_absent_chip_is_named_before_anything_is_opened(pla
             "InferModel.configure",
             failed("HAILO_HEF_NOT_COMPATIBLE_WITH_DEVICE"),
             BundleError,
-            "another chip than the one here",
+            "the HEF is for another chip",
         ),
         (
             "VDevice.create_infer_model",
             failed("HAILO_INVALID_DEVICE_ARCHITECTURE"),
             BundleError,
-            "another chip than the one here",
+            "the HEF is for another chip",
         ),
         (
             "VDevice.create_infer_model",
@@ -309,7 +312,7 @@ def test_without_a_device_the_absent_chip_is_named_before_anything_is_opened(pla
             BundleError,
             "cannot read the HEF",
         ),
-        ("HEF", failed("HAILO_INTERNAL_FAILURE"), LoweringError, "HailoRT failed"),
+        ("HEF", failed("HAILO_INTERNAL_FAILURE"), LoweringError, "HailoRT reported an error"),
     ],
     ids=lambda value: str(value)[:50] if isinstance(value, Exception) else "",
 )

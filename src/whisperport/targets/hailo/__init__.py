@@ -1,4 +1,4 @@
-"""Hailo-8, 8L and 10H: what their compiler supports, their compiled files, and their runtime."""
+"""Targets for Hailo-8, Hailo-8L and Hailo-10H: limits, compiler, compiled files, and runtime."""
 
-# Besides the folder's name: no other file of the package contains these. A test checks it.
+# Words that no file outside of this folder contains, besides the folder's name; a test checks it.
 VENDOR_WORDS = ("hef", "hefs", "alls")

@@ -1,8 +1,8 @@
-"""Hailo's chips as data: what their compiler supports, each limit with where it was read.
+"""The limits of Hailo's chips and their compiler, as data, each with its source.
 
-Nothing here was run: neither compiler nor chip was at hand, and the compiler's own list of operators is
-not public. What its documentation and its users say is rejected is a limit; what was merely not seen in
-programs known to compile is told apart.
+Nothing here was run: this project had neither the compiler nor a chip, and the compiler's list of
+operators is not public. An operator is a limit if documentation or users report that it is rejected. If it
+merely does not occur in programs that are known to compile, the limit has the kind `not seen`.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from whisperport.spec import Limit, Package, TargetSpec
 
-TOOLKIT = "hailocs/hailo-whisper@ebe7a85"  # Hailo's own
-NOTEBOOK = "ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab"  # another's, with logs
+TOOLKIT = "hailocs/hailo-whisper@ebe7a85"  # published by Hailo
+NOTEBOOK = "ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab"  # by a user, with logs
 EXAMPLES = "hailo-ai/Hailo-Application-Code-Examples@5eab622 runtime/python/speech_recognition"
 FORUM = "community.hailo.ai 19530"
 
-TINY, BASE = 384, 512  # widths of encoders
+TINY, BASE = 384, 512  # widths d of whisper-tiny and whisper-base
 
-# 3.31 and later 3.x for Hailo-8 and 8L, 5.x for Hailo-10H: the README of TOOLKIT.
+# Dataflow Compiler 3.31 and later 3.x for Hailo-8 and 8L, 5.x for Hailo-10H. Source: README of TOOLKIT.
 COMPILER_3, COMPILER_5 = (3, 31), (5, 0)
 
-# By aten's names. The compiler's own list is not public; seen to be parsed: MatMul, Softmax,
-# LayerNormalization or what it is made of, GELU by Erf, Conv2d, Add, Mul, Transpose, Reshape. torch's other
-# products become MatMul in ONNX.
+# Names of aten operators. The compiler's own list is not public. In logs it parses MatMul, Softmax,
+# LayerNormalization or its parts, GELU with Erf, Conv2d, Add, Mul, Transpose and Reshape. The other matrix
+# multiplications of torch become MatMul in ONNX.
 OPERATORS = frozenset(
     {
         *("add", "addmm", "bmm", "clone", "conv", "div", "erf", "gelu", "layer_norm", "linear"),
@@ -30,7 +30,7 @@ OPERATORS = frozenset(
     }
 )
 OPSETS = frozenset({13, 17})
-MAX_MATMUL_COLUMNS = 12_967  # columns: the largest quarter of 51865
+MAX_MATMUL_COLUMNS = 12_967  # the largest quarter of the vocabulary of 51865 tokens
 
 REJECTED = frozenset({"embedding", "gather", "index", "scaled_dot_product_attention"})
 
@@ -39,8 +39,8 @@ LIMITS = (
         rule="WP101",
         operators=REJECTED,
         value=frozenset(),
-        source=f"{TOOLKIT} conversion/ and hailo-compatibility-changes.patch: lookups are cut off, and "
-        "attention is written as products and a softmax",
+        source=f"{TOOLKIT} conversion/ and hailo-compatibility-changes.patch: lookups are removed from the "
+        "graph, and attention is written as MatMul and Softmax",
     ),
     Limit(
         rule="WP404",
@@ -59,17 +59,17 @@ LIMITS = (
     Limit(
         rule="WP207",
         value=MAX_MATMUL_COLUMNS,
-        source=f"{TOOLKIT} hailo-compatibility-changes.patch: one product is too big for Hailo-8",
+        source=f"{TOOLKIT} hailo-compatibility-changes.patch: one MatMul is too large for Hailo-8",
         rewrite="split-vocab-projection",
         kind="warning",
     ),
 )
 SOURCES = {
-    "operators": f"seen in {TOOLKIT} and {NOTEBOOK}; the compiler's own list is not public",
+    "operators": f"operators in {TOOLKIT} and {NOTEBOOK}; the compiler's own list is not public",
     "dtypes": f"{EXAMPLES}: float32 buffers, and tokens looked up on the host",
     "max_rank": f"{TOOLKIT}, {FORUM}: NHWC",
-    "formats": f"{TOOLKIT} conversion/: translate_onnx_model; torch programs are written as ONNX first",
-    "domains": f"{TOOLKIT} and {NOTEBOOK} use ONNX's own operators only",
+    "formats": f"{TOOLKIT} conversion/: translate_onnx_model; torch programs are converted to ONNX first",
+    "domains": f"{TOOLKIT} and {NOTEBOOK} use only ONNX's own operators",
     "static": f"{TOOLKIT} export/export_whisper_model.py: fixed shapes",
     "precisions": f"{TOOLKIT} conversion/optimization/: the compiler's 8 bits, and a16_w16 for some layers",
     "windows_s": f"{TOOLKIT} README, and the names of the files that {EXAMPLES} fetches",
@@ -78,17 +78,17 @@ SOURCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """One chip: its target's spec, and how the vendor's tools name it."""
+    """One chip: the spec of its target, and its names in the vendor's tools."""
 
     spec: TargetSpec
-    sequence_length: Mapping[int, int]  # width -> tokens of the published decoder
-    architectures: frozenset[int]  # of HEFs that it runs: see hef.ARCHITECTURES
-    compiled_for: frozenset[int]  # of HEFs that are meant for this chip
-    compiler: tuple[int, int]  # the oldest that serves it; a later major version serves others
+    sequence_length: Mapping[int, int]  # model width d -> sequence length of the published decoder
+    architectures: frozenset[int]  # architectures of HEFs that it runs; see hef.ARCHITECTURES
+    compiled_for: frozenset[int]  # architectures of HEFs that were compiled for this chip
+    compiler: tuple[int, int]  # oldest supported version; later major versions are for other chips
 
     @property
     def name(self) -> str:
-        """As the compiler's `hw_arch`, and as the target is called."""
+        """Name of the target, which is also the compiler's `hw_arch`."""
         return self.spec.name
 
 
@@ -121,9 +121,9 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         lowered_suffix=".onnx",
         programs=frozenset({"encoder", "uncached_decoder"}),
         fallback="onnxruntime",
-        precisions=("w8a8",),  # adds in 16 bits
+        precisions=("w8a8",),  # with element-wise additions in 16 bits
         # Source: TOOLKIT export/export_whisper_model.py and the patch beside it, which also gives
-        # attention its batch axis, as NOTEBOOK does; no rank-3 product is known to compile.
+        # attention its batch axis, as NOTEBOOK does. No MatMul of rank 3 is known to compile.
         variants={"encoder": "nchw"},
         windows_s=windows_s,
         emulation={"emulation": "onnx"},
@@ -135,7 +135,9 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
             "hailo": (
                 Package("xxhash", "xxhash"),
                 Package(
-                    "hailo_platform", "hailort", "get HailoRT, with its Python package, at Hailo's"
+                    "hailo_platform",
+                    "hailort",
+                    "get HailoRT with its Python package from Hailo's developer zone",
                 ),
             )
         },
@@ -145,21 +147,27 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
 
 # hailo-ai/hailort, libhailort/src/device_common/device_internal.cpp: 739 (4.23) and 736 (5.2).
 HAILO8 = Chip(
-    spec=_spec("hailo8", "Hailo-8: the encoder; the decoder on the CPU", {TINY: 10.0, BASE: 5.0}),
+    spec=_spec(
+        "hailo8", "Hailo-8 runs the encoder; the CPU runs the decoder", {TINY: 10.0, BASE: 5.0}
+    ),
     sequence_length={TINY: 32, BASE: 24},
     architectures=frozenset({1, 2, 3}),
     compiled_for=frozenset({1, 2}),
     compiler=COMPILER_3,
 )
 HAILO8L = Chip(
-    spec=_spec("hailo8l", "Hailo-8L: as hailo8, on the smaller chip", {TINY: 10.0, BASE: 5.0}),
+    spec=_spec(
+        "hailo8l", "Hailo-8L runs the encoder; the CPU runs the decoder", {TINY: 10.0, BASE: 5.0}
+    ),
     sequence_length={TINY: 32, BASE: 24},
     architectures=frozenset({3}),
     compiled_for=frozenset({3}),
     compiler=COMPILER_3,
 )
 HAILO10H = Chip(
-    spec=_spec("hailo10h", "Hailo-10H: as hailo8, by compiler 5", {TINY: 10.0, BASE: 10.0}),
+    spec=_spec(
+        "hailo10h", "Hailo-10H runs the encoder; the CPU runs the decoder", {TINY: 10.0, BASE: 10.0}
+    ),
     sequence_length={TINY: 32, BASE: 64},
     architectures=frozenset({4, 103, 104, 105}),
     compiled_for=frozenset({4, 103, 104, 105}),

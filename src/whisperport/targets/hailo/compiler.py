@@ -1,4 +1,4 @@
-"""Hailo's Dataflow Compiler: its calibration, its model script, its stages, and what it made."""
+"""Hailo's Dataflow Compiler: calibration set, model script, stages, and check of compiled files."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ from whisperport.targets.hailo.layout import all_match, as_stream, result_output
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
 from whisperport.toolchain import Failure, Stage
 
-# What the compiler raises, by the names of its classes: they cannot be imported where it is not.
+# The compiler's exceptions, by class name, since the classes cannot be imported without the SDK.
 # Sources: community.hailo.ai, hailo-ai/hailo_model_zoo#98, ankandrew/fast-plate-ocr#44.
 _NOT_PARSED = (
-    "`whisperport check BUNDLE/{chip}/{program}.onnx --target {chip}` names what it rejects"
+    "`whisperport check BUNDLE/{chip}/{program}.onnx --target {chip}` lists the rejected nodes"
 )
 _FAILURES: Mapping[str, tuple[str, str]] = {
     "ParsingWithRecommendationException": ("cannot parse the whole graph", _NOT_PARSED),
@@ -35,31 +35,32 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
     "UnsupportedShuffleLayerError": ("does not support a reshape or transpose", _NOT_PARSED),
     "AllocatorScriptParserException": (
         "rejects a line of the model script",
-        "leave `{chip}.sixteen-bit` at its default: published lists name layers of other graphs",
+        "leave the option `{chip}.sixteen-bit` at its default: the published lists of layers are for "
+        "Hailo's own graphs",
     ),
     "BackendAllocatorException": (
         "could not place the program on the chip",
-        "export with a shorter `--window`; or give `--option {chip}.compiler-optimization-level=max`, "
+        "export with a shorter `--window`; or use `--option {chip}.compiler-optimization-level=max`, "
         "which takes longer",
     ),
     "BadInputsShape": (
-        "rejects the calibration set's shape",
-        "remove the work folder, and give the recordings again",
+        "rejects the shape of the calibration set",
+        "delete the work folder and run the command again with `--calibration`",
     ),
     "MemoryError": (
         "ran out of memory",
-        "use a machine with more memory, or give `--option {chip}.finetune=off`, which needs less",
+        "use a machine with more memory, or `--option {chip}.finetune=off`, which needs less memory",
     ),
 }
 
-# "[info] 	whisper_tiny_encoder/output_layer1 SNR:	9.179 dB", at the end of the optimization.
+# A line at the end of the optimization: "[info] 	whisper_tiny_encoder/output_layer1 SNR:	9.179 dB".
 # Source: the log in the notebook of ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab.
 _SNR = re.compile(r"(\S+) SNR:\s*(-?[0-9]+(?:\.[0-9]+)?) dB")
 
 
 @final
 class HailoCompiler(Compiler):
-    """The Dataflow Compiler of one chip's generation."""
+    """The Dataflow Compiler for one chip."""
 
     toolchain: ClassVar[str] = "hailo"
     sdk: ClassVar[str] = "hailo_sdk_client"
@@ -81,7 +82,7 @@ class HailoCompiler(Compiler):
             samples=samples_needed(dims.n_audio_state, chosen, program=_recipe_name(spec)),
             names=_layers(spec),
             layout=as_stream,
-            fewer_hint=f"`--option {self._chip.name}.finetune=off` needs fewer"
+            fewer_hint=f"`--option {self._chip.name}.finetune=off` needs fewer samples"
             if chosen.finetune
             else "",
         )
@@ -136,8 +137,8 @@ class HailoCompiler(Compiler):
     def explain(self, failure: Failure) -> tuple[str, str]:
         if failure.stage == "emulate":
             return (
-                "could not run the quantized program by its emulator",
-                f"`--option {self._chip.name}.emulate=off` compiles without it",
+                "could not run the quantized program in its emulator",
+                f"`--option {self._chip.name}.emulate=off` compiles without emulation",
             )
         known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
         happened, hint = known or super().explain(failure)
@@ -147,62 +148,69 @@ class HailoCompiler(Compiler):
 
 
 def _recipe_name(spec: ProgramSpec) -> str:
-    """The program whose published recipe is used."""
+    """Return the name of the program whose published recipe is used for this program."""
     return spec.name if spec.name == "uncached_decoder" else "encoder"
 
 
 def _layers(spec: ProgramSpec) -> tuple[str, ...]:
-    """The inputs, as the compiler names their layers."""
+    """Return the compiler's names of the input layers."""
     return tuple(f"input_layer{i}" for i in range(1, len(spec.inputs) + 1))
 
 
 def _by_layer(request: CompileRequest, arrays: Sequence[str]) -> str | dict[str, str]:
-    """One file, or the compiler's name of each input's layer -> its file."""
+    """Return the only file, or the compiler's name of each input layer -> its file."""
     if len(arrays) == 1:
         return arrays[0]
-    network = request.spec.name.replace(".", "_")  # as the compiler names it
+    network = request.spec.name.replace(".", "_")  # the compiler's name of the network
     layers = _layers(request.spec)
     return {f"{network}/{layer}": array for layer, array in zip(layers, arrays, strict=True)}
 
 
 def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
-    """Compare a HEF with the chip and the program that it is for.
+    """Compare a HEF with its chip and its program.
 
     Raises:
-        BundleError: it is damaged, for another chip, or has other inputs or outputs.
+        BundleError: the HEF is damaged, is for another chip, or has other inputs or outputs.
     """
     hef = read_hef(path)
     check_chip(hef, chip, path)
     (network, *others) = hef.networks or (None,)
     if network is None or others:
-        raise BundleError(f"{path.name} holds {len(hef.networks)} networks; expected one")
+        raise BundleError(
+            f"{path.name} contains {len(hef.networks)} networks; expected one",
+            hint="give a HEF that was compiled from one program",
+        )
     kept = result_outputs([stream.name for stream in network.outputs], len(spec.outputs))
     results = [stream for stream in network.outputs if stream.name in kept]
     for kind, streams, tensors in (
         ("inputs", network.inputs, spec.inputs),
         ("outputs", results, spec.outputs),
     ):
-        # HailoRT 4 describes streams in an older way too, which the reader leaves out.
+        # Files of older compilers describe streams in another way, which is not read; then there are none.
         found = [stream.shape for stream in streams]
         expected = [stream_shape(tensor.shape) for tensor in tensors]
         if streams and not all_match(found, tensors):
             raise BundleError(
                 f"{path.name} does not compute `{spec.name}`",
-                why=f"its {kind} are {found}, expected {expected} (height, width, channels), or the same "
-                "values in the same order with axes of length 1 elsewhere",
-                hint="compile it from this bundle with `whisperport compile`, or use the HEF of this "
-                "window and checkpoint",
+                why=f"its {kind} are {found}; expected {expected} (height, width, channels), where axes of "
+                "length 1 may be in other places",
+                hint="compile this bundle with `whisperport compile`, or give the HEF of the same "
+                "checkpoint and window",
             )
     return hef
 
 
 def check_chip(hef: Hef, chip: Chip, path: Path) -> None:
-    """Raises BundleError if the chip does not run this HEF."""
+    """Check that a HEF was compiled for a chip.
+
+    Raises:
+        BundleError: the chip does not run this HEF.
+    """
     if hef.architecture not in chip.architectures:
         runs = ", ".join(ARCHITECTURES.get(a, str(a)) for a in sorted(chip.architectures))
         raise BundleError(
             f"{path.name} is for another chip than `{chip.name}`",
             why=f"it was compiled for {hef.chip}; `{chip.name}` runs HEFs for {runs}",
-            hint="export a bundle for the chip that you have, with `whisperport export CHECKPOINT "
-            "--target …`, and compile that one: whisperport compile BUNDLE --calibration AUDIO_DIR",
+            hint="export a bundle for your chip with `whisperport export CHECKPOINT --target …`, then "
+            "compile it with `whisperport compile BUNDLE --calibration AUDIO_DIR`",
         )

@@ -1,4 +1,4 @@
-"""Read what a HEF, Hailo's compiled file, says of itself, and check that it is whole.
+"""Read the description in a HEF, Hailo's compiled file, and check that the file is complete.
 
     common   magic u32 · version u32 · bytes of the description u32          big-endian, packed
     v0       reserved u32 · md5 [16]                                         of all that follows
@@ -9,7 +9,8 @@
     then     the description (protobuf `ProtoHEFHef`), then the data
 
 Source: hailo-ai/hailort, libhailort/src/hef/hef.cpp and hef_internal.hpp (v0 and v1: 4.18; v2 and
-v3: 5.x), and libhailort/hef.proto. Checked against those: no HEF of the vendor's was at hand.
+v3: 5.x), and libhailort/hef.proto. This reader was checked against those files only: this project had no
+HEF of the vendor.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ TAILS = {
 }
 CHUNK = 1 << 20
 
-# libhailort/hef.proto, `ProtoHEFHwArch`, with the names of HailoRT 5 for 4 and 103 to 105.
+# Source: libhailort/hef.proto, `ProtoHEFHwArch`; the names of 4 and 103 to 105 are those of HailoRT 5.
 ARCHITECTURES = {
     0: "Hailo-8 (early)",
     1: "Hailo-8",
@@ -52,7 +53,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One input or output of a network: its shape as the device has it, without the batch."""
+    """One input or output of a network, with its shape on the device, without the batch."""
 
     name: str
     shape: tuple[int, int, int]  # height, width, features
@@ -60,26 +61,27 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One network group; streams are empty where the file describes them in the older way."""
+    """One network group. It has no streams if an older compiler wrote the file."""
 
     name: str
     inputs: tuple[Stream, ...]
     outputs: tuple[Stream, ...]
-    sorted_outputs: tuple[str, ...]  # the order in which the compiler had them
+    sorted_outputs: tuple[str, ...]  # names of the outputs in the compiler's order
 
 
 @dataclass(frozen=True, slots=True)
 class Hef:
-    """What a HEF says of itself."""
+    """The description in a HEF."""
 
     format_version: int
     architecture: int  # see ARCHITECTURES
-    compiler_version: str  # "" where the file does not say
+    compiler_version: str  # "" if the file does not contain it
     timestamp: int  # as the compiler wrote it
     networks: tuple[Network, ...]
 
     @property
     def chip(self) -> str:
+        """Name of the chip that the file was compiled for."""
         return ARCHITECTURES.get(self.architecture, f"architecture {self.architecture}")
 
 
@@ -87,9 +89,9 @@ class Hef:
 class _Header:
     version: int
     size: int  # bytes of the header itself
-    description: int  # bytes of the protobuf
-    rest: int  # bytes after it
-    sums: tuple[tuple[int, bytes], ...]  # bytes after the header, and their checksum
+    description: int  # bytes of the protobuf message
+    rest: int  # bytes after the message
+    sums: tuple[tuple[int, bytes], ...]  # number of bytes after the header, and their checksum
 
 
 class _Hash(Protocol):
@@ -98,11 +100,11 @@ class _Hash(Protocol):
 
 
 def read_hef(path: str | os.PathLike[str]) -> Hef:
-    """Read and check a HEF; its data is hashed and not kept.
+    """Read the description in a HEF and check the checksums of the file.
 
     Raises:
-        BundleError: no HEF, of an unknown version, cut short, or damaged.
-        MissingPackageError: `xxhash`, for files of version 2 and later.
+        BundleError: the file is not a HEF, has an unknown version, or is truncated or damaged.
+        MissingPackageError: `xxhash` is not installed, and the file has version 2 or later.
     """
     path = Path(path)
     if kind := other_kind(path):
@@ -123,23 +125,24 @@ def _header(file: BinaryIO, path: Path) -> _Header:
     common = file.read(COMMON.size)
     if len(common) < COMMON.size or COMMON.unpack(common)[0] != MAGIC:
         raise BundleError(
-            f"{path.name} is no HEF",
+            f"{path.name} is not a HEF",
             why=f"expected it to begin with {MAGIC:08x}, got {common[:4].hex() or 'nothing'}",
-            hint="give the `.hef` that `hailo compiler` or `whisperport compile` wrote",
+            hint="give the `.hef` file that `hailo compiler` or `whisperport compile` wrote",
         )
     _, version, description = COMMON.unpack(common)
     if version not in TAILS:
         raise BundleError(
-            f"{path.name} is a HEF of version {version}",
-            why=f"known are versions {min(TAILS)} to {max(TAILS)}",
+            f"{path.name} is a HEF of version {version}, which is not supported",
+            why=f"this whisperport reads versions {min(TAILS)} to {max(TAILS)}",
+            hint="pip install --upgrade whisperport",
         )
     tail = file.read(TAILS[version].size)
     if len(tail) < TAILS[version].size:
-        raise _damaged(path, f"it ends after {size} bytes, within its header")
+        raise _damaged(path, f"it ends after {size} bytes, inside its header")
     header = _parsed(version, description, TAILS[version].unpack(tail))
     expected = header.size + header.description + header.rest
     if size != expected:
-        raise _damaged(path, f"its header says {expected} bytes, and it has {size}")
+        raise _damaged(path, f"it has {size} bytes; expected {expected} according to its header")
     return header
 
 
@@ -152,7 +155,7 @@ def _parsed(version: int, description: int, tail: tuple[Any, ...]) -> _Header:
         return _Header(version, size, description, tail[1], ((total, _bytes(tail[0], 4)),))
     rest = tail[1] if version == 2 else tail[1] + tail[3]
     sums = [(description + rest, _bytes(tail[0], 8))]
-    if version == 3 and tail[4]:  # zero: none was written
+    if version == 3 and tail[4]:  # zero: the file has no such checksum
         sums.append((description, _bytes(tail[4], 8)))
     return _Header(version, size, description, rest, tuple(sums))
 
@@ -162,7 +165,7 @@ def _bytes(number: int, size: int) -> bytes:
 
 
 class _Crc32:
-    """zlib's checksum in the form of hashlib's."""
+    """zlib's CRC-32 with the interface of hashlib."""
 
     def __init__(self) -> None:
         self._value = 0
@@ -201,7 +204,7 @@ def _check_sums(file: BinaryIO, header: _Header, path: Path) -> None:
             found.update(chunk)
         if found.digest() != expected:
             what = "description's checksum" if covered == header.description else "checksum"
-            raise _damaged(path, f"its {what} is {found.digest().hex()}, not {expected.hex()}")
+            raise _damaged(path, f"its {what} is {found.digest().hex()}; expected {expected.hex()}")
 
 
 def _chunks(file: BinaryIO, left: int) -> Iterator[bytes]:
@@ -255,11 +258,11 @@ def _damaged(path: Path, why: str) -> BundleError:
     return BundleError(
         f"{path.name} is damaged",
         why=why,
-        hint="copy it again and compare its size; or compile it again: whisperport compile BUNDLE",
+        hint="copy it again, or compile it again with `whisperport compile BUNDLE`",
     )
 
 
-# Only what is read here: protobuf passes over the rest.
+# The fields that are read here; protobuf ignores all others.
 SCHEMA: dict[str, tuple[Field, ...]] = {
     "Hef": (("header", 1, "Header"), ("network_groups", 2, "[Group]")),
     "Header": (
@@ -284,5 +287,5 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
 
 @cache
 def _message_class() -> Any:
-    """The class of `ProtoHEFHef`."""
+    """Return the protobuf class of `ProtoHEFHef`."""
     return message_class(SCHEMA, "Hef")

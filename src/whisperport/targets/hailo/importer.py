@@ -1,7 +1,7 @@
-"""Published HEFs of Whisper: which window and which form of the decoder they have.
+"""Import published HEFs of Whisper: determine their window and the form of their decoder.
 
-Two generations of decoders were published: the host adds positions and gives (S, 1, d), or the HEF adds
-them to (1, S, d). Source: hailo-ai/Hailo-Application-Code-Examples@0d987d8.
+Two forms of the decoder were published. In one, the host adds positional embeddings and passes (S, 1, d);
+in the other, the HEF adds them to (1, S, d). Source: hailo-ai/Hailo-Application-Code-Examples@0d987d8.
 """
 
 from collections.abc import Mapping
@@ -33,17 +33,20 @@ MAX_TABLE_DIFFERENCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What may come with published HEFs."""
+    """Options for importing."""
 
     assets: Annotated[
         Path | None,
-        Option("Folder of the decoder's tables, which are compared with the checkpoint's"),
+        Option(
+            "Folder with the decoder's token and position embeddings (.npy) that belong to the HEFs; they "
+            "must equal those of the checkpoint; by default they are not compared"
+        ),
     ] = None
 
 
 @final
 class HailoImporter(Importer):
-    """Reads HEFs for one chip."""
+    """Imports HEFs for one chip."""
 
     options: ClassVar[type[Any]] = ImportOptions
     suffix: ClassVar[str] = ".hef"
@@ -82,18 +85,18 @@ class HailoImporter(Importer):
 
 
 def _network(hef: Hef, path: Path) -> Network:
-    """Its only network, with streams that say their shapes."""
+    """Return the only network of a HEF, which must have inputs and outputs."""
     if len(hef.networks) == 1 and hef.networks[0].inputs and hef.networks[0].outputs:
         return hef.networks[0]
     raise BundleError(
-        f"{path.name} does not say which shapes it has",
-        why=f"it holds {len(hef.networks)} networks, or describes them as old compilers did",
-        hint="use a HEF that Dataflow Compiler 3.31 or later wrote, of one network",
+        f"the shapes of {path.name} are not known",
+        why=f"it contains {len(hef.networks)} networks, or an older compiler wrote it",
+        hint="use a HEF with one network from Dataflow Compiler 3.31 or later",
     )
 
 
 def _positions(network: Network, dims: Dims, path: Path) -> int:
-    """T, from an input of 2T frames and n_mels bins, and an output of T positions and d channels."""
+    """Return T, the number of encoder positions. The input is (2T, n_mels) and the output (T, d)."""
     inputs = [stream.shape for stream in network.inputs]
     outputs = [stream.shape for stream in network.outputs]
     positions = next(iter(without_unit_axes(inputs[0])), 0) // 2
@@ -101,39 +104,44 @@ def _positions(network: Network, dims: Dims, path: Path) -> int:
     found = [*map(without_unit_axes, inputs)], [*map(without_unit_axes, outputs)]
     if found != expected or not 0 < positions <= dims.n_audio_ctx:
         raise BundleError(
-            f"{path.name} is no encoder of this checkpoint",
-            why=f"from {inputs} it makes {outputs}; expected (1, 2T, {dims.n_mels}) to "
-            f"(1, T, {dims.n_audio_state}), T at most {dims.n_audio_ctx}",
-            hint="give the checkpoint that the HEF was made of",
+            f"{path.name} is not an encoder of this checkpoint",
+            why=f"its inputs are {inputs} and its outputs {outputs}; expected (1, 2T, {dims.n_mels}) and "
+            f"(1, T, {dims.n_audio_state}) with T at most {dims.n_audio_ctx}",
+            hint="give the checkpoint from which the HEF was made",
         )
     return positions
 
 
 def _decoder_form(hef: Hef, path: Path, dims: Dims) -> dict[str, str]:
-    """The options for lowering that give a decoder of the HEF's shapes."""
+    """Return the options for lowering that make an uncached decoder with the HEF's shapes."""
     inputs = sorted(_network(hef, path).inputs, key=lambda stream: stream.name)
     shape = inputs[-1].shape
     if len(inputs) != 2 or shape[2] != dims.n_text_state or 1 not in shape[:2]:
         raise BundleError(
-            f"{path.name} is no decoder of this checkpoint",
+            f"{path.name} is not a decoder of this checkpoint",
             why=f"its inputs are {[stream.shape for stream in inputs]}; expected features "
             f"(1, T, {dims.n_text_state}) and embeddings (S, 1, {dims.n_text_state}) or "
             f"(1, S, {dims.n_text_state})",
-            hint="give the checkpoint that the HEF was made of",
+            hint="give the checkpoint from which the HEF was made",
         )
     positions = "host" if shape[1] == 1 else "graph"
     return {"sequence-length": str(max(shape[:2])), "positions": positions}
 
 
 def _check_assets(folder: Path, checkpoint: "Checkpoint") -> None:
-    """Raises BundleError if the host's tables, which belong to the decoder, are not the checkpoint's."""
+    """Compare the token and position embeddings in a folder with those of the checkpoint.
+
+    Raises:
+        BundleError: a file is missing or unreadable, or its values are not those of the checkpoint.
+    """
     weights = checkpoint.weights
     tables = (weights["decoder.token_embedding.weight"], weights["decoder.positional_embedding"])
     for pattern, weight in zip(TABLES, tables, strict=True):
         found = sorted(folder.glob(pattern))
         if len(found) != 1:
             raise BundleError(
-                f"{folder} holds {len(found)} files {pattern}", hint="one of each is needed"
+                f"{folder} contains {len(found)} files {pattern}; expected one",
+                hint="give the folder of decoder assets that was published with the HEFs",
             )
         given, own = _table(found[0]), weight.float().numpy()
         same = given.ndim == 2 and len(given) <= len(own) and given.shape[1:] == own.shape[1:]
@@ -145,9 +153,9 @@ def _check_assets(folder: Path, checkpoint: "Checkpoint") -> None:
             )
         if not same:
             raise BundleError(
-                f"{found[0].name} is not of this checkpoint",
-                why=f"it holds {given.shape}, and other values than the checkpoint's {own.shape}",
-                hint="give the checkpoint that the HEF was made of",
+                f"{found[0].name} does not belong to this checkpoint",
+                why=f"its shape is {given.shape}, that of the checkpoint {own.shape}, or its values differ",
+                hint="give the checkpoint from which the HEF was made",
             )
 
 
@@ -156,7 +164,7 @@ def _table(path: Path) -> Any:
         if kind := other_kind(path):
             raise ValueError(f"it is {kind}, not a file")
         table = np.load(path, allow_pickle=False)
-    except Exception as error:  # numpy raises nine kinds on a damaged file, MemoryError among them
+    except Exception as error:  # numpy raises nine kinds of exceptions, among them MemoryError
         raise BundleError(
             f"cannot read {path.name}", why=f"{type(error).__name__}: {error}"[:200]
         ) from error

@@ -1,4 +1,4 @@
-"""How Hailo's tools lay out arrays: height, width, channels, where a program has channels first."""
+"""Convert between the layout of programs, channels first, and that of Hailo's tools, channels last."""
 
 from collections.abc import Sequence
 
@@ -11,29 +11,30 @@ Shape = tuple[int, ...]
 
 
 def as_stream(array: Array) -> Array:
-    """One sample, without the batch: (1, C, H, W) as (H, W, C), and (1, T, C) as it is.
+    """Convert one sample: (1, C, H, W) becomes (H, W, C); (1, T, C) does not change.
 
-    float32, C-contiguous and writable: HailoRT takes the address of a buffer, and asks for both.
+    Returns:
+        A float32 array that is C-contiguous and writable, as HailoRT requires of a buffer.
     """
     moved = array[0].transpose(1, 2, 0) if array.ndim == 4 else array
     return np.require(moved, np.float32, ["C", "W"])
 
 
 def stream_shape(shape: Shape) -> Shape:
-    """What `as_stream` makes of a shape."""
+    """Return the shape that `as_stream` returns for an array of this shape."""
     return (shape[2], shape[3], shape[1]) if len(shape) == 4 else shape
 
 
 def without_unit_axes(shape: Shape) -> Shape:
-    """The axes that order the values: (1, T, C), (T, 1, C) and (T, C) are three names of one array."""
+    """Remove axes of length 1, which do not change the order of values: (1, T, C) becomes (T, C)."""
     return tuple(size for size in shape if size != 1)
 
 
 def matches(stream: Shape, tensor: TensorSpec) -> bool:
-    """Whether a stream of this shape has the values of a program's tensor, in the same order.
+    """Whether a stream of this shape holds the values of a program's tensor in the same order.
 
-    The embeddings of the uncached decoder must have the very shape: (S, 1, d) and (1, S, d) tell the two
-    published generations apart, of which one adds the positions itself.
+    The embeddings of the uncached decoder must have exactly the expected shape. There are two published
+    forms of this decoder: (S, 1, d) without positions and (1, S, d) with positions added in the graph.
     """
     expected = stream_shape(tensor.shape)
     if tensor.name == "embeddings":
@@ -42,19 +43,25 @@ def matches(stream: Shape, tensor: TensorSpec) -> bool:
 
 
 def all_match(streams: Sequence[Shape], tensors: Sequence[TensorSpec]) -> bool:
-    """Whether each stream holds one of the tensors, in whichever order a file lists the streams."""
-    left = list(streams)
-    for tensor in sorted(tensors, key=lambda one: one.name != "embeddings"):  # the strictest first
-        found = next((shape for shape in left if matches(shape, tensor)), None)
+    """Whether each stream matches one of the tensors; the order of the streams does not matter."""
+    unmatched = list(streams)
+    # `embeddings` comes first, since it has the strictest condition.
+    for tensor in sorted(tensors, key=lambda one: one.name != "embeddings"):
+        found = next((shape for shape in unmatched if matches(shape, tensor)), None)
         if found is None:
             return False
-        left.remove(found)
-    return not left
+        unmatched.remove(found)
+    return not unmatched
 
 
 def result_outputs(outputs: Sequence[str], wanted: int) -> list[str]:
-    """The outputs that hold results, in the compiler's order.
+    """Select the outputs that are results, in the compiler's order.
 
-    Published decoders have others beside the four pieces of the logits, whose names hold `conv`.
+    Published decoders have outputs besides the four pieces of the logits. The names of the logits contain
+    `conv`.
+
+    Args:
+        outputs: names of the network's outputs.
+        wanted: number of outputs of the program.
     """
     return [name for name in outputs if len(outputs) == wanted or "conv" in name]

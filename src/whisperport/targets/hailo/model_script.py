@@ -1,8 +1,8 @@
-"""The model script (`.alls`): how Hailo's compiler is to quantize a program, and what it may spend on it.
+"""Write the model script (`.alls`): commands for Hailo's compiler about quantization and compile effort.
 
-The vendor's own scripts for Whisper, command by command. Layers are named by wildcards, which hold for
-any graph. Its lists of single layers count convolutions as the compiler numbers those of the vendor's
-graph: they are data here, and used only if asked for.
+The commands are those of the vendor's own scripts for Whisper. Layers are selected by wildcards, which
+work for any graph. The vendor's scripts also list single convolutions by their numbers in the vendor's
+graphs; these lists are used only with `sixteen-bit=published-layers`.
 
 Source: hailocs/hailo-whisper@ebe7a85, conversion/optimization/{tiny,base}/{hailo8,hailo8l,hailo10h}/.
 """
@@ -15,42 +15,66 @@ from whisperport.errors import UsageError
 from whisperport.targets.options import Option, check_ranges
 
 SixteenBit = Literal["adds", "published-layers", "nothing"]
-LEARNING_RATE = "0.00001"  # as the vendor writes it
-TINY, BASE = 384, 512  # widths
+LEARNING_RATE = "0.00001"  # written as in the vendor's scripts
+TINY, BASE = 384, 512  # widths d of whisper-tiny and whisper-base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """The options of compiling; those of the model script have the vendor's defaults.
+    """Options for compiling. Those of the model script default to the values in Hailo's scripts.
 
     Raises:
-        UsageError: a number out of range.
+        UsageError: a number is out of its range.
     """
 
     optimization_level: Annotated[
-        int, Option("How much the compiler does against the loss of precision", low=0, high=4)
+        int,
+        Option(
+            "Effort of the compiler to keep accuracy in quantization; higher takes longer",
+            low=0,
+            high=4,
+        ),
     ] = 2
     compression_level: Annotated[
-        int, Option("How many weights are stored in 4 bits; 0: none", low=0, high=5)
+        int,
+        Option(
+            "Level of 4-bit weight compression; higher stores more weights in 4 bits, 0 none",
+            low=0,
+            high=5,
+        ),
     ] = 0
     finetune: Annotated[
-        bool, Option("Fine-tune the quantized weights; needs a GPU, or takes hours")
+        bool,
+        Option("Fine-tune the quantized weights on the calibration set; takes hours without a GPU"),
     ] = True
     epochs: Annotated[
         int | None,
-        Option("Fine-tuning epochs; without it, those of the published recipe", low=1, high=10_000),
+        Option(
+            "Number of fine-tuning epochs; the default is the number in Hailo's published script, 4 to 6",
+            low=1,
+            high=10_000,
+        ),
     ] = None
     sixteen_bit: Annotated[
         SixteenBit,
-        Option("What is computed in 16 bits; the list of layers fits Hailo's own graphs only"),
+        Option(
+            "Layers computed in 16 bits: element-wise additions (adds); those and the layers in Hailo's "
+            "published scripts, valid only for Hailo's own graphs (published-layers); or none (nothing)"
+        ),
     ] = "adds"
     emulate: Annotated[
         bool,
-        Option("Run the quantized program on the CPU by Hailo's emulator, and compare its outputs"),
+        Option(
+            "Run the quantized program in Hailo's emulator on the CPU, and compare its outputs with the "
+            "reference"
+        ),
     ] = True
     compiler_optimization_level: Annotated[
         Literal[0, 1, 2, "max"] | None,
-        Option("Compile effort for a faster placement; without it, the compiler's own"),
+        Option(
+            "Compile effort to find a faster allocation on the chip; higher takes longer; the default is "
+            "the compiler's own"
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -59,14 +83,14 @@ class ScriptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recipe:
-    """Numbers of one published script."""
+    """The numbers in one published script."""
 
-    calibration: int  # samples that ranges are measured on
+    calibration: int  # number of calibration samples
     calibration_batch: int
-    finetune: int  # samples of one epoch
+    finetune: int  # number of samples in one fine-tuning epoch
     epochs: int
-    finetune_batch: int | None  # None: the compiler's own
-    layers: tuple[int, ...]  # convolutions in 16 bits, as numbered in the vendor's graph
+    finetune_batch: int | None  # None: the compiler's default
+    layers: tuple[int, ...]  # numbers of the convolutions in 16 bits, in the vendor's graph
     wide_outputs: bool = False  # outputs in 16 bits
 
 
@@ -116,15 +140,16 @@ def model_script(
     program: str = "encoder",
     samples: int | None = None,
 ) -> str:
-    """The script for one program of a model of this width, as the text of an `.alls` file.
+    """Write the model script of one program, as the text of an `.alls` file.
 
     Args:
         chip: `hailo8`, `hailo8l` or `hailo10h`.
+        width: width d of the model.
         program: `encoder` or `uncached_decoder`.
-        samples: calibration samples that there are; None: as many as are needed.
+        samples: number of available calibration samples; None: as many as are needed.
 
     Raises:
-        UsageError: the published list of layers is asked for, and none was published for this width.
+        UsageError: `sixteen_bit` is `published-layers`, and no list was published for this width.
     """
     options = options or ScriptOptions()
     recipe = _recipe(program, width)
@@ -135,14 +160,14 @@ def model_script(
 def samples_needed(
     width: int, options: ScriptOptions | None = None, *, program: str = "encoder"
 ) -> int:
-    """Calibration samples that the script reads: the compiler stops where there are fewer."""
+    """Return the number of calibration samples that the script needs; with fewer, the compiler fails."""
     recipe = _recipe(program, width)
     finetunes = (options or ScriptOptions()).finetune
     return max(recipe.calibration, recipe.finetune if finetunes else 0)
 
 
 def _recipe(program: str, width: int) -> _Recipe:
-    """That of the published width, and for any other that of the nearest one below, or tiny's."""
+    """Return the recipe for a model width: that of base from its width on, else that of tiny."""
     return _RECIPES[program, BASE if width >= BASE else TINY]
 
 
@@ -176,7 +201,7 @@ def _decoder(
     if recipe.wide_outputs and options.sixteen_bit != "nothing":
         yield "quantization_param({output_layer*}, precision_mode=a16_w16)"
     yield _performance(options)
-    # The vendor leaves the 10H more room for tiny, and not for base.
+    # As in the vendor's scripts, only tiny on Hailo-10H has a lower utilization.
     utilization = 0.7 if chip == "hailo10h" and width < BASE else 0.8
     yield f"resources_param(max_utilization={utilization})"
 
@@ -217,9 +242,9 @@ def _sixteen_bit(chip: str, width: int, recipe: _Recipe, options: ScriptOptions)
         return
     if width not in (TINY, BASE):
         raise UsageError(
-            f"no list of 16-bit layers was published for a model of width {width}",
-            why=f"those of widths {TINY} and {BASE} count the layers of those graphs",
-            hint=f"leave `--option {chip}.sixteen-bit` at its default, `adds`",
+            f"no list of 16-bit layers is published for a model of width {width}",
+            why=f"the published lists are for models of width {TINY} and {BASE}",
+            hint=f"use `--option {chip}.sixteen-bit=adds`, the default",
         )
     for layer in recipe.layers:
         yield f"quantization_param(conv{layer}, precision_mode=a16_w16)"

@@ -1,34 +1,44 @@
-"""The options of Hailo's chips, for lowering and for running."""
+"""Options of the Hailo targets, for lowering and for running."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.targets.options import Option, check_ranges
 
-# As the published programs that compiled: hailocs/hailo-whisper@ebe7a85 export/ writes decoders in 13, and
-# ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab encoders in 17, where layer norms stay one node.
+# The opsets of published programs that compiled: hailocs/hailo-whisper@ebe7a85 export/ writes decoders in
+# opset 13; ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab writes encoders in opset 17, in which a
+# layer norm is one node.
 Opset = Literal[13, 17]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerOptions:
-    """How programs are written for the compiler.
+    """Options for lowering.
 
     Raises:
         UsageError: `sequence_length` is below 8.
     """
 
-    encoder_opset: Annotated[Opset, Option("ONNX operator set of encoders")] = 17
-    decoder_opset: Annotated[Opset, Option("ONNX operator set of decoders")] = 13
+    encoder_opset: Annotated[
+        Opset, Option("Version of the ONNX operator set (opset) of the encoder's file")
+    ] = 17
+    decoder_opset: Annotated[
+        Opset, Option("Version of the ONNX operator set (opset) of the uncached decoder's file")
+    ] = 13
     sequence_length: Annotated[
         int | None,
         Option(
-            "Tokens that the uncached decoder takes; without it, as published for this width", low=8
+            "Sequence length of the uncached decoder, in tokens; at most the decoder's positions, 448; "
+            "the default is the length in Hailo's published program for this model width",
+            low=8,
         ),
     ] = None
     positions: Annotated[
         Literal["host", "graph"],
-        Option("Where positions are added to the uncached decoder's embeddings"),
+        Option(
+            "Where positional embeddings are added to the uncached decoder's input: on the CPU (host), "
+            "or in the compiled program (graph)"
+        ),
     ] = "host"
 
     def __post_init__(self) -> None:
@@ -37,12 +47,15 @@ class LowerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How programs are run."""
+    """Options for running."""
 
     emulation: Annotated[
         Literal["onnx"] | None,
-        Option("Run the ONNX files that the compiler is given on the CPU, instead of the chip"),
+        Option(
+            "Run the lowered ONNX files on the CPU in float32, not the compiled files on the chip; the "
+            "default is the chip"
+        ),
     ] = None
-    service: Annotated[bool, Option("Share the chip with other processes by HailoRT's service")] = (
-        False
-    )
+    service: Annotated[
+        bool, Option("Share the chip with other processes through HailoRT's multi-process service")
+    ] = False

@@ -1,10 +1,10 @@
-"""Run HEFs on a chip, by HailoRT's Python package: 4.x for Hailo-8 and 8L, 5.x for Hailo-10H.
+"""Run HEFs on a chip with HailoRT's Python package: 4.x for Hailo-8 and 8L, 5.x for Hailo-10H.
 
-The vendor's runtime quantizes and dequantizes, and its scheduler shares the chip between programs. Its
-arrays are NHWC without the batch: an encoder of `mel (1, 80, 1, 1000)` is fed as (1, 1000, 80).
+HailoRT quantizes inputs and dequantizes outputs, and its scheduler shares the chip between programs. Its
+arrays are NHWC without the batch: the encoder's input `mel (1, 80, 1, 1000)` is passed as (1, 1000, 80).
 
-Source: hailo-ai/hailort, hailo_platform/pyhailort/pyhailort.py and src/infer_model_api.cpp. Never run
-here: calls, buffers and errors are held against signatures recorded from there.
+Source: hailo-ai/hailort, hailo_platform/pyhailort/pyhailort.py and src/infer_model_api.cpp. This project
+has never run it on a chip: tests compare calls, buffers and errors with signatures recorded from there.
 """
 
 import os
@@ -25,11 +25,13 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.layout import Shape, as_stream, matches, result_outputs, stream_shape
 
-GROUP = "SHARED"  # other users of the chip may join by this name; of other processes by the service
-TIMEOUT_MS = 10_000  # HailoRT's own for a run; an encoder of 10 s was measured at 33 ms
+GROUP = "SHARED"  # group of the virtual device; users with the same group share the chip
+TIMEOUT_MS = (
+    10_000  # HailoRT's default for one run; an encoder with a 10 s window was measured at 33 ms
+)
 
-# HailoRT asks for numpy 1 on older Pythons, and for any numpy from 3.13 on, as in Raspberry Pi OS Trixie:
-# hailo-ai/hailort@1adb330 (5.1.1), platform/setup.py. The last numpy 1 has wheels up to Python 3.12.
+# HailoRT requires numpy 1 up to Python 3.12 and accepts any numpy from Python 3.13 on, as in Raspberry Pi
+# OS Trixie. Source: hailo-ai/hailort@1adb330 (5.1.1), platform/setup.py. numpy 1 ends at Python 3.12.
 FIRST_WITHOUT_NUMPY_1 = (3, 13)
 NUMPY_1_COMMAND = "pip install \"numpy<2; python_version < '3.13'\""
 
@@ -39,14 +41,19 @@ _open: "weakref.WeakValueDictionary[tuple[int, bool], _Device]" = weakref.WeakVa
 def load_hefs(
     chip: Chip, specs: Sequence[ProgramSpec], hefs: Mapping[str, Path], *, service: bool = False
 ) -> dict[str, Runner]:
-    """A runner for each program, by its name; all on one chip, which is let go with the last of them.
+    """Load programs on one chip, which is released when no runner is left.
 
     Args:
-        service: let HailoRT's service, which must be running, share the chip between processes.
+        specs: signatures of the programs.
+        hefs: name of the program -> its HEF.
+        service: share the chip between processes through HailoRT's service, which must be running.
+
+    Returns:
+        Name of the program -> its runner.
 
     Raises:
-        MissingPackageError: HailoRT's Python package is not installed, or refuses this Python.
-        LoweringError: no chip is there, or another process uses it.
+        MissingPackageError: HailoRT's Python package is not installed, or does not support this Python.
+        LoweringError: no chip was found, or another process uses it.
         BundleError: a HEF is for another chip, cannot be read, or has other shapes than its program.
     """
     platform = _platform(chip)
@@ -56,7 +63,7 @@ def load_hefs(
 
 @final
 class HailoRunner(Runner):
-    """One HEF, configured; used from the process that loaded it."""
+    """One loaded HEF; only the process that loaded it may use it."""
 
     def __init__(self, chip: Chip, spec: ProgramSpec, hef: Path, device: "_Device") -> None:
         super().__init__(spec)
@@ -95,7 +102,7 @@ class HailoRunner(Runner):
 
 
 class _Device:
-    """The chip, opened once in a process, and released when no runner is left."""
+    """The chip. A process opens it once and releases it when no runner is left."""
 
     def __init__(self, platform: Any, service: bool) -> None:
         self.platform, process = platform, OwnProcess()
@@ -109,22 +116,22 @@ class _Device:
 
 
 def _close_in_owner(process: OwnProcess, close: Callable[[], object]) -> None:
-    """Close what belongs to the process that opened it, and not to its forks."""
+    """Call `close` in the process that opened the device, and not in its forks."""
     if process.is_current:
         close()
 
 
 def _device(platform: Any, service: bool) -> _Device:
-    """This process's; opened if it is not."""
+    """Return the device that this process has opened; open it if needed."""
     device = _open.get((os.getpid(), service))
     if device is None:
         with _translated_errors("the Hailo chip"):
             if not platform.Device.scan():
                 raise LoweringError(
                     "no Hailo chip was found",
-                    why="HailoRT's scan lists none",
-                    hint="`hailortcli scan` must name one: see that the board is seated, PCIe is on and "
-                    "the driver is loaded (`dmesg | grep hailo`)",
+                    why="HailoRT's scan found no device",
+                    hint="`hailortcli scan` must list a device: check that the board is connected, PCIe is "
+                    "enabled, and the driver is loaded (`dmesg | grep hailo`)",
                 )
             device = _open[os.getpid(), service] = _Device(platform, service)
     return device
@@ -133,9 +140,9 @@ def _device(platform: Any, service: bool) -> _Device:
 def _platform(chip: Chip) -> Any:
     try:
         import hailo_platform
-    except ImportError as error:  # it is raised too where its native part is of another version
+    except ImportError as error:  # also raised if the native library has another version
         raise MissingPackageError(
-            f"cannot use `{chip.name}`: HailoRT's Python package is missing or cannot be loaded here",
+            f"cannot use `{chip.name}`: HailoRT's Python package is not installed or cannot be loaded",
             why=str(error),
             hint=_how_to_install(chip, str(error), sys.version_info[:2]),
         ) from error
@@ -143,24 +150,24 @@ def _platform(chip: Chip) -> Any:
 
 
 def _how_to_install(chip: Chip, fault: str, python: tuple[int, int]) -> str:
-    """What to do about a package that could not be imported."""
+    """Return a hint for a package that could not be imported."""
     major, package = ("5", "hailo-h10-all") if chip.compiler[0] == 5 else ("4", "hailo-all")
     if "numpy" not in fault.lower():
         return (
-            f"HailoRT {major}.x serves this chip: `sudo apt install {package}` on Raspberry Pi OS, or the "
+            f"this chip needs HailoRT {major}.x: `sudo apt install {package}` on Raspberry Pi OS, or the "
             "wheel from Hailo's developer zone"
         )
     if python < FIRST_WITHOUT_NUMPY_1:
         return f"this HailoRT needs numpy 1: `{NUMPY_1_COMMAND}`"
     return (
-        f"this HailoRT was built for numpy 1, which has no release for Python {python[0]}.{python[1]}: "
-        "install the HailoRT package that was built for this Python, which works with numpy 2; or use a "
-        "system with Python 3.11 or 3.12"
+        f"this HailoRT needs numpy 1, which does not support Python {python[0]}.{python[1]}: install the "
+        "HailoRT package that was built for this Python, which works with numpy 2; or use Python 3.11 or "
+        "3.12"
     )
 
 
 def _number(name: str) -> tuple[int, str]:
-    """The compiler renames inputs `NETWORK/input_layer1`, 2, … in the order of the graph's."""
+    """Sort key of an input. The compiler names inputs `NETWORK/input_layer1`, 2, … in the graph's order."""
     digits = re.search(r"(\d+)$", name)
     return (int(digits[1]) if digits else 0, name)
 
@@ -173,16 +180,16 @@ def _check_shapes(
     if len(found) == len(tensors) and all(map(matches, found, tensors)):
         return
     raise BundleError(
-        f"the HEF of {what} has other shapes than the program that it was compiled from",
+        f"the HEF of {what} does not have the shapes of the program in the bundle",
         why=f"expected {[stream_shape(tensor.shape) for tensor in tensors]}, got {found}",
-        hint="compile the bundle again: whisperport compile BUNDLE --calibration AUDIO_DIR",
+        hint="compile the bundle again with `whisperport compile BUNDLE --calibration AUDIO_DIR`",
     )
 
 
-# Statuses of HailoRT, as its exceptions name them: libhailort/include/hailo/hailort.h. The class of
-# exception differs between versions, the status is always in the message or implied by the class.
+# HailoRT's statuses; the source is libhailort/include/hailo/hailort.h. The classes of exceptions differ
+# between versions. The status is always in the message or implied by the class.
 _BUSY = (
-    "another process uses the chip: end it, or let both share it by HailoRT's service "
+    "another process uses the chip: end that process, or share the chip through HailoRT's service "
     "(`sudo systemctl start hailort.service`, and `--run-option CHIP.service=on`, where CHIP is the "
     "target, such as hailo8l)"
 )
@@ -190,37 +197,37 @@ _STATUSES = (
     (("DEVICE_IN_USE", "OUT_OF_PHYSICAL_DEVICES"), "the chip is in use", _BUSY),
     (
         ("HEF_NOT_COMPATIBLE", "INVALID_DEVICE_ARCHITECTURE"),
-        "the HEF is for another chip than the one here",
-        "`hailortcli fw-control identify` names the chip: export for that one with `--target`, and compile "
-        "with `whisperport compile`",
+        "the HEF is for another chip",
+        "`hailortcli fw-control identify` shows your chip: export for it with `--target`, and compile with "
+        "`whisperport compile`",
     ),
     (
         ("HEF_NOT_SUPPORTED", "INVALID_HEF", "InvalidHEF"),
         "this HailoRT cannot read the HEF, or it is for another chip",
-        "the compiler and HailoRT must be of one generation: 3.x with 4.x, or 5.x with 5.x",
+        "the versions must match: compiler 3.x with HailoRT 4.x, or compiler 5.x with HailoRT 5.x",
     ),
     (
         ("DRIVER_NOT_INSTALLED", "INVALID_DRIVER_VERSION", "DRIVER_FAIL", "PCIeDriver"),
-        "the chip's driver is missing, or of another version than HailoRT",
-        "install both from one release, and restart: `sudo apt install hailo-all`, and for a Hailo-10H "
-        "`hailo-h10-all`",
+        "the chip's driver is missing, or its version differs from HailoRT's",
+        "install both from one release and restart: `sudo apt install hailo-all`; for a Hailo-10H "
+        "`sudo apt install hailo-h10-all`",
     ),
     (
         ("TIMEOUT", "Timeout"),
-        f"nothing came back within {TIMEOUT_MS // 1000} s",
-        "`hailortcli run FILE.hef` tells whether the chip runs it at all; restart the board if not",
+        f"the chip did not answer within {TIMEOUT_MS // 1000} s",
+        "`hailortcli run FILE.hef` checks whether the chip runs this file; if not, restart the board",
     ),
 )
 
 
 @contextmanager
 def _translated_errors(what: str, chip: Chip | None = None) -> Iterator[None]:
-    """HailoRT's exceptions as ours."""
+    """Convert HailoRT's exceptions to whisperport's exceptions."""
     try:
         yield
     except WhisperportError:
         raise
-    except Exception as error:  # its classes differ between versions, and some are pybind's own
+    except Exception as error:  # the classes differ between versions, and some belong to pybind
         message = f"{type(error).__name__}: {error}"
         for statuses, happened, hint in _STATUSES:
             if any(status in message for status in statuses):
@@ -230,7 +237,7 @@ def _translated_errors(what: str, chip: Chip | None = None) -> Iterator[None]:
                     f"cannot run {what}: {happened}{named}", why=message, hint=hint
                 ) from error
         raise LoweringError(
-            f"cannot run {what}: HailoRT failed",
+            f"cannot run {what}: HailoRT reported an error",
             why=message,
-            hint="`hailort.log`, in this folder, says more",
+            hint="see `hailort.log` in the current folder for details",
         ) from error

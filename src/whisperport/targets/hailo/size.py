@@ -1,23 +1,26 @@
-"""Whether a checkpoint is larger than what was ever compiled, and what compiling it would take."""
+"""Check whether a checkpoint is larger than all that are known to compile, and estimate the time."""
 
 from whisperport.dims import Dims
 
-# Weights of Whisper's encoders without positions. Hailo's toolkit compiles these two and no other.
+# Numbers of weights of Whisper's encoders, without positions. Hailo's toolkit compiles only these two.
 TINY_WEIGHTS, BASE_WEIGHTS = 7_632_384, 19_822_592
 
-# Of tiny's encoder at 10 s, compiled on a CPU: 7 to 9 contexts, about 21 minutes to partition them.
+# The encoder of tiny with a 10 s window has 7 to 9 contexts; partitioning took about 21 minutes on a CPU.
 # Source: ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab, the log in its notebook.
 TINY_CONTEXTS, TINY_MINUTES = 8, 21
 
 
 def too_large(dims: Dims) -> str:
-    """Empty up to base's encoder; else an estimate, scaled from tiny's by the number of weights."""
+    """Return why an encoder is too large, with an estimate; "" up to the size of base.
+
+    The estimate is proportional to the number of weights, starting from the log of tiny.
+    """
     weights = dims.encoder_weights
     if weights <= BASE_WEIGHTS:
         return ""
     times = weights / TINY_WEIGHTS
     return (
-        f"its encoder has {weights / 1e6:.1f} million weights, and the largest known to compile "
-        f"{BASE_WEIGHTS / 1e6:.1f}; scaled from the log of tiny's, it would take about "
-        f"{TINY_CONTEXTS * times:.0f} contexts, and {TINY_MINUTES * times / 60:.1f} hours to partition them"
+        f"its encoder has {weights / 1e6:.1f} million weights; the largest that is known to compile has "
+        f"{BASE_WEIGHTS / 1e6:.1f} million. In proportion to a log for tiny, it would need about "
+        f"{TINY_CONTEXTS * times:.0f} contexts and {TINY_MINUTES * times / 60:.1f} hours to partition them"
     )

@@ -1,7 +1,7 @@
 """The stages of Hailo's compiler: parse, optimize, emulate, compile. Run by `toolchain/driver.py`.
 
-Needs the vendor's SDK (`hailo_sdk_client`) and nothing of whisperport: a copy of this file is the
-`stages.py` of a work folder. What it calls, and how, is compared with recorded signatures in the tests.
+This script needs the vendor's SDK (`hailo_sdk_client`) and does not import whisperport: a copy of it is
+the `stages.py` of a work folder. Tests compare its calls with recorded signatures of the SDK.
 
     encoder.onnx ─parse─► parsed.har ─optimize─► optimized.har ─compile─► encoder.hef
                  encoder.alls, calibration arrays ─┘              │
@@ -15,10 +15,10 @@ from typing import Any
 
 
 def version() -> str:
-    """The SDK's version, "" where it does not say.
+    """Return the SDK's version, "" if it is unknown.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: the SDK is not installed.
     """
     import hailo_sdk_client
 
@@ -26,11 +26,11 @@ def version() -> str:
 
 
 def check(version: str, settings: Mapping[str, Any]) -> str:
-    """Why this version does not serve the chip; empty if it does.
+    """Return why this version of the SDK does not support the chip; "" if it does.
 
     Args:
-        settings: `chip`, and `compiler`, the first two numbers of the oldest version that serves it; the
-            first must be the same.
+        settings: `chip`, its name; `compiler`, the major and minor number of the oldest version that
+            supports the chip. The installed version must have the same major number.
     """
     oldest = settings["compiler"]
     found = [int(number) for number in re.findall("[0-9]+", version)[:2]]
@@ -61,7 +61,7 @@ def _optimize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, A
 
 
 def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Run the quantized program on the CPU; its outputs come in the order of the graph's.
+    """Run the quantized program on the CPU. The emulator returns outputs in the order of the graph.
 
     Source: hailocs/hailo-whisper@347d8a0, evaluation/hailo/hailo_sdk_decoder.py.
     """
@@ -73,11 +73,13 @@ def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     given = _arrays(own_settings["emulation"], folder)
     with runner.infer_context(hailo_sdk_client.InferenceContext.SDK_QUANTIZED) as context:
         made = runner.infer(context, given)
-    if isinstance(made, Mapping):  # by the name of the output's layer
+    if isinstance(made, Mapping):  # name of the output's layer -> array
         made = list(made.values())
     outputs = made if isinstance(made, (list, tuple)) else [made]
     if len(outputs) != len(own_settings["emulated"]):
-        raise ValueError(f"{len(outputs)} outputs; expected {len(own_settings['emulated'])}")
+        raise ValueError(
+            f"the emulator returned {len(outputs)} outputs; expected {len(own_settings['emulated'])}"
+        )
     for file, output in zip(own_settings["emulated"], outputs):  # noqa: B905  # Python 3.9 has no `strict`
         np.save(folder / file, np.asarray(output, np.float32), allow_pickle=False)
 
@@ -92,7 +94,7 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
 
 
 def _arrays(files: Any, folder: Path) -> Any:
-    """One array, or one for each input layer by its name; mapped from disk, not read."""
+    """Memory-map one array, or one array per input layer by the layer's name."""
     import numpy as np
 
     if isinstance(files, str):

@@ -1,4 +1,4 @@
-"""Hailo's chips as targets: ONNX and a model script for their compiler, and emulation until it has run."""
+"""The Hailo targets: write ONNX and a model script for the compiler; run or emulate programs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ SUFFIX = ".hef"
 
 @final
 class Hailo(Target):
-    """One chip."""
+    """The target for one chip. Lowered ONNX files can be emulated on the CPU before they are compiled."""
 
     lower_options: ClassVar[type[Any]] = hailo_options.LowerOptions
     run_options: ClassVar[type[Any]] = hailo_options.RunOptions
@@ -48,8 +48,13 @@ class Hailo(Target):
         return type(self)(self.chip, options)
 
     def uncached_form(self, dims: Dims) -> UncachedForm:
-        """The published one, of hailocs/hailo-whisper@ebe7a85: its parser begins after the lookup of
-        tokens, at a reshape, and ends before the pieces of the logits are joined; its causal mask is -inf.
+        """Return the form of Hailo's published decoder.
+
+        Its graph starts after the lookup of token embeddings and ends before the pieces of the logits are
+        joined; its causal mask is -inf. Source: hailocs/hailo-whisper@ebe7a85.
+
+        Raises:
+            UsageError: the option `sequence-length` is above the number of the decoder's positions.
         """
         published = min(
             self.chip.sequence_length.get(dims.n_text_state, DEFAULT_SEQUENCE_LENGTH),
@@ -59,7 +64,7 @@ class Hailo(Target):
         if sequence_length > dims.n_text_ctx:
             raise UsageError(
                 f"the option `{self.spec.name}.sequence-length` cannot be `{sequence_length}`",
-                hint=f"expected at most {dims.n_text_ctx}, the decoder's positions",
+                hint=f"expected at most {dims.n_text_ctx}, the number of the decoder's positions",
             )
         return UncachedForm(sequence_length, self.options.positions)
 
@@ -74,7 +79,7 @@ class Hailo(Target):
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
-        """Write each program as one ONNX file with its weights, and the script that compiles it."""
+        """Write each program to an ONNX file that contains its weights, with its model script beside it."""
         return [
             self._with_script(entry, folder)
             for program in programs
@@ -84,7 +89,7 @@ class Hailo(Target):
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
-        """Write one ONNX file with its weights inside, and beside it the script that compiles it."""
+        """Write one program to an ONNX file that contains its weights, with its model script beside it."""
         entry, facts = lower_file_to_onnx(
             self, program, path, self._opset(program.spec), progress, simplify=simplify
         )
@@ -124,12 +129,12 @@ class Hailo(Target):
 
 
 def _is_decoder(spec: ProgramSpec) -> bool:
-    """An encoder has one input; a decoder has the features and the embeddings."""
+    """Whether a program is a decoder: it has features and embeddings as inputs, an encoder only mel."""
     return len(spec.inputs) > 1
 
 
 def _script(chip: Chip, spec: ProgramSpec) -> str:
-    """The model script with the defaults; the width is that of the features, (1, T, d)."""
+    """Write the model script with default options; the width d is that of the features, (1, T, d)."""
     if not _is_decoder(spec):
         return model_script(chip.name, spec.outputs[0].shape[-1])
     features = next((tensor for tensor in spec.inputs if len(tensor.shape) == 3), spec.inputs[0])
@@ -137,19 +142,23 @@ def _script(chip: Chip, spec: ProgramSpec) -> str:
 
 
 def _file_with_suffix(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
-    """The entry's file of this kind."""
+    """Return the file of a program with this suffix.
+
+    Raises:
+        BundleError: the program has no such file.
+    """
     for file in entry.files:
         if file.endswith(suffix):
             return file
     if suffix == SUFFIX:
         raise BundleError(
             f"`{entry.spec.name}` is not compiled for `{chip.name}` yet",
-            why=f"the bundle holds {', '.join(entry.files)} for Hailo's compiler, and no {SUFFIX} file",
-            hint="whisperport compile BUNDLE --calibration AUDIO_DIR; until then "
-            f"`--run-option {chip.name}.emulation=onnx` runs that file on the CPU",
+            why=f"the bundle contains {', '.join(entry.files)} for Hailo's compiler, and no {SUFFIX} file",
+            hint="compile it with `whisperport compile BUNDLE --calibration AUDIO_DIR`, or emulate it on "
+            f"the CPU with `--run-option {chip.name}.emulation=onnx`",
         )
     raise BundleError(
         f"cannot emulate `{entry.spec.name}` of `{chip.name}` on the CPU",
-        why=f"the bundle holds {', '.join(entry.files)}, and no {suffix} file",
-        hint=f"export it again: whisperport export CHECKPOINT --target {chip.name} --out BUNDLE",
+        why=f"the bundle contains {', '.join(entry.files)}, and no {suffix} file",
+        hint=f"export it again with `whisperport export CHECKPOINT --target {chip.name} --out BUNDLE`",
     )
