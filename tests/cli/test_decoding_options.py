@@ -130,7 +130,7 @@ def test_what_cannot_be_read_is_wrong_usage(run, arguments, words):
 def test_no_clip_ends_at_infinity(run, clips):
     ran = run("transcribe", "talk.wav", "--clip-timestamps", clips)
 
-    assert (ran.code, ran.lines[0][:21]) == (1, "error: clip times are")
+    assert (ran.code, ran.lines[0][:28]) == (1, "error: `clip_timestamps` are")
 
 
 def test_segments_without_a_word_are_no_speech(run, monkeypatch):

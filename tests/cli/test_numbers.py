@@ -48,7 +48,7 @@ def test_an_option_of_python_takes_no_impossible_number(options, name, number):
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("clip", [lambda n: (n,), lambda n: (0, n), lambda n: (0, 1, n)])
 def test_a_clip_has_no_impossible_time(clip, number):
-    with pytest.raises(UsageError, match="clip times are"):
+    with pytest.raises(UsageError, match="`clip_timestamps` are"):
         TranscribeOptions(clip_timestamps=clip(number))
 
 

@@ -437,6 +437,6 @@ def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav)
         "warning: with --vad, the previous text is used as a prompt within its own chunk"
         in conditioned.err
     )
-    assert "error: clips and `vad` cannot be given together" in clipped.err
-    assert "error: `workers` above 1 needs chunks" in without.err
+    assert "error: `clip_timestamps` and `vad` cannot be used together" in clipped.err
+    assert "error: `workers` above 1 requires `vad`" in without.err
     assert 0 not in (clipped.code, without.code)

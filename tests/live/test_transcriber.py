@@ -214,7 +214,7 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(embedded: Transcriber) 
     )
 
     with pytest.warns(
-        TruncatedPromptWarning, match="the initial prompt has 400 tokens, and the last 223"
+        TruncatedPromptWarning, match="the initial prompt has 400 tokens, of which the last 223"
     ):
         live = LiveTranscriber(embedded, LiveOptions(transcribe=options))
 

@@ -309,7 +309,7 @@ def test_what_was_said_before_a_failure_is_kept(
 
     monkeypatch.setattr(Engine, "encode", fail_in_the_end)
 
-    with pytest.raises(IncompleteError, match="only to") as caught:
+    with pytest.raises(IncompleteError, match="stopped at") as caught:
         transcriber.transcribe(audio, CHUNKED)
 
     assert caught.value.why == "RuntimeError: the device is gone"
@@ -429,8 +429,8 @@ def test_a_failure_in_a_worker_is_not_swallowed(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"vad": VadOptions(), "clips": (0.0, 1.0)}, "clips and `vad`"),
-        ({"workers": 2}, "needs chunks"),
+        ({"vad": VadOptions(), "clip_timestamps": (0.0, 1.0)}, "`clip_timestamps` and `vad`"),
+        ({"workers": 2}, "requires `vad`"),
         ({"vad": VadOptions(), "workers": 0}, "`workers` is 0"),
     ],
 )

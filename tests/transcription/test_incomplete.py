@@ -64,7 +64,7 @@ def test_what_was_said_before_a_failure_comes_with_it(
     whole = transcriber.transcribe(NOISE, TEXT)
     failing(transcriber, error, after=2)
 
-    with pytest.raises(IncompleteError, match=r"only to 0\.4 s") as caught:
+    with pytest.raises(IncompleteError, match=r"stopped at 0\.4 s") as caught:
         transcriber.transcribe(NOISE, TEXT)
 
     assert caught.value.transcript.segments == whole.segments[:2]
@@ -113,7 +113,7 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(transcriber: Transcribe
     room = transcriber.engine.dims.n_text_ctx // 2 - 1
     text = "ab" * room
 
-    with pytest.warns(UserWarning, match="the initial prompt has 22 tokens, and the last 11"):
+    with pytest.warns(UserWarning, match="the initial prompt has 22 tokens, of which the last 11"):
         cut = transcriber.transcribe(NOISE[:3200], replace(TEXT, initial_prompt=text))
 
     kept = transcriber.transcribe(
@@ -155,10 +155,10 @@ def test_a_language_that_is_not_there_is_refused(
         ({"temperatures": (float("nan"),)}, "`temperature` is nan"),
         ({"hallucination_silence_threshold": -1.0, "word_timestamps": True}, "threshold` is -1"),
         ({"hallucination_silence_threshold": 1.0}, "requires word timestamps"),
-        ({"clips": (2.0, 1.0)}, "clip times"),
-        ({"clips": (-1.0,)}, "clip times"),
-        ({"clips": (0.0, float("nan"))}, "clip times"),
-        ({"clips": (0.0, float("inf"))}, "clip times"),
+        ({"clip_timestamps": (2.0, 1.0)}, "`clip_timestamps` are"),
+        ({"clip_timestamps": (-1.0,)}, "`clip_timestamps` are"),
+        ({"clip_timestamps": (0.0, float("nan"))}, "`clip_timestamps` are"),
+        ({"clip_timestamps": (0.0, float("inf"))}, "`clip_timestamps` are"),
     ],
     ids=str,
 )
