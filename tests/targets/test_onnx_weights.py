@@ -183,9 +183,9 @@ def test_weights_outlive_what_they_were_loaded_with(large: Large) -> None:
 def test_an_older_onnxruntime_loads_in_its_own_way(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would copy the arrays for every session, and leave them unpacked for nothing."""
+    """It would copy the arrays for every session, without packing and without saving memory."""
     monkeypatch.setattr(onnxruntime, "__version__", "1.30.0")
-    monkeypatch.setattr(OnnxWeights, "give", lambda *_: pytest.fail("weights were given"))
+    monkeypatch.setattr(OnnxWeights, "session_model", lambda *_: pytest.fail("weights are shared"))
 
     runners = ORT.load(bundle.folder, bundle.manifest.programs, ONE_THREAD)
 
@@ -261,9 +261,9 @@ def test_what_is_not_plain_float32_is_left_to_the_session(
         (set_external("offset", "9" * 17), "beyond the end"),
         (set_external("length", "9" * 17), "beyond the end"),
         (set_external("length", "4"), "cannot load"),
-        (set_external("offset", "-1"), "expected bytes"),
-        (set_external("offset", "9" * 5000), "expected bytes"),
-        (set_external("length", "many"), "expected bytes"),
+        (set_external("offset", "-1"), "expected numbers of bytes"),
+        (set_external("offset", "9" * 5000), "expected numbers of bytes"),
+        (set_external("length", "many"), "expected numbers of bytes"),
     ],
     ids=["beyond its end", "longer than the file", "too short", "negative", "far", "no number"],
 )
