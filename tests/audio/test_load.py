@@ -179,7 +179,7 @@ def test_hot_floats_are_clipped_as_a_file_would() -> None:
         (np.float32(0), r"got \(\)"),
         (np.full(400, np.nan), "NaN or an infinity"),
         (np.full(400, -np.inf), "NaN or an infinity"),
-        (np.full(400, 3000.0), r"values up to 3000(.|\n)*divide by"),
+        (np.full(400, 3000.0), r"values up to 3000(.|\n)*divide them by"),
         (np.zeros(400, np.uint8), "dtype uint8"),
         (np.zeros(400, np.complex64), "dtype complex64"),
         (np.array(["a"] * 400), "dtype <U1"),

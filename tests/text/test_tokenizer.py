@@ -221,7 +221,7 @@ def model_with(**changes: Any) -> dict[str, Any]:
         (model_with(merges=["a x"]), "does not fit its merges"),
         (small(pre_tokenizer=None), "expected ByteLevel"),
         (small(pre_tokenizer={"type": "Metaspace"}), "expected ByteLevel"),
-        (small(normalizer={"type": "Lowercase"}), "has a normalizer"),
+        (small(normalizer={"type": "Lowercase"}), "no `normalizer`"),
         (small(added_tokens=[]), "<|endoftext|> or <|startoftranscript|> is missing"),
         (small(added_tokens=[3]), "has no `content`"),
         (small(added_tokens={"a": 3}), "has no `content`"),

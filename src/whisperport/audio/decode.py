@@ -194,7 +194,7 @@ class AudioDecoder:
         format_name = self._container.format.name if self._container else ""
         stated_s, decoded_s = self.duration_s, n_samples / SAMPLE_RATE
         if format_name == "wav" and (n_missing := _missing_riff_bytes(self._file)) > 0:
-            lost = f"it has {n_missing} bytes less than its header states"
+            lost = f"its header states {n_missing} bytes more than it has"
         elif (
             format_name in _HEADER_HAS_LENGTH
             and stated_s is not None

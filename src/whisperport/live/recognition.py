@@ -63,12 +63,14 @@ def recognize(
     )
     if is_silence(decoded, options.thresholds):
         return None
-    pieces, n_complete = _pieces(decoded, transcriber.engine.generation.timestamp_begin, buffer)
+    segments, n_complete = _segments_of(
+        decoded, transcriber.engine.generation.timestamp_begin, buffer
+    )
     segment_words = [
         # Segments with a duration of 0 are dropped, as in the transcription of a file.
         segment.words or () if segment.end > segment.start else ()
         for segment in _with_words(
-            decoder, transcriber.tokenizer, buffer, options, decoded, pieces, last_speech
+            decoder, transcriber.tokenizer, buffer, options, decoded, segments, last_speech
         )
     ]
     words = tuple(
@@ -80,19 +82,19 @@ def recognize(
     return Hypothesis(words, complete, decoded, ratio) if words else None
 
 
-def _pieces(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[WindowSegment], int]:
+def _segments_of(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[WindowSegment], int]:
     """Return the segments of a buffer, including one that has not ended, and the number that have ended.
 
     The transcription of a file drops the segment that has not ended, because the next window begins with
     it.
     """
-    cut = split_segments(decoded.tokens, begin, buffer.frames)
-    rest = decoded.tokens[sum(len(piece.tokens) for piece in cut.segments) :]
-    pieces = list(cut.segments)
+    split = split_segments(decoded.tokens, begin, buffer.frames)
+    rest = decoded.tokens[sum(len(segment.tokens) for segment in split.segments) :]
+    segments = list(split.segments)
     if rest:
-        start, end = cut.advance / FRAMES_PER_SECOND, buffer.frames / FRAMES_PER_SECOND
-        pieces.append(WindowSegment(min(start, end), end, rest))
-    return pieces, len(cut.segments)
+        start, end = split.advance / FRAMES_PER_SECOND, buffer.frames / FRAMES_PER_SECOND
+        segments.append(WindowSegment(min(start, end), end, rest))
+    return segments, len(split.segments)
 
 
 def _with_words(
@@ -101,9 +103,10 @@ def _with_words(
     buffer: Buffer,
     options: TranscribeOptions,
     decoded: Decoded,
-    pieces: list[WindowSegment],
+    parts: list[WindowSegment],
     last_speech: float,
 ) -> list[Segment]:
+    """Return the segments with word timestamps, in time from the beginning of the stream."""
     end = decoder.engine.generation.end_of_text
     timings = align_words(
         decoder,
@@ -115,13 +118,13 @@ def _with_words(
     )
     segments = [
         Segment(
-            start=buffer.start_s + piece.start_s,
-            end=buffer.start_s + piece.end_s,
-            text=tokenizer.decode(piece.tokens),
-            tokens=piece.tokens,
+            start=buffer.start_s + part.start_s,
+            end=buffer.start_s + part.end_s,
+            text=tokenizer.decode(part.tokens),
+            tokens=part.tokens,
             seek=buffer.start,
         )
-        for piece in pieces
+        for part in parts
     ]
     return add_words(
         segments,

@@ -23,15 +23,20 @@ class Thresholds:
 
     Names and defaults are those of openai-whisper's `transcribe`. None turns a test off.
 
+    Attributes:
+        compression_ratio_threshold: bytes of text per byte after zlib compression, 0 to 1000. Above it, the
+            text is repetitive and the window has failed.
+        logprob_threshold: mean natural log-probability per token, -1000 to 0. Below it, the text is
+            improbable and the window has failed.
+        no_speech_threshold: probability of <|nospeech|>, 0 to 1. Above it, improbable text is silence and
+            not a failure.
+
     Raises:
         UsageError: a value is out of its range.
     """
 
-    # Bytes of text per byte after zlib compression, 0 to 1000. Above it, the text is repetitive: failed.
     compression_ratio_threshold: float | None = 2.4
-    # Mean natural log-probability per token, -1000 to 0. Below it, the text is improbable: failed.
     logprob_threshold: float | None = -1.0
-    # Probability of <|nospeech|>, 0 to 1. Above it, improbable text is silence and not a failure.
     no_speech_threshold: float | None = 0.6
 
     def __post_init__(self) -> None:

@@ -225,7 +225,7 @@ def _parts(data: Any) -> tuple[dict[str, int], list[tuple[str, str]], dict[str, 
     cut = pre_tokenizer.get("type") if isinstance(pre_tokenizer, dict) else pre_tokenizer
     if cut != "ByteLevel" or data.get("normalizer"):
         raise ValueError(
-            f"its `pre_tokenizer` is {str(cut)[:40]}, or it has a normalizer; expected ByteLevel only"
+            f"its `pre_tokenizer` is {str(cut)[:40]}; expected ByteLevel, and no `normalizer`"
         )
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if not isinstance(vocabulary, dict) or not vocabulary or not isinstance(merges, list):

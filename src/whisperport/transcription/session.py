@@ -159,19 +159,19 @@ class Session:
             self.seek += n_frames
             return
         begin = self.engine.generation.timestamp_begin
-        cut = complete = split_segments(decoded.tokens, begin, n_frames)
+        used = complete = split_segments(decoded.tokens, begin, n_frames)
         if self.engine.window is not None and n_frames == self.engine.audio_frames:
-            cut = drop_unreliable_end(complete, begin, n_frames)
-        if not decoded.ended and cut == complete:  # an incomplete segment is decoded again
+            used = drop_unreliable_end(complete, begin, n_frames)
+        if not decoded.ended and used == complete:  # an incomplete segment is decoded again
             self.truncated.append(seek / FRAMES_PER_SECOND)
-        segments = [self._segment(piece, seek, decoded, ratio) for piece in cut.segments]
-        judged = KeptSegments(tuple(segments), seek + cut.advance)
+        segments = [self._segment(segment, seek, decoded, ratio) for segment in used.segments]
+        kept = KeptSegments(tuple(segments), seek + used.advance)
         if self.options.word_timestamps:
-            judged = self._with_words(segments, judged.seek, cut, seek, n_frames, language)
+            kept = self._with_words(segments, kept.seek, used, seek, n_frames, language)
         # Always advance: openai-whisper would decode the same window again without end.
-        self.seek = judged.seek if judged.seek > seek else seek + n_frames
-        if not judged.restart:
-            self._keep([_cleared(segment) for segment in judged.segments], decoded)
+        self.seek = kept.seek if kept.seek > seek else seek + n_frames
+        if not kept.restart:
+            self._keep([_cleared(segment) for segment in kept.segments], decoded)
 
     def _features(self, mel: Floats) -> Floats:
         """Return the features (T, d) of a window (n_mels, 2T). The first one may already be encoded."""
@@ -189,7 +189,7 @@ class Session:
         self,
         segments: list[Segment],
         next_seek: int,
-        cut: SegmentedWindow,
+        used: SegmentedWindow,
         seek: int,
         n_frames: int,
         language: str,
@@ -221,16 +221,16 @@ class Session:
         )
         spoken_until = _spoken_until(segments)
         threshold = self.options.hallucination_silence_threshold
-        if spoken_until is not None and spoken_until > window.start_s and not cut.closed:
+        if spoken_until is not None and spoken_until > window.start_s and not used.closed:
             next_seek = round(spoken_until * FRAMES_PER_SECOND)
             if threshold is not None and window.end_s - spoken_until <= threshold:
                 next_seek = seek + n_frames
-        judged = KeptSegments(tuple(segments), next_seek)
+        kept = KeptSegments(tuple(segments), next_seek)
         if threshold is not None:
-            judged = skip_hallucinations(segments, window, next_seek, self.last_speech, threshold)
-        if not judged.restart and (last := _spoken_until(judged.segments)) is not None:
+            kept = skip_hallucinations(segments, window, next_seek, self.last_speech, threshold)
+        if not kept.restart and (last := _spoken_until(kept.segments)) is not None:
             self.last_speech = last
-        return judged
+        return kept
 
     def _keep(self, segments: list[Segment], decoded: Decoded) -> None:
         """Append segments to the transcript, and decide whether the next window's prompt has their text."""
@@ -243,14 +243,16 @@ class Session:
         ):
             self.context_start = len(self.tokens)
 
-    def _segment(self, piece: WindowSegment, seek: int, decoded: Decoded, ratio: float) -> Segment:
+    def _segment(
+        self, segment: WindowSegment, seek: int, decoded: Decoded, ratio: float
+    ) -> Segment:
         """Return a segment with times from the beginning of the audio."""
         start = seek / FRAMES_PER_SECOND
         return Segment(
-            start=start + piece.start_s,
-            end=start + piece.end_s,
-            text=self.tokenizer.decode(piece.tokens),
-            tokens=piece.tokens,
+            start=start + segment.start_s,
+            end=start + segment.end_s,
+            text=self.tokenizer.decode(segment.tokens),
+            tokens=segment.tokens,
             avg_logprob=decoded.avg_logprob,
             no_speech_prob=decoded.no_speech_prob,
             temperature=decoded.temperature,
