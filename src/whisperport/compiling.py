@@ -475,10 +475,10 @@ def _lowering_error(group: _Group, failure: Failure) -> LoweringError:
         return MissingPackageError(
             f"not compiled yet: {compiler.title} is not installed here",
             why=failure.message,
-            hint=f"if another Python interpreter on this machine has it, name that interpreter with "
-            f"{option} or the variable {variable(compiler.toolchain)}. If not, copy {group.work}, which holds all "
-            f"inputs, to a machine that has it ({compiler.source}), run `python compile.py` there, copy "
-            "the folder back, and repeat this command",
+            hint="if another Python interpreter on this machine has it, name that interpreter with "
+            f"{option} or the variable {variable(compiler.toolchain)}. If not, copy {group.work}, which "
+            f"holds all inputs, to a machine that has it ({compiler.source}), run `python compile.py` "
+            "there, copy the folder back, and repeat this command",
         )
     if failure.kind == "unsuitable":
         return LoweringError(
