@@ -18,7 +18,7 @@ CODECS = {
     "m4a": ("aac", "fltp"),
 }
 
-WriteSound = Callable[..., Path]
+WriteAudio = Callable[..., Path]
 
 
 def tone(rate: int, seconds: float = 2.0) -> NDArray[np.float32]:
@@ -28,7 +28,7 @@ def tone(rate: int, seconds: float = 2.0) -> NDArray[np.float32]:
 
 
 @pytest.fixture(scope="session")
-def write_sound(tmp_path_factory: pytest.TempPathFactory) -> WriteSound:
+def write_audio(tmp_path_factory: pytest.TempPathFactory) -> WriteAudio:
     """Write (channels, n) or (n,) samples as `suffix`; returns the path."""
     folder = tmp_path_factory.mktemp("sounds")
 

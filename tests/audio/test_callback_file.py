@@ -57,7 +57,7 @@ class Failing(io.RawIOBase):
 @pytest.mark.parametrize("seekable", [False, True])
 @pytest.mark.parametrize("n_bytes", [0, 20, 3000, 600_000])
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_in_a_callback_ends_the_sound(n_bytes: int, seekable: bool) -> None:
+def test_an_interrupt_in_a_callback_ends_the_audio(n_bytes: int, seekable: bool) -> None:
     file = Failing(KeyboardInterrupt("first"), n_bytes, seekable=seekable)
 
     with pytest.raises(KeyboardInterrupt, match="first"):
@@ -66,7 +66,7 @@ def test_an_interrupt_in_a_callback_ends_the_sound(n_bytes: int, seekable: bool)
     assert file.n_after == 0  # it was not read again
 
 
-def test_a_file_that_cannot_be_read_is_said_to_be_so() -> None:
+def test_a_file_that_cannot_be_read_is_reported() -> None:
     with pytest.raises(AudioError) as caught:
         load_audio(Failing(OSError(5, "Input/output error"), 0))  # type: ignore[arg-type]
 
@@ -162,7 +162,7 @@ def waiting_bytes(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def test_nothing_is_remembered_of_a_file_that_is_sound() -> None:
+def test_nothing_is_kept_of_a_file_without_errors() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_audio(io.BytesIO(SOUND)).size == 320_000

@@ -36,7 +36,7 @@ def test_silence_around_a_chunk_is_shared_with_its_neighbour() -> None:
     assert chunks([(50, 100), (110, 200)], limit=120, pad=20) == [(30, 105), (105, 215)]
 
 
-def test_before_the_first_chunk_there_is_no_sound_to_take() -> None:
+def test_before_the_first_chunk_there_is_no_audio_to_take() -> None:
     assert chunks([(5, 50)], limit=100, pad=20) == [(0, 70)]
 
 

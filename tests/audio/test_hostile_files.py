@@ -20,7 +20,7 @@ from whisperport.audio import (
 )
 from whisperport.errors import AudioError
 
-from .conftest import CODECS, WriteSound, tone
+from .conftest import CODECS, WriteAudio, tone
 
 SOUND = tone(SAMPLE_RATE, 1.0)
 
@@ -34,7 +34,7 @@ def wav(n_bytes: int, *, rate: int = SAMPLE_RATE, channels: int = 1, bits: int =
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "is empty"),
         (b"hello, world\n" * 500, "not an audio file|no audio"),
@@ -49,13 +49,13 @@ def wav(n_bytes: int, *, rate: int = SAMPLE_RATE, channels: int = 1, bits: int =
     ],
 )
 @pytest.mark.parametrize("suffix", ["wav", "mp3", "txt"])
-def test_a_file_that_is_no_sound_is_refused(
-    tmp_path: Path, content: bytes, said: str, suffix: str
+def test_a_file_that_is_not_audio_is_rejected(
+    tmp_path: Path, content: bytes, expected: str, suffix: str
 ) -> None:
     path = tmp_path / f"talk.{suffix}"
     path.write_bytes(content)
 
-    with pytest.raises(AudioError, match=said) as caught:
+    with pytest.raises(AudioError, match=expected) as caught:
         load_audio(path)
 
     assert "talk." in caught.value.what
@@ -73,25 +73,25 @@ def test_an_address_is_not_fetched() -> None:
 
 @pytest.mark.parametrize("prefix", ["file:", "file://", "concat:", "subfile:", "cache:", "async:"])
 def test_a_protocol_of_ffmpeg_before_a_path_opens_nothing(
-    write_sound: WriteSound, prefix: str
+    write_audio: WriteAudio, prefix: str
 ) -> None:
-    path = write_sound(SOUND, SAMPLE_RATE)
+    path = write_audio(SOUND, SAMPLE_RATE)
 
     with pytest.raises(AudioError, match="does not exist"):
         load_audio(f"{prefix}{path}")
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(AudioError, match="is a folder"):
         load_audio(tmp_path)
 
 
-def test_a_name_with_a_zero_byte_is_refused() -> None:
+def test_a_name_with_a_zero_byte_is_rejected() -> None:
     with pytest.raises(AudioError, match="null byte"):
         load_audio("talk\0.wav")
 
 
-def test_a_file_one_may_not_read_is_refused(
+def test_a_file_one_may_not_read_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "talk.wav"
@@ -106,12 +106,12 @@ def test_a_file_one_may_not_read_is_refused(
 
 
 @pytest.mark.parametrize("source", [io.StringIO("text"), 3, None, [0.0] * 400])
-def test_what_is_no_source_is_refused(source: object) -> None:
+def test_what_is_no_source_is_rejected(source: object) -> None:
     with pytest.raises(AudioError, match="cannot read audio from"):
         load_audio(source)  # type: ignore[arg-type]
 
 
-def test_a_video_without_sound_is_refused(tmp_path: Path) -> None:
+def test_a_video_without_audio_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "silent.mp4"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=5)
@@ -126,17 +126,17 @@ def test_a_video_without_sound_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_float_file_with_a_nan_is_refused(write_sound: WriteSound, value: float) -> None:
+def test_a_float_file_with_a_nan_is_rejected(write_audio: WriteAudio, value: float) -> None:
     samples = SOUND.copy()
     samples[5000] = value
-    path = write_sound(samples, SAMPLE_RATE, codec="pcm_f32le")
+    path = write_audio(samples, SAMPLE_RATE, codec="pcm_f32le")
 
     with pytest.raises(AudioError, match="NaN or an infinity"):
         load_audio(path)
 
 
-def test_floats_that_were_never_scaled_are_warned_of(write_sound: WriteSound) -> None:
-    path = write_sound(32768 * SOUND, SAMPLE_RATE, codec="pcm_f32le")
+def test_floats_that_were_never_scaled_are_warned_of(write_audio: WriteAudio) -> None:
+    path = write_audio(32768 * SOUND, SAMPLE_RATE, codec="pcm_f32le")
 
     with pytest.warns(
         ClippedAudioWarning, match="clipped at 1: they may be unscaled integers"
@@ -148,8 +148,8 @@ def test_floats_that_were_never_scaled_are_warned_of(write_sound: WriteSound) ->
 
 
 @pytest.mark.parametrize("codec", ["pcm_f32le", "pcm_f64le"])
-def test_hot_floats_are_clipped_without_a_word(write_sound: WriteSound, codec: str) -> None:
-    path = write_sound(SOUND * (1.9 / np.abs(SOUND).max()), SAMPLE_RATE, codec=codec)
+def test_hot_floats_are_clipped_without_a_word(write_audio: WriteAudio, codec: str) -> None:
+    path = write_audio(SOUND * (1.9 / np.abs(SOUND).max()), SAMPLE_RATE, codec=codec)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -164,8 +164,8 @@ def test_an_empty_path_is_not_this_folder() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "mp3"])
-def test_a_cut_file_gives_what_is_there_and_warns(write_sound: WriteSound, suffix: str) -> None:
-    whole = write_sound(tone(SAMPLE_RATE, 4.0), SAMPLE_RATE, suffix)
+def test_a_cut_file_gives_what_is_there_and_warns(write_audio: WriteAudio, suffix: str) -> None:
+    whole = write_audio(tone(SAMPLE_RATE, 4.0), SAMPLE_RATE, suffix)
     path = whole.with_name(f"cut_{whole.name}")
     path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
 
@@ -180,8 +180,8 @@ def test_a_cut_file_gives_what_is_there_and_warns(write_sound: WriteSound, suffi
     )
 
 
-def test_a_cut_m4a_has_lost_its_index_and_is_refused(write_sound: WriteSound) -> None:
-    data = write_sound(SOUND, SAMPLE_RATE, "m4a").read_bytes()
+def test_a_cut_m4a_has_lost_its_index_and_is_rejected(write_audio: WriteAudio) -> None:
+    data = write_audio(SOUND, SAMPLE_RATE, "m4a").read_bytes()
 
     with pytest.raises(AudioError, match="is not an audio file"):
         load_audio(io.BytesIO(data[: len(data) // 2]))
@@ -210,10 +210,10 @@ def test_a_wav_that_does_not_know_its_length_is_read_without_a_warning(size: int
     ],
 )
 @pytest.mark.parametrize("suffix", ["wav", "m3u8", "txt"])
-def test_a_playlist_posing_as_sound_reaches_no_other_file(
-    write_sound: WriteSound, playlist: str, suffix: str
+def test_a_playlist_posing_as_audio_reaches_no_other_file(
+    write_audio: WriteAudio, playlist: str, suffix: str
 ) -> None:
-    secret = write_sound(SOUND, SAMPLE_RATE, "mp3")
+    secret = write_audio(SOUND, SAMPLE_RATE, "mp3")
     path = secret.with_name(f"playlist_{secret.stem}.{suffix}")
     path.write_text(playlist.format(path=secret, name=secret.name))
 
@@ -222,10 +222,10 @@ def test_a_playlist_posing_as_sound_reaches_no_other_file(
 
 
 def test_nothing_is_printed_about_damage(
-    write_sound: WriteSound, capfd: pytest.CaptureFixture[str]
+    write_audio: WriteAudio, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for suffix in CODECS:
-        data = bytearray(write_sound(SOUND, SAMPLE_RATE, suffix).read_bytes())
+        data = bytearray(write_audio(SOUND, SAMPLE_RATE, suffix).read_bytes())
         for i in range(len(data) // 3, len(data), 97):
             data[i] ^= 0xFF
         with warnings.catch_warnings(), contextlib.suppress(AudioError):
@@ -236,13 +236,13 @@ def test_nothing_is_printed_about_damage(
 
 
 @pytest.fixture(scope="session")
-def encoded(write_sound: WriteSound) -> dict[str, bytes]:
-    return {s: write_sound(SOUND[:4800], SAMPLE_RATE, s).read_bytes() for s in CODECS}
+def encoded(write_audio: WriteAudio) -> dict[str, bytes]:
+    return {s: write_audio(SOUND[:4800], SAMPLE_RATE, s).read_bytes() for s in CODECS}
 
 
 @given(data=st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_damage_is_sound_or_refused(encoded: dict[str, bytes], data: st.DataObject) -> None:
+def test_any_damage_is_decoded_or_rejected(encoded: dict[str, bytes], data: st.DataObject) -> None:
     content = bytearray(encoded[data.draw(st.sampled_from(sorted(CODECS)))])
     places = st.one_of(st.integers(0, 100), st.integers(0, len(content) - 1))
     for place in data.draw(st.lists(places, max_size=8)):
@@ -262,6 +262,6 @@ def test_any_damage_is_sound_or_refused(encoded: dict[str, bytes], data: st.Data
 
 @given(st.binary(max_size=400))
 @settings(max_examples=100)
-def test_any_bytes_are_sound_or_refused(content: bytes) -> None:
+def test_any_bytes_are_decoded_or_rejected(content: bytes) -> None:
     with contextlib.suppress(AudioError):
         load_audio(io.BytesIO(content))

@@ -31,7 +31,7 @@ def in_chunks(data: bytes, sizes: list[int]) -> Iterator[bytes]:
 
 
 @given(st.lists(st.integers(0, 3000), max_size=12))
-def test_raw_sound_may_be_cut_anywhere(sizes: list[int]) -> None:
+def test_raw_audio_may_be_cut_anywhere(sizes: list[int]) -> None:
     pieces = list(from_raw(in_chunks(TONE.tobytes(), sizes), 16_000))
 
     assert np.array_equal(np.concatenate(pieces), FLOATS)
@@ -43,7 +43,7 @@ def test_half_a_sample_at_the_end_is_dropped() -> None:
     assert np.array_equal(np.concatenate(pieces), FLOATS)
 
 
-def test_raw_sound_of_another_rate_is_resampled() -> None:
+def test_raw_audio_of_another_rate_is_resampled() -> None:
     samples = np.concatenate(list(from_raw(in_chunks(TONE.tobytes(), [999] * 20), 48_000)))
 
     assert samples.size == pytest.approx(16_000 / 3, abs=20)
@@ -51,7 +51,7 @@ def test_raw_sound_of_another_rate_is_resampled() -> None:
 
 
 @pytest.mark.parametrize("rate", [1, 10**9])
-def test_a_rate_at_which_nothing_records_is_refused(rate: int) -> None:
+def test_a_sample_rate_out_of_range_is_rejected(rate: int) -> None:
     with pytest.raises(AudioError, match="sample rate"):
         list(from_raw([b"\0\0"], rate))
 
@@ -110,12 +110,12 @@ def test_a_named_pipe_is_read_and_not_played(raw_rate: int | None, tmp_path: Pat
 
 
 @pytest.mark.parametrize("raw_rate", [None, 16_000])
-def test_no_sound_at_all_is_an_error(raw_rate: int | None) -> None:
+def test_no_audio_at_all_is_an_error(raw_rate: int | None) -> None:
     with pytest.raises(AudioError):
         list(live_audio(io.BytesIO(), raw_rate=raw_rate))
 
 
-def test_a_file_is_played_at_the_pace_of_its_sound() -> None:
+def test_a_file_is_read_in_real_time() -> None:
     now = [100.0]
 
     def sleep(seconds: float) -> None:
@@ -155,7 +155,7 @@ def test_reading_ahead_drops_nothing_while_the_reader_is_away() -> None:
     assert np.array_equal(np.concatenate(taken), FLOATS)
 
 
-def test_a_source_that_fails_is_heard_until_then() -> None:
+def test_a_source_that_fails_is_read_until_then() -> None:
     def pieces() -> Iterator[np.ndarray]:
         yield FLOATS
         raise AudioError("unplugged")
@@ -184,7 +184,7 @@ def test_a_source_that_waits_can_be_stopped() -> None:
     forever.set()
 
 
-def test_a_source_that_runs_far_ahead_waits_until_sound_is_taken() -> None:
+def test_a_source_that_runs_far_ahead_waits_until_audio_is_taken() -> None:
     asked: list[int] = []
 
     def pieces() -> Iterator[np.ndarray]:

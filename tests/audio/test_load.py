@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from whisperport.audio import SAMPLE_RATE, audio_windows, iter_audio, load_audio
 from whisperport.errors import AudioError
 
-from .conftest import WriteSound, tone
+from .conftest import WriteAudio, tone
 
 EXPECTED = tone(SAMPLE_RATE)
 MIDDLE = slice(1600, EXPECTED.size - 1600)  # codecs fade in and out
@@ -35,9 +35,9 @@ def signal_to_noise_db(actual: NDArray[np.float32]) -> float:
 )
 @pytest.mark.parametrize("n_channels", [1, 2])
 def test_a_tone_survives_format_rate_and_channels(
-    write_sound: WriteSound, suffix: str, rate: int, least_db: float, n_channels: int
+    write_audio: WriteAudio, suffix: str, rate: int, least_db: float, n_channels: int
 ) -> None:
-    path = write_sound(np.stack([tone(rate)] * n_channels), rate, suffix)
+    path = write_audio(np.stack([tone(rate)] * n_channels), rate, suffix)
 
     samples = load_audio(path)
 
@@ -49,22 +49,22 @@ def test_a_tone_survives_format_rate_and_channels(
     assert signal_to_noise_db(samples) > least_db
 
 
-def test_a_16_khz_wav_is_read_bit_for_bit(write_sound: WriteSound) -> None:
-    samples = load_audio(write_sound(EXPECTED, SAMPLE_RATE))
+def test_a_16_khz_wav_is_read_bit_for_bit(write_audio: WriteAudio) -> None:
+    samples = load_audio(write_audio(EXPECTED, SAMPLE_RATE))
 
     assert np.abs(samples - EXPECTED).max() <= 0.5 / 32768 + 1e-7
 
 
-def test_channels_are_averaged(write_sound: WriteSound) -> None:
-    path = write_sound(np.stack([EXPECTED, np.zeros_like(EXPECTED)]), SAMPLE_RATE)
+def test_channels_are_averaged(write_audio: WriteAudio) -> None:
+    path = write_audio(np.stack([EXPECTED, np.zeros_like(EXPECTED)]), SAMPLE_RATE)
 
     samples = load_audio(path)
 
     assert np.abs(samples - EXPECTED / 2).max() <= 1.5 / 32768
 
 
-def test_five_point_one_is_mixed_down(write_sound: WriteSound) -> None:
-    path = write_sound(np.stack([EXPECTED] * 6), SAMPLE_RATE)
+def test_five_point_one_is_mixed_down(write_audio: WriteAudio) -> None:
+    path = write_audio(np.stack([EXPECTED] * 6), SAMPLE_RATE)
 
     samples = load_audio(path)
 
@@ -73,8 +73,8 @@ def test_five_point_one_is_mixed_down(write_sound: WriteSound) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["wav", "mp3", "m4a"])
-def test_path_string_and_file_object_agree(write_sound: WriteSound, suffix: str) -> None:
-    path = write_sound(tone(44100), 44100, suffix)
+def test_path_string_and_file_object_agree(write_audio: WriteAudio, suffix: str) -> None:
+    path = write_audio(tone(44100), 44100, suffix)
 
     by_path = load_audio(path)
 
@@ -112,9 +112,9 @@ class StandardInput:
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
 def test_a_dash_reads_standard_input(
-    write_sound: WriteSound, monkeypatch: pytest.MonkeyPatch, suffix: str
+    write_audio: WriteAudio, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    path = write_sound(tone(48000), 48000, suffix)
+    path = write_audio(tone(48000), 48000, suffix)
     monkeypatch.setattr(sys, "stdin", StandardInput(path.read_bytes()))
 
     samples = load_audio("-")
@@ -122,23 +122,23 @@ def test_a_dash_reads_standard_input(
     np.testing.assert_array_equal(samples, load_audio(path))
 
 
-def test_a_terminal_as_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_as_standard_input_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", StandardInput(b"", terminal=True))
 
     with pytest.raises(AudioError, match="standard input is a terminal"):
         load_audio("-")
 
 
-def test_a_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_standard_input_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
 
     with pytest.raises(AudioError, match="standard input is closed"):
         load_audio("-")
 
 
-def test_an_m4a_from_a_pipe_says_to_save_it_first(write_sound: WriteSound) -> None:
+def test_an_m4a_from_a_pipe_says_to_save_it_first(write_audio: WriteAudio) -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(20 * SAMPLE_RATE)
-    data = write_sound(noise, SAMPLE_RATE, "m4a").read_bytes()  # too long to be buffered whole
+    data = write_audio(noise, SAMPLE_RATE, "m4a").read_bytes()  # too long to be buffered whole
 
     with pytest.raises(AudioError, match="save it to a file first"):
         load_audio(Pipe(data))
@@ -170,7 +170,7 @@ def test_hot_floats_are_clipped_as_a_file_would() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "said"),
+    ("samples", "expected"),
     [
         (np.zeros(0, np.float32), "contains no samples"),
         (np.zeros(1, np.float32), r"too short: 1 sample at 16 kHz(.|\n)*160 samples, 10 ms"),
@@ -185,13 +185,15 @@ def test_hot_floats_are_clipped_as_a_file_would() -> None:
         (np.array(["a"] * 400), "dtype <U1"),
     ],
 )
-def test_arrays_that_are_no_sound_are_refused(samples: NDArray[np.float32], said: str) -> None:
-    with pytest.raises(AudioError, match=said):
+def test_arrays_that_are_not_audio_are_rejected(
+    samples: NDArray[np.float32], expected: str
+) -> None:
+    with pytest.raises(AudioError, match=expected):
         load_audio(np.asarray(samples))
 
 
 @pytest.mark.parametrize("rate", [-1, 0, 999, 768_001])
-def test_an_impossible_rate_is_refused(rate: int) -> None:
+def test_an_impossible_rate_is_rejected(rate: int) -> None:
     with pytest.raises(AudioError, match=f"{rate} Hz"):
         load_audio(EXPECTED, sample_rate=rate)
 
@@ -208,7 +210,7 @@ def test_a_rate_beside_a_file_is_a_mistake(tmp_path: Path) -> None:
     )
 )
 @settings(max_examples=100)
-def test_any_array_is_sound_or_refused(samples: NDArray[np.float32]) -> None:
+def test_any_array_is_accepted_or_rejected(samples: NDArray[np.float32]) -> None:
     try:
         loaded = load_audio(samples)
     except AudioError:
@@ -221,7 +223,7 @@ def test_any_array_is_sound_or_refused(samples: NDArray[np.float32]) -> None:
 
 @given(block_s=st.floats(0.001, 3.0))
 @settings(max_examples=30)
-def test_blocks_joined_are_the_sound(block_s: float) -> None:
+def test_blocks_joined_are_the_audio(block_s: float) -> None:
     blocks = list(iter_audio(EXPECTED, block_s=block_s))
 
     np.testing.assert_array_equal(np.concatenate(blocks), EXPECTED)
@@ -248,6 +250,6 @@ def test_windows_begin_every_step_and_each_brings_something_new(
 
 
 @pytest.mark.parametrize(("window_s", "step_s"), [(0.0, None), (1.0, 0.0), (-1.0, None)])
-def test_a_window_of_nothing_is_refused(window_s: float, step_s: float | None) -> None:
+def test_a_window_of_nothing_is_rejected(window_s: float, step_s: float | None) -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         next(audio_windows(EXPECTED, window_s, step_s=step_s))

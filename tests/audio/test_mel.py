@@ -75,7 +75,7 @@ def test_a_window_padded_to_30_s_equals_transformers(name: str, n_mels: int) -> 
     np.testing.assert_allclose(mel, expected, rtol=0, atol=ATOL)
 
 
-def test_a_recording_with_30_s_of_zeros_equals_what_openai_transcribes() -> None:
+def test_a_audio_file_with_30_s_of_zeros_equals_what_openai_transcribes() -> None:
     samples = np.concatenate([signal("burst"), signal("hiss")[:12345]])
 
     mel = log_mel(np.pad(samples, (0, 30 * SAMPLE_RATE)), 80)
@@ -119,7 +119,7 @@ def test_n_frames_pads_or_cuts_before_anything_else(n_samples: int, n_frames: in
 
 
 @pytest.mark.parametrize(
-    ("samples", "said"),
+    ("samples", "expected"),
     [
         (np.zeros((2, 400), np.float32), r"shape \(2, 400\)"),
         (np.zeros(400, np.int16), "int16 samples"),
@@ -128,8 +128,10 @@ def test_n_frames_pads_or_cuts_before_anything_else(n_samples: int, n_frames: in
         (np.zeros(200, np.float32), "200 samples are too few"),
     ],
 )
-def test_samples_without_a_spectrogram_are_refused(samples: NDArray[np.float32], said: str) -> None:
-    with pytest.raises(AudioError, match=said):
+def test_samples_without_a_spectrogram_are_rejected(
+    samples: NDArray[np.float32], expected: str
+) -> None:
+    with pytest.raises(AudioError, match=expected):
         log_mel(samples, 80)
 
 

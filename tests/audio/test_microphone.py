@@ -58,7 +58,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return fake
 
 
-def test_what_is_said_comes_as_samples_until_it_is_pulled_out(device: Any) -> None:
+def test_a_microphone_yields_samples_until_it_is_disconnected(device: Any) -> None:
     audio = microphone_audio("usb")
 
     assert np.array_equal(next(audio), CHUNK.astype(np.float32) / 32768)

@@ -13,7 +13,7 @@ from whisperport.audio import SAMPLE_RATE, AudioStream
 from whisperport.audio import stream as stream_module
 from whisperport.audio.pcm import MIN_SAMPLES
 
-from .conftest import WriteSound, tone
+from .conftest import WriteAudio, tone
 
 SOUND = tone(SAMPLE_RATE, 4.0)
 SECOND = tone(SAMPLE_RATE, 1.0)
@@ -47,7 +47,7 @@ def test_any_forward_reading_gives_the_samples_asked_for(steps: list[tuple[int, 
         np.testing.assert_array_equal(found, SOUND[start : start + n_samples])
 
 
-def test_reading_before_what_is_kept_is_refused() -> None:
+def test_reading_before_what_is_kept_is_rejected() -> None:
     stream = AudioStream(SOUND, look_back_s=1.0)
     stream.read(3 * SAMPLE_RATE, 100)
 
@@ -78,9 +78,9 @@ def test_what_was_read_is_a_copy() -> None:
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "mp3", "ogg", "m4a"])
 def test_the_length_is_known_beforehand_from_the_container(
-    write_sound: WriteSound, suffix: str
+    write_audio: WriteAudio, suffix: str
 ) -> None:
-    path = write_sound(tone(48000, 4.0), 48000, suffix)
+    path = write_audio(tone(48000, 4.0), 48000, suffix)
 
     with AudioStream(path) as stream:
         assert stream.duration_s == pytest.approx(4.0, abs=0.1)  # lossy codecs count whole frames
@@ -124,8 +124,8 @@ def test_skipping_far_ahead_keeps_nothing_of_what_was_skipped(
 
 
 @pytest.mark.parametrize("n_samples", [MIN_SAMPLES, MIN_SAMPLES + 1])
-def test_one_frame_of_sound_is_enough(write_sound: WriteSound, n_samples: int) -> None:
-    path = write_sound(SOUND[:n_samples], SAMPLE_RATE)
+def test_one_frame_of_audio_is_enough(write_audio: WriteAudio, n_samples: int) -> None:
+    path = write_audio(SOUND[:n_samples], SAMPLE_RATE)
 
     with AudioStream(path) as stream:
         assert stream.read(0, 1000).size == n_samples

@@ -24,7 +24,7 @@ def spans(samples: np.ndarray, options: VadOptions | None = None) -> list[Span]:
 
 
 @pytest.mark.parametrize("recording", SPOKEN, ids=lambda r: r.path.name)
-def test_speech_is_found_in_every_recording_and_only_within_it(recording: ShippedAudio) -> None:
+def test_speech_is_found_in_every_audio_file_and_only_within_it(recording: ShippedAudio) -> None:
     samples = load_audio(recording.path)
     silence = np.zeros(2 * SECOND, np.float32)
 
@@ -66,7 +66,7 @@ def test_probabilities_do_not_depend_on_where_the_blocks_are_cut() -> None:
     assert np.abs(np.array(anew[:10]) - whole[BLOCK : BLOCK + 10]).max() > 1e-3
 
 
-def test_the_sound_is_not_held() -> None:
+def test_the_audio_is_not_held() -> None:
     """Spans of the first minute come before the second is read."""
     minute = np.concatenate([load_audio(r.path) for r in SPOKEN])[: 60 * SECOND]
     read = 0
@@ -130,6 +130,6 @@ def test_spans_rise_and_hold_all_long_speech(pattern: str, pause_s: float, speec
 @pytest.mark.parametrize(
     "wrong", [{"threshold": 0.1}, {"threshold": 1.0}, {"min_silence_s": -1.0}, {"pad_s": 11.0}]
 )
-def test_a_value_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+def test_a_value_out_of_range_is_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         VadOptions(**wrong)

@@ -261,7 +261,7 @@ def test_two_voices_are_openai_whispers(
 
 
 @pytest.mark.parametrize("transcriber", ONE_TARGET, indirect=True)
-def test_drawn_tokens_are_openai_whispers_when_the_draws_are(
+def test_sampled_tokens_equal_openai_whispers_with_equal_samples(
     transcriber: Transcriber, openai_model: whisper.Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uniform = np.random.default_rng(0).random(4096)

@@ -37,5 +37,5 @@ def test_greedy_tokens_are_those_of_generate(
     decoded = decode_window(engine.decoder(), engine.encode(mel), options)
 
     end = engine.generation.end_of_text
-    said = [token for token in expected if token < end]
-    assert [token for token in decoded.tokens if token < end] == said
+    expected_text = [token for token in expected if token < end]
+    assert [token for token in decoded.tokens if token < end] == expected_text

@@ -49,7 +49,7 @@ def equal_share(live: str, offline: str) -> float:
 
 
 @pytest.mark.parametrize(("number", "piece_s"), [("03", 0.1), ("10", 0.37), ("13", 0.5)])
-def test_words_come_within_two_seconds_and_are_those_of_the_recording(
+def test_words_come_within_two_seconds_and_are_those_of_the_audio_file(
     number: str, piece_s: float, embedded: Transcriber, spoken: dict[str, Spoken]
 ) -> None:
     audio = spoken[number]
@@ -111,7 +111,7 @@ def test_what_is_committed_is_the_transcript(
     assert transcript.duration_s == pytest.approx(spoken["07"].samples.size / 16_000)
 
 
-def test_a_stream_that_stops_in_the_middle_of_a_word_keeps_what_was_said(
+def test_a_stream_that_stops_in_the_middle_of_a_word_keeps_the_text(
     embedded: Transcriber, spoken: dict[str, Spoken]
 ) -> None:
     done = listen(embedded, spoken["03"].samples[: 16_000 * 2 - 7])
@@ -119,7 +119,7 @@ def test_a_stream_that_stops_in_the_middle_of_a_word_keeps_what_was_said(
     assert done.live.transcript().text.startswith("Set the hallway temperature to")
 
 
-def test_all_at_once_is_heard_in_one_pass(
+def test_one_long_piece_is_decoded_in_one_pass(
     embedded: Transcriber, spoken: dict[str, Spoken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever fell behind catches up: partial passes are left out, no sound is."""
@@ -140,7 +140,7 @@ def test_silence_is_silent(embedded: Transcriber) -> None:
     assert done.live.transcript().duration_s == 4.0
 
 
-def test_a_stream_without_sound_is_an_empty_transcript(embedded: Transcriber) -> None:
+def test_a_stream_without_audio_is_an_empty_transcript(embedded: Transcriber) -> None:
     live = LiveTranscriber(embedded)
 
     live.feed(np.empty(0, np.float32))
@@ -155,7 +155,7 @@ def test_a_stream_without_sound_is_an_empty_transcript(embedded: Transcriber) ->
     [np.zeros((2, 10), np.float32), np.zeros(10, np.int16), np.full(10, np.nan)],
     ids=["stereo", "integers", "NaN"],
 )
-def test_what_is_no_sound_is_refused_and_what_came_before_is_kept(
+def test_samples_that_are_not_audio_are_rejected_and_earlier_audio_is_kept(
     samples: np.ndarray, embedded: Transcriber, spoken: dict[str, Spoken]
 ) -> None:
     live = LiveTranscriber(embedded)
@@ -187,12 +187,12 @@ def test_what_is_no_sound_is_refused_and_what_came_before_is_kept(
         *("prefix", "prefix in tokens"),
     ],
 )
-def test_options_that_cannot_be_live_are_refused(options: dict[str, Any]) -> None:
+def test_options_that_cannot_be_live_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         LiveOptions(**options)
 
 
-def test_a_language_that_the_checkpoint_lacks_is_refused(embedded: Transcriber) -> None:
+def test_a_language_that_the_checkpoint_lacks_is_rejected(embedded: Transcriber) -> None:
     options = TranscribeOptions(decode=DecodeOptions(language="xx"))
 
     with pytest.raises(UsageError, match="xx"):
@@ -230,8 +230,8 @@ def test_punctuation_is_joined_as_asked(
 
     listened = listen(embedded, spoken["07"].samples, 2.0, LiveOptions(transcribe=options))
 
-    said = [word.word for word, _ in listened.committed]
-    assert said[-len(last) :] == last
+    words = [word.word for word, _ in listened.committed]
+    assert words[-len(last) :] == last
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def micro_transcriber(
 
 @given(sizes=st.lists(st.integers(0, 6_000), max_size=4), timestamps=st.booleans())
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
-def test_no_sound_is_lost_however_it_comes_and_whatever_the_model_says(
+def test_no_audio_is_lost_for_any_pieces_and_any_tokens(
     micro_transcriber: Transcriber, sizes: list[int], timestamps: bool
 ) -> None:
     decode = DecodeOptions(language="en", without_timestamps=not timestamps, max_tokens=6)

@@ -27,19 +27,19 @@ class Scripted:
         self.script, self.second, self.prompts = script, second, []
 
     def start_window(self, features: Any) -> None:
-        self.said = 0
+        self.n_decoded = 0
 
     def prefill(self, tokens: Any, *, second_index: int = 0) -> Any:
         self.prompts.append(list(tokens))
         return self._row(), np.zeros(DIMS.n_vocab, np.float32)
 
     def step(self, token: int, cache: Any = None) -> Any:
-        self.said += 1
+        self.n_decoded += 1
         return self._row()
 
     def _row(self) -> Any:
         row = np.zeros(DIMS.n_vocab, np.float32)
         if self.second is not None:
             row[self.second] = 15.0
-        row[self.script[min(self.said, len(self.script) - 1)]] = 20.0
+        row[self.script[min(self.n_decoded, len(self.script) - 1)]] = 20.0
         return row

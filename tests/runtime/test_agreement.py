@@ -7,7 +7,7 @@ from whisperport.runtime.agreement import Agreement, HypothesisWord, count_commi
 from whisperport.text import Word
 
 
-def said(text: str, *, each_s: float = 0.5) -> list[HypothesisWord]:
+def hypothesis_of(text: str, *, each_s: float = 0.5) -> list[HypothesisWord]:
     """Words of half a second each, from 0 on."""
     return [
         HypothesisWord(Word(f" {word}", i * each_s, (i + 1) * each_s, 1.0), starts_segment=i == 0)
@@ -22,45 +22,45 @@ def text_of(words: tuple[HypothesisWord, ...]) -> str:
 def test_one_hypothesis_makes_nothing_certain() -> None:
     agreement = Agreement()
 
-    assert agreement.update(said("set a timer"), 1.5) == ()
+    assert agreement.update(hypothesis_of("set a timer"), 1.5) == ()
     assert text_of(agreement.tentative) == "set a timer"
 
 
 def test_what_two_in_a_row_begin_with_is_certain() -> None:
     agreement = Agreement()
-    agreement.update(said("set a timer for ten"), 2.5)
+    agreement.update(hypothesis_of("set a timer for ten"), 2.5)
 
-    new = agreement.update(said("set a timer for twenty minutes"), 3.0)
+    new = agreement.update(hypothesis_of("set a timer for twenty minutes"), 3.0)
 
     assert text_of(new) == "set a timer for"
     assert text_of(agreement.tentative) == "twenty minutes"
 
 
-def test_a_word_that_the_first_did_not_hear_to_its_end_is_a_guess() -> None:
+def test_a_word_beyond_the_audio_of_the_first_hypothesis_is_a_guess() -> None:
     """`lamp` ends at 1.5 s: the hypothesis at 1.2 s cannot have heard it."""
     agreement = Agreement()
-    agreement.update(said("the office lamp"), 1.2)
+    agreement.update(hypothesis_of("the office lamp"), 1.2)
 
-    assert text_of(agreement.update(said("the office lamp"), 1.7)) == "the office"
-    assert text_of(agreement.update(said("the office lamp"), 2.2)) == "lamp"
+    assert text_of(agreement.update(hypothesis_of("the office lamp"), 1.7)) == "the office"
+    assert text_of(agreement.update(hypothesis_of("the office lamp"), 2.2)) == "lamp"
 
 
-def test_certain_words_are_not_said_again() -> None:
+def test_certain_words_are_not_repeated() -> None:
     agreement = Agreement()
     for until in (1.0, 1.5, 2.0):
-        agreement.update(said("turn on"), until)
+        agreement.update(hypothesis_of("turn on"), until)
 
-    agreement.update(said("turn on the light"), 2.5)
-    assert text_of(agreement.update(said("turn on the light"), 3.0)) == "the light"
+    agreement.update(hypothesis_of("turn on the light"), 2.5)
+    assert text_of(agreement.update(hypothesis_of("turn on the light"), 3.0)) == "the light"
 
 
 def test_a_certain_word_stays_when_later_hypotheses_hear_another() -> None:
     agreement = Agreement()
     for until in (1.0, 1.5):
-        agreement.update(said("turn on"), until)
+        agreement.update(hypothesis_of("turn on"), until)
 
     for until in (3.0, 3.5):
-        agreement.update(said("burn on the light"), until)
+        agreement.update(hypothesis_of("burn on the light"), until)
 
     assert text_of(agreement.committed) == "turn on the light"
 
@@ -68,33 +68,36 @@ def test_a_certain_word_stays_when_later_hypotheses_hear_another() -> None:
 def test_a_sentence_that_goes_on_loses_its_full_stop() -> None:
     agreement = Agreement()
     for until in (1.0, 1.5):
-        agreement.update(said("open it."), until)
+        agreement.update(hypothesis_of("open it."), until)
 
-    agreement.update(said("open it, please."), 2.0)
+    agreement.update(hypothesis_of("open it, please."), 2.0)
 
     assert text_of(agreement.committed) == "open it,"
 
 
 def test_the_last_hypothesis_is_taken_whole() -> None:
     agreement = Agreement()
-    agreement.update(said("one two"), 1.0)
+    agreement.update(hypothesis_of("one two"), 1.0)
 
-    assert text_of(agreement.update(said("one three four"), 2.0, final=True)) == "one three four"
+    assert (
+        text_of(agreement.update(hypothesis_of("one three four"), 2.0, final=True))
+        == "one three four"
+    )
     assert agreement.tentative == ()
 
 
-def test_what_was_cut_away_is_heard_no_more() -> None:
+def test_removed_audio_is_not_decoded_again() -> None:
     agreement = Agreement()
     for until in (1.5, 2.0):
-        agreement.update(said("one two three"), until)
+        agreement.update(hypothesis_of("one two three"), until)
 
     assert text_of(agreement.drop_before(1.0)) == "one two"
     assert text_of(agreement.committed) == "three"
 
 
 def test_of_repeated_words_those_nearest_in_time_were_spoken() -> None:
-    committed = said("no no")
-    hypothesis = said("no no no")
+    committed = hypothesis_of("no no")
+    hypothesis = hypothesis_of("no no no")
 
     assert count_committed(committed, hypothesis) == 2
 
@@ -103,10 +106,10 @@ words = st.lists(st.sampled_from(["one", "two", "three", "four"]), max_size=6).m
 
 
 @given(st.lists(words, max_size=8))
-def test_what_is_certain_only_grows_and_was_heard_twice(texts: list[str]) -> None:
+def test_certain_words_only_grow_and_were_decoded_twice(texts: list[str]) -> None:
     agreement, certain, before = Agreement(), "", ""
     for i, text in enumerate(texts):
-        new = agreement.update(said(text), 3.0 + i)
+        new = agreement.update(hypothesis_of(text), 3.0 + i)
         for heard in new:
             assert heard.key in before.split()
             assert heard.key in text.split()

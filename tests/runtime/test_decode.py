@@ -32,7 +32,7 @@ TEXT = DecodeOptions(language="en", without_timestamps=True)
 END = GENERATION.end_of_text
 
 
-def test_the_end_of_text_ends_it_and_is_not_said() -> None:
+def test_the_end_of_text_ends_decoding_and_is_not_in_the_tokens() -> None:
     decoded = decode_window(Scripted([5, 6, END, 7]), FEATURES, TEXT)
 
     assert decoded.tokens == (5, 6)
@@ -48,7 +48,7 @@ def test_the_limit_ends_it_without_an_end(limit: int) -> None:
     assert not decoded.ended
 
 
-def test_by_default_half_of_the_positions_are_said() -> None:
+def test_by_default_half_of_the_positions_are_decoded() -> None:
     decoded = decode_window(Scripted([5]), FEATURES, TEXT)
 
     assert len(decoded.tokens) == DIMS.n_text_ctx // 2
@@ -75,7 +75,7 @@ def test_an_end_at_once_is_suppressed() -> None:
 
 @given(seed=st.integers(0, 10_000), timestamps=st.booleans(), beams=st.sampled_from([None, 2]))
 @settings(max_examples=40)
-def test_what_is_suppressed_is_never_said(
+def test_suppressed_tokens_are_never_decoded(
     micro_decoder: Any, audio: Any, seed: int, timestamps: bool, beams: int | None
 ) -> None:
     options = replace(TEXT, without_timestamps=not timestamps, beam_size=beams)
@@ -88,7 +88,7 @@ def test_what_is_suppressed_is_never_said(
     assert 0 <= decoded.no_speech_prob <= 1
 
 
-def test_what_was_heard_before_leaves_no_trace(micro_decoder: Any, audio: Any) -> None:
+def test_earlier_windows_do_not_change_the_result(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
     alone = decode_window(micro_decoder(), audio(2), DecodeOptions())
 
@@ -142,7 +142,7 @@ def test_an_english_only_model_is_told_neither(timestamps: bool, prompt: list[in
         (ENGLISH_ONLY, "en", "translate", "cannot translate `en`"),
     ],
 )
-def test_what_the_checkpoint_cannot_do_is_refused(
+def test_what_the_checkpoint_cannot_do_is_rejected(
     generation: Generation, language: str, task: str, words: str
 ) -> None:
     options = DecodeOptions(language=language, task=task)
@@ -193,7 +193,7 @@ def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, audio: 
     ],
     ids=str,
 )
-def test_tokens_that_cannot_be_used_are_refused(options: dict[str, Any], words: str) -> None:
+def test_tokens_that_cannot_be_used_are_rejected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         decode_window(Scripted([END]), FEATURES, replace(TEXT, **options))
 
@@ -221,7 +221,7 @@ def test_the_longest_prefix_leaves_room_for_the_longest_prompt(
         (lambda: DecodeOptions(length_penalty=2), "length_penalty"),
     ],
 )
-def test_what_is_out_of_range_is_refused(wrong: Any, name: str) -> None:
+def test_what_is_out_of_range_is_rejected(wrong: Any, name: str) -> None:
     with pytest.raises(UsageError, match=f"`{name}` is") as refused:
         wrong()
 

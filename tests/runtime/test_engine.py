@@ -49,7 +49,7 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
 
 
 @pytest.mark.parametrize(("tokens", "second_index"), [([], 0), ([1, 2], 2), ([1, 2], -1)])
-def test_a_row_that_is_not_in_the_prompt_is_refused(
+def test_a_row_that_is_not_in_the_prompt_is_rejected(
     micro_decoder: Any, audio: Any, tokens: list[int], second_index: int
 ) -> None:
     decoder = micro_decoder()
@@ -101,7 +101,7 @@ def test_a_table_in_float16_is_read_as_float32(micro: Whisper, eager_runners: An
     np.testing.assert_array_equal(halved.step(7), full.step(7))
 
 
-def test_a_spectrogram_of_another_size_is_refused(micro_decoder: Any) -> None:
+def test_a_spectrogram_of_another_size_is_rejected(micro_decoder: Any) -> None:
     with pytest.raises(ValueError, match=r"'mel' as \(1, 8, 20\) float32"):
         micro_decoder().engine.encode(np.zeros((8, 21), np.float32))
 
@@ -149,7 +149,7 @@ def test_alignment_scores_are_those_of_the_heads_asked_for(
         np.testing.assert_allclose(of_head, expected, atol=1e-4)  # scores reach 10
 
 
-def test_nothing_to_align_is_refused(micro_decoder: Any, audio: Any) -> None:
+def test_nothing_to_align_is_rejected(micro_decoder: Any, audio: Any) -> None:
     decoder = micro_decoder()
     decoder.start_window(audio(0))
 

@@ -115,6 +115,6 @@ def test_a_loop_without_a_guard_is_none_with_it(guard: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_a_guard_that_would_reward_repetition_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_guard_that_would_reward_repetition_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         DecodeOptions(**wrong)

@@ -59,7 +59,7 @@ def test_log_sum_exp_is_that_of_float64() -> None:
     assert float(log_sum_exp(row)) == pytest.approx(expected, abs=1e-5)  # float32's rounding
 
 
-def test_tokens_are_drawn_as_often_as_they_are_probable() -> None:
+def test_tokens_are_sampled_as_often_as_they_are_probable() -> None:
     """1000 tokens in several blocks, 20,000 draws; within five standard deviations."""
     row = np.full(1000, -np.inf, np.float32)
     said = [0, 3, 255, 256, 700, 999]
@@ -86,7 +86,7 @@ class Uniform:
 
 
 @given(rows, st.sampled_from([0.0, 1e-12, 0.25, 0.5, 0.999999, 1 - 2**-53]))
-def test_what_cannot_be_said_is_never_drawn(row: np.ndarray, uniform: float) -> None:
+def test_tokens_with_probability_zero_are_never_sampled(row: np.ndarray, uniform: float) -> None:
     row[0] = 0.0
 
     (token,) = numpy_sampler(Uniform(uniform))(row[None])  # type: ignore[arg-type]

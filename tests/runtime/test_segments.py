@@ -19,10 +19,10 @@ def test_text_that_no_time_opens_begins_with_the_window() -> None:
 
 
 @given(st.lists(st.integers(0, BEGIN + 1500), min_size=1, max_size=12))
-def test_whatever_is_said_nothing_is_lost_and_no_time_is_negative(tokens: list[int]) -> None:
+def test_for_any_tokens_none_is_lost_and_no_time_is_negative(tokens: list[int]) -> None:
     cut = split_segments(tokens, BEGIN, 3000)
 
-    said = [token for segment in cut.segments for token in segment.tokens]
-    assert said == tokens[: len(said)]
+    kept = [token for segment in cut.segments for token in segment.tokens]
+    assert kept == tokens[: len(kept)]
     assert 0 <= cut.advance <= 3000
     assert all(min(segment.start_s, segment.end_s) >= 0 for segment in cut.segments)

@@ -30,7 +30,7 @@ def allowed(rules: Rules, said: list[int], favourite: int) -> np.ndarray:
 
 
 @given(latest=st.integers(50, 1500), opened=st.integers(0, 1500), text=st.integers(0, 50256))
-def test_no_time_beyond_the_window_is_said(latest: int, opened: int, text: int) -> None:
+def test_no_timestamp_beyond_the_window_is_decoded(latest: int, opened: int, text: int) -> None:
     rules = Rules(WHISPER, timestamps=True, suppressed=(), latest_timestamp=latest)
     begin = WHISPER.timestamp_begin
 
@@ -40,7 +40,7 @@ def test_no_time_beyond_the_window_is_said(latest: int, opened: int, text: int) 
         assert may.any()
 
 
-def test_in_a_whole_window_every_time_may_be_said() -> None:
+def test_in_a_full_window_every_timestamp_may_be_decoded() -> None:
     whole = Rules(WHISPER, timestamps=True, suppressed=(), latest_timestamp=1500)
     free = Rules(WHISPER, timestamps=True, suppressed=())
 
@@ -70,7 +70,7 @@ def test_the_first_time_is_counted_in_20_ms_whatever_the_window() -> None:
 
 
 @pytest.mark.parametrize("latest", [2, 5, DIMS.n_audio_ctx])
-def test_times_end_with_the_sound_that_a_window_takes(latest: int) -> None:
+def test_timestamps_end_with_the_audio_of_a_window(latest: int) -> None:
     engine = Scripted([BEGIN, 5, BEGIN + 11, GENERATION.end_of_text])
     engine.latest_timestamp = latest
 

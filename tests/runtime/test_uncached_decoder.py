@@ -111,7 +111,9 @@ def test_what_the_rows_after_the_tokens_hold_changes_no_logits(
     np.testing.assert_array_equal(decoder.prefill(TOKENS[:4])[0], logits)
 
 
-def test_the_next_sound_forgets_the_last(decoder: UncachedDecoder, features: np.ndarray) -> None:
+def test_the_next_window_removes_the_tokens_of_the_last(
+    decoder: UncachedDecoder, features: np.ndarray
+) -> None:
     decoder.start_window(features)
     alone = decoder.prefill(TOKENS[:3])[0]
     decoder.start_window(-features)
@@ -121,7 +123,7 @@ def test_the_next_sound_forgets_the_last(decoder: UncachedDecoder, features: np.
     np.testing.assert_array_equal(decoder.prefill(TOKENS[:3])[0], alone)
 
 
-def test_more_tokens_than_rows_are_refused_and_leave_the_others(
+def test_more_tokens_than_rows_are_rejected_and_leave_the_others(
     decoder: UncachedDecoder, features: np.ndarray
 ) -> None:
     decoder.start_window(features)
@@ -133,7 +135,9 @@ def test_more_tokens_than_rows_are_refused_and_leave_the_others(
     assert len(decoder.tokens) == 12
 
 
-def test_no_tokens_and_no_sound_are_refused(decoder: UncachedDecoder, features: np.ndarray) -> None:
+def test_no_tokens_and_no_audio_are_rejected(
+    decoder: UncachedDecoder, features: np.ndarray
+) -> None:
     with pytest.raises(ValueError, match="call `start_window` first"):
         decoder.prefill([50])
     decoder.start_window(features)

@@ -24,7 +24,7 @@ def test_segments_that_end_well_before_the_window_are_kept() -> None:
     assert drop_unreliable_end(whole, BEGIN, WINDOW) == whole
 
 
-def test_a_segment_that_ends_in_the_last_seconds_is_heard_again_from_the_one_before() -> None:
+def test_a_segment_that_ends_in_the_last_seconds_is_decoded_again() -> None:
     left = drop_unreliable_end(cut(at(0), 5, at(2.0), at(2.5), 6, at(9.9)), BEGIN, WINDOW)
 
     assert [segment.tokens for segment in left.segments] == [(at(0), 5, at(2.0))]
@@ -40,14 +40,14 @@ def test_repetitions_at_the_window_s_end_are_all_dropped() -> None:
     assert [segment.end_s for segment in left.segments] == [2.0]
 
 
-def test_a_lone_segment_is_heard_again_from_where_it_begins() -> None:
+def test_a_single_segment_is_decoded_again_from_its_start() -> None:
     left = drop_unreliable_end(cut(at(0.8), 5, at(9.9)), BEGIN, WINDOW)
 
     assert left.segments == ()
     assert left.advance == 80
 
 
-def test_one_that_was_only_opened_is_heard_again_from_where_it_begins() -> None:
+def test_a_segment_without_an_end_is_decoded_again_from_its_start() -> None:
     left = drop_unreliable_end(cut(at(1.0)), BEGIN, WINDOW)
 
     assert left.segments == ()

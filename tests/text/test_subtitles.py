@@ -165,7 +165,7 @@ def test_a_segment_cleared_for_it_had_no_text_does_not_hide_those_without_words(
 
 
 @pytest.mark.parametrize("options", list(OPTIONS.values())[1:], ids=list(OPTIONS)[1:])
-def test_segments_without_times_of_words_are_refused(options: SubtitleOptions) -> None:
+def test_segments_without_word_timestamps_are_rejected(options: SubtitleOptions) -> None:
     with pytest.raises(UsageError) as caught:
         write_as("vtt", [Segment(0.0, 1.0, " hello")], options=options)
 
@@ -173,13 +173,13 @@ def test_segments_without_times_of_words_are_refused(options: SubtitleOptions) -
 
 
 @pytest.mark.parametrize("form", ["txt", "tsv", "json"])
-def test_forms_that_are_no_subtitles_refuse_the_options(form: str) -> None:
+def test_forms_that_are_no_subtitles_reject_the_options(form: str) -> None:
     with pytest.raises(UsageError, match=f"`max_line_width` is for subtitles, not for {form}"):
         write_as(form, ENGLISH, options=SubtitleOptions(max_line_width=20))
 
 
 @pytest.mark.parametrize("name", ["max_line_width", "max_line_count", "max_words_per_line"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_a_limit_below_one_is_refused(name: str, value: int) -> None:
+def test_a_limit_below_one_is_rejected(name: str, value: int) -> None:
     with pytest.raises(UsageError, match=f"`{name}` is {value}"):
         SubtitleOptions(**{name: value})

@@ -112,7 +112,7 @@ def test_times_are_written_in_steps_of_20_ms(ours: Tokenizer) -> None:
     assert ours.decode(ids, timestamps=True) == "<|0.00|> Hi.<|1.02|><|30.00|>"
 
 
-def test_an_id_beyond_the_vocabulary_is_refused(ours: Tokenizer) -> None:
+def test_an_id_beyond_the_vocabulary_is_rejected(ours: Tokenizer) -> None:
     with pytest.raises(TokenizerError, match="token id -1 is not in the vocabulary"):
         ours.decode([-1])
 
@@ -201,7 +201,7 @@ def model_with(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "expected"),
     [
         ([], "no `model`"),
         ({}, "no `model`"),
@@ -232,20 +232,20 @@ def model_with(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_foreign_or_damaged_file_is_refused(tmp_path: Path, data: Any, said: str) -> None:
+def test_a_foreign_or_damaged_file_is_rejected(tmp_path: Path, data: Any, expected: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(data))
 
     with pytest.raises(TokenizerError) as caught:
         Tokenizer.from_file(path, small_generation())
 
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"model": NaN}', b"\x00"]
 )
-def test_a_file_that_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_json_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
 
@@ -254,12 +254,12 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path, content: bytes) -> No
 
 
 @pytest.mark.parametrize("name", ["missing.json", "", "a\0b"])
-def test_a_path_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_that_cannot_be_read_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(TokenizerError, match="cannot read"):
         Tokenizer.from_file(f"{tmp_path}/{name}", small_generation())
 
 
-def test_a_file_of_gigabytes_is_refused_unread(tmp_path: Path) -> None:
+def test_a_file_of_gigabytes_is_rejected_unread(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with path.open("wb") as file:
         file.truncate(2**31)
@@ -268,7 +268,7 @@ def test_a_file_of_gigabytes_is_refused_unread(tmp_path: Path) -> None:
         Tokenizer.from_file(path, small_generation())
 
 
-def test_a_tokenizer_of_another_checkpoint_is_refused() -> None:
+def test_a_tokenizer_of_another_checkpoint_is_rejected() -> None:
     english = openai_tokenizer(51864).to_str()
 
     with pytest.raises(TokenizerError, match="belongs to another checkpoint"):
@@ -288,7 +288,7 @@ MODEL_FIELDS = st.sampled_from(["type", "vocab", "merges"])
 
 @given(top=st.dictionaries(FIELDS, JSON, max_size=2), inner=st.dictionaries(MODEL_FIELDS, JSON))
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-def test_any_json_is_a_tokenizer_or_refused(top: dict[str, Any], inner: dict[str, Any]) -> None:
+def test_any_json_is_a_tokenizer_or_rejected(top: dict[str, Any], inner: dict[str, Any]) -> None:
     text = json.dumps({**model_with(**inner), **top})
 
     try:

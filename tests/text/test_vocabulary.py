@@ -114,7 +114,7 @@ def test_a_text_does_not_begin_with_a_blank_or_the_end(
 
 
 @pytest.mark.parametrize("n_vocab", [0, 50257, 51863, 51867])
-def test_an_unknown_size_is_refused_with_the_known_ones(n_vocab: int) -> None:
+def test_an_unknown_size_is_rejected_with_the_known_ones(n_vocab: int) -> None:
     with pytest.raises(TokenizerError, match=r"51864, 51865, 51866"):
         openai_tokenizer(n_vocab)
     with pytest.raises(TokenizerError, match=f"has {n_vocab} token ids"):

@@ -96,7 +96,7 @@ def test_times_roll_over(seconds: float, expected: str) -> None:
     assert format_time(seconds) == expected
 
 
-def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_form_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="txt, srt, vtt, tsv, json"):
         write_as("docx", SEGMENTS)
 

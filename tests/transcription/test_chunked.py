@@ -74,7 +74,7 @@ def one_worker(transcriber: Transcriber, audio: np.ndarray) -> Transcript:
     return transcriber.transcribe(audio, CHUNKED)
 
 
-def test_what_is_said_is_heard_and_where(one_worker: Transcript, audio: np.ndarray) -> None:
+def test_speech_is_found_where_it_is(one_worker: Transcript, audio: np.ndarray) -> None:
     spoken = " ".join(r.text for r in RECORDINGS[:6])
     assert text_errors(one_worker.text, spoken).errors == 0
     assert one_worker.duration_s == audio.size / SECOND
@@ -172,7 +172,7 @@ def test_progress_moves_in_audio_time(transcriber: Transcriber, audio: np.ndarra
     assert {of for _, of in told} == {audio.size / SECOND}
 
 
-def test_words_have_the_times_of_the_recording(transcriber: Transcriber) -> None:
+def test_words_have_the_times_of_the_audio(transcriber: Transcriber) -> None:
     audio = with_gaps(RECORDINGS[:2], 20)
 
     transcript = transcriber.transcribe(audio, replace(CHUNKED, word_timestamps=True))
@@ -293,7 +293,7 @@ def test_the_next_chunk_is_encoded_while_one_is_decoded(
     assert transcriber.transcribe(audio, CHUNKED) == one_worker
 
 
-def test_what_was_said_before_a_failure_is_kept(
+def test_the_text_before_a_failure_is_kept(
     transcriber: Transcriber,
     audio: np.ndarray,
     one_worker: Transcript,
@@ -316,7 +316,7 @@ def test_what_was_said_before_a_failure_is_kept(
     assert caught.value.transcript.segments == one_worker.segments[:4]
 
 
-def test_what_was_read_before_the_sound_broke_off_is_kept(
+def test_audio_before_a_failure_is_kept(
     transcriber: Transcriber,
     audio: np.ndarray,
     one_worker: Transcript,
@@ -338,7 +338,7 @@ def test_what_was_read_before_the_sound_broke_off_is_kept(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_a_chunk_said_before_it_failed_is_kept(
+def test_what_a_chunk_decoded_before_it_failed_is_kept(
     workers: int, short_windows: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audio, options = with_gaps(RECORDINGS[:2], 1), replace(LITTLE, workers=workers)
@@ -356,7 +356,7 @@ def test_what_a_chunk_said_before_it_failed_is_kept(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_ctrl_c_ends_a_long_chunk_and_keeps_what_it_said(
+def test_ctrl_c_ends_a_long_chunk_and_keeps_its_text(
     workers: int, short_windows: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audio, options = with_gaps(RECORDINGS[:2], 1), replace(LITTLE, workers=workers)
@@ -366,9 +366,9 @@ def test_ctrl_c_ends_a_long_chunk_and_keeps_what_it_said(
     with pytest.raises(Interrupted) as caught:
         short_windows.transcribe(audio, options)
 
-    said = caught.value.transcript.segments
-    assert 0 < len(said) < len(whole.segments)
-    assert said == whole.segments[: len(said)]
+    segments = caught.value.transcript.segments
+    assert 0 < len(segments) < len(whole.segments)
+    assert segments == whole.segments[: len(segments)]
     assert not threads()
 
 
@@ -385,9 +385,9 @@ def test_ctrl_c_keeps_every_chunk_that_was_at_work(
     with pytest.raises(Interrupted) as caught:
         transcriber.transcribe(audio, replace(CHUNKED, workers=workers))
 
-    said = caught.value.transcript.segments
-    assert len(said) >= 4
-    assert said == one_worker.segments[: len(said)]
+    segments = caught.value.transcript.segments
+    assert len(segments) >= 4
+    assert segments == one_worker.segments[: len(segments)]
     assert not threads()
 
 
@@ -434,12 +434,12 @@ def test_a_failure_in_a_worker_is_not_swallowed(
         ({"vad": VadOptions(), "workers": 0}, "`workers` is 0"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(wrong: dict, words: str) -> None:
+def test_options_that_contradict_each_other_are_rejected(wrong: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         TranscribeOptions(**wrong)
 
 
-def test_sound_that_is_heard_only_once_is_refused(transcriber: Transcriber) -> None:
+def test_audio_that_can_be_read_only_once_is_rejected(transcriber: Transcriber) -> None:
     with RECORDINGS[0].path.open("rb") as file, pytest.raises(UsageError, match="standard input"):
         transcriber.transcribe(file, CHUNKED)
 

@@ -58,7 +58,7 @@ def failing(transcriber: Transcriber, error: BaseException, *, after: int) -> No
     ],
     ids=["a known failure", "a NaN", "any other"],
 )
-def test_what_was_said_before_a_failure_comes_with_it(
+def test_the_text_before_a_failure_comes_with_it(
     transcriber: Transcriber, error: Exception, why: str
 ) -> None:
     whole = transcriber.transcribe(NOISE, TEXT)
@@ -74,7 +74,7 @@ def test_what_was_said_before_a_failure_comes_with_it(
     assert caught.value.__cause__ is error
 
 
-def test_what_was_said_before_an_interrupt_comes_with_it(transcriber: Transcriber) -> None:
+def test_the_text_before_an_interrupt_comes_with_it(transcriber: Transcriber) -> None:
     whole = transcriber.transcribe(NOISE, TEXT)
     failing(transcriber, KeyboardInterrupt(), after=3)
 
@@ -95,7 +95,7 @@ def test_a_failure_before_the_first_word_is_itself(transcriber: Transcriber) -> 
     assert caught.value is error
 
 
-def test_a_failure_leaves_no_trace_in_the_next_recording(transcriber: Transcriber) -> None:
+def test_a_failure_does_not_change_the_next_transcription(transcriber: Transcriber) -> None:
     whole, encode = transcriber.transcribe(NOISE, TEXT), transcriber.engine.encode
     failing(transcriber, RuntimeError(), after=2)
     with pytest.raises(IncompleteError):
@@ -139,7 +139,7 @@ def test_a_language_may_be_named(transcriber: Transcriber) -> None:
 @pytest.mark.parametrize(
     ("language", "words"), [("fr", "no language `fr`"), ("Klingon", "no language `Klingon`")]
 )
-def test_a_language_that_is_not_there_is_refused(
+def test_a_language_that_is_not_there_is_rejected(
     transcriber: Transcriber, language: str, words: str
 ) -> None:
     options = replace(TEXT, decode=replace(TEXT.decode, language=language))
@@ -162,6 +162,6 @@ def test_a_language_that_is_not_there_is_refused(
     ],
     ids=str,
 )
-def test_options_out_of_their_range_are_refused(wrong: dict[str, Any], words: str) -> None:
+def test_options_out_of_their_range_are_rejected(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         TranscribeOptions(**wrong)
