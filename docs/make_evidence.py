@@ -1,10 +1,10 @@
-"""Do with every target what can be done on this machine, and keep the evidence in the package.
+"""Record evidence for every target on this machine, and store it in the package.
 
     python docs/make_evidence.py
 
-The embedded model is exported for every target and verified, and compiled where the vendor's compiler is
-installed. This takes minutes. Run it whenever a target, a program or a runtime's version has changed, then
-`make docs` and `make readme`, whose statuses are computed from what it writes.
+The embedded model is exported and verified for every target, and compiled if the vendor's compiler is
+installed. This takes minutes. Run it when a target, a program or a runtime's version has changed. Then run
+`make docs` and `make readme`, which compute statuses from this evidence.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from whisperport.verification.project_evidence import by_target, evidence_file, 
 
 
 def main() -> None:
-    """The files are written once everything has succeeded."""
+    """Export for every target; write the files only if all exports have succeeded."""
     checkpoint = load_checkpoint("default")
     found: dict[Path, dict[str, tuple[Evidence, ...]]] = {}
     with stages() as progress:

@@ -1,8 +1,8 @@
-"""Run the demo, and put its output and its figures into README.md.
+"""Run the demo, and write its output and its figures into README.md.
 
     python docs/make_readme.py
 
-Takes minutes. Run it on a quiet machine whenever a model, a program or a target has changed.
+This takes minutes. Run it on an idle machine when a model, a program or a target has changed.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ HEADINGS = (
 
 
 def main() -> None:
-    """Only the marked parts of the page change."""
+    """Run the demo and replace the marked parts of README.md."""
     with stages() as progress:
         rows = run_demo("default", Path("build/demo"), progress=progress)
     printed = io.StringIO()

@@ -1,8 +1,8 @@
-"""Write the pages that the code knows best: the command line, rewrites, limits, an example of a target.
+"""Generate reference pages from the code: command line, rewrites, rules, limits, example of a target.
 
     python docs/make_reference.py
 
-A test holds the pages against this script, so they cannot fall behind.
+A test compares the pages with the output of this script.
 """
 
 import importlib
@@ -29,37 +29,50 @@ EXAMPLE = Path(__file__).parents[1] / "tests" / "dummy_vendor"
 CLI_HEAD = """\
 # Command line
 
-Results go to standard output, and progress, warnings and errors to standard error. With `--json` the
-result is one JSON document. Exit codes: 0 done, and equal where something was compared; 1 failed or
-not equal; 2 wrong usage; 128 and the number of a signal that interrupted, such as 130 for Ctrl-C; 141
-where the reader of standard output went away. `NO_COLOR` is honoured. Away from a terminal, tables and
-help are at most 100 columns wide.
+Results are printed to standard output; progress, warnings and errors to standard error. With `--json`
+the result is one JSON document. If `NO_COLOR` is set, the output has no colors. If the output is not a
+terminal, tables and help are at most 100 columns wide.
+
+| Exit code | Meaning |
+|---|---|
+| 0 | the command succeeded, and every comparison passed |
+| 1 | the command failed, or a comparison did not pass |
+| 2 | the command line is wrong |
+| 128 + N | the command was interrupted by signal N, such as 130 for Ctrl-C |
+| 141 | the program that read standard output has ended |
 """
 
 REWRITES_HEAD = """\
 # Rewrites
 
-A rewrite turns one graph into another that computes the same and suits a target better. A target names
-those it wants, in order; what each changed or refused is in a bundle's manifest, and in the report of
-`whisperport check --fix`. *Exact*: the same function in real arithmetic. Each works on programs of
-openai-whisper and transformers as `torch.export` writes them, and keeps every weight once in memory.
+A rewrite changes a graph into an equivalent one that a target supports better. The spec of a target lists
+its rewrites in order. The manifest of a bundle and the report of `whisperport check
+--fix` state what each rewrite changed and what it did not change, with the reason. An *exact* rewrite
+computes the same function in real arithmetic. Every rewrite supports programs of openai-whisper and
+transformers as `torch.export` writes them, and does not copy weights in memory.
 """
 
 RULES_HEAD = """\
 # Rules
 
-What `whisperport check` holds a program against. A code keeps its meaning; `whisperport explain CODE`
-prints its page. WP1: the operator. WP2: ranks, dtypes, sizes. WP3: the form of an operator that is taken
-otherwise. WP4: the
-file. WP5: warnings, for what is taken and computed otherwise than asked.
+`whisperport check` checks every node of a program against these rules. The meaning of a code never
+changes. `whisperport explain CODE` prints the page of a rule.
 
-| Rule | Says |
+| Codes | Subject |
+|---|---|
+| WP1 | operators |
+| WP2 | ranks, dtypes and sizes |
+| WP3 | forms of an operator that is otherwise supported |
+| WP4 | the file of the program |
+| WP5 | warnings: supported, but computed in another way than the program states |
+
+| Rule | Title |
 |---|---|
 """
 
 
 def pages() -> dict[Path, str]:
-    """Every page that is made here, whole or in part, as it should be."""
+    """Generate every page: path -> complete text."""
     made = {REFERENCE / "cli.md": cli_page(), REFERENCE / "rewrites.md": rewrites_page()}
     made[REFERENCE / "rules" / "README.md"] = RULES_HEAD + "".join(
         f"| [{code}]({code}.md) | {title} |\n" for code, title in rule_index()
@@ -74,7 +87,7 @@ def pages() -> dict[Path, str]:
 
 
 def cli_page() -> str:
-    """The help of whisperport and of each verb."""
+    """Generate the page with the help of whisperport and of each verb."""
     parts = [CLI_HEAD, _help(cli, "whisperport")]
     for name, verb in cli.commands.items():
         parts += [f"## {name}\n", _help(verb, f"whisperport {name}")]
@@ -88,31 +101,33 @@ def _help(command: click.Command, name: str) -> str:
 
 
 def rewrites_page() -> str:
-    """The picture of every rewrite, from its module's docstring."""
+    """Generate the page of rewrites, each with the docstring of its module."""
     parts = [REWRITES_HEAD]
     for name, rewrite in sorted(REWRITES.items()):
         module = importlib.import_module(rewrite.apply.__module__)
         users = [
             t.spec.name for t in TARGETS if name in [r.partition("=")[0] for r in t.spec.rewrites]
         ]
-        asked = ", ".join(f"[{user}](targets/{user}.md)" for user in users) or "no target yet"
+        used_by = ", ".join(f"[{user}](targets/{user}.md)" for user in users) or "no target yet"
         exact = "Exact." if rewrite.exact else "Not exact."
         if rewrite.number is not None:
-            exact += f" `{name}=NUMBER` asks for another number than {rewrite.number}."
-        parts.append(f"## {name}\n\n{exact} Asked for by {asked}.\n")
+            exact += f" `{name}=NUMBER` sets the number; the default is {rewrite.number}."
+        parts.append(f"## {name}\n\n{exact} Used by {used_by}.\n")
         parts.append(f"```text\n{inspect.getdoc(module)}\n```\n")
     for name, move in sorted(HOST_REWRITES.items()):
         module = importlib.import_module(move.__module__)
         users = [t.spec.name for t in TARGETS if name in t.spec.host_rewrites]
-        asked = ", ".join(f"[{user}](targets/{user}.md)" for user in users)
-        moves = "Moves steps to the host, by `whisperport check --fix` and `whisperport lower`."
-        parts.append(f"## {name}\n\nExact. {moves} Asked for by {asked}.\n")
+        used_by = ", ".join(f"[{user}](targets/{user}.md)" for user in users)
+        moves = (
+            "Moves steps to the host; applied by `whisperport check --fix` and `whisperport lower`."
+        )
+        parts.append(f"## {name}\n\nExact. {moves} Used by {used_by}.\n")
         parts.append(f"```text\n{inspect.getdoc(module)}\n```\n")
     return "\n".join(parts)
 
 
 def target_page(text: str, target: Target) -> str:
-    """A target's page, with the marked parts filled from its spec and options."""
+    """Return a target's page with its marked parts generated from the spec and the options."""
     spec = target.spec
     parts = {
         "evidence": _evidence(spec),
@@ -129,7 +144,7 @@ def target_page(text: str, target: Target) -> str:
 
 
 def page_with_files(text: str, folder: Path) -> str:
-    """A page whose marked blocks of code are files of a folder."""
+    """Return a page with its marked code blocks replaced by files of a folder."""
 
     def block(mark: re.Match[str]) -> str:
         code = (folder / mark[1]).read_text(encoding="utf-8")
@@ -139,11 +154,11 @@ def page_with_files(text: str, folder: Path) -> str:
 
 
 def _evidence(spec: TargetSpec) -> str:
-    """What this project did with the target, as the package's data says."""
+    """Generate the table of this project's evidence for a target."""
     rows = [f"| {' | '.join(row)} |\n" for row in evidence_rows(spec.name)]
     head = (
         f"Status in this project: *{status_words(spec.name)}*.\n\n"
-        "| Done | With | Date | Machine |\n|---|---|---|---|\n"
+        "| Evidence | Tool | Date | Machine |\n|---|---|---|---|\n"
     )
     return head + "".join(rows)
 
@@ -156,7 +171,7 @@ def _limits(spec: TargetSpec) -> str:
             "operators",
             ", ".join(f"`{name}`" for name in sorted(spec.operators))
             if spec.operators is not None
-            else "its compiler decides",
+            else "the compiler decides",
         ),
     }
     rows = [
@@ -169,11 +184,11 @@ def _limits(spec: TargetSpec) -> str:
         f"| {shown_value(limit)} | {limit.source} |\n"
         for limit in spec.limits
     ]
-    return f"| Limit | Value | Where it was read or measured |\n|---|---|---|\n{''.join(rows)}"
+    return f"| Limit | Value | Source |\n|---|---|---|\n{''.join(rows)}"
 
 
 def _options(target: Target) -> str:
-    """Every option of the target, by the verbs that have it."""
+    """Generate the table of a target's options, with the commands that accept them."""
     classes = {
         "`export --option`": target.lower_options,
         "`compile --option`": target.compiler.options if target.compiler else NoOptions,
@@ -186,7 +201,7 @@ def _options(target: Target) -> str:
         for verbs, options in classes.items()
         for one in describe(options)
     ]
-    head = "| Given to | Option | Values | Default | Description |\n|---|---|---|---|---|\n"
+    head = "| Command | Option | Values | Default | Description |\n|---|---|---|---|---|\n"
     return head + "".join(rows) if rows else "None.\n"
 
 
@@ -196,7 +211,7 @@ def _rewrites(spec: TargetSpec) -> str:
     names = (*spec.rewrites, *spec.host_rewrites)
     return "".join(
         f"{number}. [{name}](../rewrites.md#{name.partition('=')[0]})"
-        f"{', by `check --fix` and `lower` only' if name in spec.host_rewrites else ''}\n"
+        f"{', applied only by `check --fix` and `lower`' if name in spec.host_rewrites else ''}\n"
         for number, name in enumerate(names, start=1)
     )
 

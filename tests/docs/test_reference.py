@@ -59,7 +59,7 @@ def test_every_target_has_a_page_with_the_six_headings_and_a_source_for_each_lim
     found = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert [heading for heading in found if heading in HEADINGS] == HEADINGS
     assert "not stated" not in text.split("## Limits")[1].split("## ")[0].replace(
-        "its compiler decides | not stated", ""
+        "the compiler decides | not stated", ""
     )
 
 
