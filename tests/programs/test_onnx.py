@@ -32,7 +32,7 @@ def test_whatever_is_placed_is_found_again_aligned_and_equal_ones_once(
     weights = SharedWeights(path)
     arrays = [np.full(size, seed, np.float32) for size, seed in sizes]
 
-    placed = [weights.place(array, ir.DataType.FLOAT, "w") for array in arrays]
+    placed = [weights.store(array, ir.DataType.FLOAT, "w") for array in arrays]
 
     for array, tensor in zip(arrays, placed, strict=True):
         assert tensor.offset is not None

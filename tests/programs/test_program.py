@@ -74,7 +74,7 @@ def test_an_output_that_is_no_tensor_is_refused(constant: Any) -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, Any]:
             return x + 1, constant
 
-    with pytest.raises(LoweringError, match="no tensor"):
+    with pytest.raises(LoweringError, match="is not a tensor"):
         trace("constant", Constant(), (torch.zeros(3),))
 
 

@@ -94,7 +94,7 @@ def test_random_inputs_repeat_by_seed(small: Path) -> None:
     assert not torch.equal(first, other)
 
 
-def test_a_program_without_example_inputs_gets_stand_ins(small: Path, tmp_path: Path) -> None:
+def test_a_program_without_example_inputs_gets_zeros(small: Path, tmp_path: Path) -> None:
     def empty(name: str, data: bytes) -> bytes:
         return b"" if "sample_inputs" in name else data
 
@@ -129,7 +129,7 @@ def test_another_kind_of_file(tmp_path: Path, data: bytes) -> None:
 def test_a_checkpoint_is_no_program(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
 
-    refused(tmp_path / "model.pt", "it holds 0 programs")
+    refused(tmp_path / "model.pt", "it contains 0 programs")
 
 
 def test_dynamic_shapes(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_another_torch_is_named(small: Path, tmp_path: Path) -> None:
 
     path = forged(tmp_path / "p.pt2", small, in_graph(older))
 
-    assert "torch 2.3.1 wrote schema 5" in refused(path, "another version of torch").why
+    assert "torch 2.3.1 wrote schema 5" in refused(path, "an incompatible version of torch").why
 
 
 def test_a_custom_operator_is_named(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_custom_operator_is_named(tmp_path: Path) -> None:
 
         path = saved(tmp_path / "p.pt2", Custom(), (torch.ones(3),))
 
-        refused(path, "uses `strange.double.default`, which is not an operator of torch")
+        refused(path, "uses `strange.double.default`, which is not a standard operator of torch")
 
 
 def test_a_function_smuggled_in_as_an_operator_is_not_run(small: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_pickle_is_not_run(small: Path, tmp_path: Path, where: str) -> None:
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr("small/data/aotinductor/model/x.so", b"\x7fELF")
 
-    refused(path, "holds code, which was not run")
+    refused(path, "contains code, which was not run")
     assert not mark.exists()
 
 

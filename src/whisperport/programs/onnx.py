@@ -1,7 +1,8 @@
-"""Write programs as ONNX files whose weights stand once, in one file that all of them share.
+"""Write programs as ONNX files that share one file of weights, in which each weight is stored once.
 
-torch's exporter keeps each graph's weights in its own file, so `step` and each `prefill` would repeat
-the decoder. Here every initializer of 1 KiB or more goes to `weights.bin` under its content's hash.
+torch's exporter writes the weights of each graph to a separate file, so `step` and each `prefill` would
+repeat the weights of the decoder. This module stores every initializer of 1 KiB or more in `weights.bin`,
+and identifies equal ones by a hash of their content.
 """
 
 import contextlib
@@ -23,15 +24,15 @@ from whisperport.errors import LoweringError
 from whisperport.programs.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.programs.program import Program
 
-OPSET = NEWEST  # the newest that torch 2.13 writes without conversion; has Gelu as one operator
-ALIGNMENT = 4096  # bytes: ONNX Runtime maps external data page by page
-SMALLEST_SHARED = 1024  # bytes; smaller tensors stay inside the graph
+OPSET = NEWEST  # the newest opset that torch 2.13 writes without conversion; it has Gelu as one operator
+ALIGNMENT = 4096  # bytes: ONNX Runtime maps external data in pages of this size
+MIN_SHARED_BYTES = 1024  # smaller tensors are stored in the graph
 
 log = logging.getLogger(__name__)
 
 
 class SharedWeights:
-    """A growing file of tensors, each stored once; ONNX graphs beside it point into it."""
+    """A file of tensors, each stored once; ONNX graphs in the same folder refer to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,8 +40,13 @@ class SharedWeights:
         self._end = 0
         path.touch()
 
-    def place(self, array: NDArray[Any], dtype: ir.DataType, name: str) -> ir.ExternalTensor:
-        """Store an array's bytes unless they are there already."""
+    def store(self, array: NDArray[Any], dtype: ir.DataType, name: str) -> ir.ExternalTensor:
+        """Store an array, unless the file contains the same bytes; return a reference to its data.
+
+        Args:
+            dtype: of the tensor in the graph.
+            name: of the tensor in the graph.
+        """
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         digest = hashlib.sha256(data).digest()
         offset = self._offsets.get(digest)
@@ -62,15 +68,23 @@ class SharedWeights:
 
 
 def write_onnx(program: Program, path: Path, weights: SharedWeights, *, opset: int = OPSET) -> int:
-    """Write one program to `path`, next to `weights`; returns its number of nodes.
+    """Write one program as an ONNX file.
+
+    Args:
+        path: in the folder of `weights`.
+        weights: file for the program's weights.
+        opset: 13 to 20.
+
+    Returns:
+        The number of nodes.
 
     Raises:
-        LoweringError: as `to_onnx`, or the file that was written is not valid.
+        LoweringError: torch or the opset cannot express the program, or the written file is not valid.
     """
     model = to_onnx(program, opset)
     nodes = len(model.graph)
     for value in list(model.graph.initializers.values()):
-        if value.const_value is not None and value.const_value.nbytes >= SMALLEST_SHARED:
+        if value.const_value is not None and value.const_value.nbytes >= MIN_SHARED_BYTES:
             _share(model.graph, value, weights)
     ir.save(model, path)
     check_onnx(path, program.name, opset)
@@ -78,23 +92,23 @@ def write_onnx(program: Program, path: Path, weights: SharedWeights, *, opset: i
 
 
 def _share(graph: ir.Graph, value: ir.Value, weights: SharedWeights) -> None:
-    """Move an initializer to the shared file, as float16 behind a Cast where that loses nothing.
+    """Move an initializer to the shared file; as float16 with a Cast if no value changes.
 
-    Checkpoints are mostly published in float16: their float32 values halve without any change.
-    The runtime folds the Cast when it loads the graph, so it computes what it always did.
+    Most checkpoints are published in float16, so their float32 values fit into float16 without a change.
+    The runtime folds the Cast when it loads the graph, so the results do not change.
     """
     assert value.const_value is not None
     assert value.name
     array, dtype, name = value.const_value.numpy(), value.const_value.dtype, value.name
-    half = _as_half(array)
+    half = _as_float16(array)
     if half is None:
-        value.const_value = weights.place(array, dtype, name)
+        value.const_value = weights.store(array, dtype, name)
         return
     stored = ir.Value(
         name=f"{name}_half",
         shape=value.shape,
         type=ir.TensorType(ir.DataType.FLOAT16),
-        const_value=weights.place(half, ir.DataType.FLOAT16, f"{name}_half"),
+        const_value=weights.store(half, ir.DataType.FLOAT16, f"{name}_half"),
     )
     graph.initializers.pop(name)
     cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT.value})
@@ -109,8 +123,8 @@ def _share(graph: ir.Graph, value: ir.Value, weights: SharedWeights) -> None:
     value.const_value = None  # onnxscript keeps the graph, see `Whisper.unload`
 
 
-def _as_half(array: NDArray[Any]) -> NDArray[np.float16] | None:
-    """The same values as float16, or None if one of them would change."""
+def _as_float16(array: NDArray[Any]) -> NDArray[np.float16] | None:
+    """Convert an array to float16; return None if a value would change."""
     if array.dtype != np.float32:
         return None
     with np.errstate(over="ignore"):
@@ -119,18 +133,19 @@ def _as_half(array: NDArray[Any]) -> NDArray[np.float16] | None:
 
 
 def to_onnx(program: Program, opset: int = OPSET) -> ir.Model:
-    """A program as an ONNX graph of the opset asked for, with the names of its signature.
+    """Convert a program to an ONNX graph with the names of its signature.
 
     Args:
-        opset: 13 to 20. torch writes 20; what is older is made from that.
+        opset: 13 to 20. torch writes opset 20; older opsets are converted from it.
 
     Raises:
-        LoweringError: torch cannot express the program in ONNX, or the opset lacks an operator.
+        LoweringError: torch cannot express the program in ONNX, or the opset does not have an operator.
     """
     if not OLDEST <= opset <= NEWEST:
         raise LoweringError(
             f"`{program.name}` cannot be written as ONNX opset {opset}",
-            why=f"opsets {OLDEST} to {NEWEST} are written",
+            why=f"supported opsets are {OLDEST} to {NEWEST}",
+            hint=f"choose an opset from {OLDEST} to {NEWEST}",
         )
     model = _convert(program)
     if opset != NEWEST:
@@ -141,8 +156,8 @@ def to_onnx(program: Program, opset: int = OPSET) -> ir.Model:
 
 
 def _convert(program: Program) -> ir.Model:
-    chatter = io.StringIO()
-    with torch.no_grad(), captured(chatter):
+    output = io.StringIO()
+    with torch.no_grad(), captured(output):
         try:
             exported = torch.onnx.export(
                 program.exported, (), dynamo=True, opset_version=NEWEST, verbose=False
@@ -151,10 +166,10 @@ def _convert(program: Program) -> ir.Model:
             raise LoweringError(
                 f"`{program.name}` cannot be written as ONNX opset {NEWEST}",
                 why=_first_line(_root(error)),
-                hint=chatter.getvalue().strip().split("\n")[-1],
+                hint=output.getvalue().strip().split("\n")[-1],
             ) from error
         finally:
-            log.debug("torch.onnx on `%s`:\n%s", program.name, chatter.getvalue())
+            log.debug("torch.onnx on `%s`:\n%s", program.name, output.getvalue())
     assert exported is not None
     return exported.model
 
@@ -164,20 +179,20 @@ def _first_line(error: BaseException) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """torch's own words only say that something failed, and how to report it."""
+    """Return the first cause: torch's own message only says that the export failed."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 @contextlib.contextmanager
-def captured(chatter: io.StringIO) -> Iterator[None]:
-    """Keep what the exporter says off the screen."""
+def captured(output: io.StringIO) -> Iterator[None]:
+    """Redirect what the exporter prints to `output`."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(chatter), contextlib.redirect_stderr(chatter):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             yield
     finally:
         logger.setLevel(level)
@@ -196,7 +211,7 @@ def _rename(model: ir.Model, program: Program) -> None:
 
 
 def _strip(model: ir.Model) -> None:
-    """Drop the exporter's notes: stack traces with the build machine's paths, 80 % of a small file."""
+    """Remove the exporter's metadata: stack traces with paths of this machine, 80 % of a small file."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph:
@@ -208,37 +223,41 @@ def _strip(model: ir.Model) -> None:
 
 
 def check_onnx(path: Path, name: str, opset: int) -> onnx.ModelProto:
-    """Re-read a file, without its external data: exporters have been seen to write another opset.
+    """Check a written ONNX file, and return its model without external data.
+
+    The check includes the opset, because exporters can write another opset than requested.
 
     Raises:
-        LoweringError: it is not valid ONNX, of another opset, or a shape in it is not a number.
+        LoweringError: the file is not valid ONNX, has another opset, or has a dynamic shape.
     """
     try:
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except onnx.checker.ValidationError as error:
         raise LoweringError(
-            f"the ONNX file of `{name}` is not valid", why=_first_line(error)
+            f"the ONNX file of `{name}` is not valid",
+            why=_first_line(error),
+            hint="this is a defect of whisperport; please report it with the program",
         ) from error
     model = onnx.load(os.fspath(path), load_external_data=False)
     written = {entry.domain: entry.version for entry in model.opset_import}.get("")
     if written != opset:
         raise LoweringError(
-            f"`{name}` was written in ONNX opset {written}",
-            why=f"opset {opset} was asked for",
+            f"`{name}` was written with ONNX opset {written}",
+            why=f"the requested opset is {opset}",
             hint="this is a defect of whisperport; please report it with the program",
         )
     dynamic = [v.name for v in _values(model) if not all(d.HasField("dim_value") for d in _dims(v))]
     if dynamic:
         raise LoweringError(
             f"`{name}` has a dynamic shape in ONNX, at `{dynamic[0]}`",
-            why="accelerators take static shapes",
+            why="accelerators support static shapes only",
             hint="export the program again without `dynamic_shapes`",
         )
     return model
 
 
 def max_rank(model: onnx.ModelProto) -> int:
-    """The highest rank of any value or weight."""
+    """Return the highest rank of all values and weights."""
     ranks = [len(_dims(value)) for value in _values(model)]
     return max(ranks + [len(tensor.dims) for tensor in model.graph.initializer])
 

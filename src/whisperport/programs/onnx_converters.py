@@ -1,4 +1,4 @@
-"""Operators of newer ONNX opsets, spelled in those of opset 13; shapes are static."""
+"""Convert operators of newer ONNX opsets to operators of opset 13; all shapes are static."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ import numpy as np
 import onnx_ir as ir
 
 
-class CannotError(Exception):
-    """What keeps one node from being converted."""
+class ConversionError(Exception):
+    """A node cannot be converted; the message is the reason."""
 
 
-class Scribe:
-    """Writes the nodes that take the place of `node`, in the oldest opset's operators."""
+class NodeWriter:
+    """Writes the nodes that replace `node`, with operators of opset 13."""
 
     def __init__(self, node: ir.Node) -> None:
         self.node = node
@@ -31,7 +31,12 @@ class Scribe:
         dtype: ir.DataType | None = None,
         **attributes: Any,
     ) -> ir.Value:
-        """One node; its result is as the original's input unless told otherwise."""
+        """Write one node and return its output.
+
+        Args:
+            shape: of the output; None: the shape of the original node's first input.
+            dtype: of the output; None: the dtype of that input.
+        """
         made = ir.node(operator, inputs, attributes)
         made.outputs[0].name = f"{self.node.outputs[0].name}/{operator}_{len(self.nodes)}"
         made.outputs[0].shape = ir.Shape(self.shape if shape is None else shape)
@@ -40,30 +45,37 @@ class Scribe:
         return made.outputs[0]
 
     def constant(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
-        """A small constant, of the original input's type unless told otherwise."""
+        """Write a small constant and return it; its default dtype is that of the original node's input."""
         dtype = dtype or self.x.dtype or ir.DataType.FLOAT
         tensor = ir.tensor(np.asarray(array, dtype.numpy()))
         return self.write("Constant", shape=tensor.shape.numpy(), dtype=dtype, value=tensor)
 
     def attribute(self, name: str, default: Any) -> Any:
+        """Return an attribute of the original node, or its default."""
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.value
 
     def known(self, index: int) -> list[int] | None:
-        """An integer input that is a constant; None if it is not given."""
+        """Return the values of a constant integer input; None if the input is not given.
+
+        Raises:
+            ConversionError: the input is computed.
+        """
         value = self.node.inputs[index] if index < len(self.node.inputs) else None
         if value is None:
             return None
         tensor = ir.convenience.get_const_tensor(value)
         if tensor is None:
-            raise CannotError(f"its input `{value.name}` is no constant")
+            raise ConversionError(f"its input `{value.name}` is not a constant")
         return [int(n) for n in np.atleast_1d(tensor.numpy())]
 
-    def only_first_output(self) -> None:
+    def check_only_first_output(self) -> None:
+        """Raise ConversionError if an output other than the first is used."""
         if any(output.uses() or output.is_graph_output() for output in self.node.outputs[1:]):
-            raise CannotError("more than its first output is used")
+            raise ConversionError("an output other than the first is used")
 
     def replace_by(self, *results: ir.Value) -> None:
+        """Replace the original node by the written nodes, and its first outputs by `results`."""
         graph = self.node.graph
         assert graph is not None
         outputs = list(self.node.outputs[: len(results)])
@@ -72,8 +84,8 @@ class Scribe:
         )
 
 
-Convert = Callable[[Scribe], ir.Value]
-CONVERTERS: dict[str, Convert] = {}
+Convert = Callable[[NodeWriter], ir.Value]
+CONVERTERS: dict[str, Convert] = {}  # operator -> its conversion
 
 
 def _converts(*operators: str) -> Callable[[Convert], Convert]:
@@ -85,12 +97,12 @@ def _converts(*operators: str) -> Callable[[Convert], Convert]:
 
 
 @_converts("LayerNormalization")
-def _layer_normalization(s: Scribe) -> ir.Value:
-    """x -> (x - mean) / sqrt(mean of squares + epsilon) * scale + bias, in float32 as the original.
+def _layer_normalization(s: NodeWriter) -> ir.Value:
+    """Write (x - mean) / sqrt(variance + epsilon) * scale + bias, computed in float32 as in the original.
 
-    Node by node as torch's older exporter writes it, which other compilers' parsers know.
+    The nodes are those that torch's older exporter writes, which other compilers' parsers recognize.
     """
-    s.only_first_output()
+    s.check_only_first_output()
     axis = s.attribute("axis", -1) % len(s.shape)
     wide = ir.DataType.DOUBLE if s.x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     axes = list(range(axis, len(s.shape)))
@@ -114,34 +126,34 @@ def _layer_normalization(s: Scribe) -> ir.Value:
 
 
 @_converts("Gelu")
-def _gelu(s: Scribe) -> ir.Value:
-    """x -> x (1 + erf(x / √2)) / 2, or its approximation by tanh."""
+def _gelu(s: NodeWriter) -> ir.Value:
+    """Write x (1 + erf(x / √2)) / 2, or the tanh approximation of it."""
     if s.attribute("approximate", "none") == "tanh":
         cube = s.write("Mul", s.write("Mul", s.x, s.x), s.x)
         inner = s.write("Add", s.x, s.write("Mul", cube, s.constant(0.044715)))
-        bent = s.write("Tanh", s.write("Mul", inner, s.constant(math.sqrt(2 / math.pi))))
+        factor = s.write("Tanh", s.write("Mul", inner, s.constant(math.sqrt(2 / math.pi))))
     else:
-        bent = s.write("Erf", s.write("Div", s.x, s.constant(math.sqrt(2))))
-    gate = s.write("Add", bent, s.constant(1))
+        factor = s.write("Erf", s.write("Div", s.x, s.constant(math.sqrt(2))))
+    gate = s.write("Add", factor, s.constant(1))
     return s.write("Mul", s.write("Mul", s.x, gate), s.constant(0.5))
 
 
 @_converts("HardSwish")
-def _hard_swish(s: Scribe) -> ir.Value:
+def _hard_swish(s: NodeWriter) -> ir.Value:
     return s.write("Mul", s.x, s.write("HardSigmoid", s.x, alpha=1 / 6, beta=0.5))
 
 
 @_converts("Mish")
-def _mish(s: Scribe) -> ir.Value:
+def _mish(s: NodeWriter) -> ir.Value:
     return s.write("Mul", s.x, s.write("Tanh", s.write("Softplus", s.x)))
 
 
 @_converts(*(f"Reduce{how}" for how in ("L1", "L2", "LogSum", "LogSumExp", "Max")))
 @_converts(*(f"Reduce{how}" for how in ("Mean", "Min", "Prod", "SumSquare")))
-def _reduce(s: Scribe) -> ir.Value:
-    """The axes were an attribute before opset 18, and an input since."""
+def _reduce(s: NodeWriter) -> ir.Value:
+    """Write a reduction with its axes as an attribute; since opset 18 they are an input."""
     if s.x.dtype == ir.DataType.BOOL:
-        raise CannotError("its input is of bool")
+        raise ConversionError("its input is of dtype bool")
     attributes: dict[str, Any] = {"keepdims": s.attribute("keepdims", 1)}
     if axes := s.known(1):
         attributes["axes"] = axes
@@ -153,13 +165,13 @@ def _reduce(s: Scribe) -> ir.Value:
 
 
 @_converts("Pad")
-def _pad(s: Scribe) -> ir.Value:
-    """Before opset 18 every axis was padded, and the axes could not be chosen."""
+def _pad(s: NodeWriter) -> ir.Value:
+    """Write a pad of all axes; before opset 18 the axes cannot be selected."""
     if s.attribute("mode", "constant") == "wrap":
-        raise CannotError("its mode is `wrap`")
+        raise ConversionError("its mode is `wrap`")
     pads, axes, rank = s.known(1), s.known(3), len(s.shape)
     if pads is None or axes is None:
-        raise CannotError("its pads are not given")
+        raise ConversionError("its pads or axes are not given")
     full = [0] * (2 * rank)
     for index, axis in enumerate(axes):
         full[axis % rank] = pads[index]
@@ -172,18 +184,18 @@ def _pad(s: Scribe) -> ir.Value:
 
 
 @_converts("Reshape")
-def _reshape(s: Scribe) -> ir.Value:
-    """`allowzero` matters only where a size is 0."""
+def _reshape(s: NodeWriter) -> ir.Value:
+    """Write a reshape without `allowzero`, which has an effect only if a size is 0."""
     wanted = s.known(1)
     if wanted is None or 0 in wanted:
-        raise CannotError("a size asked for is 0")
+        raise ConversionError("its shape contains a 0")
     shape = s.node.outputs[0].shape
     assert shape is not None
     return s.write("Reshape", s.x, s.constant(wanted, ir.DataType.INT64), shape=shape.numpy())
 
 
 @_converts("CastLike")
-def _cast_like(s: Scribe) -> ir.Value:
+def _cast_like(s: NodeWriter) -> ir.Value:
     like = s.node.inputs[1]
     assert like is not None
     assert like.dtype is not None
@@ -191,8 +203,8 @@ def _cast_like(s: Scribe) -> ir.Value:
 
 
 @_converts("Trilu")
-def _trilu(s: Scribe) -> ir.Value:
-    """Static shapes: which half is kept is a constant."""
+def _trilu(s: NodeWriter) -> ir.Value:
+    """Write a triangular mask as a constant; this is possible because shapes are static."""
     diagonal = (s.known(1) or [0])[0]
     rows = np.ones(s.shape[-2:], bool)
     kept = np.triu(rows, diagonal) if s.attribute("upper", 1) else np.tril(rows, diagonal)

@@ -1,12 +1,13 @@
-"""Take an ONNX graph of opset 20 down to an older one, as far as 13, without changing what it computes.
+"""Convert an ONNX graph of opset 20 to an older opset, down to 13, without a change of its results.
 
-torch's exporter writes opset 18 where 13 to 16 is asked for, and says so only in a log; onnx's own
-version converter has no way down for LayerNormalization, Add or Div. Here each node is
+If opset 13 to 16 is requested, torch's exporter writes opset 18 and reports this only in a log. onnx's
+version converter cannot convert LayerNormalization, Add or Div to an older opset. This module handles each
+node in one of three ways:
 
-    kept       its operator is the same in the older opset, or its newer versions only took more
-               types and attributes, and the node needs none of these
-    converted  it is spelled in older operators (onnx_converters.py)
-    refused    by name, with the opset that introduced what it needs
+    kept       the operator is the same in the older opset, or newer versions only added dtypes and
+               attributes that the node does not use
+    converted  the node is written with older operators (onnx_converters.py)
+    rejected   the error names the operator and the opset that introduced the missing feature
 """
 
 from typing import Any
@@ -17,12 +18,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from whisperport.errors import LoweringError
-from whisperport.programs.onnx_converters import CONVERTERS, CannotError, Scribe
+from whisperport.programs.onnx_converters import CONVERTERS, ConversionError, NodeWriter
 
 OLDEST, NEWEST = 13, 20
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
-# Between opsets 13 and 20 these gained types and attributes only. Source: onnx docs/Changelog.md.
+# Between opsets 13 and 20 these gained dtypes and attributes only. Source: onnx docs/Changelog.md.
 _WIDENED = frozenset(
     {
         *("Add", "AveragePool", "BatchNormalization", "Cast", "CastLike", "Constant"),
@@ -35,50 +36,53 @@ _WIDENED = frozenset(
 
 
 def downgrade(model: ir.Model, opset: int, program: str) -> None:
-    """Make `model`, of opset 20 and static shapes, one of `opset`, in place.
+    """Convert a model of opset 20 with static shapes to an older opset, in place.
+
+    Args:
+        program: name, for error messages.
 
     Raises:
-        LoweringError: a node has no equal in `opset`, or is of an operator set other than ONNX's.
+        LoweringError: a node cannot be written in `opset`, or has an operator that is not ONNX's own.
     """
-    refused = [reason for node in list(model.graph) if (reason := _downgrade(node, opset))]
-    if refused:
-        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+    rejected = [reason for node in list(model.graph) if (reason := _downgrade(node, opset))]
+    if rejected:
+        more = f" (and {len(rejected) - 1} more)" if len(rejected) > 1 else ""
         raise LoweringError(
             f"`{program}` cannot be written as ONNX opset {opset}",
-            why=refused[0] + more,
-            hint="ask for a newer opset, or rewrite the program without this operator",
+            why=rejected[0] + more,
+            hint="choose a newer opset, or write the program without this operator",
         )
-    RemoveUnusedNodesPass()(model)  # such as the axes that became an attribute
+    RemoveUnusedNodesPass()(model)  # such as constants of axes that became an attribute
     model.opset_imports.clear()
     model.opset_imports[""] = opset
     model.ir_version = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
 
 
 def _downgrade(node: ir.Node, opset: int) -> str:
-    """Keep or convert one node; else why not."""
+    """Keep or convert one node; return an empty string, or the reason why this is not possible."""
     if node.domain:
-        return f"`{node.op_type}` is of the operator set `{node.domain}`, which is not ONNX's own"
+        return f"`{node.op_type}` belongs to the custom operator set `{node.domain}`"
     if any(a.type in _GRAPHS for a in node.attributes.values()):
-        return f"`{node.op_type}` holds a graph of its own"
+        return f"`{node.op_type}` contains a subgraph, which cannot be converted"
     new = onnx.defs.get_schema(node.op_type, NEWEST, "")
     old = _schema(node.op_type, opset)
     if old is not None and old.since_version == new.since_version:
         return ""
-    lacking = f"`{node.op_type}` is new in opset {_introduced(node.op_type)}"
+    missing = f"`{node.op_type}` is new in opset {_introduced(node.op_type)}"
     if old is not None:
-        lacking = _lacking(node, old, new)
-        if not lacking:
+        missing = _missing_feature(node, old, new)
+        if not missing:
             _drop_defaults(node, old)
             return ""
     converter = CONVERTERS.get(node.op_type)
     if converter is None:
-        return lacking
-    scribe = Scribe(node)
+        return missing
+    writer = NodeWriter(node)
     try:
-        result = converter(scribe)
-    except CannotError as error:
-        return f"{lacking}, and {error}"
-    scribe.replace_by(result)
+        result = converter(writer)
+    except ConversionError as error:
+        return f"{missing}, and {error}"
+    writer.replace_by(result)
     return ""
 
 
@@ -90,24 +94,27 @@ def _schema(operator: str, opset: int) -> Any:
 
 
 def _introduced(operator: str) -> int:
-    """The first opset that has the operator."""
+    """Return the first opset that has the operator."""
     return next(n for n in range(OLDEST, NEWEST + 1) if _schema(operator, n) is not None)
 
 
-def _lacking(node: ir.Node, old: Any, new: Any) -> str:
-    """What the older version of an operator lacks for this node; empty if nothing."""
-    what = f"`{node.op_type}` as of opset {new.since_version}"
+def _missing_feature(node: ir.Node, old: Any, new: Any) -> str:
+    """Return what the older version of the operator does not have for this node; empty if it has all."""
+    operator = f"`{node.op_type}` of opset {new.since_version}"
     if node.op_type not in _WIDENED:
-        return f"{what} differs from that of opset {old.since_version}"
+        return f"{operator} differs from that of opset {old.since_version}"
     if len(node.inputs) > old.max_input:
-        return f"{what} takes an input that opset {old.since_version} lacks"
+        return f"{operator} has an input that opset {old.since_version} does not have"
     for name, attribute in node.attributes.items():
         if name not in old.attributes and not _is_default(attribute, new.attributes[name]):
-            return f"{what} has `{name}`, which opset {old.since_version} lacks"
+            return f"{operator} has the attribute `{name}`, which opset {old.since_version} does not have"
     for index, value in enumerate(node.inputs):
         types = old.inputs[min(index, len(old.inputs) - 1)].types
         if value is not None and value.type is not None and _type_name(value) not in types:
-            return f"{what} takes {_type_name(value)}, which opset {old.since_version} does not"
+            return (
+                f"{operator} supports {_type_name(value)}, "
+                f"which opset {old.since_version} does not support"
+            )
     return ""
 
 

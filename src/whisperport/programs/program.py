@@ -1,4 +1,4 @@
-"""A program: a static torch graph with a name and a signature, ours or a stranger's."""
+"""A program: a torch graph of static shapes with a name and a signature, built-in or third-party."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ from whisperport.spec import ProgramSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An exported graph and the names, shapes and dtypes by which it is called."""
+    """An exported graph, and the names, shapes and dtypes of its inputs and outputs."""
 
     exported: ExportedProgram
     spec: ProgramSpec
 
     @property
     def name(self) -> str:
+        """The program's name."""
         return self.spec.name
 
 
@@ -32,13 +33,15 @@ def trace(
     """Export `module` with the static shapes of `inputs`.
 
     Args:
-        name: what the program is called in bundles, reports and multi-method files.
-        inputs: positional arguments, tensors or lists of tensors; a list's members are named
-            `self_k_0`, `self_k_1`, … after the parameter.
-        outputs: a name for each output; by default the graph's own.
+        name: of the program in bundles, reports and files with several methods.
+        module: is set to evaluation mode.
+        inputs: positional arguments, tensors or lists of tensors; the members of a list are named after
+            the parameter, such as `self_k_0`, `self_k_1`.
+        outputs: a name for each output; empty: the names in the graph.
 
     Raises:
-        LoweringError: torch cannot export it, or its graph has a shape that is not a number.
+        LoweringError: torch cannot export the module, an input or output is not a tensor, or a shape is
+            dynamic.
     """
     with torch.no_grad():
         try:
@@ -47,13 +50,22 @@ def trace(
             raise LoweringError(
                 f"torch.export could not trace `{name}`",
                 why=str(error).strip().split("\n")[0],
-                hint="the graph must not depend on the values of tensors",
+                hint="write the module without Python control flow that depends on the values of tensors",
             ) from error
     return as_program(name, exported, outputs)
 
 
 def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()) -> Program:
-    """Wrap a stranger's exported graph; its signature is read off the graph."""
+    """Wrap an exported graph as a program; the signature is read from the graph.
+
+    Args:
+        name: of the program.
+        outputs: a name for each output; empty: the names in the graph.
+
+    Raises:
+        ValueError: the number of names differs from the number of outputs.
+        LoweringError: an input or output is not a tensor, or has a dynamic shape.
+    """
     values = {node.name: node.meta.get("val") for node in exported.graph.nodes}
     signature = exported.graph_signature
     given, returned = signature.user_inputs, signature.user_outputs
@@ -72,7 +84,7 @@ def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()
 
 
 def written_buffer(program: Program) -> str | None:
-    """A buffer that the program writes to, directly or through a view; None if it keeps no state."""
+    """Return the name of a buffer that the program writes to, also through a view; or None."""
     signature = program.exported.graph_signature
     for name in signature.buffers_to_mutate.values():  # where operators were decomposed
         return str(name)
@@ -81,7 +93,7 @@ def written_buffer(program: Program) -> str | None:
 
 
 def written_input(program: Program) -> str | None:
-    """An input that the program writes to, directly or through a view; None if it leaves all alone."""
+    """Return the name of an input that the program writes to, also through a view; or None."""
     signature = program.exported.graph_signature
     for name in signature.user_inputs_to_mutate.values():
         return str(name)
@@ -90,7 +102,7 @@ def written_input(program: Program) -> str | None:
 
 
 def _written(exported: ExportedProgram) -> Iterator[str]:
-    """Names of the placeholders whose memory an operator in place writes to."""
+    """Yield the names of placeholders whose memory an in-place operator changes."""
     for node in exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable or not node.args:
@@ -103,12 +115,12 @@ def _written(exported: ExportedProgram) -> Iterator[str]:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether what it gives shares memory with its first argument, by the operator's own word."""
+    """Whether the result shares memory with the first argument, according to the operator's schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return node.target is getitem  # of a list of views
     if node.target.overloadpacket is torch.ops.aten.to and _dtype(node) != _dtype(node.args[0]):  # type: ignore[union-attr]  # an OpOverload: it has a schema
-        return False  # the schema speaks for a cast to the same dtype, which copies nothing
+        return False  # the schema describes a cast to the same dtype, which does not copy
     return any(returned.alias_info is not None for returned in schema.returns)
 
 
@@ -120,14 +132,14 @@ def _dtype(node: object) -> torch.dtype | None:
 def _tensor_spec(program: str, name: str, value: object) -> TensorSpec:
     if not isinstance(value, Tensor):
         raise LoweringError(
-            f"`{program}` has a `{name}` that is no tensor",
-            why=f"it is {type(value).__name__}",
+            f"`{name}` of program `{program}` is not a tensor",
+            why=f"its type is {type(value).__name__}; inputs and outputs must be tensors",
             hint="pass and return tensors only; make constants part of the module",
         )
     if not all(isinstance(size, int) for size in value.shape):
         raise LoweringError(
-            f"`{program}` has a `{name}` of dynamic shape {tuple(value.shape)}",
-            why="accelerators take static shapes",
+            f"`{name}` of program `{program}` has the dynamic shape {tuple(value.shape)}",
+            why="accelerators support static shapes only",
             hint="export again without `dynamic_shapes`",
         )
     return TensorSpec(name, tuple(value.shape), str(value.dtype).removeprefix("torch."))

@@ -1,7 +1,8 @@
-"""Read a `.pt2` that `torch.export.save` wrote, without running anything in it.
+"""Read a `.pt2` that `torch.export.save` wrote, without running code in it.
 
-torch's own loader unpickles what it does not know, evaluates symbolic sizes and guards as Python, and
-resolves operators by any dotted path. So the archive is looked through first, and the graph after.
+torch's loader unpickles unknown parts, evaluates symbolic sizes and guards as Python, and resolves
+operators by any dotted path. Therefore this module checks the archive before it is loaded, and the graph
+afterwards.
 """
 
 import io
@@ -24,26 +25,26 @@ from whisperport.programs.program import Program, as_program
 from whisperport.regular_file import other_kind
 from whisperport.unpacking import check_unpacked_size
 
-MAX_GRAPH = 512 * 2**20  # bytes of JSON; the graph of whisper-large's decoder takes 3 MB
-# What reading a zip file of JSON raises if it was cut, changed, or is encrypted.
+MAX_GRAPH = 512 * 2**20  # bytes of JSON; the graph of the decoder of whisper-large has 3 MB
+# Exceptions of reading a zip file of JSON that is incomplete, changed or encrypted.
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError),
     *(ValueError, LookupError, TypeError, AttributeError),
 )
-_OPERATOR_SETS = frozenset({"aten", "prims"})  # what torch itself defines; others are custom
+_OPERATOR_SETS = frozenset({"aten", "prims"})  # of torch itself; all others are custom
 
 
 def read_pt2(path: str | os.PathLike[str]) -> Program:
-    """The one program of a file; it is named after the file.
+    """Read the program of a file; its name is the file's name without suffix.
 
     Raises:
-        ProgramError: the file is missing, damaged, of another torch, or holds code; its shapes are
-            dynamic; or it uses operators that are not torch's own.
+        ProgramError: the file is missing, damaged, written by another torch version, or contains code; a
+            shape is dynamic; or an operator is custom.
     """
     path = Path(path)
     try:
         if kind := other_kind(path):
-            raise OSError(f"it is {kind}, not a file")
+            raise OSError(f"the path is {kind}, not a file")
         with zipfile.ZipFile(path) as archive:
             check_unpacked_size(archive, path.stat().st_size)
             _check_archive(path, archive)
@@ -56,7 +57,7 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
     except _DAMAGED as error:
         raise ProgramError(
             f"`{path}` is not a program saved by torch.export",
-            why=f"it is damaged, cut short, or another kind of file: {error}",
+            why=f"the file is damaged, incomplete, or of another kind: {error}",
             hint="write it with torch.export.save(torch.export.export(module, inputs), path)",
         ) from error
     exported = _load(path)
@@ -68,22 +69,22 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
 
 
 def _check_archive(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse whatever would make torch's loader run code."""
+    """Reject everything that would make torch's loader run code."""
     names = archive.namelist()
     compiled = [name for name in names if "/data/aotinductor/" in f"/{name}"]
     if compiled:
         raise _code(path, "compiled code, `data/aotinductor`")
     graphs = [name for name in names if "/models/" in f"/{name}" and name.endswith(".json")]
     if len(graphs) != 1:
-        raise ValueError(f"it holds {len(graphs)} programs; expected 1")
+        raise ValueError(f"it contains {len(graphs)} programs; expected 1")
     if archive.getinfo(graphs[0]).file_size > MAX_GRAPH:
-        raise ValueError("its graph is larger than any program's")
+        raise ValueError(f"its graph has more than {MAX_GRAPH} bytes")
     graph = json.loads(archive.read(graphs[0]))
     _check_version(path, graph)
     if any(_find(graph, "as_expr")) or graph.get("range_constraints"):
         raise ProgramError(
             f"`{path}` has dynamic shapes",
-            why="a size in it is a symbol, and accelerators take static shapes",
+            why="a size in the graph is a symbol; accelerators support static shapes only",
             hint="export again without `dynamic_shapes`",
         )
     for config in (name for name in names if name.endswith("_config.json")):
@@ -101,26 +102,26 @@ def _check_version(path: Path, graph: Mapping[str, Any]) -> None:
     major = graph["schema_version"]["major"]
     if major != SCHEMA_VERSION[0]:
         raise ProgramError(
-            f"`{path}` was saved by another version of torch",
+            f"`{path}` was saved by an incompatible version of torch",
             why=f"torch {graph.get('torch_version', '(unknown)')} wrote schema {major}; "
             f"torch {torch.__version__} reads schema {SCHEMA_VERSION[0]}",
-            hint="export the module again with this torch, and save it",
+            hint="export the module again with the installed torch, and save it",
         )
 
 
 def _check_plain(path: Path, data: bytes) -> None:
-    """The example inputs are a pickle: tensors and plain data only."""
+    """Check that the pickle of example inputs contains tensors and plain data only."""
     if not data:
         return
     try:
         check_pickled_bytes(data)
         torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch's restricted unpickler meets
+    except Exception as error:  # torch's restricted unpickler raises any class
         raise _code(path, "example inputs that are more than tensors") from error
 
 
 def _find(data: Any, key: str) -> Iterator[Any]:
-    """Every non-empty value stored under `key`, however deep."""
+    """Yield every non-empty value that is stored under `key`, at any depth."""
     pending = [data]
     while pending:
         item = pending.pop()
@@ -138,18 +139,18 @@ def _load(path: Path) -> ExportedProgram:
     try:
         with path.open("rb") as file:
             exported = next(iter(load_pt2(file).exported_programs.values()))
-    except Exception as error:  # a damaged file fails anywhere inside torch's reader
+    except Exception as error:  # torch's reader raises any class on a damaged file
         raise ProgramError(
             f"torch cannot load `{path}`",
             why=str(error).strip().split("\n")[0][:300] or type(error).__name__,
-            hint="if its operators are custom ones, replace them; else save the program again",
+            hint="replace custom operators, if there are any; otherwise save the program again",
         ) from error
-    exported._guards_code = []  # Python source, which `module()` would run; of no use to static shapes
+    exported._guards_code = []  # Python source that `module()` would run; static shapes do not need it
     return exported
 
 
 def _check_graph(path: Path, exported: ExportedProgram) -> None:
-    """Only operators that torch itself defines: a name in the file may lead to any function."""
+    """Reject operators that torch does not define: a name in the file can refer to any function."""
     for module in exported.graph_module.modules():
         if not isinstance(module, GraphModule):
             continue
@@ -157,9 +158,9 @@ def _check_graph(path: Path, exported: ExportedProgram) -> None:
             if node.op != "call_function" or _is_known(node.target):
                 continue
             raise ProgramError(
-                f"`{path}` uses `{node.target}`, which is not an operator of torch",
-                why=f"node `{node.name}` is a custom operator or a function, and was not run",
-                hint="replace it by operators of torch before exporting",
+                f"`{path}` uses `{node.target}`, which is not a standard operator of torch",
+                why=f"node `{node.name}` calls a custom operator or a function; it was not run",
+                hint="replace it by standard operators of torch before the export",
             )
 
 
@@ -172,11 +173,11 @@ def _is_known(target: Any) -> bool:
 def _check_constants(path: Path, exported: ExportedProgram) -> None:
     for name, value in {**exported.state_dict, **exported.constants}.items():
         if not isinstance(value, torch.Tensor):
-            raise _code(path, f"`{name}`, an object of {type(value).__name__}")
+            raise _code(path, f"`{name}`, an object of type {type(value).__name__}")
 
 
 def _zeros(exported: ExportedProgram) -> tuple[Any, ...]:
-    """Stand-ins for example inputs that were not saved: rewriting exports again with them."""
+    """Return zeros as example inputs, for a file without them; rewrites need them for the next export."""
     values = {node.name: node.meta["val"] for node in exported.graph.nodes if "val" in node.meta}
     inputs = [values[str(name)] for name in exported.graph_signature.user_inputs]
     zeros = [torch.zeros(tuple(value.shape), dtype=value.dtype) for value in inputs]
@@ -186,14 +187,14 @@ def _zeros(exported: ExportedProgram) -> tuple[Any, ...]:
 
 def _code(path: Path, what: str) -> ProgramError:
     return ProgramError(
-        f"`{path}` holds code, which was not run",
-        why=f"it holds {what}",
+        f"`{path}` contains code, which was not run",
+        why=f"the file contains {what}",
         hint="save the program again with torch.export.save, with tensors as its only inputs",
     )
 
 
 def weight_bytes(program: Program) -> int:
-    """Bytes of all weights and constants, each storage counted once."""
+    """Return the bytes of all weights and constants; each storage is counted once."""
     exported = program.exported
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()

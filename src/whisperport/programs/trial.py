@@ -1,4 +1,4 @@
-"""Run a program in torch, on random inputs, to compare it with another form of it."""
+"""Run a program in torch on random inputs, to compare it with its lowered or rewritten form."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,37 +14,42 @@ from whisperport.programs.program import Program, written_buffer, written_input
 
 
 def check_comparable(program: Program, *, as_arrays: bool) -> None:
-    """Raise what keeps one run of a program from being compared with a run of another form of it.
+    """Check that one run of a program can be compared with one run of another form of it.
 
     Args:
         as_arrays: the other form runs on numpy arrays.
 
     Raises:
-        ProgramError: it keeps state in a buffer, writes to an input, or, for arrays, passes bfloat16.
+        ProgramError: the program writes to a buffer or to an input; or, with `as_arrays`, an input or
+            output is bfloat16.
     """
     for tensor in (*program.spec.inputs, *program.spec.outputs):
         if as_arrays and tensor.dtype == "bfloat16":
             raise ProgramError(
-                f"`{program.name}` has bfloat16 at its border, at `{tensor.name}`",
-                why="numpy has no such numbers, so that the two cannot be run and compared",
-                hint="convert inputs and outputs to float32 in the module, or the module by `.float()`",
+                f"`{tensor.name}` of program `{program.name}` is bfloat16",
+                why="numpy has no bfloat16, so the two forms cannot be run on the same arrays",
+                hint="convert inputs and outputs to float32 in the module, or the module with `.float()`",
             )
     if buffer := written_buffer(program):
         raise ProgramError(
             f"`{program.name}` keeps state in a buffer, `{buffer}`",
-            why="compilers drop such state silently, and one run does not show it",
-            hint="pass the state as an input, and return it as an output",
+            why="compilers drop such state silently, and a comparison of one run does not detect it",
+            hint="pass the state as an input and return it as an output",
         )
     if given := written_input(program):
         raise ProgramError(
             f"`{program.name}` writes to its input `{given}`",
-            why="its caller's array would have to change, and compilers do not do that",
-            hint="copy the input first, and return what was written as an output",
+            why="compilers do not support a change of the caller's array",
+            hint="copy the input first, and return the changed copy as an output",
         )
 
 
 def random_inputs(program: Program, seed: int) -> list[Tensor]:
-    """Random inputs in the order of the signature: normal floats, and indices that are in range."""
+    """Return random inputs in the order of the signature.
+
+    Floats are normally distributed. Integers that index an embedding are within its table. All other
+    integers are the example inputs.
+    """
     generator = torch.Generator().manual_seed(seed)
     nodes = {node.name: node for node in program.exported.graph.nodes}
     names = program.exported.graph_signature.user_inputs
@@ -56,10 +61,13 @@ def random_inputs(program: Program, seed: int) -> list[Tensor]:
 
 
 def eager_outputs(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What the graph gives when torch runs it, in the order of the signature.
+    """Run the graph in torch, and return the outputs in the order of the signature.
+
+    Args:
+        inputs: in the order of the signature.
 
     Raises:
-        ProgramError: torch cannot run it, or is refused the memory for it.
+        ProgramError: torch cannot run the graph, or cannot allocate the memory for it.
     """
     args, kwargs = pytree.tree_unflatten(list(inputs), program.exported.call_spec.in_spec)
     try:
@@ -69,7 +77,7 @@ def eager_outputs(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
         raise ProgramError(
             f"torch cannot run the program `{program.name}`",
             why=first_line(error),
-            hint="if it needs much memory and you trust its source, `--trust` runs it without a limit",
+            hint="if it needs more memory and you trust its source, `--trust` runs it without a limit",
         ) from error
     return [output.detach() for output in pytree.tree_leaves(outputs)]
 
@@ -81,12 +89,12 @@ def _random(node: Node, example: Tensor, generator: torch.Generator) -> Tensor:
         return torch.randn(example.shape, generator=generator).to(example.dtype)
     rows = min(_tables_read(node), default=0)
     if not rows:
-        return example  # not an index: its range is the caller's to know
+        return example  # not an index of a table: its valid range is not known
     return torch.randint(rows, example.shape, generator=generator).to(example.dtype)
 
 
 def _tables_read(node: Node) -> Iterator[int]:
-    """Rows of every embedding that takes its indices from `node`, through reshapes and casts."""
+    """Yield the number of rows of every embedding that `node` indexes, also through reshapes and casts."""
     pending, seen = [node], {node}
     while pending:
         current = pending.pop()

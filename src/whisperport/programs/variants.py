@@ -1,4 +1,4 @@
-"""The variants of every program, in one table: a target chooses among them by name, in its spec."""
+"""The table of all variants of every program; a target's spec selects a variant by name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,14 +15,11 @@ from whisperport.programs.whisper import (
     uncached_decoder,
 )
 
-PREFILLS = (
-    4,
-    64,
-)  # tokens per run: the start tokens (at most 4), and a text prompt in pieces of 64
+PREFILLS = (4, 64)  # tokens per run: the start tokens (at most 4); a text prompt in pieces of 64
 
 Builder = Callable[[Parts], Program]
 
-# (program, variant) -> what traces it. The first variant of a program is its default.
+# (program, variant) -> the function that traces it. The first variant of a program is its default.
 VARIANTS: Mapping[tuple[str, str], Builder] = {
     ("encoder", "sequence"): encoder,
     ("encoder", "nchw"): nchw_encoder,
@@ -32,11 +29,11 @@ VARIANTS: Mapping[tuple[str, str], Builder] = {
     ("align", "cached"): align,
     ("uncached_decoder", "uncached"): uncached_decoder,
 }
-ON_REQUEST = ("uncached_decoder",)  # programs that are exported only where they are asked for
+ON_REQUEST = ("uncached_decoder",)  # programs that are exported on request only
 
 
 def program_names() -> tuple[str, ...]:
-    """The programs of every bundle, in the order in which they are exported."""
+    """Return the names of the programs of every bundle, in the order of export."""
     return tuple(dict.fromkeys(name for name, _ in VARIANTS if name not in ON_REQUEST))
 
 
@@ -45,11 +42,12 @@ def whisper_programs(
     names: Sequence[str] = program_names(),
     variants: Mapping[str, str] | None = None,
 ) -> Iterator[Program]:
-    """Trace programs in turn; they share the weights of the model.
+    """Trace programs one after another; they share the weights of the model.
 
     Args:
-        names: which programs.
-        variants: program -> its variant; of other programs, the default.
+        parts: the model and the settings that programs are traced from.
+        names: of the programs.
+        variants: program -> its variant; other programs use their default variant.
     """
     defaults = dict(reversed(tuple(VARIANTS)))
     chosen = defaults | dict(variants or {})

@@ -1,4 +1,4 @@
-"""What traces each program of a Whisper model; `variants.py` has the table of them."""
+"""Trace the programs of a Whisper model; `variants.py` has the table of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,32 +15,32 @@ from whisperport.programs.program import Program, trace
 from whisperport.signatures import PICKED_ROWS
 from whisperport.spec import UncachedForm
 
-ALIGN_ROWS = 64  # tokens of a window's text that `align` takes per run
+ALIGN_TOKENS = 64  # tokens of a window's text per run of `align`
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What programs are traced from."""
+    """The model and the settings that programs are traced from."""
 
     model: Whisper
     alignment_heads: Sequence[tuple[int, int]]  # (decoder layer, head); at least one
-    uncached: UncachedForm | None = None  # only the decoder without KV cache needs it
+    uncached: UncachedForm | None = None  # for the decoder without KV cache only
 
 
 def encoder(parts: Parts) -> Program:
-    """mel (1, n_mels, 2T) to features (1, T, d)."""
+    """Trace `encoder`: mel (1, n_mels, 2T) to features (1, T, d)."""
     mel = torch.zeros(1, parts.model.dims.n_mels, parts.model.dims.n_frames)
     return trace("encoder", parts.model.encoder, (mel,), ["features"])
 
 
 def nchw_encoder(parts: Parts) -> Program:
-    """mel (1, n_mels, 1, 2T), channels-first 4-D, to features (1, T, d)."""
+    """Trace `encoder` in its channels-first 4-D form: mel (1, n_mels, 1, 2T) to features (1, T, d)."""
     mel = torch.zeros(1, parts.model.dims.n_mels, 1, parts.model.dims.n_frames)
     return trace("encoder", NchwEncoder(parts.model.encoder), (mel,), ["features"])
 
 
 def cross_kv(parts: Parts) -> Program:
-    """features (1, T, d) to the cross-attention keys and values of every decoder layer."""
+    """Trace `cross_kv`: features (1, T, d) to the cross-attention K/V of every decoder layer."""
     dims, decoder, padding = parts.model.dims, parts.model.decoder, parts.model.padding
     features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
     module = CrossKV(decoder) if padding is None else PaddedCrossKV(decoder, padding)
@@ -48,7 +48,7 @@ def cross_kv(parts: Parts) -> Program:
 
 
 def prefill(parts: Parts, tokens: int) -> Program:
-    """`prefill_P`, which takes P = `tokens` tokens per run."""
+    """Trace `prefill_P` with P = `tokens` tokens per run."""
     dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
     inputs = (*_tokens(dims, tokens), pick, *_caches(parts.model))
     names = ["logits", *_layers(dims, "new_k", "new_v")]
@@ -56,7 +56,7 @@ def prefill(parts: Parts, tokens: int) -> Program:
 
 
 def step(parts: Parts) -> Program:
-    """One token to its logits (1, V)."""
+    """Trace `step`: one token to its logits (1, V)."""
     dims = parts.model.dims
     inputs = (*_tokens(dims, 1), *_caches(parts.model))
     names = ["logits", *_layers(dims, "new_k", "new_v")]
@@ -64,15 +64,19 @@ def step(parts: Parts) -> Program:
 
 
 def align(parts: Parts) -> Program:
-    """A piece of a window's text to the cross-attention scores of the alignment heads."""
+    """Trace `align`: 64 tokens of a window's text to cross-attention scores of the alignment heads."""
     dims, heads = parts.model.dims, sorted(parts.alignment_heads)  # by layer: the order of scores
-    inputs = (*_tokens(dims, ALIGN_ROWS), *_caches(parts.model))
+    inputs = (*_tokens(dims, ALIGN_TOKENS), *_caches(parts.model))
     names = ["rows", "scores", *_layers(dims, "new_k", "new_v")]
     return trace("align", Align(parts.model.decoder, heads), inputs, names)
 
 
 def uncached_decoder(parts: Parts) -> Program:
-    """`uncached_decoder`, the decoder without KV cache: features and embeddings to logits in pieces."""
+    """Trace `uncached_decoder`, the decoder without KV cache: features and embeddings to logits in pieces.
+
+    Raises:
+        ValueError: `parts.uncached` is None.
+    """
     dims, form = parts.model.dims, parts.uncached
     if form is None:
         raise ValueError("the decoder without KV cache needs `Parts.uncached`")
