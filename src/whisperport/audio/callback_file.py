@@ -58,7 +58,7 @@ class CallbackFile:
                 data = read_waiting(self._file, size)
                 if len(data) > size:  # PyAV would write beyond its buffer
                     raise ValueError(
-                        f"the file returned {len(data)} bytes, but {size} were requested"
+                        f"the file returned {len(data)} bytes, but {size} bytes were requested"
                     )
         except GeneratorExit:
             raise

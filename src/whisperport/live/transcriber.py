@@ -51,8 +51,9 @@ class LiveUpdate:
 class LiveTranscriber:
     """Transcribes one stream of audio: call `feed` as audio arrives, then `finish`.
 
-    It has the state of its stream, so use it from one thread at a time. Any number of them, in any threads,
-    share one `Transcriber`. Each counts as one of its concurrent calls while it decodes.
+    A `LiveTranscriber` has the state of its stream, so use it from one thread at a time. Any number of
+    `LiveTranscriber` objects, in any threads, may share one `Transcriber`. Each counts as one of the
+    concurrent calls of the `Transcriber` while it decodes.
 
     No audio is dropped. A long piece of audio needs one pass per window, so a transcription that is behind
     catches up as fast as a file is transcribed.

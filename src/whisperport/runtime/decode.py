@@ -37,7 +37,7 @@ class Decoded:
     language: str  # code, as given or detected
     avg_logprob: float  # mean natural log-probability per token, the end of text included
     no_speech_prob: float  # probability of <|nospeech|> after <|startoftranscript|>, 0 to 1
-    temperature: float  # the one that was used
+    temperature: float  # at which the window was decoded
     ended: bool  # whether the model emitted the end of text; False: the token limit was reached
 
 
@@ -51,7 +51,7 @@ def decode_window(
     """Decode the features of one window at one temperature.
 
     Args:
-        decoder: the state of this call. What it holds of earlier windows is replaced.
+        decoder: the state of this call. Its state of earlier windows is replaced.
         features: (T, d) float32, the encoder's output.
         options: with one temperature, and either beams or samples.
         sampler: chooses tokens at temperatures above 0; None: a numpy generator, seeded by the features.

@@ -77,7 +77,7 @@ def check_combination(options: DecodeOptions) -> None:
     """
     if options.beam_size is not None and options.best_of is not None:
         raise UsageError(
-            "`beam_size` and `best_of` cannot be given together",
+            "`beam_size` and `best_of` cannot be used together",
             why="one window is decoded with either beams or samples",
             hint="set one of them",
         )

@@ -1,4 +1,4 @@
-"""Decode without KV cache, for accelerators that cannot hold one: each token computes all tokens again."""
+"""Decode without KV cache, for accelerators that cannot hold one: each step computes all tokens again."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,8 @@ class UncachedDecoder:
     def __init__(self, runner: Runner, embedding: Array, positions: Array) -> None:
         """
         Args:
-            runner: the loaded program. The shape of its second input shows who adds position embeddings:
-                (1, d, S, 1) the host, (1, d, 1, S) the program.
+            runner: the loaded program. The shape of its second input decides where position
+                embeddings are added: (1, d, S, 1) by the host, (1, d, 1, S) by the program.
             embedding: token embedding, (V, d) float32 or float16.
             positions: position embedding of the decoder, (N, d) float32 or float16.
         """

@@ -56,7 +56,7 @@ class SubtitleOptions:
 
     @property
     def joins_segments(self) -> bool:
-        """Whether a subtitle may hold words of several segments."""
+        """Whether a subtitle may contain words of several segments."""
         return self.max_line_width is not None and self.max_line_count is not None
 
 

@@ -107,7 +107,7 @@ class Tokenizer:
             vocabulary, merges, added = _parts(data)
         except (ValueError, RecursionError) as error:
             raise TokenizerError(
-                f"{name} is not a tokenizer of a Whisper checkpoint",
+                f"{name} is not a Whisper tokenizer",
                 why=str(error) or type(error).__name__,
                 hint="use the `tokenizer.json` of the checkpoint",
             ) from error
@@ -293,6 +293,6 @@ def _check_special(special: dict[str, int], generation: Generation) -> None:
             )
     if "<|endoftext|>" not in special or "<|startoftranscript|>" not in special:
         raise TokenizerError(
-            "the tokenizer is not one of Whisper",
+            "this is not a Whisper tokenizer",
             why="<|endoftext|> or <|startoftranscript|> is missing",
         )
