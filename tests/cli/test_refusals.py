@@ -100,7 +100,7 @@ def test_a_recording_that_is_not_there_is_refused(run, bundle):
 
 
 def test_a_file_that_is_no_sound_is_refused(run, bundle):
-    refused(run("transcribe", __file__, "--bundle", bundle), "is not a sound file")
+    refused(run("transcribe", __file__, "--bundle", bundle), "is not an audio file")
 
 
 def test_standard_input_without_a_sound_is_refused(run, bundle):
