@@ -102,7 +102,7 @@ def test_what_cannot_be_read_exits_1_and_prints_no_result(run, tmp_path):
     # then
     assert ran.code == 1
     assert ran.out == ""
-    assert ran.err.startswith("error: a.onnx is damaged, or no ONNX model")
+    assert ran.err.startswith("error: a.onnx is damaged, or is not an ONNX model")
 
 
 @pytest.mark.parametrize("code", sorted(RULES))

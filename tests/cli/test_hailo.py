@@ -119,4 +119,4 @@ def test_import_says_what_was_not_done(run, exported, tmp_path, monkeypatch):
 def test_a_file_that_is_no_hef_is_refused(run, tmp_path):
     file = tmp_path / "a.hef"
     file.write_bytes(b"hello")
-    refused(run("import", file, "--checkpoint", "default", "-o", tmp_path / "b"), "no HEF")
+    refused(run("import", file, "--checkpoint", "default", "-o", tmp_path / "b"), "is not a HEF")

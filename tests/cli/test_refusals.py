@@ -58,7 +58,7 @@ def test_an_unknown_target_is_refused_with_those_there_are(run, tmp_path):
     ran = run("export", "default", "--target", "toaster", "--out", tmp_path / "out")
 
     # then
-    refused(ran, "no target is called `toaster`")
+    refused(ran, "there is no target `toaster`")
     assert ran.lines[-1] == f"hint: known: {', '.join(target.spec.name for target in TARGETS)}"
     assert not (tmp_path / "out").exists()
 
@@ -71,7 +71,7 @@ def test_an_unknown_target_for_one_program_is_refused_before_any_work(run, tmp_p
     )
 
     # then
-    refused(ran, "no target is called `toaster`")
+    refused(ran, "there is no target `toaster`")
 
 
 def test_a_folder_of_something_else_is_not_overwritten(run, tmp_path):
@@ -240,4 +240,4 @@ def test_an_opset_for_a_target_that_is_not_onnx_is_refused(run, tmp_path):
     )
 
     # then
-    refused(ran, "`xnnpack` has no option `opset` here")
+    refused(ran, "`xnnpack` has no option `opset`")

@@ -234,7 +234,7 @@ def _print_machine(threads: int | None, repeat: int) -> None:
     print_lines(
         f"{here['cpu']}, {here['cores']} cores, {here['os']}, {here['python']}",
         ", ".join(installed),
-        f"threads: {threads or 'chosen by each runtime'}; round with the median time, of {repeat}",
+        f"threads: {threads or 'chosen by each runtime'}; median of {repeat} rounds by total time",
     )
 
 

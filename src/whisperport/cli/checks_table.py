@@ -30,7 +30,7 @@ def print_failures(failures: Sequence[str]) -> None:
 # The most important numbers and their formats; `--json` has all of them.
 _SHOWN = {
     "sqnr_db": "SQNR {:.0f} dB",
-    "max_relative": "max error {:.1e}",
+    "max_relative": "max error {:.1e} of max",
     "hard_flips": "{:.0f} hard flips",
     "mean_kl": "mean KL {:.1e}",
     "n_same": "{:.0f} equal tokens",

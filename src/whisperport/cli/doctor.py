@@ -41,7 +41,7 @@ def doctor(as_json: bool) -> None:
         print_json({"machine": machine(), "packages": packages, "default_bundle": state})
     else:
         for name, value in machine().items():
-            print_lines(f"{name:15} {value}")
+            print_lines(f"{name.replace('_', ' '):15} {value}")
         print_lines(f"{'default bundle':15} {'damaged or missing' if damage else 'complete'}", "")
         _print_packages(findings)
     if damage:
@@ -57,12 +57,12 @@ def _print_packages(findings: Sequence[Finding]) -> None:
     for finding in findings:
         needed_for.setdefault((finding.package, finding.version), []).append(finding.needed_for)
     print_table(
-        ("package", "version", "needed for"),
+        ("package", "version", "needed for: [extra] targets"),
         [(*package, ", ".join(uses)) for package, uses in needed_for.items()],
     )
     missing = {finding.fix: finding.needed_for for finding in findings if finding.fix}
     for fix, use in missing.items():
-        print_lines("", f"for {use}: {fix}")
+        print_lines("", f"missing for {use}:", f"  {fix}")
 
 
 def _default_bundle_error() -> BundleError | None:

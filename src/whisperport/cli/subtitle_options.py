@@ -61,7 +61,7 @@ def chosen_subtitles(
     """
     names = ("highlight_words", "max_line_width", "max_line_count", "max_words_per_line")
     options = SubtitleOptions(**{name: chosen[name] for name in names})
-    for name in options.asked:
+    for name in options.set_options:
         if output_format not in ("srt", "vtt"):
             raise click.UsageError(
                 f"{_flag(name)} requires --output-format srt or --output-format vtt"
@@ -70,7 +70,7 @@ def chosen_subtitles(
             raise click.UsageError(f"{_flag(name)} requires --word-timestamps")
     if options.max_line_count and not options.max_line_width:
         print_warning("--max-line-count has no effect without --max-line-width")
-    if options.max_words_per_line and options.joined:
+    if options.max_words_per_line and options.joins_segments:
         print_warning(
             "--max-words-per-line has no effect with --max-line-width and --max-line-count"
         )

@@ -53,7 +53,7 @@ def targets(as_json: bool) -> None:
             for spec in specs
         ],
     )
-    print_lines("")
+    print_lines("", "no: [EXTRA]: this pip extra is not installed; see `whisperport doctor`", "")
     print_table(
         ("target", "evidence of the project", "with", "date", "machine"),
         [(spec.name, *row) for spec in specs for row in evidence_rows(spec.name)],
