@@ -1,10 +1,10 @@
-"""Windows: what the model hears and what it should write.
+"""Assemble training windows: the input of the model and its target tokens.
 
-A window is put together from utterances in the mel domain, with gaps, noise, a room and a
-microphone. Its tokens are those Whisper would write: with timestamps around every utterance, or
-without; with text before it as a prompt, or not; ``<|nospeech|>`` for silence. An utterance cut by
-the window's end gets its start timestamp only, as in Whisper's training data: openai-whisper then
-moves its next window to the end of the last whole utterance.
+A window is assembled from utterances in the mel domain, with gaps, noise, a room and a microphone. The
+target tokens follow Whisper's format: with or without timestamps around every utterance, with or without
+previous text as a prompt, and ``<|nospeech|>`` for silence. An utterance that is cut by the window's end
+has only its start timestamp, as in Whisper's training data. openai-whisper then starts the next window at
+the end of the last complete utterance.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from vocabulary import (
 Frames = NDArray[np.float32]
 WINDOW = 3000  # mel frames of Whisper's window
 STEP = 0.02  # seconds of one encoder position and of one timestamp
-LATEST_FIRST_STAMP = 50  # Whisper's decoding allows no later first timestamp than 1.00 s
+LATEST_FIRST_STAMP = 50  # the latest first timestamp that Whisper's decoding allows: 1.00 s
 MAX_PROMPT = 223
 TEXT_POSITIONS = 448
-GAP_NEEDED = 0.03  # a word must end this long before the window's end to count as heard
+GAP_NEEDED = 0.03  # seconds before the window's end at which a word must end to be a target
 
 
 @dataclass
 class Placed:
-    """An utterance in a window: tokens and their (start, end) in seconds from the window's first
-    frame."""
+    """An utterance in a window. Times are in seconds from the window's first frame."""
 
     utterance: Utterance
     start: float
@@ -52,9 +51,11 @@ class Placed:
 
 @dataclass
 class Script:
-    """What to write, row by row. ``inputs[i]`` is read and ``targets[i]`` predicted (-1: not
-    trained); the alignment heads should look at ``spans[i]`` (seconds in the window; negative:
-    anywhere) while they predict it."""
+    """The tokens of a window.
+
+    At position i, the decoder reads ``inputs[i]`` and predicts ``targets[i]`` (-1: not trained). The
+    alignment heads are trained to attend to ``spans[i]`` (seconds in the window; negative: not trained).
+    """
 
     inputs: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
@@ -63,21 +64,24 @@ class Script:
     def predict(
         self, token: int, span: tuple[float, float] = (-1.0, -1.0), *, trained: bool = True
     ) -> None:
-        """Append a token: the row before it predicts it, and it is read by the next row."""
+        """Append a token, which the previous position predicts."""
         self.inputs.append(token)
         self.targets.append(token if trained else -1)
         self.spans.append(span)
 
     def finish(self) -> None:
-        """Shift: row i reads what row i - 1 predicted."""
+        """Shift the targets by one, so that position i reads what position i - 1 predicts."""
         self.inputs, self.targets, self.spans = self.inputs[:-1], self.targets[1:], self.spans[1:]
 
 
 @dataclass
 class Window:
-    """``frames``: [n, 80] the model's input. ``offset``: encoder position of the first frame pair
-    (0 in a full window). ``text_offset``: decoder position of the first token. ``words`` and
-    ``phones``: [n / 2] labels of encoder positions: token id or 0, phone label or 0."""
+    """A training window.
+
+    ``frames``: [n, 80] input of the model. ``offset``: encoder position of the first frame pair (0 in a
+    full window). ``text_offset``: decoder position of the first token. ``words`` and ``phones``: [n / 2]
+    labels of encoder positions: token id or 0, phone label or 0.
+    """
 
     frames: Frames
     script: Script
@@ -89,7 +93,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Mix:
-    """How windows of a phase look. ``strength`` scales all augmentation."""
+    """Probabilities and limits for the windows of a phase. ``strength`` scales all augmentation."""
 
     strength: float = 1.0
     timestamps: float = 0.5
@@ -103,7 +107,7 @@ class Mix:
 
 
 class Assembler:
-    """Draws windows from a corpus."""
+    """Assembles random windows from a corpus."""
 
     def __init__(self, corpus: Corpus, seed: int) -> None:
         self.corpus = corpus
@@ -112,11 +116,13 @@ class Assembler:
         self.nothing = nothing_tokens()
         self.warps = [augment.warp_matrix(factor) for factor in np.linspace(0.87, 1.15, 15)]
 
-    # sound ---------------------------------------------------------------------------------------
+    # audio ---------------------------------------------------------------------------------------
 
     def _audio(self, utterance: Utterance, mix: Mix) -> tuple[Frames, float]:
-        """One utterance's frames after tempo, vocal tract and microphone, and the factor its times
-        shrink by."""
+        """Change tempo, vocal tract and microphone of an utterance.
+
+        Returns its frames and the factor by which its times shrink.
+        """
         rng, frames, factor = self.rng, utterance.frames.astype(np.float32), 1.0
         if rng.random() < 0.7 * mix.strength:
             factor = float(rng.uniform(1 - 0.14 * mix.strength, 1 + 0.16 * mix.strength))
@@ -129,7 +135,7 @@ class Assembler:
         return frames, factor
 
     def _background(self, canvas: Frames, level: float, mix: Mix) -> Frames:
-        """Room and noise. ``level`` is the log10 power of the speech."""
+        """Add a room and noise. ``level`` is the log10 power of the speech."""
         rng = self.rng
         room, noise, faint = (
             rng.random() < 0.3 * mix.strength,
@@ -153,10 +159,12 @@ class Assembler:
             )
         return np.log10(np.maximum(power, 1e-10))
 
-    def _finish_sound(self, canvas: Frames, mix: Mix, level: float, content: int) -> Frames:
-        """Background, gain and Whisper's scale. The recording ends after ``content`` frames; what
-        follows is digital silence (padded samples, as transformers does) or zeros (padded frames,
-        as openai-whisper does)."""
+    def _finish_audio(self, canvas: Frames, mix: Mix, level: float, content: int) -> Frames:
+        """Add background, change the gain and apply Whisper's scale.
+
+        The audio ends after ``content`` frames. The rest is digital silence (padded samples, as in
+        transformers) or zeros (padded frames, as in openai-whisper).
+        """
         rng = self.rng
         canvas = self._background(canvas, level, mix)
         canvas[content:] = FLOOR
@@ -168,17 +176,16 @@ class Assembler:
             frames[content:] = 0.0
         return frames
 
-    def _content(self, heard: float, frames: int) -> int:
-        """Where the recording ends: at the window's end, or up to 1.5 s after the last speech."""
+    def _content(self, speech_end: float, frames: int) -> int:
+        """Return the frame at which the audio ends: the window's end, or up to 1.5 s after the speech."""
         if self.rng.random() < 0.35:
             return frames
-        return min(frames, int((heard + self.rng.uniform(0.0, 1.5)) * 100) + 2)
+        return min(frames, int((speech_end + self.rng.uniform(0.0, 1.5)) * 100) + 2)
 
     # layout --------------------------------------------------------------------------------------
 
     def _gap(self) -> float:
-        """Seconds between two utterances: most often short, once in twelve as long as nine
-        seconds."""
+        """Return the seconds between two utterances: usually 0.2 to 4 s, one in twelve 3 to 9 s."""
         low, high = ((0.2, 0.7), (0.2, 0.7), (0.6, 2.0), (1.5, 4.0))[self.rng.integers(4)]
         return float(
             self.rng.uniform(3.0, 9.0) if self.rng.random() < 0.08 else self.rng.uniform(low, high)
@@ -190,7 +197,7 @@ class Assembler:
         return float(self.rng.uniform(0.0, 0.95))
 
     def _draw(self, count: int, one_voice: bool) -> list[Utterance]:
-        """Utterances; of voices from the same part of the corpus (mostly one voice) or of any."""
+        """Choose random utterances, from the same part of the corpus (mostly one voice) or from all."""
         everything = self.corpus.utterances
         if one_voice:
             first = int(self.rng.integers(len(everything)))
@@ -201,8 +208,11 @@ class Assembler:
     def window(
         self, mix: Mix, *, frames: int = WINDOW, chosen: Sequence[Utterance] | None = None
     ) -> Window:
-        """Draw a window of ``frames`` mel frames. A shorter one than Whisper's lies at a random
-        place of it."""
+        """Assemble a window of ``frames`` mel frames.
+
+        A window shorter than Whisper's is placed at a random position in it. ``chosen``: utterances to
+        use; None: random ones.
+        """
         rng = self.rng
         offset = int(rng.integers(0, (WINDOW - frames) // 2 + 1))
         canvas = augment.silence(frames)
@@ -224,14 +234,17 @@ class Assembler:
         )
         words, phones = self._labels(placed, frames // 2)
         content = self._content(placed[-1].end, frames)
-        audio = self._finish_sound(canvas, mix, level, content)
+        audio = self._finish_audio(canvas, mix, level, content)
         return Window(audio, script, offset, self._text_offset(script), words, phones)
 
     def _place(
         self, canvas: Frames, chosen: Sequence[Utterance], at: float, mix: Mix, cut: bool
     ) -> tuple[list[Placed], float]:
-        """Put utterances into the canvas, from ``at`` seconds on, until it is full; the last one is
-        cut by its end if ``cut``. Returns them and the log10 power of their speech."""
+        """Put utterances into the canvas from ``at`` seconds on, until it is full.
+
+        With ``cut``, the end of the canvas may cut the last one. Returns the placed utterances and the
+        log10 power of their speech.
+        """
         rng, frames = self.rng, len(canvas)
         placed: list[Placed] = []
         levels: list[float] = []
@@ -257,7 +270,7 @@ class Assembler:
         return placed, float(np.mean(levels))
 
     def _leave_tail(self, canvas: Frames, utterance: Utterance) -> None:
-        """The last hundredths of a second of a sentence that the previous window has written."""
+        """Put the last 10 to 80 ms of a sentence at the start, as the rest of a previous window."""
         length = min(int(self.rng.integers(1, 9)), len(canvas))
         canvas[:length] = utterance.frames[-2 - length : -2]
 
@@ -276,24 +289,29 @@ class Assembler:
                 script.predict(self._anything())
         script.predict(EOT)
         script.finish()
-        script.inputs[script.inputs.index(SOT) + 1] = EN  # read, though not predicted
+        script.inputs[script.inputs.index(SOT) + 1] = EN  # an input, but not a target
         level = float(self.rng.uniform(-3.0, 0.5))
         empty = np.zeros(len(canvas) // 2, np.int64)
         heavy = Mix(strength=1.0 if self.rng.random() < 0.7 else 0.0)
         content = self._content(float(self.rng.uniform(0, len(canvas) / 100)), len(canvas))
-        audio = self._finish_sound(canvas, heavy, level, content)
+        audio = self._finish_audio(canvas, heavy, level, content)
         return Window(audio, script, offset, self._text_offset(script), empty, empty)
 
     def _anything(self) -> int:
-        """A token for where Whisper may not end at once: punctuation or any word. That no token is
-        likely keeps the mean log probability below -1, as transcribe() wants it of silence."""
+        """Return a random target for silence where Whisper's decoding may not end immediately.
+
+        It is punctuation or any word. Since no token is likely, the mean log probability is below -1, by
+        which ``transcribe()`` recognizes silence.
+        """
         if self.rng.random() < 0.5:
             return int(self.rng.choice(self.nothing))
         return int(self.rng.choice(self._draw(1, one_voice=False)[0].tokens))
 
     def _text_offset(self, script: Script) -> int:
-        """Position of the first token: 0, or where the script would be after a prompt. So all
-        positions are trained, at no cost in tokens."""
+        """Return the position of the first token: 0, or a position as after a prompt.
+
+        All positions are trained in this way, without the cost of prompt tokens.
+        """
         if script.inputs[0] == SOT_PREV or self.rng.random() < 0.5:
             return 0
         room = TEXT_POSITIONS - len(script.inputs)
@@ -302,7 +320,7 @@ class Assembler:
     # text ----------------------------------------------------------------------------------------
 
     def _prompt(self, mix: Mix) -> list[int]:
-        """<|startofprev|> and earlier sentences, most often with their timestamps; or nothing."""
+        """Return <|startofprev|> and previous sentences, usually with timestamps; or an empty list."""
         rng = self.rng
         if rng.random() >= mix.prompts:
             return []
@@ -347,8 +365,8 @@ class Assembler:
                 if not whole:
                     last = item.start
                     break
-            heard = item.utterance.word_end & (item.spans[:, 1] <= seconds - GAP_NEEDED)
-            count = int(np.flatnonzero(heard)[-1]) + 1 if heard.any() else 0
+            inside = item.utterance.word_end & (item.spans[:, 1] <= seconds - GAP_NEEDED)
+            count = int(np.flatnonzero(inside)[-1]) + 1 if inside.any() else 0
             for token, span in zip(item.utterance.tokens[:count], item.spans[:count], strict=True):
                 script.predict(token, (float(span[0]), float(span[1])))
                 last = float(span[1])

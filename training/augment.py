@@ -1,5 +1,4 @@
-"""Changes to sound, made on log10 mel power frames [n, 80]: tempo, vocal tract, microphone, room,
-noise."""
+"""Augmentation of log10 mel power frames [n, 80]: tempo, vocal tract, microphone, room and noise."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ NOISE_SECONDS = 40
 
 
 def change_tempo(frames: Frames, factor: float) -> Frames:
-    """Resample in time; ``factor`` above 1 is faster. Pitch is not changed."""
+    """Resample in time. A ``factor`` above 1 is faster. The pitch does not change."""
     count = max(2, round(len(frames) / factor))
     position = np.linspace(0, len(frames) - 1, count, dtype=np.float32)
     below = np.minimum(position.astype(np.int64), len(frames) - 2)
@@ -24,8 +23,10 @@ def change_tempo(frames: Frames, factor: float) -> Frames:
 
 
 def warp_matrix(factor: float) -> Frames:
-    """[80, 80] linear interpolation that moves mel bin ``b * factor`` to ``b``: a longer or shorter
-    vocal tract."""
+    """Return a matrix [80, 80] that moves mel bin ``b * factor`` to ``b`` by linear interpolation.
+
+    This simulates a longer or shorter vocal tract.
+    """
     source = np.clip(np.arange(N_MELS) * factor, 0, N_MELS - 1.001)
     below = source.astype(np.int64)
     matrix = np.zeros((N_MELS, N_MELS), np.float32)
@@ -36,15 +37,17 @@ def warp_matrix(factor: float) -> Frames:
 
 
 def microphone(rng: np.random.Generator, strength: float) -> Frames:
-    """[80] a smooth frequency response in log10 power; strength 1 gives about +-5 dB."""
+    """Return a smooth random frequency response [80] in log10 power; strength 1 gives about +-5 dB."""
     knots = rng.normal(0, 0.35 * strength, 6)
     tilt = rng.normal(0, 0.4 * strength) * np.linspace(-1, 1, N_MELS)
     return (np.interp(np.linspace(0, 5, N_MELS), np.arange(6), knots) + tilt).astype(np.float32)
 
 
 def add_room(power: Frames, rng: np.random.Generator) -> Frames:
-    """Late reverberation of mel *power*: an exponential tail of 0.1 to 0.5 s (60 dB), 5 to 20 dB
-    down."""
+    """Add late reverberation to mel *power*.
+
+    It decays by 60 dB in 0.1 to 0.5 s and is 5 to 20 dB weaker than the speech.
+    """
     decay = 10 ** (-6 * 0.01 / rng.uniform(0.1, 0.5))
     gain = 10 ** rng.uniform(-2.0, -0.8)
     out = power.copy()
@@ -97,28 +100,32 @@ def _noise(kind: str, rng: np.random.Generator) -> NDArray[np.float32]:
 
 
 def noise_wave(kind: str, seconds: float, seed: int) -> NDArray[np.float32]:
-    """Up to 40 s of one kind of noise at 16 kHz, with a root mean square of 1."""
+    """Return up to 40 s of one kind of noise at 16 kHz, with a root mean square of 1."""
     wave = _noise(kind, np.random.default_rng(seed))[: round(seconds * 16000)]
     return wave / np.sqrt(np.mean(wave**2))
 
 
 def noise_bank(seed: int) -> list[Frames]:
-    """log10 mel power of 40 s of every kind of noise at a root mean square of 1."""
+    """Return the log10 mel power of 40 s of each kind of noise, at a root mean square of 1."""
     return [
         log_power(noise_wave(kind, NOISE_SECONDS, seed + i)) for i, kind in enumerate(NOISE_KINDS)
     ]
 
 
 def speech_level(frames: Frames) -> float:
-    """log10 of the mean mel power of the louder half of speech: what a signal-to-noise ratio refers
-    to."""
+    """Return log10 of the mean mel power of the louder half of the frames.
+
+    Signal-to-noise ratios are relative to this level.
+    """
     power = 10 ** frames.mean(1)
     return float(np.log10(np.sort(power)[len(power) // 2 :].mean()))
 
 
 def mask(frames: Frames, rng: np.random.Generator, strength: float) -> None:
-    """SpecAugment in place, on the model's input: two bands and one short gap for each three
-    seconds."""
+    """Apply SpecAugment to the model's input in place.
+
+    It masks up to two frequency bands, and up to one short time span plus one per three seconds.
+    """
     for _ in range(rng.integers(0, 3)):
         width = int(rng.integers(0, 2 + 9 * strength))
         low = int(rng.integers(0, N_MELS - width))
@@ -130,5 +137,5 @@ def mask(frames: Frames, rng: np.random.Generator, strength: float) -> None:
 
 
 def silence(count: int) -> Frames:
-    """Digital silence."""
+    """Return ``count`` frames of digital silence."""
     return np.full((count, N_MELS), FLOOR, np.float32)

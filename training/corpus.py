@@ -1,4 +1,4 @@
-"""The synthesized speech in memory: frames, tokens with their times, phones."""
+"""The synthesized speech in memory: frames, tokens with their timestamps, phones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from vocabulary import Vocabulary, tokenizer, word_tokens
 
-SILENCE = 0  # frame label where nobody speaks
+SILENCE = 0  # label of frames without speech
 
 
 @dataclass
 class Utterance:
     """One spoken sentence.
 
-    ``frames``: float16 log10 mel power [n, 80], 100 frames a second. ``spans``: [tokens, 2],
-    seconds from the first frame, one row for each token. ``phones``: [(label, end in seconds)].
+    ``frames``: float16 log10 mel power [n, 80], 100 frames per second. ``spans``: [tokens, 2], start and
+    end of each token in seconds from the first frame. ``phones``: [(label, end in seconds)].
     """
 
     text: str
@@ -45,7 +45,7 @@ class Utterance:
         return len(self.frames) / 100
 
     def word_times(self, begin: float = 0.0) -> list[tuple[float, float]]:
-        """(start, end) of every white-space separated word, if the first frame is at ``begin``."""
+        """Return (start, end) of each whitespace-separated word; ``begin``: time of the first frame."""
         lasts = np.flatnonzero(self.word_end)
         firsts = np.concatenate([[0], lasts[:-1] + 1])
         return [
@@ -57,9 +57,10 @@ class Utterance:
 def token_spans(
     text: str, words: list[tuple[float, float]]
 ) -> tuple[list[int], NDArray[np.float32], NDArray[np.bool_]]:
-    """Tokens, their [start, end] in seconds, and which of them end a word.
+    """Return the tokens of a text, their [start, end] in seconds, and which tokens end a word.
 
-    Each word's time is shared among its tokens by their letters; punctuation gets the last 0.04 s.
+    The time of a word is divided among its tokens by their number of letters. Punctuation has the last
+    0.04 s of the word.
     """
     tokens: list[int] = []
     spans: list[tuple[float, float]] = []
@@ -77,8 +78,10 @@ def token_spans(
 
 
 class Corpus:
-    """All utterances of folders written by synthesize.py. Phones not among given ``phone_labels``
-    count as silence."""
+    """All utterances in folders that synthesize.py wrote.
+
+    If ``phone_labels`` are given, phones that are not among them count as silence.
+    """
 
     def __init__(self, *folders: Path, phone_labels: dict[str, int] | None = None) -> None:
         self.phone_labels = {"": SILENCE} if phone_labels is None else phone_labels
@@ -89,13 +92,13 @@ class Corpus:
         ):
             records = json.loads(index.read_text())
             frames = np.load(index.with_suffix(".npy"))
-            sound_file = index.with_suffix(".wav.npy")
-            sounds = np.load(sound_file) if sound_file.exists() else None
+            audio_file = index.with_suffix(".wav.npy")
+            audio = np.load(audio_file) if audio_file.exists() else None
             for record in records:
-                self.utterances.append(self._utterance(record, frames, sounds, grow))
+                self.utterances.append(self._utterance(record, frames, audio, grow))
 
     def _utterance(
-        self, record: dict[str, Any], frames: np.ndarray, sounds: np.ndarray | None, grow: bool
+        self, record: dict[str, Any], frames: np.ndarray, audio: np.ndarray | None, grow: bool
     ) -> Utterance:
         engine = "e" if record["voice"].startswith("espeak") else "f"
         phones = []
@@ -108,7 +111,7 @@ class Corpus:
         first, count = record["first_frame"], record["frames"]
         text = record["text"].replace(":", ",")  # Whisper's decoding suppresses the colon
         tokens, spans, word_end = token_spans(text, record["words"])
-        samples = None if sounds is None else sounds[first * 160 : (first + count) * 160]
+        samples = None if audio is None else audio[first * 160 : (first + count) * 160]
         return Utterance(
             text,
             record["voice"],

@@ -103,14 +103,14 @@ def openai_model(folder: Path) -> Whisper:
     return model.eval()
 
 
-def decode(model: Whisper, sounds: Sequence[Samples], timestamps: bool) -> list[DecodingResult]:
+def decode(model: Whisper, audio: Sequence[Samples], timestamps: bool) -> list[DecodingResult]:
     """Decode windows, padded to 30 s, with openai-whisper's greedy decoding."""
     results = []
     options = DecodingOptions(language="en", fp16=False, without_timestamps=not timestamps)
-    for i in range(0, len(sounds), BATCH):
+    for i in range(0, len(audio), BATCH):
         mels = [
             pad_or_trim(log_mel_spectrogram(s, padding=N_SAMPLES), N_FRAMES)
-            for s in sounds[i : i + BATCH]
+            for s in audio[i : i + BATCH]
         ]
         results += whisper.decode(model, torch.stack(mels), options)
     return results
@@ -118,25 +118,25 @@ def decode(model: Whisper, sounds: Sequence[Samples], timestamps: bool) -> list[
 
 def silence_results(model: Whisper, count: int) -> dict[str, Any]:
     """Measure ``no_speech_prob`` on digital silence and noise, and count empty transcripts of them."""
-    sounds = [np.zeros(8 * SAMPLE_RATE, np.float32)]
+    audio = [np.zeros(8 * SAMPLE_RATE, np.float32)]
     for i in range(count - 1):
         rng = np.random.default_rng(1000 + i)
         wave = noise_wave(NOISE_KINDS[i % len(NOISE_KINDS)], float(rng.uniform(1, 29)), 900 + i)
-        sounds.append(wave * 10 ** rng.uniform(-4, -1.2))
-    results = decode(model, sounds, timestamps=True)
+        audio.append(wave * 10 ** rng.uniform(-4, -1.2))
+    results = decode(model, audio, timestamps=True)
     texts = [
         model.transcribe(s, language="en", fp16=False, temperature=0.0)["text"].strip()
-        for s in sounds
+        for s in audio
     ]
     unstamped = [
         model.transcribe(s, language="en", fp16=False, temperature=0.0, without_timestamps=True)[
             "text"
         ].strip()
-        for s in sounds
+        for s in audio
     ]
     probabilities = [r.no_speech_prob for r in results]
     return {
-        "windows": len(sounds),
+        "windows": len(audio),
         "no_speech_prob_min": round(min(probabilities), 4),
         "no_speech_prob_median": round(float(np.median(probabilities)), 4),
         "above_0.6": sum(p > 0.6 for p in probabilities),
@@ -214,16 +214,16 @@ def recording_results(model: Whisper, folder: Path) -> dict[str, Any]:
     return out
 
 
-def transformers_texts(folder: Path, sounds: Sequence[Samples]) -> list[str]:
+def transformers_texts(folder: Path, audio: Sequence[Samples]) -> list[str]:
     """Decode windows with transformers' ``generate``."""
     model = transformers.WhisperForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32
     )
     processor = transformers.WhisperProcessor.from_pretrained(folder)
     texts: list[str] = []
-    for i in range(0, len(sounds), BATCH):
+    for i in range(0, len(audio), BATCH):
         features = processor(
-            list(sounds[i : i + BATCH]), sampling_rate=SAMPLE_RATE, return_tensors="pt"
+            list(audio[i : i + BATCH]), sampling_rate=SAMPLE_RATE, return_tensors="pt"
         ).input_features
         tokens = model.generate(features, language="en", task="transcribe")
         texts += processor.batch_decode(tokens, skip_special_tokens=True)
@@ -343,11 +343,11 @@ def noise_results(model: Whisper, single: Sequence[Spoken]) -> dict[str, Any]:
     """
     out = {}
     for decibels in (20, 10):
-        sounds = [
+        audio = [
             add_noise(s.samples, NOISE_KINDS[i % len(NOISE_KINDS)], decibels)
             for i, s in enumerate(single)
         ]
-        texts = [r.text for r in decode(model, sounds, timestamps=False)]
+        texts = [r.text for r in decode(model, audio, timestamps=False)]
         out[f"{decibels} dB"] = word_error_rate([s.text for s in single], texts)
     return out
 

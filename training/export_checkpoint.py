@@ -1,9 +1,9 @@
-"""Write a training checkpoint as the folder transformers and openai-whisper's users know.
+"""Export a training checkpoint as a folder in transformers' format.
 
     python export_checkpoint.py --run work/run --out ../src/whisperport/data/model
 
-The factored embedding is written out in full, weights become float16. The tokenizer is the
-multilingual Whisper one, rebuilt from the ranks that openai-whisper ships.
+The factored embedding is expanded, and the weights become float16. The tokenizer is Whisper's
+multilingual one, built from the ranks in openai-whisper.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TRANSLATE, START_OF_LM = 50358, 50360
 
 
 def load_trained(run: Path) -> tuple[TrainableWhisper, Vocabulary]:
-    """The model and vocabulary of a run's checkpoint."""
+    """Load the model and the vocabulary of a run's checkpoint."""
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     vocabulary = Vocabulary.load(run / "vocabulary.json")
     n_phones = len(json.loads((run / "phones.json").read_text()))
@@ -51,7 +51,7 @@ def load_trained(run: Path) -> tuple[TrainableWhisper, Vocabulary]:
 
 
 def full_embedding(model: TrainableWhisper, vocabulary: Vocabulary) -> Tensor:
-    """[51865, width]: the shared row everywhere, then the rows of used tokens and timestamps."""
+    """Return the expanded embedding [51865, width]; tokens without their own row have the shared one."""
     table = model.embedding.table().detach()
     full = table[vocabulary.other].repeat(N_VOCAB, 1)
     full[list(vocabulary.tokens)] = table[: vocabulary.first_time]
@@ -60,7 +60,7 @@ def full_embedding(model: TrainableWhisper, vocabulary: Vocabulary) -> Tensor:
 
 
 def weights(model: TrainableWhisper, vocabulary: Vocabulary) -> dict[str, Tensor]:
-    """float16 tensors under transformers' names."""
+    """Return the weights in float16 under transformers' names."""
     kept = {
         f"model.{name}": value
         for name, value in model.state_dict().items()
@@ -74,7 +74,7 @@ def weights(model: TrainableWhisper, vocabulary: Vocabulary) -> dict[str, Tensor
 
 
 def config(dims: Dims) -> WhisperConfig:
-    """The architecture in transformers' terms."""
+    """Return transformers' configuration of the architecture."""
     return WhisperConfig(
         architectures=["WhisperForConditionalGeneration"],
         vocab_size=N_VOCAB,
@@ -99,7 +99,7 @@ def config(dims: Dims) -> WhisperConfig:
 
 
 def generation_config(dims: Dims) -> GenerationConfig:
-    """The settings openai/whisper-tiny has, with this model's alignment heads."""
+    """Return the settings of openai/whisper-tiny, with this model's alignment heads."""
     tokens = whisper_tokenizer()
     languages = {
         f"<|{code}|>": SOT + 1 + i for i, code in enumerate(LANGUAGES) if SOT + 1 + i < TRANSLATE
@@ -125,7 +125,7 @@ def generation_config(dims: Dims) -> GenerationConfig:
 
 
 def _printable_bytes() -> dict[int, str]:
-    """GPT-2's byte -> printable character table."""
+    """Return GPT-2's table: byte -> printable character."""
     plain = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -136,8 +136,7 @@ def _printable_bytes() -> dict[int, str]:
 
 
 def _merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The last merge that makes ``token``: what is left when only merges of lower rank are
-    applied."""
+    """Return the last merge that makes ``token``: the two parts after all merges of lower rank."""
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
         candidates = [
@@ -151,13 +150,13 @@ def _merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
 
 
 def special_tokens() -> list[str]:
-    """All tokens from 50257 on, in order of their id."""
+    """Return the texts of all tokens from id 50257 on, in the order of their ids."""
     encoding = whisper_tokenizer().encoding
     return [encoding.decode([token]) for token in range(EOT, N_VOCAB)]
 
 
 def build_tokenizer() -> Tokenizer:
-    """The multilingual byte-level BPE, all 51865 tokens."""
+    """Build the multilingual byte-level BPE tokenizer with all 51865 tokens."""
     lines = (
         (Path(whisper.__file__).parent / "assets" / "multilingual.tiktoken")
         .read_text()
@@ -198,7 +197,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """tokenizer.json, and what transformers reads beside it."""
+    """Write tokenizer.json and tokenizer_config.json."""
     build_tokenizer().save(str(folder / "tokenizer.json"), pretty=False)
     end = "<|endoftext|>"
     settings = {
@@ -220,8 +219,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True, help="folder of the training run")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     model, vocabulary = load_trained(args.run)

@@ -1,9 +1,8 @@
-"""The sentences the embedded model knows: commands, numbers, times and names.
+"""The grammar of the sentences that the embedded model knows: commands, numbers, times and names.
 
-A sentence is made by filling the slots of a template (``"Set the {room} lamp to {percent}."``) at
-random. Slots hold either a list of fillers, which may contain slots themselves, or a function of
-the random generator. Numbers are spelled out, as are digits; capitals and punctuation are written
-the way Whisper writes them.
+A sentence is a template (``"Set the {room} lamp to {percent}."``) whose slots are filled at random. A
+slot is a list of texts, which may contain slots, or a function of the random generator. Numbers and
+digits are spelled out. Capitals and punctuation follow Whisper's style.
 
 A fixed share of all sentences is never used for training: see :func:`is_held_out`.
 """
@@ -56,7 +55,7 @@ def _number(low: int, high: int) -> Callable[[random.Random], str]:
 
 
 def _digit_string(rng: random.Random) -> str:
-    """Phone-like digits in groups, a comma between groups."""
+    """Return digits in groups, as in a phone number, with commas between the groups."""
     groups = rng.choice(((3,), (4,), (3, 3), (3, 4), (2, 2, 2), (3, 3, 4)))
     return ", ".join(" ".join(rng.choice(DIGITS) for _ in range(size)) for size in groups)
 
@@ -255,7 +254,7 @@ _SLOT = re.compile(r"\{(\w+)\}")
 
 
 def _fill(text: str, rng: random.Random) -> str:
-    """Replace every slot of ``text``, innermost last, until none is left."""
+    """Replace the slots of ``text`` until none is left."""
 
     def choose(match: re.Match[str]) -> str:
         slot = SLOTS[match.group(1)]
@@ -267,33 +266,32 @@ def _fill(text: str, rng: random.Random) -> str:
 
 
 def sentence(rng: random.Random) -> str:
-    """Draw one sentence."""
+    """Return a random sentence."""
     template = rng.choices(list(TEMPLATES), weights=list(TEMPLATES.values()))[0]
     text = _fill(template, rng)
     return text[0].upper() + text[1:]
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a sentence belongs to the evaluation: decided by its text alone, so no split file is
-    needed."""
+    """Return whether a sentence is held out for the evaluation. This depends only on its text."""
     return len(text.split()) >= 3 and zlib.crc32(text.encode()) % HELD_OUT_ONE_IN == 0
 
 
 def sentences(count: int, *, seed: int, held_out: bool) -> list[str]:
-    """Draw ``count`` sentences of one side of the split; held-out ones are all different."""
+    """Return ``count`` random sentences for training or evaluation; held-out ones are all different."""
     rng = random.Random(seed)
-    drawn: list[str] = []
+    found: list[str] = []
     seen: set[str] = set()
-    while len(drawn) < count:
+    while len(found) < count:
         text = sentence(rng)
         if is_held_out(text) == held_out and not (held_out and text in seen):
-            drawn.append(text)
+            found.append(text)
             seen.add(text)
-    return drawn
+    return found
 
 
 def vocabulary(sample: int = 200_000, seed: int = 0) -> list[str]:
-    """Every word the grammar can say, lower case, found by drawing many sentences."""
+    """Return the words of the grammar in lower case, found in many random sentences."""
     rng = random.Random(seed)
     words: set[str] = set()
     for _ in range(sample):

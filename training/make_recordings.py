@@ -1,9 +1,9 @@
-"""Write the demonstration recordings from the evaluation speech.
+"""Write the shipped audio files from the evaluation speech.
 
     python make_recordings.py --eval work/eval --out ../src/whisperport/data/speech
 
-Every sentence is held out from training. Which utterance of a voice is taken is decided by a seed
-and its length, not by how well the model hears it.
+All sentences are held out from training. The utterances of a voice are selected by a random seed and by
+their length, not by the model's result.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Clip:
-    """What to record: ``voices`` one prefix for each part, ``count`` utterances in all, ``noise``
-    (kind, dB below the speech) if any, and the sample rate of the file."""
+    """An audio file to write.
+
+    ``voices``: a prefix of the voice for each part; ``rate``: sample rate of the file; ``noise``: kind, and
+    dB below the speech; ``count``: number of utterances; ``gaps``: range of the seconds between them.
+    """
 
     file: str
     voices: tuple[str, ...]
@@ -65,7 +68,7 @@ CLIPS = (
 def choose(
     corpus: Corpus, clip: Clip, rng: np.random.Generator, taken: set[str]
 ) -> list[Utterance]:
-    """Utterances for a clip, the voices in runs of two; no sentence is used twice."""
+    """Choose the utterances of a clip, two in a row per voice. No sentence is used twice."""
     chosen = []
     for i in range(clip.count):
         voice = clip.voices[(i // 2) % len(clip.voices)]
@@ -81,7 +84,7 @@ def choose(
 
 
 def held_out(voice: str) -> bool:
-    """Whether training never heard this voice (or, of a name's beginning, any voice like it)."""
+    """Return whether a voice, or all voices with this prefix, are held out from training."""
     language, _, variant = voice.removeprefix("espeak:").partition("+")
     return (
         voice == HELD_OUT_RECORDED or language in HELD_OUT_LANGUAGES or variant in HELD_OUT_VARIANTS
@@ -91,7 +94,10 @@ def held_out(voice: str) -> bool:
 def join(
     chosen: list[Utterance], clip: Clip, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], list[float]]:
-    """Samples at 16 kHz with silence between the utterances, and the time each one begins."""
+    """Join utterances with silence between them.
+
+    Returns the samples at 16 kHz, and the start of each utterance in seconds.
+    """
     pieces = [np.zeros(int(rng.uniform(0.2, 0.5) * SAMPLE_RATE), np.float32)]
     starts = []
     for utterance in chosen:
@@ -107,7 +113,7 @@ def join(
 
 
 def add_noise(samples: NDArray[np.float32], kind: str, decibels: float) -> NDArray[np.float32]:
-    """Noise so many dB below the speech, or below a full-level recording where there is none."""
+    """Add noise that is ``decibels`` below the speech; without speech, below an amplitude of 0.2."""
     loud = np.abs(samples) > 0.01
     level = np.sqrt(np.mean(samples[loud] ** 2)) if loud.any() else 0.2
     return (
@@ -119,7 +125,7 @@ def add_noise(samples: NDArray[np.float32], kind: str, decibels: float) -> NDArr
 
 
 def write(samples: NDArray[np.float32], file: Path, rate: int) -> None:
-    """Encode with ffmpeg: the file name's ending names the format."""
+    """Encode with ffmpeg, in the format of the file name's suffix."""
     command = [
         "ffmpeg",
         "-v",
@@ -142,7 +148,7 @@ def write(samples: NDArray[np.float32], file: Path, rate: int) -> None:
 def describe(
     clip: Clip, chosen: list[Utterance], starts: list[float], seconds: float
 ) -> dict[str, Any]:
-    """A clip's entry in transcripts.json."""
+    """Return the entry of a clip in transcripts.json."""
     words, segments = [], []
     for utterance, begin in zip(chosen, starts, strict=True):
         times = utterance.word_times(begin)
@@ -172,8 +178,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--eval", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--eval", type=Path, required=True, help="folder of the evaluation speech")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     corpus, rng, taken = Corpus(args.eval), np.random.default_rng(SEED), set[str]()

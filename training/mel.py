@@ -1,9 +1,9 @@
-"""Log-mel power frames that can be put together like sound.
+"""Log-mel power frames that can be concatenated and added like audio.
 
-``log10`` of the mel power is kept *before* Whisper's clamp to eight below the maximum and its
-scaling. Because every stored piece begins and ends with silence longer than half an STFT window,
-the frames of a concatenation are the concatenated frames, exactly; sounds add in the power domain,
-approximately (their phases are random).
+``log10`` of the mel power is stored *before* Whisper's clamp (eight below the maximum) and scaling. Every
+stored piece begins and ends with silence longer than half an STFT window. Therefore the frames of
+concatenated audio equal the concatenated frames exactly. Audio is added in the power domain, which is
+approximate because phases are random.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from whisper.audio import HOP_LENGTH, N_FFT, mel_filters
 
 N_MELS = 80
-FLOOR = -10.0  # log10 of the smallest power Whisper looks at
+FLOOR = -10.0  # log10 of the smallest power in Whisper's spectrogram
 
 Frames = NDArray[np.float32]
 
@@ -27,8 +27,10 @@ def _tables() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def log_power(samples: NDArray[np.float32]) -> Frames:
-    """log10 mel power of 16 kHz samples: [frames, 80], one frame each 10 ms, the last one dropped
-    as Whisper does."""
+    """Return the log10 mel power [frames, 80] of 16 kHz samples.
+
+    There is one frame per 10 ms. The last frame is dropped, as in Whisper.
+    """
     window, filters = _tables()
     spectrum = torch.stft(
         torch.from_numpy(samples), N_FFT, HOP_LENGTH, window=window, return_complex=True
@@ -38,7 +40,9 @@ def log_power(samples: NDArray[np.float32]) -> Frames:
 
 
 def whisper_input(frames: Frames, louder_elsewhere: float = 0.0) -> Frames:
-    """What the model sees of log10 power frames: Whisper's clamp and scale. The clamp is relative
-    to the loudest frame of the whole recording, which may be louder than this window's by
-    ``louder_elsewhere`` (log10 of power)."""
+    """Apply Whisper's clamp and scale to log10 power frames.
+
+    The clamp is relative to the loudest frame of the complete audio, which is ``louder_elsewhere`` (log10
+    of power) above the loudest frame of this window.
+    """
     return (np.maximum(frames, frames.max() + np.float32(louder_elsewhere) - 8.0) + 4.0) / 4.0

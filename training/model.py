@@ -1,12 +1,11 @@
-"""Whisper for training on a CPU: bfloat16 where the time goes, and a compact softmax.
+"""A Whisper model for training on a CPU, with bfloat16 in the slow parts and a compact softmax.
 
-Parameter names are those of transformers' WhisperForConditionalGeneration, so export is a copy;
-only the factored embedding has to be written out in full. The architecture is Whisper's own.
-Differences are in how it is computed:
+Parameter names are those of transformers' WhisperForConditionalGeneration, so that export copies them;
+only the factored embedding is expanded. The architecture is Whisper's. The computation differs:
 
-* encoder matrix products run in bfloat16, the residual stream and the decoder in float32;
-* the loss is over :class:`vocabulary.Vocabulary`'s classes;
-* the scores of chosen cross-attention heads come back too, for the alignment loss.
+* matrix multiplications of the encoder run in bfloat16, the residual stream and the decoder in float32;
+* the loss is over the classes of :class:`vocabulary.Vocabulary`;
+* the scores of chosen cross-attention heads are returned too, for the alignment loss.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from vocabulary import N_TIMES, Vocabulary
 
 @dataclass(frozen=True)
 class Dims:
-    """Sizes of the model; ``alignment_heads`` are (decoder layer, head) pairs that learn where each
-    token is."""
+    """Sizes of the model. ``alignment_heads``: (decoder layer, head) pairs trained to align tokens."""
 
     width: int = 128
     heads: int = 2
@@ -37,14 +35,14 @@ class Dims:
 
 
 def sinusoids(length: int, channels: int) -> Tensor:
-    """[length, channels] Whisper's sinusoidal positions."""
+    """Return Whisper's sinusoidal positions [length, channels]."""
     rates = torch.exp(-np.log(10000) / (channels // 2 - 1) * torch.arange(channels // 2))
     angles = torch.arange(length)[:, None] * rates[None]
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class Linear(nn.Linear):
-    """A linear layer in the precision of its input; the parameters stay float32."""
+    """A linear layer that computes in the dtype of its input. Its parameters are float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(
@@ -53,7 +51,7 @@ class Linear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Multi-head attention; ``k_proj`` has no bias, as in Whisper."""
+    """Multi-head attention. ``k_proj`` has no bias, as in Whisper."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,7 +62,7 @@ class Attention(nn.Module):
         self.out_proj = Linear(width, width)
 
     def split(self, x: Tensor) -> Tensor:
-        """[batch, n, width] -> [batch * heads, n, width / heads]."""
+        """Split into heads: [batch, n, width] -> [batch * heads, n, width / heads]."""
         batch, n, width = x.shape
         return (
             x.view(batch, n, self.heads, -1)
@@ -73,17 +71,17 @@ class Attention(nn.Module):
         )
 
     def join(self, x: Tensor) -> Tensor:
-        """[batch * heads, n, width / heads] -> [batch, n, width]."""
+        """Join heads: [batch * heads, n, width / heads] -> [batch, n, width]."""
         _, n, part = x.shape
         return x.view(-1, self.heads, n, part).transpose(1, 2).reshape(-1, n, self.heads * part)
 
     def forward(
         self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend from ``x`` to ``memory`` (or to itself). Returns [batch, n, width] and scores
-        [batch * heads, n, m].
+        """Attend from ``x`` to ``memory``, or to ``x`` itself.
 
-        The products run in the precision of ``memory``; softmax is in float32 when ``x`` is.
+        The matrix multiplications run in the dtype of ``memory``, the softmax in the dtype of ``x``.
+        Returns [batch, n, width] and the scores [batch * heads, n, m].
         """
         source = x if memory is None else memory
         q = self.split(self.q_proj(x) * self.scale).to(source.dtype)
@@ -122,8 +120,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, audio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         x = x + self.self_attn(self.self_attn_layer_norm(x), mask=mask)[0]
-        heard, scores = self.encoder_attn(self.encoder_attn_layer_norm(x), audio)
-        x = x + heard
+        attended, scores = self.encoder_attn(self.encoder_attn_layer_norm(x), audio)
+        x = x + attended
         return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x)))), scores
 
 
@@ -139,8 +137,10 @@ class Encoder(nn.Module):
         self.layer_norm = nn.LayerNorm(dims.width)
 
     def forward(self, mel: Tensor, offsets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``mel`` [batch, 80, 2 n], first position of each window [batch] -> [batch, n, width]
-        after the last layer (normalised) and after the second."""
+        """Encode ``mel`` [batch, 80, 2 n]; ``offsets`` [batch] are the first positions of the windows.
+
+        Returns the outputs [batch, n, width] of the last layer, normalized, and of the second layer.
+        """
         x = mel.to(dtype)
         for conv in (self.conv1, self.conv2):
             x = F.gelu(
@@ -164,8 +164,11 @@ class Decoder(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token rows: one for each used token, timestamps as a linear map of sinusoids, one for all
-    others."""
+    """The factored embedding.
+
+    Each used token has a row, the timestamps are a linear map of sinusoids, and all other tokens share one
+    row.
+    """
 
     def __init__(self, vocabulary: Vocabulary, width: int) -> None:
         super().__init__()
@@ -176,12 +179,12 @@ class Embedding(nn.Module):
         self.register_buffer("times", sinusoids(N_TIMES, width), persistent=False)
 
     def table(self) -> Tensor:
-        """[classes, width]."""
+        """Return the rows of all classes [classes, width]."""
         return torch.cat([self.rows, self.times @ self.time_map + self.time_bias, self.other])
 
 
 class TrainableWhisper(nn.Module):
-    """The model, its embedding, and the two heads that only training uses."""
+    """The model, its embedding, and two output heads that only the training uses."""
 
     def __init__(self, dims: Dims, vocabulary: Vocabulary, n_phones: int) -> None:
         super().__init__()
@@ -202,15 +205,17 @@ class TrainableWhisper(nn.Module):
     def decode(
         self, classes: Tensor, offsets: Tensor, audio: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """``classes`` [batch, n] and the position of the first of them [batch] -> logits
-        [batch, n, classes], scores of the alignment heads [batch, n, audio positions].
+        """Decode ``classes`` [batch, n] whose first positions are ``offsets`` [batch].
 
-        The last class's logit holds log(count) of the tokens it stands for.
+        Returns the logits [batch, n, classes] and the scores of the alignment heads
+        [batch, n, audio positions]. The logit of the last class includes log(number of its tokens).
         """
         batch, n = classes.shape
         table = self.embedding.table()
         positions = offsets[:, None] + torch.arange(n)
-        positions = positions.clamp_max(self.dims.text_positions - 1)  # only padding is beyond
+        positions = positions.clamp_max(
+            self.dims.text_positions - 1
+        )  # only padding exceeds the maximum
         x = table[classes] + self.decoder.embed_positions.weight[positions]
         mask = torch.full((n, n), -torch.inf).triu(1)
         aligned = []

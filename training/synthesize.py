@@ -1,12 +1,12 @@
-"""Make the training and evaluation speech: text -> samples, word times, mel frames.
+"""Make the training and evaluation speech: texts -> samples, word timestamps and mel frames.
 
     python synthesize.py train --out work/train
     python synthesize.py eval --out work/eval
 
-Speech is written in parts (one list of sentences in one family of voices each), so an interrupted
-run continues where it stopped. A part is ``NAME.npy``, float16 log10 mel power [frames, 80] of all
-its utterances in a row, and ``NAME.json``, a list of :class:`Record`. Parts of the evaluation also
-keep their samples in ``NAME.wav.npy`` (int16).
+Speech is written in parts, each a list of sentences in one family of voices. An interrupted run continues
+with the next part. A part consists of ``NAME.npy``, the float16 log10 mel power [frames, 80] of its
+utterances, concatenated, and ``NAME.json``, a list of :class:`Record`. Parts of the evaluation also have
+their samples in ``NAME.wav.npy`` (int16).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VARIANTS = (
     "robert", "sandro", "shelby", "steph", "steph2", "steph3", "travis", "victor", "zac",
 )  # fmt: skip
 
-# family -> sentences in the training set. "espeak" draws its voice anew for every sentence.
+# Family of voices -> number of sentences. "espeak" uses a random voice for every sentence.
 TRAIN_PLAN = {
     "espeak": 15000,
     "flite:slt": 3200, "flite:awb": 3000, "flite:rms": 3200, "flite:kal16": 1600, "flite:kal": 800,
@@ -63,8 +63,10 @@ EVAL_PLAN = {
 
 @dataclass
 class Record:
-    """One utterance in a part: where its frames are, what was said by whom, and when (seconds from
-    its first frame)."""
+    """One utterance of a part: text, voice, position of its frames, and timestamps.
+
+    Timestamps are in seconds from its first frame.
+    """
 
     text: str
     voice: str
@@ -75,9 +77,11 @@ class Record:
 
 
 def trim(speech: Speech, margin: float = 0.04) -> Speech:
-    """Cut the silence around the speech, fade the cut, and put 0.02 s of zeros at both ends, so
-    that frames join exactly. The first word's start and the last word's end become the moments the
-    energy rises and falls."""
+    """Remove the silence around speech, fade both ends, and add 0.02 s of zeros at each.
+
+    With the zeros, mel frames can be concatenated exactly. The start of the first word and the end of the
+    last word are set to where the energy rises and falls.
+    """
     energy = (
         np.square(speech.samples[: len(speech.samples) // 80 * 80]).reshape(-1, 80).mean(1)
     )  # 5 ms steps
@@ -126,7 +130,7 @@ def _speak_espeak(
 
 
 def speak(family: str, texts: list[str], rng: random.Random) -> Iterator[tuple[str, Speech]]:
-    """Speak texts in one family of voices, with a random tempo; yields (voice, speech)."""
+    """Synthesize texts in one family of voices, with random tempo. Yields (voice, speech)."""
     engine, _, voice = family.partition(":")
     if engine.startswith("espeak"):
         yield from _speak_espeak(texts, rng, held_out=engine == "espeak-held-out")
@@ -146,25 +150,25 @@ def make_part(job: tuple[str, int, int, str, Path]) -> str:
     family, count, seed, name, folder = job
     target = folder / f"{name}.json"
     if target.exists():
-        return f"{name}: there already"
+        return f"{name}: exists already"
     begun, rng = time.time(), random.Random(seed)
     is_eval = folder.name.startswith("eval")
     texts = grammar.sentences(count, seed=seed, held_out=is_eval)
-    records, pieces, sounds, position = [], [], [], 0
+    records, pieces, audio, position = [], [], [], 0
     for text, (voice, speech) in zip(texts, speak(family, texts, rng), strict=True):
         if len(speech.words) != len(text.split()):
-            continue  # the synthesizer split the text its own way: a handful of sentences
+            continue  # the synthesizer split the text into other words; this concerns few sentences
         speech = trim(speech)
         frames = log_power(speech.samples).astype(np.float16)
         records.append(
             asdict(Record(text, voice, position, len(frames), speech.words, speech.phones))
         )
         pieces.append(frames)
-        sounds.append(speech.samples)
+        audio.append(speech.samples)
         position += len(frames)
     np.save(folder / f"{name}.npy", np.concatenate(pieces))
     if is_eval:
-        np.save(folder / f"{name}.wav.npy", (np.concatenate(sounds) * 32767).astype(np.int16))
+        np.save(folder / f"{name}.wav.npy", (np.concatenate(audio) * 32767).astype(np.int16))
     target.write_text(json.dumps(records))
     minutes, took = position / 6000, time.time() - begun
     return f"{name}: {len(records)} of {count} sentences, {minutes:.1f} min, in {took:.1f} s"

@@ -1,7 +1,7 @@
-"""Speech with word and phone times from eSpeak NG, flite and Festival.
+"""Synthesize speech with word and phone timestamps with eSpeak NG, flite and Festival.
 
-Each engine offers ``speak(texts, ...)`` and returns :class:`Speech` at 16 kHz. The times come from
-the synthesizer itself (events, relations), not from a recogniser, so they are exact and free.
+Each synthesizer returns :class:`Speech` at 16 kHz. The timestamps come from the synthesizer itself (events,
+relations), not from a recognizer, so they are exact.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ Samples = NDArray[np.float32]
 
 @dataclass
 class Speech:
-    """One spoken text: ``samples`` at 16 kHz, a (start, end) in seconds for every white-space
-    separated word of the text, and (phone, end in seconds) for every phone."""
+    """A synthesized text.
+
+    ``samples``: 16 kHz. ``words``: (start, end) in seconds of each whitespace-separated word. ``phones``:
+    (phone, end in seconds).
+    """
 
     samples: Samples
     words: list[tuple[float, float]]
     phones: list[tuple[str, float]]
 
     def at_speed(self, factor: float) -> Speech:
-        """Play faster (``factor`` above 1): time, pitch and formants change together, as on a
-        tape."""
+        """Return the speech played faster, for a ``factor`` above 1. Pitch and formants change too."""
         samples, ratio = resample(self.samples, factor * SAMPLE_RATE)
         return Speech(
             samples,
@@ -47,9 +49,11 @@ class Speech:
 
 
 def resample(samples: Samples, rate: float) -> tuple[Samples, float]:
-    """Resample from ``rate`` to 16 kHz in the frequency domain. Returns the samples and the exact
-    length ratio used, which differs from 16000 / rate by at most 0.1 % so that both FFT lengths
-    stay smooth numbers."""
+    """Resample from ``rate`` to 16 kHz in the frequency domain.
+
+    Returns the samples and the length ratio, which differs from 16000 / rate by at most 0.1 %, so that both
+    FFT lengths have small prime factors.
+    """
     padded = np.zeros(-(-(len(samples) + 1024) // 2048) * 2048, np.float32)
     padded[: len(samples)] = samples
     length = round(len(padded) * SAMPLE_RATE / rate / 64) * 64
@@ -86,7 +90,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
 
 
 class Espeak:
-    """libespeak-ng through ctypes: a few milliseconds for a sentence."""
+    """libespeak-ng through ctypes. A sentence takes a few milliseconds."""
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL("libespeak-ng.so.1")
@@ -114,8 +118,7 @@ class Espeak:
     def speak(
         self, text: str, *, voice: str, rate: int = 165, pitch: int = 50, pitch_range: int = 50
     ) -> Speech:
-        """Speak one text. ``rate`` is in words per minute, ``pitch`` and ``pitch_range`` go from 0
-        to 99."""
+        """Synthesize a text. ``rate``: words per minute; ``pitch`` and ``pitch_range``: 0 to 99."""
         if self._lib.espeak_SetVoiceByName(voice.encode()):
             raise ValueError(f"eSpeak NG has no voice {voice!r}")
         for parameter, value in ((_RATE, rate), (_PITCH, pitch), (_RANGE, pitch_range)):
@@ -138,7 +141,10 @@ class Espeak:
         return [(name, end) for (name, _), (_, end) in pairwise(marks)]
 
     def _word_times(self, text: str, seconds: float) -> list[tuple[float, float]]:
-        """Word events give starts; a word ends with the next one, or earlier at a pause."""
+        """Return (start, end) of each word.
+
+        Word events give the starts. A word ends at the start of the next word, or at a pause before it.
+        """
         starts: dict[int, float] = {}
         for kind, position, time, _ in self._events:
             if kind == _WORD:
@@ -158,8 +164,10 @@ class Espeak:
 
 
 def close_words(begins: list[float], pauses: list[float]) -> list[tuple[float, float]]:
-    """Word intervals from their starts (-1 where unknown: the word shares its neighbours' time) and
-    pause times."""
+    """Return (start, end) of each word from the starts of words and pauses.
+
+    A start of -1 is unknown: the time of the previous known word is divided among these words.
+    """
     known = [i for i, begin in enumerate(begins) if begin >= 0]
     if not known or known[0] != 0:
         raise ValueError("the first word has no start time")
@@ -238,7 +246,7 @@ class Flite:
         return items
 
     def speak(self, text: str, *, stretch: float = 1.0) -> Speech:
-        """Speak one text; ``stretch`` above 1 is slower."""
+        """Synthesize a text. A ``stretch`` above 1 is slower."""
         lib = self._lib
         lib.flite_feat_set_float(self._voice.contents.features, b"duration_stretch", stretch)
         utterance = lib.flite_synth_text(text.encode(), ctypes.cast(self._voice, ctypes.c_void_p))
@@ -296,15 +304,15 @@ _FESTIVAL = """
 
 @cache
 def has_festival_voice(voice: str) -> bool:
-    """Whether Festival's voice package is installed."""
+    """Return whether the package of a Festival voice is installed."""
     return any(Path("/usr/share/festival/voices").glob(f"*/{FESTIVAL_VOICES[voice]}"))
 
 
 def festival(texts: list[str], *, voice: str, stretch: float = 1.0) -> list[Speech]:
-    """Speak a list of texts in one Festival process; ``stretch`` above 1 is slower."""
+    """Synthesize texts in one Festival process. A ``stretch`` above 1 is slower."""
     if not has_festival_voice(voice):
         raise ValueError(
-            f"Festival has no voice {FESTIVAL_VOICES[voice]}: see the Debian packages in README.md"
+            f"Festival has no voice {FESTIVAL_VOICES[voice]}: install the Debian packages in README.md"
         )
     with tempfile.TemporaryDirectory() as folder:
         files = [f"{folder}/{i}.wav" for i in range(len(texts))]

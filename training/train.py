@@ -2,9 +2,8 @@
 
     python train.py --data work/train work/train1 --run work/run
 
-Phases follow each other by the time spent training (pauses do not count); ``--scale 2`` doubles
-every phase. SIGSTOP pauses the run, SIGTERM saves and ends it; started again, it continues from its
-checkpoint.
+The length of a phase is counted in minutes of training, without pauses. ``--scale 2`` doubles all phases.
+SIGSTOP pauses the run. SIGTERM saves and ends it. The same command continues it from its checkpoint.
 """
 
 from __future__ import annotations
@@ -34,8 +33,11 @@ from vocabulary import N_TIMES, Vocabulary
 
 @dataclass(frozen=True)
 class Phase:
-    """``minutes`` of training on windows of ``shortest`` to ``longest`` mel frames, ``batch``
-    frames a step."""
+    """A phase of the training.
+
+    It trains for ``minutes`` on windows of ``shortest`` to ``longest`` mel frames, with ``batch`` frames
+    per step.
+    """
 
     name: str
     minutes: float
@@ -45,7 +47,7 @@ class Phase:
     mix: Mix
     aligned: float  # weight of the alignment loss
     labelled: float  # weight of the two frame label losses
-    ramp: bool = False  # raise the augmentation from nothing
+    ramp: bool = False  # start without augmentation and increase it
 
 
 PHASES = (
@@ -81,16 +83,18 @@ PHASES = (
     ),
 )
 PEAK_RATE, WARM_UP_STEPS = 2e-3, 150
-HOLD = 0.35  # the rate is held for this part of the time, then falls to zero
+HOLD = 0.35  # part of the time in which the learning rate is constant; then it decreases to zero
 PROMPTED = 0.9  # share of windows with a prompt, in batches that have any
 CHECKPOINT_SECONDS = 180
 
 
 @dataclass
 class Batch:
-    """``mel`` [b, 80, 2 n]; ``inputs``, ``targets`` [b, u] classes (-100: not trained); ``spans``
-    [b, u, 2] encoder positions in the window (negative: free); ``words``, ``phones`` [b, n]
-    labels."""
+    """The windows of one step as tensors.
+
+    ``mel`` [b, 80, 2 n]; ``inputs``, ``targets`` [b, u] classes (-100: not trained); ``spans`` [b, u, 2]
+    encoder positions in the window (negative: not trained); ``words``, ``phones`` [b, n] labels.
+    """
 
     mel: Tensor
     offsets: Tensor
@@ -128,8 +132,10 @@ def collate(
 
 
 def text_loss(logits: Tensor, targets: Tensor, first_time: int) -> tuple[Tensor, float]:
-    """Cross entropy of the trained rows; a timestamp shares half of its probability with its two
-    neighbours."""
+    """Return the cross entropy of the trained positions, and the accuracy of text tokens.
+
+    The target of a timestamp has half of the probability; each neighbor has a quarter.
+    """
     trained = targets >= 0
     log_probs, wanted = logits[trained].log_softmax(-1), targets[trained]
     is_time = (wanted >= first_time) & (wanted < first_time + N_TIMES)
@@ -146,8 +152,10 @@ def text_loss(logits: Tensor, targets: Tensor, first_time: int) -> tuple[Tensor,
 
 
 def alignment_loss(scores: list[Tensor], spans: Tensor) -> Tensor:
-    """Mean over heads of the cross entropy between a row's attention and the even spread over its
-    span."""
+    """Return the divergence of each token's attention from a uniform distribution over its span.
+
+    It is the mean over heads and tokens.
+    """
     positions = torch.arange(scores[0].shape[-1])
     starts, ends = (
         spans[..., 0].floor(),
@@ -163,13 +171,13 @@ def alignment_loss(scores: list[Tensor], spans: Tensor) -> Tensor:
 
 
 def label_loss(head: torch.nn.Module, x: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of frame labels on all speech and a tenth of the silence."""
+    """Return the cross entropy of frame labels on all speech and on a tenth of the silence."""
     kept = (labels > 0) | (torch.rand(labels.shape) < 0.1)
     return F.cross_entropy(head(x[kept].bfloat16()).float(), labels[kept])
 
 
 class Trainer:
-    """Model, optimizers, data and clock of one run."""
+    """Model, optimizers, data and elapsed time of one run."""
 
     def __init__(self, data: list[Path], run: Path, phases: tuple[Phase, ...], seed: int) -> None:
         self.run, self.phases, self.seed = run, phases, seed
@@ -190,8 +198,10 @@ class Trainer:
         self.assembler = Assembler(self.corpus, seed + self.step)
 
     def _data(self, folders: list[Path]) -> tuple[Corpus, Vocabulary]:
-        """The corpus and its tokens. A continued run keeps its tokens and phones, though it may get
-        more speech."""
+        """Load the corpus and its vocabulary.
+
+        A continued run keeps its tokens and phones, also if it has more speech than before.
+        """
         tokens, phones = self.run / "vocabulary.json", self.run / "phones.json"
         if not tokens.exists():
             corpus = Corpus(*folders)
@@ -207,7 +217,7 @@ class Trainer:
         return corpus, vocabulary
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """Muon for the matrices of the layers, AdamW for everything else."""
+        """Return Muon for the matrices of the layers, and AdamW for all other parameters."""
         matrices: list[Tensor] = []
         others: list[Tensor] = []
         free: list[Tensor] = []
@@ -232,7 +242,7 @@ class Trainer:
         self.elapsed, self.step = state["elapsed"], state["step"]
 
     def save(self) -> None:
-        """Write the checkpoint beside the old one, then swap them."""
+        """Write the checkpoint to a temporary file, then replace the old one."""
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
@@ -253,11 +263,11 @@ class Trainer:
 
     @property
     def total(self) -> float:
-        """Seconds of training planned."""
+        """Planned training time in seconds."""
         return 60 * sum(phase.minutes for phase in self.phases)
 
     def current(self) -> tuple[Phase, float] | None:
-        """The phase the clock is in, and how much of it has passed."""
+        """Return the current phase and the part of it that has passed; None: the training is complete."""
         begun = 0.0
         for phase in self.phases:
             seconds = 60 * phase.minutes
@@ -267,30 +277,32 @@ class Trainer:
         return None
 
     def rate(self) -> float:
-        """Learning rate: warm-up, hold, then a straight line to zero."""
+        """Return the learning rate: a warm-up, a constant part, then a linear decrease."""
         done = self.elapsed / self.total
         falling = min(1.0, (1.0 - done) / (1.0 - HOLD))
         return PEAK_RATE * min(1.0, (self.step + 1) / WARM_UP_STEPS) * max(falling, 0.005)
 
     def _singles(self) -> Iterator[list[int]]:
-        """Lists of utterances of about equal length, that fill a batch of the first phase."""
+        """Yield lists of utterances of about equal length, for batches of the first phase."""
         utterances = self.corpus.utterances
         while True:
             picks = self.assembler.rng.choice(len(utterances), 256, replace=False).tolist()
-            drawn = sorted(picks, key=lambda i: len(utterances[i].frames))
+            by_length = sorted(picks, key=lambda i: len(utterances[i].frames))
             size = 32
-            order = self.assembler.rng.permutation(len(drawn) // size)
-            yield from (drawn[i * size : (i + 1) * size] for i in order)
+            order = self.assembler.rng.permutation(len(by_length) // size)
+            yield from (by_length[i * size : (i + 1) * size] for i in order)
 
     def windows(self, phase: Phase, done: float, singles: Iterator[list[int]]) -> list[Window]:
-        """The windows of one step."""
+        """Assemble the windows of one step."""
         rng, utterances = self.assembler.rng, self.corpus.utterances
         mix = (
             replace(phase.mix, strength=phase.mix.strength * min(1.0, done * 1.25))
             if phase.ramp
             else phase.mix
         )
-        prompted = rng.random() < mix.prompts / PROMPTED  # whole batches: padding costs time
+        prompted = (
+            rng.random() < mix.prompts / PROMPTED
+        )  # a whole batch has prompts or none: padding costs time
         mix = replace(mix, prompts=PROMPTED if prompted else 0.0)
         if phase.shortest:
             half = int(rng.integers(phase.shortest // 2, phase.longest // 2 + 1))
@@ -305,7 +317,7 @@ class Trainer:
         return [self.assembler.window(mix, frames=frames, chosen=[utterances[i]]) for i in chosen]
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-        """Text, alignment, phone and word losses, and the share of text tokens predicted right."""
+        """Return the text, alignment, phone and word losses, and the accuracy of text tokens."""
         audio, middle = self.model.encoder(batch.mel, batch.offsets, torch.bfloat16)
         logits, scores = self.model.decode(batch.inputs, batch.text_offsets, audio.bfloat16())
         text, accuracy = text_loss(logits, batch.targets, self.vocabulary.first_time)
@@ -321,7 +333,7 @@ class Trainer:
         self.stopped = True
 
     def train(self) -> None:
-        """Run the phases to their end, or until SIGTERM; either way the last step is saved."""
+        """Train to the end of the last phase or until SIGTERM, then save."""
         singles, smooth, saved = self._singles(), np.zeros(5), time.time()
         signal.signal(signal.SIGTERM, self._stop)
         while (now := self.current()) is not None and not self.stopped:
@@ -364,9 +376,16 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, nargs="+", required=True, help="folders written by synthesize.py"
     )
-    parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies every phase's minutes")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--run", type=Path, required=True, help="folder of checkpoint and vocabulary; created"
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="factor by which the minutes of every phase are multiplied [default: 1]",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed [default: 0]")
     args = parser.parse_args()
     torch.set_num_threads(1)
     phases = tuple(replace(phase, minutes=phase.minutes * args.scale) for phase in PHASES)

@@ -1,14 +1,14 @@
-"""Tokens: the real Whisper vocabulary, and the compact one the loss is computed over.
+"""Whisper's vocabulary, and the compact one that the loss is computed over.
 
-All 51865 tokens are in the model, but only a few hundred text tokens occur in the grammar. Training
-sees *classes*:
+The model has all 51865 tokens, but only a few hundred text tokens occur in the grammar. The training uses
+*classes*:
 
-    0 .. T-1           the text tokens the grammar uses, and the special tokens
+    0 .. T-1           the text tokens that the grammar uses, and the special tokens
     T .. T+1500        the timestamps <|0.00|> .. <|30.00|>
-    T+1501             every other token; they share one embedding row
+    T+1501             all other tokens, which share one embedding row
 
-Because the rows of the last class are equal, adding log(count) to its logit makes the compact
-softmax equal to the softmax over the whole vocabulary.
+Because the rows of the last class are equal, the compact softmax equals the softmax over the complete
+vocabulary if log(count) is added to its logit.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ EOT, SOT, EN, TRANSCRIBE, SOT_PREV, NO_SPEECH, NO_TIMESTAMPS = (
 TIME_BEGIN = 50364
 N_TIMES = 1501
 N_VOCAB = 51865
-# Said about nothing: after <|notimestamps|> Whisper may not end at once, so silence spreads its mass
-# over these.
+# Targets for silence: after <|notimestamps|>, Whisper's decoding may not end immediately. The probability
+# is spread over these texts.
 NOTHING = (
     ".", " .", "..", "...", "....", ".....", "......", " ..", " ...", " ....", ".,",
     ",", " ,", ",,", "?", " ?", "?!", "??", "!", " !", "!!", "!!!", ":", ";",
@@ -48,25 +48,24 @@ def tokenizer() -> Tokenizer:
 
 @cache
 def word_tokens(word: str) -> tuple[int, ...]:
-    """Tokens of one white-space separated word, with the space before it."""
+    """Return the tokens of one whitespace-separated word, with the space before it."""
     return tuple(tokenizer().encode(" " + word))
 
 
 def text_tokens(text: str) -> list[int]:
-    """Tokens of a sentence, word by word; equal to encoding it as a whole with a space in front."""
+    """Return the tokens of a sentence, encoded with a leading space."""
     return [token for word in text.split() for token in word_tokens(word)]
 
 
 def nothing_tokens() -> list[int]:
-    """The single tokens among :data:`NOTHING`."""
+    """Return the texts of :data:`NOTHING` that are single tokens, as token ids."""
     encoded = [tokenizer().encode(text) for text in NOTHING]
     return sorted({tokens[0] for tokens in encoded if len(tokens) == 1})
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which tokens have an embedding row of their own; ``tokens`` is sorted and holds no
-    timestamps."""
+    """The tokens that have an embedding row of their own, sorted, without timestamps."""
 
     tokens: tuple[int, ...]
 
@@ -82,17 +81,17 @@ class Vocabulary:
 
     @property
     def n_others(self) -> int:
-        """How many tokens share the last class."""
+        """Number of tokens that share the last class."""
         return N_VOCAB - N_TIMES - len(self.tokens)
 
     def class_of(self) -> dict[int, int]:
-        """Token id -> class, for tokens with a row of their own and for timestamps."""
+        """Return token id -> class, for timestamps and for tokens with a row of their own."""
         classes = {token: i for i, token in enumerate(self.tokens)}
         return classes | {TIME_BEGIN + i: self.first_time + i for i in range(N_TIMES)}
 
     @classmethod
     def of_words(cls, words: list[str]) -> Vocabulary:
-        """The vocabulary of a list of words as they are written, with capitals and punctuation."""
+        """Return the vocabulary of a list of words, with their capitals and punctuation."""
         special = {EOT, SOT, EN, TRANSCRIBE, SOT_PREV, NO_SPEECH, NO_TIMESTAMPS}
         used = {token for word in words for token in word_tokens(word)}
         return cls(tuple(sorted(used | special | set(nothing_tokens()))))
