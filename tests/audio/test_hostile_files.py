@@ -1,4 +1,4 @@
-"""Files that are missing, damaged, or no sound."""
+"""Files that are missing, damaged, or not audio."""
 
 import contextlib
 import io

@@ -161,10 +161,10 @@ def test_a_source_that_fails_is_read_until_then() -> None:
         raise AudioError("unplugged")
 
     source = ReadAhead(pieces())
-    heard = source.take()
+    taken = source.take()
 
-    assert heard is not None
-    assert heard.size == FLOATS.size
+    assert taken is not None
+    assert taken.size == FLOATS.size
     with pytest.raises(AudioError, match="unplugged"):
         source.take()
 

@@ -138,7 +138,7 @@ def test_a_closed_standard_input_is_rejected(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_m4a_from_a_pipe_says_to_save_it_first(write_audio: WriteAudio) -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(20 * SAMPLE_RATE)
-    data = write_audio(noise, SAMPLE_RATE, "m4a").read_bytes()  # too long to be buffered whole
+    data = write_audio(noise, SAMPLE_RATE, "m4a").read_bytes()  # too long to be buffered completely
 
     with pytest.raises(AudioError, match="save it to a file first"):
         load_audio(Pipe(data))

@@ -1,4 +1,4 @@
-"""A microphone, in place of which stands a `sounddevice` that does what the test says."""
+"""Microphone input, with a replacement for `sounddevice` that each test controls."""
 
 import sys
 import types
@@ -106,7 +106,7 @@ def test_no_microphone_is_an_error_that_says_how_to_choose_one(
 
 
 class Absent:
-    """Imports of `sounddevice` fail as they do where it, or the library below it, is missing."""
+    """Make imports of `sounddevice` fail as if it, or the PortAudio library, were missing."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

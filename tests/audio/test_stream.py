@@ -1,4 +1,4 @@
-"""A sound read forward, in bounded memory."""
+"""Audio is read in order, in bounded memory."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -83,7 +83,9 @@ def test_the_length_is_known_beforehand_from_the_container(
     path = write_audio(tone(48000, 4.0), 48000, suffix)
 
     with AudioStream(path) as stream:
-        assert stream.duration_s == pytest.approx(4.0, abs=0.1)  # lossy codecs count whole frames
+        assert stream.duration_s == pytest.approx(
+            4.0, abs=0.1
+        )  # lossy codecs count complete frames
 
 
 def test_the_length_of_an_array_is_known() -> None:

@@ -60,7 +60,7 @@ def test_probabilities_do_not_depend_on_where_the_blocks_are_cut() -> None:
 
     assert len(whole) == 2 * BLOCK + 1
     assert whole[:BLOCK] == pytest.approx(first, abs=1e-6)
-    # A network that began anew at the block would hear the second recording's start otherwise.
+    # A network that lost its state at the block would detect the start of the second clip at another time.
     with AudioStream(long[BLOCK * HOP :], look_back_s=0) as stream:
         anew = list(speech_probabilities(stream))
     assert np.abs(np.array(anew[:10]) - whole[BLOCK : BLOCK + 10]).max() > 1e-3

@@ -72,7 +72,7 @@ CASES = {
         TranscribeOptions(temperatures=COLD, condition_on_previous_text=False),
         {"temperature": 0.0, "condition_on_previous_text": False},
     ),
-    # Within every recording: a clip that ends after its recording keeps the original going for ever.
+    # Within every clip: openai-whisper does not end if a clip timestamp is after the end of the audio.
     "clips": Case(
         TranscribeOptions(temperatures=COLD, clip_timestamps=(0.5, 3.0, 3.5)),
         {"temperature": 0.0, "clip_timestamps": [0.5, 3.0, 3.5]},
@@ -162,7 +162,7 @@ def noise() -> Samples:
 
 
 def with_gaps() -> Samples:
-    """Three recordings of different voices with 4 s of silence between: two windows."""
+    """Three clips of different voices with 4 s of silence between: two windows."""
     parts = [load_audio(path) for path in list(RECORDINGS.values())[1:5]]
     gap = np.zeros(16_000 * 4, np.float32)
     return np.concatenate([piece for part in parts for piece in (gap, part)])
@@ -176,7 +176,7 @@ def dialogue() -> Samples:
 
 
 def many_windows() -> Samples:
-    """Every recording in turn with 1.5 s between, again and again: one minute, or five."""
+    """All clips with 1.5 s between, repeated to one minute or five."""
     parts = [load_audio(path) for path in RECORDINGS.values()]
     once = np.concatenate([np.pad(part, (0, 24_000)) for part in parts])
     return np.resize(once, core_or_all(60, 300) * 16_000)
@@ -288,14 +288,14 @@ def test_sampled_tokens_equal_openai_whispers_with_equal_samples(
     ours = transcriber.transcribe(samples, options, sampler=lambda rows: draw(rows, "ours"))
 
     assert places["ours"] == places["theirs"] > 0
-    assert told(ours) == retold(theirs)
+    assert segments_of(ours) == openai_segments_of(theirs)
 
 
 def check(clip: str, case: str, ours: Transcriber, originals: Original) -> None:
     expected = originals(clip, case)
     actual = ours.transcribe(audio(clip), CASES[case].ours)
 
-    assert told(actual) == retold(expected)
+    assert segments_of(actual) == openai_segments_of(expected)
     # Where a window says a token that is no text, such as a language, the original's whole text names it,
     # and the texts of its segments do not.
     assert actual.text == SPECIAL.sub("", expected["text"]).strip()
@@ -316,14 +316,14 @@ def check_words(actual: Any, expected: list[dict[str, Any]]) -> None:
         assert word.end == pytest.approx(other["end"], abs=0.0201)
 
 
-def told(transcript: Any) -> list[tuple[Any, ...]]:
+def segments_of(transcript: Any) -> list[tuple[Any, ...]]:
     return [
         (s.seek, round(float(s.start), 2), round(float(s.end), 2), s.text, s.tokens)
         for s in transcript.segments
     ]
 
 
-def retold(result: dict[str, Any]) -> list[tuple[Any, ...]]:
+def openai_segments_of(result: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [
         (
             s["seek"],

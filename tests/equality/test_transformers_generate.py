@@ -1,4 +1,4 @@
-"""Greedy tokens without timestamps are those of transformers' `generate`, for every recording."""
+"""Greedy tokens without timestamps are those of transformers' `generate`, for every clip."""
 
 import pytest
 import torch

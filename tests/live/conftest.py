@@ -1,4 +1,4 @@
-"""The embedded model, and recordings of which it is known when each word ends."""
+"""The embedded model, and audio files with the known end of each word."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from whisperport.verification.clips import shipped_audio
 
 @dataclass(frozen=True)
 class Spoken:
-    """A sound, and its words with their times."""
+    """Audio, and its words with their times."""
 
     samples: np.ndarray
     words: tuple[Word, ...]
@@ -23,7 +23,7 @@ class Spoken:
 
 @dataclass
 class Listened:
-    """What came out of a stream, and when, in seconds of sound."""
+    """The results of a stream, and when they came, in seconds of audio."""
 
     live: LiveTranscriber
     updates: list[LiveUpdate] = field(default_factory=list)
@@ -63,7 +63,7 @@ def listen(
     piece_s: float = 0.1,
     options: LiveOptions | None = None,
 ) -> Listened:
-    """Feed it in pieces, in simulated time: it is as late as the sound it needed, and no later."""
+    """Feed audio in pieces, in simulated time: each result is as late as the audio that it needs."""
     done = Listened(LiveTranscriber(transcriber, options))
     size = round(piece_s * SAMPLE_RATE)
     for start in range(0, samples.size, size):

@@ -1,4 +1,4 @@
-"""A stream becomes the text of its recording, words within 2 s of being spoken, in bounded memory."""
+"""A stream gives the text of its audio file, each word within 2 s after it is spoken, in bounded memory."""
 
 from difflib import SequenceMatcher
 from typing import Any
@@ -25,18 +25,18 @@ EQUAL = 0.95  # of the words, between live and offline
 
 
 def delays(done: Listened, spoken: Spoken) -> list[float]:
-    """Seconds of sound from the true end of each word that was understood to its commit."""
-    heard: list[tuple[str, float]] = []
+    """Return the seconds of audio from the true end of each correct word to its commit."""
+    words_at: list[tuple[str, float]] = []
     for word, at in done.committed:
-        if heard and not word.word.startswith(" "):  # the "-four" of "twenty-four"
-            heard[-1] = (heard[-1][0] + word.word, at)
+        if words_at and not word.word.startswith(" "):  # the "-four" of "twenty-four"
+            words_at[-1] = (words_at[-1][0] + word.word, at)
         else:
-            heard.append((word.word, at))
+            words_at.append((word.word, at))
     pairs = SequenceMatcher(
-        None, [normalize(w.word) for w in spoken.words], [normalize(w) for w, _ in heard], False
+        None, [normalize(w.word) for w in spoken.words], [normalize(w) for w, _ in words_at], False
     )
     return [
-        heard[block.b + i][1] - spoken.words[block.a + i].end
+        words_at[block.b + i][1] - spoken.words[block.a + i].end
         for block in pairs.get_matching_blocks()
         for i in range(block.size)
     ]
@@ -122,14 +122,14 @@ def test_a_stream_that_stops_in_the_middle_of_a_word_keeps_the_text(
 def test_one_long_piece_is_decoded_in_one_pass(
     embedded: Transcriber, spoken: dict[str, Spoken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever fell behind catches up: partial passes are left out, no sound is."""
+    """A transcription that is behind catches up: it skips partial passes, but no audio."""
     encoded: list[int] = []
     encode = embedded.engine.encode
     monkeypatch.setattr(embedded.engine, "encode", lambda mel: encoded.append(1) or encode(mel))
 
     done = listen(embedded, spoken["03"].samples, piece_s=30.0)
 
-    assert len(encoded) == 2  # one for the sound, one for its end
+    assert len(encoded) == 2  # one for the audio, one for its end
     assert done.live.transcript().text == embedded.transcribe(spoken["03"].samples).text
 
 

@@ -30,7 +30,7 @@ def micro_decoder(micro: Whisper, eager_runners: Callable[..., Any]) -> Callable
 
 @pytest.fixture(scope="session")
 def audio() -> Callable[[int], np.ndarray]:
-    """`sound(seed)`: features (T, d) of nothing in particular."""
+    """`sound(seed)`: random features (T, d)."""
     return lambda seed: (
         np.random.default_rng(seed)
         .standard_normal((DIMS.n_audio_ctx, DIMS.n_audio_state))

@@ -13,7 +13,7 @@ FEATURES = np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32)
 
 
 class Scripted:
-    """A decoder that emits what it is told: row i of the script after i tokens, or else `second`.
+    """A decoder that emits a script: row i of the script after i tokens, or else `second`.
 
     It is its own engine.
     """

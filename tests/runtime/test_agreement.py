@@ -1,4 +1,4 @@
-"""Words of a growing sound: certain once two hypotheses that heard them agree, and certain for good."""
+"""Words of a stream become certain once two hypotheses with their audio agree, and stay certain."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ def hypothesis_of(text: str, *, each_s: float = 0.5) -> list[HypothesisWord]:
 
 
 def text_of(words: tuple[HypothesisWord, ...]) -> str:
-    return "".join(heard.word.word for heard in words).strip()
+    return "".join(entry.word.word for entry in words).strip()
 
 
 def test_one_hypothesis_makes_nothing_certain() -> None:
@@ -37,7 +37,7 @@ def test_what_two_in_a_row_begin_with_is_certain() -> None:
 
 
 def test_a_word_beyond_the_audio_of_the_first_hypothesis_is_a_guess() -> None:
-    """`lamp` ends at 1.5 s: the hypothesis at 1.2 s cannot have heard it."""
+    """`lamp` ends at 1.5 s: the hypothesis at 1.2 s does not contain its audio."""
     agreement = Agreement()
     agreement.update(hypothesis_of("the office lamp"), 1.2)
 
@@ -110,9 +110,9 @@ def test_certain_words_only_grow_and_were_decoded_twice(texts: list[str]) -> Non
     agreement, certain, before = Agreement(), "", ""
     for i, text in enumerate(texts):
         new = agreement.update(hypothesis_of(text), 3.0 + i)
-        for heard in new:
-            assert heard.key in before.split()
-            assert heard.key in text.split()
+        for entry in new:
+            assert entry.key in before.split()
+            assert entry.key in text.split()
         certain = f"{certain} {text_of(new)}".strip()
         assert text_of(agreement.committed) == certain
         before = text

@@ -200,30 +200,30 @@ def test_a_mask_has_the_dtype_and_the_value_of_the_signature(new: int) -> None:
 def test_programs_that_read_a_cache_are_told_of_every_part_that_was_written() -> None:
     cache, other = Cache(DIMS), Cache(DIMS)
     other.store(embed_tokens(5), 5)
-    told = Told()
-    cache.bindings[told.runner] = told
+    recorder = RecordingBinding()
+    cache.bindings[recorder.runner] = recorder
 
     cache.store(embed_tokens(3), 3)
     cache.store(embed_tokens(1), 1)
     cache.copy_of(other)
 
     for name, array in cache.arrays.items():
-        parts = [part for named, part in told.parts if named == name]
+        parts = [part for named, part in recorder.parts if named == name]
         assert [array[part].size * DIMS.n_text_ctx // array.size for part in parts] == [3, 1, 5]
         assert all((array[part] == 1).all() for part in parts)
 
 
 def test_a_copy_has_bindings_of_its_own() -> None:
-    cache, told = Cache(DIMS), Told()
-    cache.bindings[told.runner] = told
+    cache, recorder = Cache(DIMS), RecordingBinding()
+    cache.bindings[recorder.runner] = recorder
 
     cache.copy().store(embed_tokens(1), 1)
 
-    assert told.parts == []
+    assert recorder.parts == []
 
 
-class Told(Binding):
-    """Remembers what it is told."""
+class RecordingBinding(Binding):
+    """A binding that records the changed parts."""
 
     def __init__(self) -> None:
         self.runner: Any = object()

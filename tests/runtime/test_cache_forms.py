@@ -108,7 +108,7 @@ def changed(tmp_path: Path) -> Callable[[CacheForm], Engine]:
 
 @pytest.fixture(scope="module")
 def features(shipped: Engine) -> np.ndarray:
-    """Of a shipped recording."""
+    """The features of a shipped clip."""
     samples, dims = load_audio(shipped_audio()[1].path), shipped.dims
     return shipped.encode(log_mel(samples, dims.n_mels, n_frames=dims.n_frames))
 

@@ -1,4 +1,4 @@
-"""Which token follows: the largest of a row, or a drawn one; and how often a row is copied for it."""
+"""The next token: the largest of a row, or a sampled one; and how often a row is copied for it."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -16,7 +16,7 @@ ROW = 4 * V  # bytes
 
 
 def logits(n: int = V, seed: int = 0) -> np.ndarray:
-    """A row as the rules leave it: a third of it cannot be said."""
+    """A row after the rules: a third of its logits is -inf."""
     generator = np.random.default_rng(seed)
     row = (4 * generator.standard_normal(n)).astype(np.float32)
     row[generator.random(n) < 0.3] = -np.inf
@@ -60,23 +60,23 @@ def test_log_sum_exp_is_that_of_float64() -> None:
 
 
 def test_tokens_are_sampled_as_often_as_they_are_probable() -> None:
-    """1000 tokens in several blocks, 20,000 draws; within five standard deviations."""
+    """1000 tokens in several blocks, 20,000 samples; within five standard deviations."""
     row = np.full(1000, -np.inf, np.float32)
     said = [0, 3, 255, 256, 700, 999]
     row[said] = [1.0, 2.0, 0.0, 2.5, 1.5, 0.5]
     weights = np.exp(row.astype(np.float64))
     expected = weights / weights.sum()
 
-    drawn = numpy_sampler(np.random.default_rng(0))(np.broadcast_to(row, (20_000, 1000)))
+    sampled = numpy_sampler(np.random.default_rng(0))(np.broadcast_to(row, (20_000, 1000)))
 
-    counts = np.bincount(drawn, minlength=1000)
+    counts = np.bincount(sampled, minlength=1000)
     deviation = np.sqrt(20_000 * expected * (1 - expected))
     assert (np.abs(counts - 20_000 * expected) <= 5 * deviation).all()
     assert set(np.flatnonzero(counts)) == set(said)
 
 
 class Uniform:
-    """A generator that draws what it is told."""
+    """A generator that returns the given number."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -104,7 +104,7 @@ def test_the_same_seed_draws_the_same_tokens() -> None:
     ("what", "make", "width", "copies"),
     [
         ("greedy", lambda: Sampling(50257, 0.0, 1, numpy_sampler(np.random.default_rng(0))), 1, 1),
-        ("drawn", lambda: Sampling(50257, 0.4, 1, numpy_sampler(np.random.default_rng(0))), 1, 2),
+        ("sampled", lambda: Sampling(50257, 0.4, 1, numpy_sampler(np.random.default_rng(0))), 1, 2),
         (
             "best of 5",
             lambda: Sampling(50257, 0.4, 5, numpy_sampler(np.random.default_rng(0))),
@@ -117,7 +117,7 @@ def test_the_same_seed_draws_the_same_tokens() -> None:
 def test_no_row_is_copied_twice(
     what: str, make: Callable[[], Sampling | Beams], width: int, copies: int
 ) -> None:
-    """At once: what sums the probabilities needs one copy; draws one of all rows, divided, as well."""
+    """Live copies: summing the probabilities needs one; sampling needs another one of all divided rows."""
     search = make()
     found = [logits(seed=seed) for seed in range(width)]
     paths = [Candidate() for _ in range(width)]

@@ -1,4 +1,4 @@
-"""Chunks of speech, each transcribed as a recording of its own, by any number of workers."""
+"""Chunks of speech, each transcribed as a separate audio file, by any number of workers."""
 
 import signal
 import threading
@@ -81,9 +81,9 @@ def test_speech_is_found_where_it_is(one_worker: Transcript, audio: np.ndarray) 
 
     begin = 12.0
     for recording in RECORDINGS[:6]:
-        heard = [s for s in one_worker.segments if begin <= s.start < begin + recording.seconds]
-        assert "".join(s.text for s in heard).strip() == recording.text
-        assert heard[-1].end <= begin + recording.seconds + 1
+        found = [s for s in one_worker.segments if begin <= s.start < begin + recording.seconds]
+        assert "".join(s.text for s in found).strip() == recording.text
+        assert found[-1].end <= begin + recording.seconds + 1
         begin += recording.seconds + 12
 
 
@@ -95,10 +95,10 @@ def test_workers_change_nothing(
 
 
 def test_workers_draw_the_same_tokens(transcriber: Transcriber, audio: np.ndarray) -> None:
-    drawn = replace(CHUNKED, temperatures=(0.8,))
+    sampled = replace(CHUNKED, temperatures=(0.8,))
 
     one, three = (
-        transcriber.transcribe(audio, replace(drawn, workers=workers)) for workers in (1, 3)
+        transcriber.transcribe(audio, replace(sampled, workers=workers)) for workers in (1, 3)
     )
 
     assert one == three
@@ -149,27 +149,29 @@ def test_speech_after_a_long_silence_is_not_lost(transcriber: Transcriber) -> No
 
 
 def test_silence_is_not_transcribed(transcriber: Transcriber) -> None:
-    told: list[tuple[float, float | None]] = []
+    reports: list[tuple[float, float | None]] = []
 
     transcript = transcriber.transcribe(
-        np.zeros(40 * SECOND, np.float32), CHUNKED, progress=lambda *at: told.append(at)
+        np.zeros(40 * SECOND, np.float32), CHUNKED, progress=lambda *at: reports.append(at)
     )
 
     assert (transcript.text, transcript.segments, transcript.duration_s) == ("", (), 40.0)
     assert transcript.language == "en"
-    assert told == [(40.0, 40.0)]
+    assert reports == [(40.0, 40.0)]
 
 
 def test_progress_moves_in_audio_time(transcriber: Transcriber, audio: np.ndarray) -> None:
-    told: list[tuple[float, float | None]] = []
+    reports: list[tuple[float, float | None]] = []
 
-    transcriber.transcribe(audio, replace(CHUNKED, workers=2), progress=lambda *at: told.append(at))
+    transcriber.transcribe(
+        audio, replace(CHUNKED, workers=2), progress=lambda *at: reports.append(at)
+    )
 
-    done = [at for at, _ in told]
+    done = [at for at, _ in reports]
     assert done == sorted(done)
     assert len(done) > 3
-    assert told[-1] == (audio.size / SECOND, audio.size / SECOND)
-    assert {of for _, of in told} == {audio.size / SECOND}
+    assert reports[-1] == (audio.size / SECOND, audio.size / SECOND)
+    assert {of for _, of in reports} == {audio.size / SECOND}
 
 
 def test_words_have_the_times_of_the_audio(transcriber: Transcriber) -> None:
@@ -243,7 +245,7 @@ def test_a_program_made_for_one_thread_is_run_by_one_at_a_time(audio: np.ndarray
 
 
 def test_few_chunks_are_held(transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory does not grow with the recording: chunks are taken as workers are done."""
+    """Memory does not grow with the duration: chunks are submitted as workers finish."""
     alive, most = 0, 0
 
     class Counted(ChunkMel):

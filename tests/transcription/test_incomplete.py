@@ -1,4 +1,4 @@
-"""A recording that fails in the middle loses nothing of what was transcribed before."""
+"""A transcription that fails in the middle keeps the text so far."""
 
 from collections.abc import Callable
 from dataclasses import replace

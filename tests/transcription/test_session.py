@@ -1,4 +1,4 @@
-"""Of a session: which language a recording is heard in."""
+"""The language in which a session transcribes an audio file."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from whisperport.transcription.session import Session, spoken_language
 from ..micro import DIMS, GENERATION, tokenizer_json
 
 
-class Unheard:
+class UnreadMel:
     """A spectrogram of which no window may be asked for."""
 
     duration_s = None
@@ -37,7 +37,7 @@ def test_no_window_is_encoded_for_a_language_that_is_known_beforehand(
 ) -> None:
     decoder: Any = SimpleNamespace(engine=SimpleNamespace(generation=generation))
 
-    assert spoken_language(decoder, None, Unheard(), 0).code == language
+    assert spoken_language(decoder, None, UnreadMel(), 0).code == language
 
 
 class Counting(Runner):
@@ -57,7 +57,7 @@ class Counting(Runner):
 
 
 class Noise:
-    """The spectrogram of a recording of so many frames; silence is -1."""
+    """The spectrogram of an audio file of so many frames; silence is -1."""
 
     def __init__(self, frames: int) -> None:
         self.frames, self.duration_s = frames, frames / 100
