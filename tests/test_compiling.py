@@ -190,7 +190,7 @@ def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings,
     compile(bundle, _options(None), progress=stages.append)  # the set that was used before
 
     assert sdk.names() == []
-    assert sum("set is kept" in line for line in stages) == 2
+    assert sum("using the existing calibration set" in line for line in stages) == 2
 
 
 def test_other_audio_files_make_another_set(bundle, recordings, sdk):
@@ -336,7 +336,7 @@ def test_what_the_compiler_measured_and_its_logs_are_kept(bundle, recordings, sd
     ("kind", "says", "why"),
     [
         ("BackendAllocatorException", "could not place", "BackendAllocatorException: no room"),
-        (KILL, "ended without a result", "encoder, compile: the system killed it"),
+        (KILL, "ended without a result", "encoder, compile: the system killed the process"),
     ],
 )
 def test_a_stage_that_fails_names_its_log_and_what_was_finished_is_kept(

@@ -59,7 +59,7 @@ def test_a_constant_of_80_gb_is_rejected(tmp_path: Path) -> None:
 
 
 def test_errors_are_those_of_the_inspection() -> None:
-    with pytest.raises(UsageError, match="no run option `speed`"):
+    with pytest.raises(UsageError, match="no runtime option `speed`"):
         inspect(STEP, InspectOptions(options={"speed": "high"}))
 
 

@@ -477,7 +477,7 @@ def test_a_program_that_is_rejected_points_to_check_and_fix(tmp_path: Path) -> N
     with pytest.raises(LoweringError, match="does not support the program") as rejected:
         lower(path, target, tmp_path / "decoder.onnx")
 
-    assert "input of int64" in rejected.value.why
+    assert "input of dtype int64" in rejected.value.why
     check = f"whisperport check '{path}' --target {target}"
     fixed = tmp_path / "a decoder.fixed.pt2"
     assert f"`{check}` lists" in rejected.value.hint

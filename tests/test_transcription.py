@@ -114,7 +114,7 @@ def test_windows_that_met_the_limit_are_listed(transcriber: Transcriber) -> None
 def test_silence_is_passed_over(
     transcriber: Transcriber, no_speech: float, logprob: float | None, emitted: bool
 ) -> None:
-    thresholds = replace(NEVER, no_speech=no_speech, logprob=logprob)
+    thresholds = replace(NEVER, no_speech_threshold=no_speech, logprob_threshold=logprob)
 
     transcript = transcriber.transcribe(noise(0.6), replace(TEXT, thresholds=thresholds))
 

@@ -1,4 +1,4 @@
-"""A vendor is one folder: no other file of the package names it, but for the one list of targets."""
+"""A vendor is one folder: no other file of the package names it, except the list of targets."""
 
 import importlib
 import re
@@ -10,10 +10,11 @@ import whisperport
 
 ROOT = Path(whisperport.__file__).parent
 LIST = ROOT / "targets" / "__init__.py"
+NOT_VENDORS = {"xnnpack"}  # a library that runs on any CPU; estimates and reports name it too
 VENDORS = sorted(
     folder.name
     for folder in (ROOT / "targets").iterdir()
-    if folder.is_dir() and (folder / "__init__.py").is_file()
+    if folder.is_dir() and (folder / "__init__.py").is_file() and folder.name not in NOT_VENDORS
 )
 
 
