@@ -1,12 +1,12 @@
-"""Chunks of speech against windows led by timestamps, and one worker against two: speed and word errors.
+"""Compare speech chunks with consecutive windows, and one worker with two: speed and word errors.
 
     python benchmarks/chunks.py [--minutes 6] [--rounds 3] [--bundle DIR]
 
-The sound is made of the shipped recordings in a fixed random order, with silence between: pauses of
-0.3 to 2 s, and gaps of up to 30 s. Rounds are interleaved, so that a busy moment of the machine falls on
-all alike; figures are medians. Ratios are to windows with 1 thread in the same round, of the time and of
-the processors' time, which others on the machine change less. Writes `results/chunks_DATE.json` and prints
-a table.
+The audio consists of the shipped audio files in a fixed random order, with silence between them: pauses of
+0.3 to 2 s, and gaps of up to 30 s. Rounds are interleaved, so that other load on the machine affects all
+alike; figures are medians. Ratios are relative to windows with 1 thread in the same round, for wall-clock
+time and for CPU time, which depends less on other load. Writes `results/chunks_DATE.json` and prints a
+table.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def median_ratio(mine: list[float], first: list[float]) -> float:
 
 
 def made(seconds: float, gap: tuple[float, float]) -> tuple[np.ndarray, str]:
-    """Sound of about `seconds`, and what is said in it."""
+    """Make audio of about `seconds` seconds; return it with its transcript."""
     random = np.random.default_rng(0)
     recordings = [r for r in shipped_audio() if r.text and r.seconds < 10]
     parts, text, n_samples = [], [], 0
@@ -107,12 +107,12 @@ def made(seconds: float, gap: tuple[float, float]) -> tuple[np.ndarray, str]:
 
 def report(rows: list[dict], chosen: argparse.Namespace) -> None:
     result = {
-        "what": "chunks of speech against windows led by timestamps",
+        "what": "speech chunks compared with consecutive windows",
         "rows": rows,
         "rounds": chosen.rounds,
         "bundle": chosen.bundle or "the embedded model",
         "machine": machine(),
-        "load_average": os.getloadavg(),  # processes that wanted a core, ours among them
+        "load_average": os.getloadavg(),  # processes that used or waited for a core, including this one
         "versions": versions(("whisperport", "onnxruntime", "numpy")),
         "measured_on": datetime.date.today().isoformat(),
         "command": f"python benchmarks/chunks.py --minutes {chosen.minutes} --rounds {chosen.rounds}",

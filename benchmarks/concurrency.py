@@ -1,11 +1,11 @@
-"""One `Transcriber` in several threads: the same results as single calls, and how many calls a second.
+"""Use one `Transcriber` in several threads: compare results with single calls, and measure throughput.
 
     python benchmarks/concurrency.py [--threads 8] [--calls 100] [--targets onnxruntime xnnpack]
 
-Each thread makes `--calls` calls over the short shipped recordings with the embedded model, every runtime
-on one thread. Every transcript is compared with that of a single call. Throughput is compared with one
+Each thread makes `--calls` calls for the short shipped audio files with the embedded model; every runtime
+uses one thread. Every transcript is compared with that of a single call. Throughput is compared with one
 thread that makes calls one after another. Writes `results/concurrency_DATE.json`, prints a table, and exits
-with 1 if any transcript differs.
+with 1 if a transcript differs.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from whisperport.verification.clips import shipped_audio
 RESULTS = Path(__file__).parent / "results"
 LONGEST_S = 6.0
 ONE_THREAD = RunOptions(threads=1)
-# With timestamps, with words, and without either: each call differs from the one before it.
+# With timestamps, with word timestamps, and without timestamps: each call differs from the previous one.
 WAYS = (
     TranscribeOptions(decode=DecodeOptions(language="en")),
     TranscribeOptions(decode=DecodeOptions(language="en"), word_timestamps=True),
@@ -48,10 +48,10 @@ Call = tuple[np.ndarray, TranscribeOptions]
 def main() -> None:
     parser = argparse.ArgumentParser(description="Concurrent calls of one transcriber.")
     parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--calls", type=int, default=100, help="of each thread")
+    parser.add_argument("--calls", type=int, default=100, help="calls per thread")
     parser.add_argument("--targets", nargs="+", default=["onnxruntime", "xnnpack"])
     chosen = parser.parse_args()
-    sys.setswitchinterval(1e-4)  # Python switches threads 50 times as often as it would
+    sys.setswitchinterval(1e-4)  # Python switches threads 50 times as often as by default
     rows = []
     for target in chosen.targets:
         with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def embedded(target: str, folder: Path) -> Bundle:
-    """The embedded model on a target."""
+    """Return the embedded model as a bundle for a target."""
     if target == "onnxruntime":
         return Bundle.open(default_bundle())
     checkpoint = load_checkpoint("default")
@@ -103,7 +103,7 @@ def measured(bundle: Bundle, threads: int, calls: int) -> dict[str, float]:
 
 def write(rows: Sequence[dict], chosen: argparse.Namespace) -> None:
     result = {
-        "what": "the embedded model, short shipped recordings, one thread a runtime",
+        "what": "the embedded model, short shipped audio files, one thread per runtime",
         "rows": rows,
         "cores": available_cores(),
         "load": os.getloadavg(),
@@ -115,7 +115,7 @@ def write(rows: Sequence[dict], chosen: argparse.Namespace) -> None:
     }
     path = RESULTS / f"concurrency_{result['measured_on']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    print("| Target | Threads | Calls | Wrong | Time | Calls/s | Of one thread |")
+    print("| Target | Threads | Calls | Wrong | Time | Calls per second | Relative to one thread |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
         print(

@@ -1,12 +1,12 @@
-"""What an export costs: seconds per phase, and the peak of resident memory against the model's weights.
+"""Measure the cost of an export: seconds per phase, and peak memory relative to the model's weights.
 
     python benchmarks/export_cost.py [--sizes tiny base small] [--targets onnxruntime xnnpack] [--threads N]
 
-Checkpoints of Whisper's sizes with random weights are written to `--work` as folders in float32, as
-transformers saves them; their values fit float16, as those of the published checkpoints do. Each export
-runs in a process of its own. Random weights decode until the limit of tokens: nothing ends early.
-Memory is what Linux counts as resident, with the checkpoint's mapped pages. Writes
-`results/export_cost_DATE.json` and prints a table. To measure another version, set PYTHONPATH to its `src`.
+Checkpoints with Whisper's sizes and random weights are written to `--work` as folders in float32, as
+transformers saves them. Their values fit float16, as those of the published checkpoints do. Each export
+runs in a separate process. With random weights, decoding runs until the token limit. Memory is Linux's
+resident memory, which includes mapped pages of the checkpoint. Writes `results/export_cost_DATE.json` and
+prints a table. To measure another version, set PYTHONPATH to its `src`.
 """
 
 import argparse
@@ -28,11 +28,11 @@ GOAL_FACTOR, GOAL_BYTES = (
     2.5,
     1e9,
 )  # peak memory: at most so many times the weights, plus so many bytes
-PHASES = {  # how a progress message begins -> the phase that it begins
+PHASES = {  # start of a progress message -> the phase that starts with this message
     "import": "import",
     "reading": "load",
     "building": "build",
-    "looking": "alignment heads",
+    "searching for alignment heads": "alignment heads",
     "running the model": "reference",
     "tracing": "trace",
     "traced": "trace",
@@ -41,7 +41,7 @@ PHASES = {  # how a progress message begins -> the phase that it begins
     "writing the ExecuTorch": "lower",
     "writing the embedding": "tables",
     "loading the programs": "verify",
-    "putting": "commit",
+    "moving the bundle": "commit",
 }
 
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def child(chosen: argparse.Namespace, *arguments: str) -> str:
-    """The last line that this script prints in a process of its own."""
+    """Run this script in another process; return the last line that it prints."""
     shared = ["--work", str(chosen.work), "--threads", str(chosen.threads)]
     command = [sys.executable, __file__, *shared, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -124,7 +124,7 @@ def make_checkpoint(size: str, folder: Path) -> None:
 
 
 def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, Any]:
-    """Seconds and the memory at the end of every phase, in the order of their first beginning."""
+    """Export once; return seconds and memory at the end of every phase, in the order of the phases."""
     began = [("import", time.perf_counter(), time.process_time(), resident("VmRSS"))]
     logging.disable(logging.WARNING)
 
@@ -147,12 +147,12 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
     phase = "import"
     for (message, wall, cpu, _), (_, wall_end, cpu_end, peak) in pairwise(began):
         phase = next((to for start, to in PHASES.items() if message.startswith(start)), phase)
-        if " to ONNX" in message:
+        if " as ONNX" in message:
             phase = "lower"
         found = phases.setdefault(phase, {"wall_s": 0.0, "cpu_s": 0.0, "peak_bytes": 0})
         found["wall_s"] += wall_end - wall
         found["cpu_s"] += cpu_end - cpu
-        found["peak_bytes"] = peak  # so far: the mark of this process never falls
+        found["peak_bytes"] = peak  # so far: the peak of a process never falls
     weights = weight_bytes(bundle.manifest.dims)
     peak = resident("VmHWM")
     return {
@@ -171,7 +171,7 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
 
 
 def resident(field: str) -> int:
-    """Bytes, as Linux counts them; `VmHWM` is the highest so far."""
+    """Read resident memory in bytes from `/proc`; `VmHWM` is the peak so far."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
@@ -180,7 +180,7 @@ def show(row: dict[str, Any]) -> None:
     weights, peak = row["weight_bytes"], row["peak_bytes"]
     print(
         f"{row['size']} on {row['target']}: {row['wall_s']:.0f} s ({row['cpu_s']:.0f} s of CPU), "
-        f"{peak / 1e9:.2f} GB at most, {peak / weights:.1f} times the weights ({weights / 1e6:.0f} MB), "
+        f"{peak / 1e9:.2f} GB at peak, {peak / weights:.1f} times the weights ({weights / 1e6:.0f} MB), "
         f"goal {(GOAL_FACTOR * weights + GOAL_BYTES) / 1e9:.2f} GB"
     )
     for phase, found in row["phases"].items():

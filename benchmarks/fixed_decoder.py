@@ -1,11 +1,10 @@
-"""A decoder of fixed length without a cache against a cached one: operations by kind, and time.
+"""Compare a decoder of fixed length without KV cache with a cached one: operations by kind, and time.
 
     python benchmarks/fixed_decoder.py [--rounds 5] [--threads 2]
 
-Both at Whisper tiny's sizes with random weights, in float32 on ONNX Runtime. The fixed one is
-openai-whisper's decoder on 32 tokens and the sound's 1500 positions, run once for each token; the
-cached one is `cross_kv`, once, and `step`, once for each token. Rounds are interleaved; figures are
-medians of rounds.
+Both have Whisper tiny's sizes and random weights, in float32 on ONNX Runtime. The fixed decoder is that of
+openai-whisper with 32 tokens and 1500 audio positions; it runs once per token. The cached decoder runs
+`cross_kv` once and `step` once per token. Rounds are interleaved; figures are medians of rounds.
 """
 
 import argparse
@@ -30,8 +29,8 @@ from whisperport.programs.program import Program, trace
 from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts
 
-TOKENS = 30  # of the transcript
-POSITIONS = 32  # of the fixed decoder
+TOKENS = 30  # tokens of the transcript
+POSITIONS = 32  # sequence length of the fixed decoder
 KINDS = ("projections", "self-attention", "cross-attention", "cross K/V", "vocabulary", "rest")
 
 
@@ -55,15 +54,17 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         runs = [_session(p, Path(folder), options.threads) for p in (fixed, cross_kv, step)]
-        times = [_times(runs) for _ in range(options.rounds + 1)][1:]  # the first warms up
+        times = [_times(runs) for _ in range(options.rounds + 1)][
+            1:
+        ]  # the first round is a warm-up
     fixed_s, cached_s = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(a / b for a, b in times)
-    print(f"measured: {fixed_s:.2f} s against {cached_s:.2f} s: {ratio:.1f} times")
+    print(f"measured: fixed {fixed_s:.2f} s, cached {cached_s:.2f} s, ratio {ratio:.1f}")
 
 
 def _programs() -> tuple[Program, Program, Program]:
     theirs = TextDecoder(TINY.n_vocab, TINY.n_text_ctx, 384, 6, 4)
-    torch.nn.init.normal_(theirs.positional_embedding, std=0.02)  # made empty
+    torch.nn.init.normal_(theirs.positional_embedding, std=0.02)  # it is created without values
     inputs = (torch.ones(1, POSITIONS, dtype=torch.int64), torch.zeros(1, 1500, 384))
     ours = {
         p.name: p
@@ -81,7 +82,7 @@ def _operations(program: Program) -> dict[str, int]:
 
 
 def _kind(program: str, cost: NodeCost) -> str:
-    """By the operator, the module that called it and the sizes met."""
+    """Classify a node by its operator, the module that called it, and its sizes."""
     node, module = cost.node, cost.node.module
     if node.op in ("linear", "matmul") and node.output.shape[-1] == TINY.n_vocab:
         return "vocabulary"
@@ -107,7 +108,7 @@ def _session(program: Program, folder: Path, threads: int) -> Callable[[], objec
 
 
 def _times(runs: list[Callable[[], object]]) -> tuple[float, float]:
-    """Seconds of a transcript by the fixed decoder, and by the cached one."""
+    """Return the seconds of one transcript with the fixed decoder and with the cached one."""
     fixed, cross_kv, step = runs
     start = time.perf_counter()
     for _ in range(TOKENS):

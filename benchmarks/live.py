@@ -1,10 +1,10 @@
-"""How late words come when recordings are played at their own pace, and whether they are the same.
+"""Measure the delay of words in live transcription, and compare the text with that of the audio file.
 
     python benchmarks/live.py [--targets onnxruntime xnnpack] [--threads 2] [--step 0.5]
 
-Plays every shipped recording, and eight of them in a row with gaps, through `LiveTranscriber` on the
-embedded model. The delay of a word is the time at which it is committed, by the clock, from the time at
-which its speaker ended it, by the recordings' alignments. Writes `results/live_DATE.json`.
+Plays every shipped audio file in real time, and eight of them one after another with gaps, through
+`LiveTranscriber` with the embedded model. The delay of a word is the wall-clock time from the end of the
+word in the audio, by the shipped alignments, until the word is committed. Writes `results/live_DATE.json`.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from whisperport.verification import machine, versions
 from whisperport.verification.clips import shipped_audio
 
 RESULTS = Path(__file__).parent / "results"
-GAPS_S = (0.4, 3.0, 0.7, 8.0, 1.2, 5.0, 0.5)  # shorter and longer than a pause
+GAPS_S = (0.4, 3.0, 0.7, 8.0, 1.2, 5.0, 0.5)  # seconds; some are shorter than a pause, some longer
 IN_A_ROW = ("18", "01", "04", "06", "08", "10", "11", "15")
 GOAL_S, GOAL_EQUAL = 2.0, 0.95
 
 
 @dataclass(frozen=True)
 class Played:
-    """A sound, and when its words end."""
+    """Audio, and the times at which its words end."""
 
     name: str
     samples: np.ndarray
@@ -58,7 +58,7 @@ def main() -> None:
     result = {
         "measured_on": datetime.date.today().isoformat(),
         "machine": machine(),
-        "load_before": os.getloadavg()[0],  # processes that wanted a core: others slow the passes
+        "load_before": os.getloadavg()[0],  # processes that used or waited for a core
         "versions": versions(["whisperport", "onnxruntime", "executorch"]),
         "threads": chosen.threads,
         "step_s": chosen.step,
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def measured(transcriber: Transcriber, options: LiveOptions) -> dict[str, Any]:
-    """Every sound played to the end; delays of all words together."""
+    """Play all audio to the end; return the delays of all words together."""
     rows = [played_live(transcriber, options, audio) for audio in sounds()]
     delays = [delay for row in rows for delay in row["delays_s"]]
     audio_delays = [delay for row in rows for delay in row["audio_delays_s"]]
@@ -101,7 +101,7 @@ def played_live(transcriber: Transcriber, options: LiveOptions, audio: Played) -
     live = LiveTranscriber(transcriber, options)
     size = round(PIECE_S * SAMPLE_RATE)
     pieces = [audio.samples[i : i + size] for i in range(0, audio.samples.size, size)]
-    committed: list[tuple[Word, float, float]] = []  # the word, by the clock, by the sound
+    committed: list[tuple[Word, float, float]] = []  # word, wall-clock time, audio time
     busy_s, start = 0.0, time.monotonic()
     source = ReadAhead(in_real_time(pieces))
     while (samples := source.take()) is not None:
@@ -134,7 +134,7 @@ def played_live(transcriber: Transcriber, options: LiveOptions, audio: Played) -
 def matches(
     spoken: Sequence[Word], committed: Sequence[tuple[Word, float, float]]
 ) -> list[tuple[float, float, float]]:
-    """For every spoken word that was understood: its end, and when it was committed."""
+    """Return, for every spoken word that was transcribed, its end and the times when it was committed."""
     heard: list[tuple[str, float, float]] = []
     for word, clock, audio in committed:
         if heard and not word.word.startswith(" "):  # the "-four" of "twenty-four"
@@ -152,7 +152,7 @@ def matches(
 
 
 def equal_words(one: str, other: str) -> int:
-    """Words that both have in the same order, with their punctuation and capitals."""
+    """Count the words that both texts have in the same order, with punctuation and case."""
     pairs = SequenceMatcher(None, one.split(), other.split(), autojunk=False)
     return sum(block.size for block in pairs.get_matching_blocks())
 
@@ -165,7 +165,7 @@ def sounds() -> list[Played]:
 
 
 def in_a_row(parts: Sequence[Played]) -> Played:
-    """One sound, with gaps of silence between."""
+    """Join several pieces of audio, with silence between them."""
     samples, words, at = [], [], 0.0
     for part, gap in zip(parts, (*GAPS_S, 0.0), strict=True):
         words += [Word(w.word, at + w.start, at + w.end, 1.0) for w in part.words]

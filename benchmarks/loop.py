@@ -1,10 +1,10 @@
-"""What the Python around a step costs: the decoding loop at the sizes of Whisper tiny, timed from within.
+"""Measure the time of Python around a step: the decoding loop at Whisper tiny's sizes.
 
     python benchmarks/loop.py [--threads 1] [--rounds 7]
 
-Weights are random, so that nothing ends early: each round decodes a window of 60 tokens, with
-timestamps, in every way of search. Python is the time of the loop without that of the runtime's calls:
-rules, choice of the token, embedding, mask, cache, and checking of arrays. Writes
+Weights are random, so decoding does not end early: each round decodes a window of 60 tokens with
+timestamps, with every decoding method. Python's time is the time of the loop without the runtime's calls:
+token rules, choice of the token, embedding, mask, cache, and checks of arrays. Writes
 `results/loop_DATE.json` and prints a table.
 """
 
@@ -31,7 +31,7 @@ from whisperport.verification import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS = 60
-GOAL = 0.10  # of a step
+GOAL = 0.10  # largest share of Python in the time of a step
 SEARCHES = {
     "greedy": DecodeOptions(language="en", max_tokens=TOKENS),
     "beam 5": DecodeOptions(language="en", max_tokens=TOKENS, beam_size=5),
@@ -78,7 +78,7 @@ def tiny_engine(threads: int, clock: Clock) -> Engine:
 def one_window(
     engine: Engine, features: np.ndarray, options: DecodeOptions, clock: Clock
 ) -> dict[str, float]:
-    """Milliseconds of a step's program, and of the Python around it."""
+    """Decode one window; return the milliseconds of the program `step` and of Python, per step."""
     clock.reset()
     started = time.perf_counter()
     decode_window(engine.decoder(), features, options)
@@ -100,7 +100,7 @@ def report(rounds: list[dict], chosen: argparse.Namespace) -> None:
         share = statistics.median(r[name]["python_ms"] / r[name]["step_ms"] for r in rounds)
         rows.append({"search": name, "step_ms": step, "python_ms": python, "share": share})
     result = {
-        "what": "Python around a step of Whisper tiny's sizes, onnxruntime, float32, random weights",
+        "what": "Python's time around a step, Whisper tiny's sizes, onnxruntime, float32, random weights",
         "goal": GOAL,
         "rows": rows,
         "rounds": rounds,

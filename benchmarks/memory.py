@@ -1,13 +1,13 @@
-"""Memory and loading time of the ONNX programs, weights shared between sessions or in each of its own.
+"""Measure memory and loading time of the ONNX programs, with shared weights and with separate weights.
 
     python benchmarks/memory.py [--sizes tiny base small] [--work build/memory] [--rounds 5]
 
-Bundles of Whisper's sizes with random weights in float16, as checkpoints are published, are exported to
-`--work` unless they are there. *Apart*: every program is loaded by itself, so that its session has its own
-weights, packed. *Shared*: as bundles are loaded. Memory is what a fresh process has resident, less what it
-had before loading; a window is one of 30 s with a prompt of 200 tokens, 30 steps, and word times.
-Times of programs are CPU time on one thread, apart and shared in turn, so that other work on the
-machine falls on both alike. Writes `results/memory_DATE.json` and prints tables.
+Bundles with Whisper's sizes and random float16 weights are exported to `--work` unless they exist.
+*Separate*: every program is loaded alone, so its session has its own packed weights. *Shared*: programs are
+loaded as in a bundle. Memory is the resident memory of a new process minus that before loading. A window
+has 30 s, a prompt of 200 tokens, 30 steps, and word timestamps. Times of programs are CPU time on one
+thread; separate and shared take turns, so that other load on the machine affects both alike. Writes
+`results/memory_DATE.json` and prints tables.
 """
 
 import argparse
@@ -32,9 +32,14 @@ from whisperport.targets import RunOptions, get_target
 from whisperport.verification import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
-RUNS = {"step": 10, "prefill_4": 5, "prefill_64": 3, "align": 3}  # a round; others: 1
+RUNS = {
+    "step": 10,
+    "prefill_4": 5,
+    "prefill_64": 3,
+    "align": 3,
+}  # runs per round; 1 for other programs
 ONE_THREAD = RunOptions(threads=1)
-WAYS = ("apart", "shared")
+WAYS = ("separate", "shared")
 
 
 def main() -> None:
@@ -59,7 +64,7 @@ def main() -> None:
 
 
 def exported(size: str, work: Path) -> Path:
-    """A bundle of random weights: they compute nonsense, so it stays unverified."""
+    """Return a bundle with random weights; export it if needed. It is not verified."""
     folder = work / size
     if folder.exists():
         return folder
@@ -108,7 +113,7 @@ def loaded(bundle: Bundle, way: str) -> dict[str, Runner]:
 
 
 def in_a_process_of_its_own(folder: Path, way: str) -> dict[str, float]:
-    """The mean of each figure over two processes."""
+    """Measure in two new processes; return the mean of each figure."""
     command = [sys.executable, __file__, "--work", str(folder), "--child", way]
     outputs = [
         json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -118,8 +123,8 @@ def in_a_process_of_its_own(folder: Path, way: str) -> dict[str, float]:
 
 
 def one_process(folder: Path, way: str) -> dict[str, float]:
-    """Seconds and MiB of loading a bundle, and MiB after a window."""
-    import google.protobuf.message  # noqa: F401  # what the runtime imports is not the bundle's
+    """Measure seconds and MiB for loading a bundle, and MiB after two windows."""
+    import google.protobuf.message  # noqa: F401  # imports are not counted
     import onnxruntime  # noqa: F401
 
     bundle = Bundle.open(folder, check_hashes=False)
@@ -147,20 +152,20 @@ def one_window(decoder: Decoder) -> None:
 
 
 def resident(field: str) -> float:
-    """MiB, as Linux counts them."""
+    """Read resident memory in MiB from `/proc`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def speeds(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a run, and the median of the rounds' ratios of shared to apart."""
+    """Measure milliseconds per run, and the median of the rounds' ratios of shared to separate."""
     bundle = Bundle.open(folder)
     both = {way: loaded(bundle, way) for way in WAYS}
     found = {}
     for name in both["shared"]:
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         runs = {way: with_inputs(both[way][name]) for way in WAYS}
-        for number in range(rounds + 1):  # the first lays out memory
+        for number in range(rounds + 1):  # the first round allocates memory
             for way in WAYS if number % 2 else WAYS[::-1]:
                 started = time.process_time()
                 for _ in range(RUNS.get(name, 1)):
@@ -168,7 +173,9 @@ def speeds(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
                 spent = time.process_time() - started
                 times[way].append(1e3 * spent / RUNS.get(name, 1))
         kept = {way: values[1:] for way, values in times.items()}
-        ratios = [ours / own for own, ours in zip(kept["apart"], kept["shared"], strict=True)]
+        ratios = [
+            shared / own for own, shared in zip(kept["separate"], kept["shared"], strict=True)
+        ]
         medians = {f"{way}_ms": statistics.median(values) for way, values in kept.items()}
         found[name] = medians | {"ratio": statistics.median(ratios)}
     return found
@@ -190,13 +197,13 @@ def show(row: dict[str, Any]) -> None:
         sizes = f"{found['loaded_mib']:8.0f}{found['peak_mib']:8.0f}"
         print(f"{way:12}{seconds}{sizes}{found['after_windows_mib']:15.0f}")
     for name, found in row["programs"].items():
-        print(f"{name:12}{found['apart_ms']:8.1f}{found['shared_ms']:8.1f}{found['ratio']:8.2f}")
+        print(f"{name:12}{found['separate_ms']:8.1f}{found['shared_ms']:8.1f}{found['ratio']:8.2f}")
 
 
 def save(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> None:
     today = datetime.date.today().isoformat()
     result = {
-        "what": "ONNX programs with weights of their own (apart) and shared, one thread, CPU time",
+        "what": "ONNX programs with separate and with shared weights, one thread, CPU time",
         "rows": rows,
         "machine": machine(),
         "versions": versions(("whisperport", "onnxruntime", "numpy")),

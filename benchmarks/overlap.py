@@ -1,13 +1,13 @@
-"""What it saves to encode the next chunk while one is decoded: two programs on two threads, or in turn.
+"""Measure the gain of encoding the next chunk while one is decoded: two programs concurrently or in turn.
 
     python benchmarks/overlap.py [--seconds 90] [--rounds 7]
 
-The sound is made as by chunks.py, with pauses, and transcribed in chunks by one worker, one thread a
-program. In turn: the same with a lock around all programs, so that one runs at a time; finding speech
-and taking spectrograms go on beside them either way. Rounds are interleaved, so that a busy moment of the
-machine falls on all alike; the ratio is the median of the rounds' ratios. Pairs: the embedded model, and
-Whisper tiny's sizes with random weights and 30 tokens a chunk, its encoder on each target. Writes
-`results/overlap_DATE.json` and prints a table.
+The audio is made as in chunks.py, with pauses, and transcribed in speech chunks by one worker, with one
+thread per program. *In turn* is the same with a lock around all programs, so that only one runs at a time.
+Speech detection and spectrograms are computed concurrently in both cases. Rounds are interleaved, so that
+other load on the machine affects all alike; the ratio is the median of the rounds' ratios. Models: the
+embedded model; and Whisper tiny's sizes with random weights and 30 tokens per chunk, with its encoder on
+each target. Writes `results/overlap_DATE.json` and prints a table.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.verification import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
-GOAL = 0.80  # of the time in turn, where the costs are within a factor of two
+GOAL = 0.80  # of the time in turn, if the costs of encoder and decoder are within a factor of two
 ONE_THREAD = RunOptions(threads=1)
 WORDS = TranscribeOptions(decode=DecodeOptions(language="en"), vad=VadOptions())
 THIRTY_TOKENS = replace(
@@ -56,7 +56,7 @@ THIRTY_TOKENS = replace(
 
 
 class Switch:
-    """Lets one program run at a time, or all of them at once."""
+    """Lets one program run at a time, or all programs concurrently."""
 
     def __init__(self) -> None:
         self.in_turn = False
@@ -64,7 +64,7 @@ class Switch:
 
 
 class Switched(Runner):
-    """A runner that waits for its turn while the switch says so; all threads may enter."""
+    """A runner that waits for the lock while the switch is on; otherwise any thread may run it."""
 
     def __init__(self, inner: Runner, switch: Switch) -> None:
         super().__init__(inner.spec, inner.turn)
@@ -78,10 +78,14 @@ class Switched(Runner):
 
 
 class Pair:
-    """An encoder and a decoder, on one thread each."""
+    """An encoder and a decoder with one thread each."""
 
     def __init__(self, options: TranscribeOptions, encoder: str | None = None) -> None:
-        """encoder: target of tiny's, the decoder being on onnxruntime; None: the embedded model."""
+        """Make the pair.
+
+        Args:
+            encoder: target of tiny's encoder, with the decoder on onnxruntime; None: the embedded model.
+        """
         self.options, self.clock, self.switch = options, Clock(), Switch()
         bundle = Bundle.open(default_bundle())
         if encoder is None:
@@ -118,7 +122,7 @@ class Pair:
         )
 
     def seconds(self, audio: np.ndarray, *, in_turn: bool) -> tuple[float, float, float]:
-        """Of the whole, of the encoder's calls, and of the decoder's; checks that nothing changes."""
+        """Return the total time, and those of encoder and decoder; check that the text does not change."""
         self.switch.in_turn = in_turn
         self.clock.reset()
         started = time.perf_counter()

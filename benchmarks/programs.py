@@ -1,10 +1,10 @@
-"""Each program against torch eager's, in one run: how much a target gains, and how near the limit it is.
+"""Compare each program with torch eager in one run, and with the limit of the machine.
 
     python benchmarks/programs.py [--threads 2] [--rounds 7]
 
-Sizes are Whisper tiny's, weights are random: neither changes what is computed. Rounds are interleaved,
-so that a busy moment of the machine falls on all alike; the figure is the median of rounds, and the
-ratio the median of the rounds' ratios. Writes `results/programs_DATE.json` and prints a table.
+The sizes are those of Whisper tiny, the weights are random. Rounds are interleaved, so that other load on
+the machine affects all alike; the figure is the median of rounds, and the ratio the median of the rounds'
+ratios. Writes `results/programs_DATE.json` and prints a table.
 """
 
 import argparse
@@ -47,7 +47,10 @@ TINY = Dims(
 )
 RESULTS = Path(__file__).parent / "results"
 TIMED = {"encoder": 3, "step": 30}  # runs a round
-GOALS = {("encoder", "xnnpack"): 0.75, ("step", "onnxruntime"): 0.80}  # of torch eager's time
+GOALS = {
+    ("encoder", "xnnpack"): 0.75,
+    ("step", "onnxruntime"): 0.80,
+}  # largest ratio to torch eager's time
 
 Run = Callable[[], object]
 
@@ -86,7 +89,7 @@ def eager_encoder(model: Whisper) -> Run:
 
 
 def eager_step(model: Whisper) -> Run:
-    """The same cached step in eager torch: host embedding, cross K/V once, new rows out."""
+    """Return the same cached step in eager torch: embedding on the host, cross K/V computed once."""
     step = Decode(model.decoder)
     inputs = [torch.from_numpy(array) for array in step_inputs().values()]
     n = TINY.n_text_layer
@@ -123,7 +126,7 @@ def lowered(target: Target, programs: list[Program], folder: Path, threads: int)
 
 
 def bound(runner: Runner, inputs: dict[str, np.ndarray]) -> Run:
-    """As the engine runs it: constants and state are bound once."""
+    """Run a program as the engine does: constants and state are bound once."""
     binding = runner.binding()
     for name, role in runner.roles.items():
         if role != "input":
@@ -138,7 +141,7 @@ def one_round(contenders: dict[Any, Run]) -> dict[Any, float]:
 
 
 def gemm_gflops(n: int = 2048) -> float:
-    """The best float32 matrix product that torch, numpy or ONNX Runtime does here, in GFLOP/s."""
+    """Measure the fastest float32 matrix multiplication of torch, numpy and ONNX Runtime, in GFLOP/s."""
     from onnx import TensorProto, helper
     from onnxruntime import InferenceSession
 
@@ -155,13 +158,13 @@ def gemm_gflops(n: int = 2048) -> float:
 
 
 def read_gb_per_s(mib: int = 512) -> float:
-    """How fast memory is read, by a sum over an array far larger than any cache, in GB/s."""
+    """Measure the memory bandwidth in GB/s, with a sum over an array much larger than the CPU's caches."""
     array = torch.ones(mib * 2**18)
     return array.numel() * 4 / measure(lambda: array.sum(), n=7).best_ms / 1e6
 
 
 def encoder_gflop() -> float:
-    """2 · multiply-adds of the encoder's products, by hand; softmax and norms are below 1 %."""
+    """Compute the encoder's operations: 2 per multiply-add of its matmuls; others are below 1 %."""
     d, t, ffn = TINY.n_audio_state, TINY.n_audio_ctx, TINY.n_audio_ffn
     stem = 2 * t * TINY.n_mels * 3 * d + t * d * 3 * d
     layer = t * (4 * d * d + 2 * d * ffn) + 2 * t * t * d
@@ -169,7 +172,7 @@ def encoder_gflop() -> float:
 
 
 def step_gb() -> float:
-    """Bytes a step must read: every decoder weight but the embedding rows, and the caches, float32."""
+    """Compute the GB that a step must read in float32: the decoder's weights and caches."""
     d, ffn, n = TINY.n_text_state, TINY.n_text_ffn, TINY.n_text_layer
     weights = n * (6 * d * d + 2 * d * ffn) + TINY.n_vocab * d  # cross K and V are not projected
     caches = n * 2 * d * (TINY.n_text_ctx + TINY.n_audio_ctx)
@@ -213,7 +216,7 @@ def report(
     }
     path = RESULTS / f"programs_{result['measured_on']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{'program':9}{'on':13}{'median ms':>10}{'of eager':>10}{'of the limit':>14}  goal")
+    print(f"\n{'program':9}{'on':13}{'median ms':>10}{'/ eager':>10}{'of the limit':>14}  goal")
     for row in rows:
         goal = f"≤ {row['goal']:.2f}" if row["goal"] else ""
         print(
@@ -221,7 +224,7 @@ def report(
             f"{row['of_limit']:14.0%}  {goal}"
         )
     print(
-        f"\nlimits here, {options.threads} threads: {limits['gemm_gflops']:.0f} GFLOP/s (encoder: "
+        f"\nlimits with {options.threads} threads: {limits['gemm_gflops']:.0f} GFLOP/s (encoder: "
         f"{encoder_gflop():.1f} GFLOP), {limits['read_gb_per_s']:.0f} GB/s (step: {step_gb():.3f} GB)"
     )
 

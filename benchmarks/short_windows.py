@@ -1,14 +1,14 @@
-"""What a shorter window costs: word errors and loops, for each window, padding and way of decoding.
+"""Measure word errors and loops with shorter windows, for each window, padding and decoding method.
 
     python benchmarks/short_windows.py [--checkpoint default] [--eval training/work/eval]
 
 Exports a bundle for every window and padding, and transcribes speech with it. The speech is that of the
-package, and with `--eval` also single utterances and long recordings made of them:
+package, and with `--eval` also single utterances and long audio files made of them:
 
     cd training && python synthesize.py eval --out work/eval     # see training/README.md
 
-A window loops if it met the token limit, or if its text, as the transcript has it, compresses by more than
-2.4 or says four words three times in a row. Bundles are kept in `--work`, and used again. Writes
+A window loops if it reaches the token limit, or if its text in the transcript has a compression ratio above
+2.4 or repeats four words three times in a row. Bundles are kept in `--work` and used again. Writes
 `results/short_windows_DATE.json` and prints a table.
 """
 
@@ -41,11 +41,14 @@ from whisperport.window import WindowOptions
 RESULTS = Path(__file__).parent / "results"
 MAX_RATIO = 2.4  # as openai-whisper's threshold
 LOOP = re.compile(r"\b((?:\S+ ){4})\1\1")  # four words, three times
-HELD_OUT = ("espeak-held-out", "festival-ked")  # voices that the embedded model never heard
+HELD_OUT = (
+    "espeak-held-out",
+    "festival-ked",
+)  # voices that the embedded model was not trained with
 
 ENGLISH = DecodeOptions(language="en")
 GREEDY = TranscribeOptions(decode=ENGLISH, temperatures=(0.0,))
-# As in a checkpoint's own window: what was said is the prompt, and no less probable.
+# As in a checkpoint's own window: the previous text is the prompt, without a repetition penalty.
 UNGUARDED = replace(
     GREEDY, condition_on_previous_text=True, decode=replace(ENGLISH, repetition_penalty=1.0)
 )
@@ -59,7 +62,7 @@ WAYS = {
     "no penalty": replace(GREEDY, decode=UNGUARDED.decode),
     "no timestamps": replace(GREEDY, decode=replace(ENGLISH, without_timestamps=True)),
 }
-# Each is compared with the default of its window in one respect.
+# Each row differs from the default of its window in one setting.
 PLAN = (
     (WindowOptions(), ("greedy",)),
     (WindowOptions(seconds=20.0), ("greedy",)),
@@ -82,7 +85,7 @@ DEFAULTS = tuple((WindowOptions(seconds=s), ("greedy",)) for s in (None, 20.0, 1
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What was made of the clips of one set."""
+    """The results for the clips of one set."""
 
     errors: TextErrors
     windows: int
@@ -103,7 +106,7 @@ def main() -> None:
     parser.add_argument("--eval", type=Path, help="folder of training/synthesize.py")
     parser.add_argument("--work", type=Path, default=Path("build/short_windows"))
     parser.add_argument("--single", type=int, default=100, help="utterances of --eval")
-    parser.add_argument("--long", type=int, default=8, help="recordings of 75 s made of --eval")
+    parser.add_argument("--long", type=int, default=8, help="audio files of 75 s made of --eval")
     parser.add_argument("--defaults", action="store_true", help="only the default of every window")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -122,7 +125,7 @@ def main() -> None:
 
 
 def bundle(checkpoint: Checkpoint, window: WindowOptions, options: argparse.Namespace) -> Bundle:
-    """The bundle of a window, exported where it is not there yet; verification is not the point here."""
+    """Return the bundle for a window; export it, without verification, if it does not exist."""
     parts = (options.target, window.seconds, window.padding, window.context_s, window.audio_s)
     folder = options.work / "-".join(str(part) for part in parts)
     if folder.is_dir():
@@ -182,7 +185,7 @@ def as_json(found: Heard) -> dict[str, Any]:
 
 
 def evaluation_sets(folder: Path, n_single: int, n_long: int) -> dict[str, list[Clip]]:
-    """Utterances with half a second around them, and recordings of 75 s with gaps of 0.3 to 2.5 s."""
+    """Make single utterances with half a second of silence around them, and audio of 75 s with gaps."""
     random = np.random.default_rng(5)
     spoken = list(utterances(folder))
     single = [
@@ -197,7 +200,7 @@ def evaluation_sets(folder: Path, n_single: int, n_long: int) -> dict[str, list[
 
 
 def utterances(folder: Path) -> Iterator[Clip]:
-    """Those of voices that the embedded model was trained with."""
+    """Yield the utterances of voices that the embedded model was trained with."""
     for index in sorted(folder.glob("*.json")):
         if index.name.startswith(HELD_OUT):
             continue
@@ -209,7 +212,7 @@ def utterances(folder: Path) -> Iterator[Clip]:
 
 
 def together(spoken: Sequence[Clip], random: np.random.Generator, seconds: float) -> Clip:
-    """Utterances at one level with gaps between them, as many as end within `seconds`."""
+    """Join utterances at equal loudness with gaps of 0.3 to 2.5 s, as many as fit into `seconds`."""
     pieces, texts = [np.zeros(int(random.uniform(0.05, 0.9) * SAMPLE_RATE), np.float32)], []
     for clip in spoken:
         if sum(map(len, pieces)) + clip.samples.size > seconds * SAMPLE_RATE:

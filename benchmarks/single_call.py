@@ -1,12 +1,13 @@
-"""The time of one transcription against that of another version of this package.
+"""Compare the time of one transcription between this version of the package and another one.
 
     python benchmarks/single_call.py --before REPOSITORY/src [--rounds 15] [--bundles DIR ...]
 
-REPOSITORY is a checkout of the other version (`git worktree add --detach REPOSITORY COMMIT`). Each version
-runs in one process that stays alive; the two take turns, and change which one is first, so that other work
-on the machine affects both alike. Wall-clock time, and CPU time of all threads, which depends less on other
-work. A ratio is the median of the rounds' ratios. Recordings: one of about 4 s, ten times a round, and the
-longest that is shipped. Without `--bundles` the embedded bundle is used.
+REPOSITORY is a checkout of the other version (`git worktree add --detach REPOSITORY COMMIT`). Each
+version runs in one process that stays alive. The two take turns, and alternate which one is first, so
+that other load on the machine affects both alike. Wall-clock time is measured, and CPU time of all
+threads, which depends less on other load. A ratio is the median of the rounds' ratios. The audio files
+are one of about 4 s, ten times per round, and the longest one in the package. Without `--bundles` the
+embedded bundle is used.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 
 NEW = Path(__file__).parents[1] / "src"
-REPEATS = (10, 1)  # calls per round: of the short recording, and of the long one
+REPEATS = (10, 1)  # calls per round for the short and for the long audio file
 
 WORKER = """
 import sys, time
@@ -42,7 +43,7 @@ for line in sys.stdin:
 
 
 class Version:
-    """A process that transcribes on demand with the package in `source`."""
+    """A process that transcribes on request with the package in `source`."""
 
     def __init__(self, source: Path, bundle: str, threads: int) -> None:
         self.process = subprocess.Popen(
@@ -57,7 +58,7 @@ class Version:
             pass
 
     def seconds(self, which: int) -> tuple[float, float]:
-        """Wall-clock and CPU time of one transcription of recording `which`."""
+        """Measure wall-clock and CPU time of one transcription of audio file number `which`."""
         assert self.process.stdin
         self.process.stdin.write(f"{which} {REPEATS[which]}\n")
         self.process.stdin.flush()
@@ -77,7 +78,12 @@ class Version:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time of one transcription, before and now.")
-    parser.add_argument("--before", type=Path, required=True, help="folder that holds whisperport/")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        required=True,
+        help="folder that contains the other version's whisperport/",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bundles", nargs="*", default=[""])

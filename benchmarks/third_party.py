@@ -1,13 +1,14 @@
-"""Other people's Whisper on XNNPACK: as exported, fixed by `check --fix`, and torch eager, in one run.
+"""Compare third-party Whisper programs on XNNPACK as exported, fixed by `check --fix`, and torch eager.
 
     python benchmarks/third_party.py [--threads 2] [--rounds 9]
 
-openai-whisper's own TextDecoder and AudioEncoder and transformers' own, at the sizes of tiny.en, random
-weights; 128 tokens, 1500 positions. *Products* is what the matrix products of the fixed program would take
-alone, at the speed of plain linears on XNNPACK: rewrites that keep them do not get below it. Rounds are
-interleaved, so that a busy moment of the machine falls on all alike; a ratio is the median of the rounds'
-ratios, and that of the best times is given beside it: on a busy machine the second is nearer to the truth.
-Takes about five minutes. Writes `results/third_party_DATE.json` and prints a table.
+The programs are the decoders and encoders of openai-whisper and of transformers at the sizes of tiny.en,
+with random weights, 128 tokens and 1500 positions. *Matmul time* is the time that the matrix
+multiplications of the fixed program alone would take, at the speed of plain linear layers on XNNPACK;
+rewrites that keep them cannot be faster. Rounds are interleaved, so that other load on the machine
+affects all alike. A ratio is the median of the rounds' ratios; the ratio of the best times is given
+beside it, which is more accurate on a loaded machine. Takes about five minutes. Writes
+`results/third_party_DATE.json` and prints a table.
 """
 
 import argparse
@@ -42,7 +43,7 @@ Plain = tuple[Callable[[], Any], int]  # one run, and its operations
 
 
 class Encoder(nn.Module):
-    """transformers' encoder returns an object of its own; a program returns tensors."""
+    """Wraps transformers' encoder, which returns an object; a program must return tensors."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        plain = plain_products(Path(folder), options.threads)
+        plain = plain_linears(Path(folder), options.threads)
         rows = [one_case(name, case, plain, options) for name, case in cases().items()]
     report(rows, options)
 
@@ -95,7 +96,7 @@ def openai_whisper() -> Any:
     audio = (80, POSITIONS, WIDTH, HEADS, LAYERS)
     text = (VOCABULARY, 448, WIDTH, HEADS, LAYERS)
     model = Whisper(ModelDimensions(*audio, *text)).eval()
-    # As large as in trained models: with torch's own 1.0 logits would reach 400.
+    # The scale of trained models. With torch's default of 1.0, logits would reach 400.
     nn.init.normal_(model.decoder.token_embedding.weight, std=0.05)
     nn.init.normal_(model.decoder.positional_embedding, std=0.05)
     return model
@@ -113,18 +114,18 @@ def transformers_whisper() -> Any:
     return WhisperForConditionalGeneration(config).eval()
 
 
-def plain_products(folder: Path, threads: int) -> Plain:
-    """Four linears on XNNPACK, of the sizes of a feed-forward."""
+def plain_linears(folder: Path, threads: int) -> Plain:
+    """Return four linear layers on XNNPACK with the sizes of a feed-forward block."""
     inner = 4 * WIDTH
     pair = [nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)]
     program = trace("plain", nn.Sequential(*pair, *pair), (torch.randn(1, POSITIONS, WIDTH),))
     runner, _ = lowered(program, folder / "plain", threads)
     arrays = {program.spec.inputs[0].name: torch.randn(1, POSITIONS, WIDTH).numpy()}
-    return lambda: runner.run(arrays), product_flops(program)
+    return lambda: runner.run(arrays), matmul_flops(program)
 
 
-def product_flops(program: Program) -> int:
-    """Operations of the linears, products and convolutions of a program."""
+def matmul_flops(program: Program) -> int:
+    """Count the operations of linear layers, matrix multiplications and convolutions of a program."""
     return compute_and_bytes(read_exported(program.name, program.exported).nodes)[0]
 
 
@@ -144,16 +145,16 @@ def one_case(name: str, case: Case, plain: Plain, options: argparse.Namespace) -
         runners, facts = {}, {}
         for key, one in (("naive", program), ("fixed", fixed.program)):
             runners[key], facts[key] = lowered(one, Path(folder) / key, options.threads)
-        contenders: dict[str, Callable[[], Any]] = {"eager": eager, "products": plain[0]}
+        contenders: dict[str, Callable[[], Any]] = {"eager": eager, "matmul": plain[0]}
         contenders |= {key: lambda r=runner: r.run(arrays) for key, runner in runners.items()}
         rounds = [
             {key: measure(run, warmup=1, n=3).best_ms for key, run in contenders.items()}
             for _ in range(options.rounds)
         ]
         (actual,) = runners["fixed"].run(arrays).values()
-    flops = product_flops(fixed.program)
+    flops = matmul_flops(fixed.program)
     for times in rounds:
-        times["products"] *= flops / plain[1]
+        times["matmul"] *= flops / plain[1]
     expected = eager()
     difference = float((torch.from_numpy(actual) - expected).abs().max())
     return {
@@ -177,8 +178,8 @@ def ratios(rounds: list[dict[str, float]]) -> dict[str, float]:
         "naive_over_fixed_best": best["naive"] / best["fixed"],
         "fixed_over_eager": statistics.median(r["fixed"] / r["eager"] for r in rounds),
         "fixed_over_eager_best": best["fixed"] / best["eager"],
-        "products_over_fixed": statistics.median(r["products"] / r["fixed"] for r in rounds),
-        "products_over_fixed_best": best["products"] / best["fixed"],
+        "matmul_over_fixed": statistics.median(r["matmul"] / r["fixed"] for r in rounds),
+        "matmul_over_fixed_best": best["matmul"] / best["fixed"],
     }
 
 
@@ -212,18 +213,20 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(
         f"\n{'program':26}{'eager':>8}{'naive':>8}{'fixed':>8}{'naive/fixed':>16}{'fixed/eager':>16}"
-        f"{'products/fixed':>17}{'outside':>10}{'error':>10}"
+        f"{'matmul/fixed':>17}{'outside':>10}{'error':>10}"
     )
     for row in rows:
         times = "".join(f"{row['median_ms'][key]:8.1f}" for key in ("eager", "naive", "fixed"))
         outside = "→".join(str(sum(row[key]["undelegated"].values())) for key in ("naive", "fixed"))
         shown = "".join(
             f"{row[key]:9.2f} ({row[f'{key}_best']:.2f})"
-            for key in ("naive_over_fixed", "fixed_over_eager", "products_over_fixed")
+            for key in ("naive_over_fixed", "fixed_over_eager", "matmul_over_fixed")
         )
         print(f"{row['program']:26}{times}{shown}{outside:>10}{row['max_relative']:10.1e}")
     print("\nmilliseconds, medians of rounds; ratios: median of rounds (of the best times)")
-    print("products: the matrix products alone, at the speed of plain linears on XNNPACK")
+    print(
+        "matmul: the matrix multiplications alone, at the speed of plain linear layers on XNNPACK"
+    )
     print("outside: nodes that XNNPACK does not run; error: of the largest value, against eager")
 
 

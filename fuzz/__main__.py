@@ -1,12 +1,12 @@
-"""Give mutated files of every format to what a user would call.
+"""Pass mutated files of every format to the functions and commands that a user would call.
 
     python -m fuzz [--count 20000] [--seed 0] [--format NAME ...] [--jobs 2]
     python -m fuzz --replay build/fuzz/findings/NAME-NUMBER.tar
 
-An input is accepted, or rejected by a `WhisperportError`. All else is a finding: another exception, a
-crash, more than 30 s or 2 GiB, a file outside opened, a file or process left behind, control characters
-on the terminal, a result that is not finite. Findings are saved in build/fuzz/findings; the exit status
-is 1 if there is one.
+An input is accepted, or rejected with a `WhisperportError`. Everything else is a finding: another
+exception, a crash, more than 30 s or 2 GiB, a file outside of the input that was opened, a file or process
+left behind, control characters on the terminal, or a result that is not finite. Findings are saved in
+build/fuzz/findings; the exit status is 1 if there is a finding.
 """
 
 import argparse
@@ -22,25 +22,26 @@ from fuzz.results import save, table
 from whisperport.bundle.manifest import FORMAT_VERSION
 
 BUILD = Path("build/fuzz")
-SEEDS = (
-    BUILD / f"seeds-{FORMAT_VERSION}"
-)  # kept between campaigns, and made again for another format
+# Kept between campaigns; made again when the bundle's format version changes.
+SEEDS = BUILD / f"seeds-{FORMAT_VERSION}"
 COUNT = 20_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status."""
+    """Run a campaign or replay one input; return the exit status."""
     formats = all_formats()
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--count", type=int, default=COUNT, help="Inputs of all formats together")
-    parser.add_argument("--seed", type=int, default=0, help="Another seed gives other inputs")
     parser.add_argument(
-        "--format", action="append", choices=formats, help="Only this; may be repeated"
+        "--count", type=int, default=COUNT, help="Number of inputs, all formats together"
     )
-    parser.add_argument("--jobs", type=int, default=2, help="Workers at a time")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="Begin no input after them")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="Read a saved input once more")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the inputs")
+    parser.add_argument(
+        "--format", action="append", choices=formats, help="Use only this format; may be repeated"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="Number of workers")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="Start no input later")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="Read a saved input again")
     parser.add_argument("--save", action="store_true", help="Write the result into fuzz/results")
     chosen = parser.parse_args(arguments)
     if chosen.replay:

@@ -1,4 +1,4 @@
-"""Many inputs of many formats, several workers at a time; what is found is saved, to be repeated."""
+"""Run many inputs of all formats with several workers; save findings so that they can be repeated."""
 
 import json
 import math
@@ -16,17 +16,17 @@ from fuzz.case import ACCEPTED, REJECTED, Format, Outcome
 from fuzz.supervisor import Supervisor
 from whisperport.progress import Progress
 
-KEPT = 3  # inputs that are saved of each kind of finding
+KEPT = 3  # number of inputs that are saved for each kind of finding
 AGAIN = (
     "hang",
     "memory",
-)  # found once more before they count: another process may have slowed this one
+)  # count only if found twice: other processes may have slowed the first run
 INPUT = "input"  # name of the folder in an archive
 
 
 @dataclass
 class Tally:
-    """What came of the inputs of one format."""
+    """Counts of the outcomes of one format."""
 
     inputs: int = 0
     rejected: int = 0
@@ -37,7 +37,7 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, outcome: Outcome) -> None:
-        """Count one."""
+        """Count one outcome."""
         self.inputs += 1
         self.rejected += outcome.kind == REJECTED
         self.accepted += outcome.kind == ACCEPTED
@@ -50,7 +50,7 @@ class Tally:
 
 @dataclass
 class Campaign:
-    """One run: which inputs, and where findings go."""
+    """One run of the fuzzer: its inputs, and the folder for findings."""
 
     formats: Sequence[Format]
     count: int
@@ -60,14 +60,14 @@ class Campaign:
     work: Path
     findings: Path
     progress: Progress
-    minutes: float = math.inf  # after which no input is begun
+    minutes: float = math.inf  # time after which no new input is started
     tallies: dict[str, Tally] = field(default_factory=dict)
     found: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # -> input numbers
     _until: float = math.inf
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> float:
-        """Run it; seconds of wall time."""
+        """Run all inputs; return the wall-clock time in seconds."""
         make_seeds(self.seeds, self.formats, self.progress)
         shutil.rmtree(self.findings, ignore_errors=True)
         self.tallies = {entry.name: Tally() for entry in self.formats}
@@ -82,14 +82,14 @@ class Campaign:
         try:
             for thread in threads:
                 thread.join()
-        except KeyboardInterrupt:  # what was found so far is reported
+        except KeyboardInterrupt:  # the findings so far are reported
             self._until = 0.0
             for thread in threads:
                 thread.join()
         return time.monotonic() - started
 
     def _tasks(self) -> Iterator[tuple[Format, int]]:
-        """Formats in turn, so that a campaign that is cut short has something of each."""
+        """Yield inputs of all formats in turn, so that an interrupted campaign has run some of each."""
         planned = [
             (number / count, place, number)
             for place, count in enumerate(counts(self.formats, self.count))
@@ -130,10 +130,10 @@ class Campaign:
         if len(numbers) > KEPT:
             return
         if len(numbers) == 1:
-            self.progress(f"found: {chosen.name}: {outcome.kind}: {outcome.where}")
+            self.progress(f"finding: {chosen.name}: {outcome.kind}: {outcome.where}")
         name = f"{''.join(letter for letter in chosen.name if letter.isalnum())}-{number}"
         self.findings.mkdir(parents=True, exist_ok=True)
-        supervisor.stop()  # the input is made again: what was read may have been changed
+        supervisor.stop()  # the input is made again, since reading may have changed it
         request = {"format": chosen.name, "seed": self.seed, "number": number}
         supervisor.make(request)
         with tarfile.open(
@@ -145,13 +145,13 @@ class Campaign:
 
 
 def counts(formats: Sequence[Format], count: int) -> list[int]:
-    """How many inputs of each format: their shares of `count`, and never none."""
+    """Return the number of inputs of each format, in proportion to its share, at least 1."""
     total = sum(entry.share for entry in formats)
     return [max(1, round(entry.share * count / total)) for entry in formats]
 
 
 def make_seeds(seeds: Path, formats: Sequence[Format], progress: Progress) -> None:
-    """Each group that is wanted, in a process of its own."""
+    """Make the missing groups of seeds, in a separate process."""
     wanted = dict.fromkeys(group for entry in formats for group in entry.groups)
     missing = [group for group in wanted if not (seeds / group).is_dir()]
     if missing:
@@ -161,7 +161,7 @@ def make_seeds(seeds: Path, formats: Sequence[Format], progress: Progress) -> No
 
 
 def replay(saved: Path, seeds: Path) -> Outcome:
-    """A saved input once more, in the folder in which it was found: it may name files beside it."""
+    """Read a saved input again, in the same folder as before, since it may name files beside it."""
     story = json.loads(saved.with_suffix(".json").read_text())
     supervisor = Supervisor(Path(story["work"]), seeds)
     request = {"format": story["format"], "saved": str(saved.with_suffix(".tar").absolute())}

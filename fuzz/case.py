@@ -1,4 +1,4 @@
-"""One input of a campaign, and what came of it."""
+"""One input of a campaign, and its outcome."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -9,28 +9,28 @@ from random import Random
 ACCEPTED, REJECTED = "accepted", "rejected"  # every other outcome is a finding
 
 Make = Callable[[Random, Path, Path, str], None]
-"""Writes an input: random numbers, the folder of seeds, the folder to write to, the folder outside."""
+"""Writes an input; called with random numbers, folder of seeds, folder to write to, folder outside."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of input, and who reads it."""
+    """A kind of input, and the function that reads it."""
 
     name: str
-    reader: str  # what a user would call, for the table
-    groups: Sequence[str]  # of seeds
+    reader: str  # name of the function or command that a user would call, for the table
+    groups: Sequence[str]  # groups of seeds that it needs
     make: Make
-    run: Callable[[Path], None]  # given the folder; raises what a user would see
-    share: int  # of a campaign of 20,000
+    run: Callable[[Path], None]  # called with the folder; raises the errors that a user would see
+    share: int  # number of inputs in a campaign of 20,000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one input."""
+    """The outcome of one input."""
 
-    kind: str  # ACCEPTED, REJECTED, or what went wrong
+    kind: str  # ACCEPTED, REJECTED, or the kind of finding
     detail: str = ""
-    where: str = ""  # by which findings are told apart
+    where: str = ""  # place in the code, which distinguishes findings
     seconds: float = 0.0
     peak_bytes: int = 0
 
@@ -40,5 +40,5 @@ class Outcome:
 
 
 def random_for(seed: int, name: str, number: int) -> Random:
-    """The same numbers for the same input of the same campaign, on every machine."""
+    """Return random numbers that depend only on the seed, the format and the number of the input."""
     return Random(zlib.crc32(f"{seed}/{name}/{number}".encode()))

@@ -1,4 +1,4 @@
-"""`whisperport ...` in this process, and what it writes to the terminal held against the rules for it."""
+"""Run `whisperport ...` in this process, and check the text that it writes to the terminal."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ NOT_FINITE = re.compile(r"(?<![\w.])-?(nan|inf|NaN|Infinity)(?![\w.])")
 
 
 class UnsafeOutputError(Exception):
-    """A hostile file reached the terminal: `kind` says how."""
+    """Unsafe text was printed; `kind` is "control characters" or "not finite"."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text!r}")
@@ -22,11 +22,11 @@ class UnsafeOutputError(Exception):
 
 
 def whisperport(*arguments: str) -> None:
-    """Run a verb as a shell would.
+    """Run a verb of the command line.
 
     Raises:
-        click.ClickException, WhisperportError: what the verb says to its user.
-        UnsafeOutputError: it printed control characters, or a number that is none.
+        click.ClickException, WhisperportError: the error of the verb.
+        UnsafeOutputError: the verb printed control characters, a NaN or an infinity.
     """
     from whisperport.cli.main import cli
 
@@ -49,7 +49,7 @@ def whisperport(*arguments: str) -> None:
 
 
 def printed(error: WhisperportError) -> str:
-    """An error as the command line shows it."""
+    """Return an error as the command line prints it."""
     from whisperport.cli.console import print_error
 
     stderr = io.StringIO()
@@ -59,7 +59,7 @@ def printed(error: WhisperportError) -> str:
 
 
 def check_printed(text: str) -> None:
-    """Raises UnsafeOutputError for characters by which a file could write elsewhere on a terminal."""
+    """Raise UnsafeOutputError for control characters, with which a file could change the terminal."""
     for letter in text:
         if unicodedata.category(letter) in ("Cc", "Cs") and letter not in ALLOWED:
             place = text.index(letter)
@@ -67,6 +67,6 @@ def check_printed(text: str) -> None:
 
 
 def check_finite(text: str) -> None:
-    """Raises UnsafeOutputError for a NaN or an infinity among results."""
+    """Raise UnsafeOutputError for a NaN or an infinity among results."""
     if found := NOT_FINITE.search(text):
         raise UnsafeOutputError("not finite", text[max(0, found.start() - 60) : found.end() + 20])

@@ -1,10 +1,10 @@
-"""A manifest as whisperport wrote it in format version 1."""
+"""Convert a manifest to format version 1, which older versions of whisperport wrote."""
 
 from typing import Any
 
 
 def as_format_1(document: dict[str, Any]) -> dict[str, Any]:
-    """The members of a manifest of version 2, as version 1 had them; the checksum no longer fits."""
+    """Return the members of a version 2 manifest as in version 1; the checksum is not updated."""
     old = {**document, "format_version": 1, "precision": "fp32", "verified": True}
     old["programs"] = [_program(entry) for entry in document["programs"]]
     return old

@@ -1,4 +1,4 @@
-"""Every format: how its inputs are made, and the function that a user would give them to."""
+"""All formats: how their inputs are made, and the functions that read them."""
 
 import io
 import json
@@ -15,13 +15,13 @@ from fuzz.case import Format
 from fuzz.format_1 import as_format_1
 from fuzz.mutators import archives, folders, json_values, pickles, raw, wire
 
-CLIP = "clip.wav"  # a second of noise beside each bundle
+CLIP = "clip.wav"  # one second of noise beside each bundle
 BUNDLE = "bundle"
 TEXTS = ("config.json", "generation_config.json", "tokenizer.json")
 
 
 def all_formats() -> dict[str, Format]:
-    """By name, in the order of the table."""
+    """Return all formats by name, in the order of the table."""
     return {entry.name: entry for entry in FORMATS}
 
 
@@ -52,7 +52,7 @@ def _listed(bundle: Path) -> list[str]:
 
 
 def _with_checksum(data: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with a checksum that is right, so that what follows is reached."""
+    """Return the manifest with a correct checksum, so that the reader continues after checking it."""
     from whisperport.bundle.manifest import _checksum
 
     data = {name: value for name, value in data.items() if name != "checksum"}
@@ -63,7 +63,7 @@ def _with_checksum(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rehashed(bundle: Path, names: list[str]) -> None:
-    """The manifest lists `names` as they are now."""
+    """Update hash and size of the files `names` in the manifest."""
     from whisperport.bundle.folder import file_sha256
 
     data = json.loads((bundle / "manifest.json").read_text())
@@ -123,7 +123,7 @@ def _transcribe(folder: Path) -> None:
 
     bundle = str(folder / BUNDLE)
     form = _one_of(("json", "txt", "srt", "tsv"), folder / BUNDLE / "manifest.json")
-    arguments = ("--threads", "1", "--format", form, "--language", "en", "--max-tokens", "12")
+    arguments = ("--threads", "1", "--output-format", form, "--language", "en", "--max-tokens", "12")
     whisperport("transcribe", str(folder / CLIP), "--bundle", bundle, *arguments)
 
 
@@ -154,7 +154,7 @@ def _hostile_table(data: bytes, others: list[bytes], random: Random, outside: st
 
 
 def _changed_array(data: bytes, random: Random) -> bytes:
-    """Another shape or dtype in the header of an `.npy`."""
+    """Change shape or dtype in the header of an `.npy`."""
     shapes = (b"(-1, 16)", b"(1099511627776, 16)", b"(0,)", b"()", b"(2147483648,)", b"(10, 16, 1)")
     dtypes = (b"'|O'", b"'<f8'", b"'<c16'", b"'<i8'", b"'|V9'", b"'>f4'", b"'<M8[s]'", b"'|S99'")
     start, end = data.find(b"{"), data.find(b"}") + 1
@@ -180,7 +180,7 @@ def _pickled_table(random: Random, outside: str) -> bytes:
 
 
 def _read_tables(folder: Path) -> None:
-    """Each of the readers is called: one that raises must not hide the next."""
+    """Call every reader, also after an error of another reader."""
     from whisperport.bundle import Bundle
     from whisperport.errors import WhisperportError
     from whisperport.inspection.inputs import read_inputs
@@ -261,7 +261,7 @@ def _make_safetensors(random: Random, seeds: Path, folder: Path, outside: str) -
 
 
 def _load_folder(folder: Path) -> None:
-    """Load it, and use the tokenizer as a transcription does."""
+    """Load the checkpoint, and use its tokenizer as a transcription does."""
     from whisperport.checkpoint import load_checkpoint
     from whisperport.text import Tokenizer
 
@@ -274,7 +274,7 @@ def _load_folder(folder: Path) -> None:
 
 
 def _make_pt(random: Random, seeds: Path, folder: Path, outside: str) -> None:
-    """As openai-whisper saves it; or a `pytorch_model.bin` in a folder."""
+    """Make a `.pt` file as openai-whisper saves it, or a folder with a `pytorch_model.bin`."""
     in_folder = random.random() < 0.5
     if in_folder:
         path = _copy_checkpoint(seeds, folder) / "pytorch_model.bin"
@@ -298,7 +298,7 @@ def _make_pt(random: Random, seeds: Path, folder: Path, outside: str) -> None:
 
 
 def _hostile_state(path: Path, seeds: Path, random: Random, outside: str) -> bytes:
-    """A valid file but for one entry."""
+    """Return a file with one hostile entry; all others are valid."""
     import torch
 
     data = torch.load(seeds / "pt" / path.name, weights_only=True)
@@ -335,9 +335,9 @@ def _one_file(
     folder: Path,
     outside: str,
 ) -> None:
-    """A file from the seeds, changed; now and then a pipe or a device in its place.
+    """Make a changed copy of a seed file; sometimes a pipe or a device in its place.
 
-    A link in its place would be the user's own choice.
+    Links are not used here, since the user chooses the path.
     """
     data = (seeds / name).read_bytes()
     path = folder / f"program{Path(name).suffix}"
@@ -406,7 +406,7 @@ def _check(folder: Path) -> None:
 
 
 def _one_of(choices: tuple[str, ...], file: Path) -> str:
-    """The same for the same input, whatever else was run."""
+    """Choose by the contents of the file, so that the same input always gets the same choice."""
     return choices[(file.lstat().st_size if os.path.lexists(file) else 0) % len(choices)]
 
 
@@ -417,14 +417,14 @@ def _inspect(folder: Path) -> None:
 
 
 def _read_pt2(folder: Path) -> None:
-    """As `check --fix` and `lower` begin, which load the program with torch."""
+    """Load the program with torch, as `check --fix` and `lower` do first."""
     from whisperport.programs.pt2 import read_pt2
 
     read_pt2(_program(folder))
 
 
 def _read_pte(folder: Path) -> None:
-    """As `inspect` begins, before anything of the program runs."""
+    """Read the program as `inspect` does first, before any part of it runs."""
     from whisperport.inspection.quiet import quiet
     from whisperport.inspection.read_pte import read_pte
 
@@ -452,7 +452,7 @@ def _make_hef(random: Random, seeds: Path, folder: Path, outside: str) -> None:
 
 
 def _read_hef(folder: Path) -> None:
-    """As `import-hef` begins."""
+    """Read the file as `whisperport import` does first."""
     from whisperport.targets.hailo.hef import read_hef
 
     read_hef(_program(folder))
@@ -472,7 +472,7 @@ def _make_audio(random: Random, seeds: Path, folder: Path, outside: str) -> None
 
 
 def _addresses(outside: str) -> tuple[str, ...]:
-    """What a playlist could lead to."""
+    """Return addresses that a playlist could contain."""
     file = f"{outside}/tone.wav"
     return (file, f"file://{file}", "../outside/tone.wav", "http://192.0.2.1/x.wav", f"subfile:{file}",
             f"concat:{file}", "pipe:0", "tcp://127.0.0.1:9", f"cache:{file}")  # fmt: skip
@@ -493,7 +493,7 @@ def _bundle_format(name: str, group: str, change: Any, share: int) -> Format:
 
 
 ONNX, PTE = "bundle-onnxruntime", "bundle-xnnpack"
-# Shares for half an hour on two idle cores: importing ExecuTorch takes a trial or a run 5 s, others 1 s.
+# The shares give half an hour on two idle cores. A run that imports ExecuTorch takes 5 s, others take 1 s.
 FORMATS = (
     _bundle_format("manifest", ONNX, _change_manifest, 2000),
     _bundle_format("manifest of format 1", ONNX, _change_old_manifest, 500),

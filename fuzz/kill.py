@@ -1,4 +1,4 @@
-"""Kill exports and compilations with SIGKILL at random moments, and look at what is left.
+"""Kill exports and compilations with SIGKILL at random moments, and check the files that remain.
 
     python -m fuzz.kill [--count 200] [--seed 0] [--commands 12]
 
@@ -7,9 +7,9 @@
 of the child only. Half of the moments are uniform over the whole job, half over its last stage, in which
 the new bundle replaces the old one.
 
-After each kill the old bundle or the new one must be there, complete, every file hashed; the next run
-must clear all leftovers, and nothing else may have changed. The table is printed, and written with every
-single kill to build/fuzz/kill.json; the exit status is 1 if anything failed.
+After each kill, the old or the new bundle must exist, be complete, and have correct hashes. The next run
+must delete all leftovers, and no other file may have changed. The table is printed; the table and every
+kill are written to build/fuzz/kill.json. The exit status is 1 if a check failed.
 """
 
 import argparse
@@ -52,24 +52,24 @@ PATIENCE_S = 120
 
 @dataclass
 class Kill:
-    """One kill, and what was found after it."""
+    """One kill, and the state after it."""
 
     job: str
     moments: str  # "whole job" or "last stage"
     after_s: float
-    stage: str = ""  # the last one that was announced
-    found: str = ""  # "old", "new", or why there is no bundle
+    stage: str = ""  # the last stage that was reported
+    found: str = ""  # "old", "new", or the reason why there is no bundle
     leftovers: list[str] = field(default_factory=list)
     cleared: bool = False
     failures: list[str] = field(default_factory=list)
 
 
 class NextRun(Exception):  # noqa: N818  # not an error: it ends a run that was to do nothing else
-    """Ends the next run right after it has cleared the leftovers."""
+    """Raised to end the next run right after it has deleted the leftovers."""
 
 
 class Place:
-    """A folder with an output, and files of the user's beside it that nobody may touch."""
+    """A folder with an output, and files of the user beside it that must not change."""
 
     def __init__(self, folder: Path, old: Path) -> None:
         self.folder, self.out, self.work = folder, folder / "nano", folder / "nano.compile"
@@ -82,7 +82,7 @@ class Place:
         self._mine = self._files_of_the_users()
 
     def look(self, kill: Kill) -> None:
-        """Note what a kill has left."""
+        """Record the state after a kill."""
         kill.leftovers = sorted(self._leftovers())
         kill.found = self._bundle()
         if kill.found not in ("old", "new"):
@@ -90,7 +90,7 @@ class Place:
         self._check_others(kill, "after the kill")
 
     def look_again(self, kill: Kill) -> None:
-        """Note what the next run has left, which should be nothing."""
+        """Record what the next run has left behind, which should be nothing."""
         left = sorted(self._leftovers())
         kill.cleared = not left
         if left:
@@ -119,7 +119,7 @@ class Place:
                 yield path.relative_to(self.folder).as_posix()
 
     def _files_of_the_users(self) -> dict[str, str]:
-        """Everything beside the output that is not ours by its name."""
+        """Return everything beside the output whose name is not one of whisperport's hidden names."""
         found = {}
         for path in sorted(self.folder.rglob("*")):
             parts = path.relative_to(self.folder).parts
@@ -132,14 +132,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Lasts:
-    """How long a job takes, in seconds, and its last stage."""
+    """Duration of a job and of its last stage, in seconds."""
 
     whole_s: float
     last_s: float
 
 
 def rehearse(job: Job) -> Lasts:
-    """Run a job undisturbed, a few times."""
+    """Run a job several times without a kill, to measure its duration."""
     runs = []
     for _ in range(REHEARSALS):
         with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def rehearse(job: Job) -> Lasts:
 
 
 def kill_job(job: Job, lasts: Lasts, last_stage: bool, chance: random.Random) -> Kill:
-    """Kill one run; tries again with another moment if it ended before."""
+    """Kill one run; try again with another moment if the run ended before the kill."""
     while True:
         limit_s = lasts.last_s if last_stage else lasts.whole_s
         kill = Kill(job.name, _moments(last_stage), chance.uniform(0, limit_s))
@@ -174,7 +174,7 @@ def kill_job(job: Job, lasts: Lasts, last_stage: bool, chance: random.Random) ->
 
 
 def _wait(reading: int, after_s: float, for_last_stage: bool) -> str:
-    """Until the moment has come; the stage that was announced last."""
+    """Wait for the moment of the kill; return the stage that was reported last."""
     end, stage, text = time.monotonic() + after_s, "", b""
     os.set_blocking(reading, False)
     awaited = for_last_stage
@@ -197,7 +197,7 @@ def _wait(reading: int, after_s: float, for_last_stage: bool) -> str:
 
 
 def _run_next(job: Job, place: Place, kill: Kill) -> None:
-    """What clears the leftovers: any writer of the output, and a compilation for its work folder."""
+    """Run what deletes the leftovers: any writer of the output; for a work folder, a compilation."""
     if job.name == "compile":
         child, reading = fork(partial(_run_up_to_the_end, job, place.out))
         os.close(reading)
@@ -207,7 +207,7 @@ def _run_next(job: Job, place: Place, kill: Kill) -> None:
 
 
 def _run_up_to_the_end(job: Job, out: Path, _: Callable[[str], None]) -> None:
-    """The bundle stays as the kill left it, so that it can be looked at."""
+    """Start the job and end it before it replaces the bundle, which is checked afterwards."""
 
     def stop_before_writing(stage: str) -> None:
         if stage in LAST_STAGES:
@@ -226,11 +226,11 @@ def _moments(last_stage: bool) -> str:
     return "last stage" if last_stage else "whole job"
 
 
-# The command, with its two processes.
+# The command, which has two processes.
 
 
 def command(out: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """`whisperport export` of the model that comes with the package."""
+    """Start `whisperport export` for the model that comes with the package."""
     verb = (sys.executable, "-m", "whisperport", "export", "default", "--target", "onnxruntime")
     return subprocess.Popen(
         [*verb, "--out", str(out), "--threads", "1"],
@@ -244,7 +244,7 @@ def command(out: Path, folder: Path) -> subprocess.Popen[bytes]:
 def kill_command(
     victim: str, whole_s: float, old: Path, last_stage: bool, chance: random.Random
 ) -> Kill:
-    """Kill the command's processes, or one of them, and wait for the other to end."""
+    """Kill one or both of the command's processes, and wait for the other one to end."""
     while True:
         after_s = chance.uniform(0, 0.15 if last_stage else whole_s)
         kill = Kill(f"command: {victim}", _moments(last_stage), after_s)
@@ -283,7 +283,7 @@ def _victims(parent: int, victim: str) -> list[int]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for all processes of the command's session."""
+    """Wait until all processes of the command's session have ended."""
     process.wait(PATIENCE_S)
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
@@ -300,7 +300,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def campaign(count: int, commands: int, seed: int) -> Iterator[Kill]:
-    """All kills, one after the other."""
+    """Do all kills, one after the other."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="whisperport-kill-") as folder:
         os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
@@ -324,7 +324,7 @@ def _duration_of_command(old: Path) -> float:
 
 
 def table(kills: Sequence[Kill]) -> str:
-    """In Markdown: a row for each job and kind of moments."""
+    """Return a Markdown table with a row for each job and kind of moment."""
     lines = [HEADINGS, ("---",) * len(HEADINGS)]
     for job, moments in dict.fromkeys((kill.job, kill.moments) for kill in kills):
         chosen = [kill for kill in kills if (kill.job, kill.moments) == (job, moments)]
@@ -342,7 +342,7 @@ def table(kills: Sequence[Kill]) -> str:
 
 
 def save(kills: Sequence[Kill], seed: int, wall_s: float, path: Path) -> None:
-    """Every kill, as JSON."""
+    """Write every kill to a JSON file."""
     from whisperport.verification import machine, versions
 
     result = {
@@ -361,7 +361,7 @@ def save(kills: Sequence[Kill], seed: int, wall_s: float, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status."""
+    """Run the campaign; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.kill", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--count", type=int, default=200, help="Kills of each job")
@@ -369,14 +369,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commands", type=int, default=12, help="Kills of the command")
     parser.add_argument("--save", type=Path, default=RESULT, metavar="FILE", help="The JSON file")
     chosen = parser.parse_args(arguments)
-    logging.getLogger("whisperport").setLevel(logging.ERROR)  # leftovers are what is looked for
+    logging.getLogger("whisperport").setLevel(logging.ERROR)  # leftovers are expected
     start, kills = time.monotonic(), []
     try:
         for kill in campaign(chosen.count, chosen.commands, chosen.seed):
             kills.append(kill)
             for failure in kill.failures:
                 print(f"{kill.job}, {kill.stage}, {kill.after_s:.4f} s: {failure}", file=sys.stderr)
-    finally:  # also what was found before an interrupt
+    finally:  # after an interrupt too
         save(kills, chosen.seed, time.monotonic() - start, chosen.save)
         print(table(kills))
     return int(any(kill.failures for kill in kills))

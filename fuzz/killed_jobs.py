@@ -1,9 +1,9 @@
-"""The jobs that `fuzz.kill` kills: an export, a compilation with a dummy of the vendor's compiler.
+"""The jobs that `fuzz.kill` kills: an export, and a compilation with a dummy of the vendor's compiler.
 
-Both run as forks of a process that has imported everything, so that a kill costs about a second. What
-takes long and writes nothing of ours is prepared once: tracing, and lowering to ONNX, whose files the
-export then copies into its bundle. Everything else is the real `export` and the real `compile`.
-The model is of a few kilobytes, with random weights.
+Both run in forks of a process that has imported all modules, so a kill takes about one second. Slow parts
+that write no file of whisperport are done once: tracing, and lowering to ONNX, whose files the export then
+copies into its bundle. All other parts are the real `export` and `compile`. The model has a few kilobytes
+of random weights.
 """
 
 import os
@@ -23,15 +23,15 @@ TARGETS = ("onnxruntime", "hailo8l")
 
 @dataclass(frozen=True)
 class Job:
-    """One kind of job, and the bundle that is at its output before."""
+    """A kind of job, and the bundle that is at its output before the job."""
 
     name: str
     old: Path
-    run: Callable[[Path, Progress], object]  # given the output
+    run: Callable[[Path, Progress], object]  # called with the output
 
 
 def make_jobs(folder: Path) -> list[Job]:
-    """Prepare both in a folder; takes some seconds."""
+    """Prepare both jobs in a folder; this takes several seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -115,7 +115,7 @@ def _lower_by_copying(made: dict[str, Bundle]) -> None:
 
 
 def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Progress], object]:
-    """The compilation of copies of a bundle, by an interpreter that has the dummy compiler."""
+    """Return a function that compiles a copy of a bundle with the dummy compiler's interpreter."""
     from tests.targets.hailo.fake_sdk import InstalledSdk
     from tests.targets.hailo.hef_file import encoder_hef
 
@@ -139,7 +139,7 @@ def _copy(bundle: Bundle, folder: Path) -> None:
 
 
 def fork(run: Callable[[Progress], object]) -> tuple[int, int]:
-    """Run something in a fork; its process id, and a descriptor of its stages, one a line."""
+    """Run a function in a fork; return its process id and a descriptor to read its stages from."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:

@@ -1,4 +1,4 @@
-"""A folder that no reader may touch: files in it are watched for being opened, read, written or removed."""
+"""A folder that no reader may touch; inotify reports files that are opened, read, written or removed."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ EVENT = struct.Struct("iIII")
 
 
 class Outside:
-    """The folder with its canaries, and the watch on it."""
+    """The folder with files that must not be touched, and the inotify watch for it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class Outside:
         self._watch = -1
 
     def fill(self, copies: dict[str, bytes]) -> None:
-        """Begin again: `copies` are files that a reader would accept if it were led to them."""
+        """Fill the folder with new files: valid copies, which a reader would accept."""
         if self._watch >= 0:
             os.close(self._watch)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -36,7 +36,11 @@ class Outside:
             (self.folder / name).write_bytes(content)
 
     def watch(self) -> None:
-        """From now on, see what is touched. Raises OSError where the system has no inotify left."""
+        """Start to watch the folder.
+
+        Raises:
+            OSError: the system has no more inotify instances.
+        """
         self._watch = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         mask = IN_ACCESS | IN_MODIFY | IN_OPEN | IN_CREATE | IN_DELETE
         folders = [self.folder, *(path for path in self.folder.rglob("*") if path.is_dir())]
@@ -45,7 +49,7 @@ class Outside:
                 raise OSError(ctypes.get_errno(), "inotify_add_watch")
 
     def touched(self) -> list[str]:
-        """What was done since `watch`, such as "canary.bin opened". Listing the folder does not count."""
+        """Return the actions since `watch`, such as "canary.bin opened"; listing folders is ignored."""
         found: dict[str, None] = {}
         try:
             data = os.read(self._watch, 1 << 20)

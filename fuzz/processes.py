@@ -1,4 +1,4 @@
-"""What Linux knows of a process and of those it started."""
+"""Read facts about a process and its child processes from `/proc`."""
 
 import os
 from contextlib import suppress
@@ -8,12 +8,12 @@ PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 def tree(root: int) -> list[int]:
-    """`root` and every process below it."""
+    """Return `root` and all of its descendants."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError, ValueError):
-                # The name, in brackets, may hold anything; the parent is the second field after it.
+                # The name, in brackets, may contain any character; the parent is the second field after it.
                 fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
                 if fields[0] != "Z":
                     parents[int(entry)] = int(fields[1])
@@ -24,7 +24,7 @@ def tree(root: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that is a process's own: pages that belong to files, such as libraries, are left out."""
+    """Return the resident memory of a process in bytes, without pages of files such as libraries."""
     with suppress(OSError, ValueError, IndexError):
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(resident) - int(shared)) * PAGE
@@ -32,14 +32,14 @@ def resident_bytes(pid: int) -> int:
 
 
 def waited_s(pid: int) -> float:
-    """Seconds in which a process was ready to run and another one had the processor."""
+    """Return the seconds in which a process was ready to run and waited for a CPU core."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 
 def command(pid: int) -> str:
-    """The command line of a process; empty where it is gone."""
+    """Return the command line of a process; empty if the process has ended."""
     with suppress(OSError):
         return (
             Path(f"/proc/{pid}/cmdline")
@@ -51,7 +51,7 @@ def command(pid: int) -> str:
 
 
 def kill(pids: list[int]) -> None:
-    """End processes by force."""
+    """Kill processes with SIGKILL."""
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, 9)

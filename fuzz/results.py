@@ -1,4 +1,4 @@
-"""The table of a campaign, and the JSON file beside it."""
+"""Write the results of a campaign as a table and as a JSON file."""
 
 import datetime
 import json
@@ -23,7 +23,7 @@ HEADINGS = ("format", "read by", "inputs", "rejected", "accepted", "findings", "
 
 
 def table(campaign: Campaign) -> str:
-    """In Markdown: a row for each format, and the sum."""
+    """Return a Markdown table with a row for each format, and the sum."""
     readers = {entry.name: entry.reader for entry in campaign.formats}
     rows = [_row(name, f"`{readers[name]}`", tally) for name, tally in campaign.tallies.items()]
     rows.append(_row("all", "", total(campaign.tallies)))
@@ -32,7 +32,7 @@ def table(campaign: Campaign) -> str:
 
 
 def total(tallies: Mapping[str, Tally]) -> Tally:
-    """The sum over formats; the slowest and the largest of all."""
+    """Return the sums over all formats; for time and memory, the maximum."""
     found = Tally()
     for tally in tallies.values():
         found.inputs += tally.inputs
@@ -59,12 +59,13 @@ def _row(name: str, reader: str, tally: Tally) -> tuple[str, ...]:
 
 
 def save(campaign: Campaign, wall_s: float, command: str) -> Path:
-    """Write the JSON file; its path."""
+    """Write the JSON file; return its path."""
     from whisperport.verification import machine, versions
 
     today = datetime.date.today().isoformat()
     result: dict[str, Any] = {
-        "what": "mutated inputs, each given to what a user would call; limits 30 s and 2 GiB each",
+        "what": "mutated inputs, each passed to the function or command that a user would call; limits "
+        "30 s and 2 GiB per input",
         "seed": campaign.seed,
         "inputs": total(campaign.tallies).inputs,
         "wall_s": round(wall_s, 1),

@@ -1,6 +1,6 @@
-"""Valid files of every format, small, made by this project and the libraries that people make theirs with.
+"""Make small valid files of every format with this project and the libraries that users make them with.
 
-Each group is made once, when it is first asked for, into a folder that stays.
+Each group of files is made once, when it is first needed, in a folder that is kept.
 """
 
 import argparse
@@ -74,7 +74,7 @@ CODECS = {  # suffix -> encoder and the sample format that it needs
 
 
 def folder_of(group: str, seeds: Path) -> Path:
-    """The folder of a group, made now if it is not there."""
+    """Return the folder of a group; make it if it does not exist."""
     folder = seeds / group
     if not folder.is_dir():
         partial = seeds / f".{group}.partial"
@@ -86,7 +86,7 @@ def folder_of(group: str, seeds: Path) -> Path:
 
 
 def tokenizer_json() -> bytes:
-    """Ids 0 to 48 are single letters; Whisper's special tokens follow."""
+    """Return a tokenizer whose ids 0 to 48 are single letters, followed by Whisper's special tokens."""
     added = [
         {"id": number, "content": f"<|{name}|>", "special": True}
         for number, name in enumerate(SPECIAL, len(LETTERS))
@@ -101,7 +101,7 @@ def tokenizer_json() -> bytes:
 
 
 def _weights(dims: Dims) -> dict[str, Any]:
-    """Random tensors of gain about 1, by openai-whisper's names."""
+    """Return random tensors with a gain of about 1, with openai-whisper's names."""
     import torch
 
     from whisperport.checkpoint.tensor_check import expected_shapes
@@ -142,7 +142,7 @@ def _bundle(folder: Path, target: str) -> None:
 
 
 def _checkpoint(folder: Path) -> None:
-    """A Hugging Face folder."""
+    """Make a checkpoint folder in Hugging Face's format."""
     from safetensors.torch import save_file
 
     from whisperport.checkpoint.config import _WORDS
@@ -180,7 +180,7 @@ def _checkpoint(folder: Path) -> None:
 
 
 def _pt(folder: Path) -> None:
-    """As openai-whisper saves it, and as a Hugging Face folder had it before safetensors."""
+    """Make a `.pt` file as openai-whisper saves it, and a Hugging Face folder without safetensors."""
     import torch
 
     from whisperport.checkpoint.names import to_huggingface
@@ -239,7 +239,7 @@ def _onnx(folder: Path) -> None:
 
 
 def _block() -> tuple[Any, tuple[Any, ...]]:
-    """A decoder in small: a lookup, two products, attention, and logits."""
+    """Make a small decoder: a lookup, two matrix multiplications, attention, and logits."""
     import torch
     from torch import nn
 
@@ -273,7 +273,7 @@ def _pte(folder: Path) -> None:
 
 
 def xnnpack_pte(module: Any, inputs: tuple[Any, ...]) -> bytes:
-    """A module by ExecuTorch's own calls, without any rewrite."""
+    """Lower a module with ExecuTorch's own calls, without any rewrite."""
     import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
@@ -291,9 +291,9 @@ def _tflite(folder: Path) -> None:
 
 
 def product_sum_product(width: int) -> bytes:
-    """A TFLite file: x (4, width) through a product, a cumulative sum, and a product.
+    """Make a TFLite file: x (4, width), a matrix multiplication, a cumulative sum, a matrix multiplication.
 
-    It is put together with the schema that LiteRT's wheel brings.
+    It is built with the schema in LiteRT's package.
     """
     import flatbuffers  # type: ignore[import-untyped]
     import numpy as np
@@ -338,7 +338,7 @@ def product_sum_product(width: int) -> bytes:
 
 
 def hef_bytes(description: bytes, version: int) -> bytes:
-    """A HEF of any version around a description, with right sizes and checksums."""
+    """Make a HEF of any version with this description, with correct sizes and checksums."""
     import hashlib
 
     import xxhash
@@ -359,7 +359,7 @@ def hef_bytes(description: bytes, version: int) -> bytes:
 
 
 def _hef(folder: Path) -> None:
-    """The description of an encoder's network; the header is made for each input."""
+    """Write the description of an encoder's network; the header is made for each input."""
     from whisperport.targets.hailo.hef import _message_class
 
     hef = _message_class()()
@@ -388,7 +388,7 @@ def _tables(folder: Path) -> None:
 
 
 def _audio(folder: Path) -> None:
-    """A rising tone of a third of a second in every format that FFmpeg here can write."""
+    """Write a rising tone of a third of a second in every format that this FFmpeg can write."""
     import av
     import numpy as np
 
@@ -418,7 +418,7 @@ def _audio(folder: Path) -> None:
 
 
 def _wave64() -> tuple[Any, ...]:
-    """The header of a wav of 64 channels."""
+    """Return the header of a wav file with 64 channels."""
     form = (1, 64, 16_000, 16_000 * 128, 128, 16)
     return (b"RIFF", 36 + 6400, b"WAVE", b"fmt ", 16, *form, b"data", 6400)
 
@@ -439,7 +439,7 @@ GROUPS: dict[str, Callable[[Path], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make groups in this process, so that the campaign's own stays small."""
+    """Make groups of seeds in this process, so that the campaign's process needs less memory."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("seeds", type=Path)
     parser.add_argument("groups", nargs="*", choices=(*GROUPS, []))

@@ -1,4 +1,4 @@
-"""A worker under watch: its answers, its time, its memory, and its end."""
+"""Run a worker process, and watch its answers, its time and its memory."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from fuzz.case import Outcome
 LIMIT_S = 30.0
 LIMIT_BYTES = 2 << 30
 POLL_S = 0.1
-LONGEST_S = 300.0  # of wall time, however loaded the machine is
-INPUTS = 1000  # after which a worker is replaced: libraries keep some memory permanently
-START_S = 120.0  # for an input to be made, imports included
+LONGEST_S = 300.0  # limit of wall-clock time, also on a loaded machine
+INPUTS = 1000  # inputs after which a worker is replaced, since libraries do not free all memory
+START_S = 120.0  # limit for making an input, with imports
 
 
 class Supervisor:
-    """One worker after another, in the folder `work`."""
+    """Runs one worker after another in the folder `work`."""
 
     def __init__(self, work: Path, seeds: Path) -> None:
         self.work, self.seeds = work.absolute(), seeds.absolute()
@@ -33,7 +33,7 @@ class Supervisor:
         self._inputs = 0
 
     def ask(self, request: dict[str, Any]) -> Outcome:
-        """Have one input made and read."""
+        """Let the worker make and read one input; return its outcome."""
         failure = self.make(request)
         if failure is not None:
             return Outcome("harness failed", failure.detail, "the input could not be made")
@@ -50,7 +50,7 @@ class Supervisor:
         return outcome
 
     def make(self, request: dict[str, Any]) -> Outcome | None:
-        """Have an input made, and no more; what went wrong, if anything did."""
+        """Let the worker make an input without reading it; return the failure, if there is one."""
         if self._process is None or self._inputs >= INPUTS:
             self.stop()
             self._start()
@@ -61,11 +61,11 @@ class Supervisor:
 
     @property
     def input(self) -> Path:
-        """The folder of the input that was made last."""
+        """Folder of the latest input."""
         return self.work / "input"
 
     def stop(self) -> None:
-        """End the worker and everything that it started."""
+        """End the worker and all processes that it started."""
         if self._process is None:
             return
         processes.kill(processes.tree(self._process.pid))
@@ -76,13 +76,13 @@ class Supervisor:
         self._process = None
 
     def close(self) -> None:
-        """Stop, and remove the folder."""
+        """Stop the worker and remove its folder."""
         self.stop()
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _start(self) -> None:
-        theirs_in, self._requests = os.pipe()
-        self._answers, theirs_out = os.pipe()
+        worker_in, self._requests = os.pipe()
+        self._answers, worker_out = os.pipe()
         home = self.work / "home"
         folders = {"TMPDIR": self.work / "tmp", "HOME": home, "XDG_STATE_HOME": home / "state"}
         quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -97,24 +97,24 @@ class Supervisor:
                     "fuzz.worker",
                     self.work,
                     self.seeds,
-                    str(theirs_in),
-                    str(theirs_out),
+                    str(worker_in),
+                    str(worker_out),
                 ],
-                pass_fds=(theirs_in, theirs_out),
+                pass_fds=(worker_in, worker_out),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 cwd=root,
             )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        os.close(worker_in)
+        os.close(worker_out)
         self._buffer, self._inputs = b"", 0
 
     def _answer(self, limit_s: float, limit_bytes: int) -> dict[str, Any] | Outcome:
-        """The next line from the worker; an Outcome where there is none.
+        """Return the next line from the worker, or an Outcome if it does not answer.
 
-        Time in which the worker and its children wait for a processor does not count: the limit is the
+        Time in which the worker and its children wait for a CPU core does not count, so the limit is the
         same on a loaded machine.
         """
         assert self._process is not None
@@ -148,7 +148,7 @@ class Supervisor:
         tree = processes.tree(self._process.pid)
         running = [processes.command(pid)[:100] for pid in tree[1:]]
         with suppress(OSError):
-            os.kill(self._process.pid, signal.SIGABRT)  # faulthandler writes where it was
+            os.kill(self._process.pid, signal.SIGABRT)  # faulthandler then writes the stack
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         outcome = self._described(kind, f"{detail}; children: {running}", seconds)
@@ -165,11 +165,11 @@ class Supervisor:
         return outcome
 
     def _described(self, kind: str, detail: str, seconds: float) -> Outcome:
-        """With the end of the worker's log, where faulthandler has written the lines it was at."""
+        """Make an outcome with the end of the worker's log, where faulthandler has written the stack."""
         log = (self.work / "log").read_text(errors="replace")[-6000:]
         lines = [
             line for line in log.splitlines() if line.startswith("  File") and "/fuzz/" not in line
         ]
-        ours = next((line for line in lines if "/whisperport/" in line), "unknown")
-        where = f"{detail.split(';')[0]} at {ours.rpartition('/whisperport/')[2]}"
+        line = next((line for line in lines if "/whisperport/" in line), "unknown")
+        where = f"{detail.split(';')[0]} at {line.rpartition('/whisperport/')[2]}"
         return Outcome(kind, f"{detail}\n{log[-3000:]}", where, seconds, self._peak)

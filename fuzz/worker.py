@@ -1,10 +1,10 @@
-"""A process that makes inputs, gives each to its reader, and answers what came of it.
+"""A process that makes inputs, passes each to its reader, and reports the outcome.
 
-    supervisor ── "format number" ──► worker ──► what a user would call
+    supervisor ── "format number" ──► worker ──► function that a user would call
                ◄────── outcome ──────┘
 
-It may crash, hang or grow at any time; the supervisor sees to that. Everything that it may write to is in
-one folder: `input`, `tmp`, `cwd` and `home`; `outside` beside them is what it must not touch.
+The process may crash, hang or use too much memory at any time; the supervisor handles that. It may write
+only to the subfolders `input`, `tmp`, `cwd` and `home` of its folder. It must not touch `outside`.
 """
 
 import ctypes
@@ -29,18 +29,18 @@ from fuzz.outside import Outside
 
 PR_SET_CHILD_SUBREAPER = 36
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-TOLERATED = ("torchinductor_",)  # a folder that torch makes when it is imported
-HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # Python's own
+TOLERATED = ("torchinductor_",)  # prefix of a folder that torch makes when it is imported
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # processes of Python
 
 
 class Worker:
-    """The folder of one worker, and what it sees of itself."""
+    """The folder of one worker, and the forbidden actions that it has seen."""
 
     def __init__(self, work: Path, seeds: Path) -> None:
         self.work, self.seeds = work, seeds
         self.input = work / "input"
         self.outside = Outside(work / "outside")
-        self.actions: list[str] = []  # that no reader has any business with
+        self.actions: list[str] = []  # actions that no reader may do
         self._copies = _canaries(seeds)
         for name in ("tmp", "cwd", "home", "input"):
             (work / name).mkdir(parents=True, exist_ok=True)
@@ -58,14 +58,14 @@ class Worker:
             chosen.make(random, self.seeds, self.input, str(self.outside.folder))
 
     def load(self, saved: Path) -> None:
-        """Take an input that was saved."""
+        """Unpack an input that was saved."""
         _cleared(self.input)
         self.outside.fill(self._copies)
         with tarfile.open(saved) as archive:
             archive.extractall(self.work, filter="fully_trusted")
 
     def run(self, chosen: Format) -> Outcome:
-        """Give the input to its reader."""
+        """Pass the input to its reader."""
         self.outside.watch()
         self.actions.clear()
         _forget_peak()
@@ -101,7 +101,7 @@ class Worker:
         ]
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """What Python code asks of the system; native code and other processes are not seen here."""
+        """Audit hook for actions of Python code; it does not see native code or other processes."""
         if not self._audited:
             return
         if event == "open":
@@ -118,7 +118,7 @@ class Worker:
 
 
 def _judged(chosen: Format, folder: Path) -> tuple[str, str, str]:
-    """Outcome, detail, and by what findings are told apart."""
+    """Run the reader; return kind of outcome, detail, and the place that distinguishes findings."""
     import click
 
     from whisperport.errors import WhisperportError
@@ -142,16 +142,16 @@ def _judged(chosen: Format, folder: Path) -> tuple[str, str, str]:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of the package that the exception went through."""
+    """Return the innermost frame of the package in the traceback of an exception."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "/whisperport/" in frame.filename]
-    if not ours:
+    package = [frame for frame in frames if "/whisperport/" in frame.filename]
+    if not package:
         return "the harness"
-    return f"{ours[-1].filename.rpartition('/whisperport/')[2]}:{ours[-1].name}"
+    return f"{package[-1].filename.rpartition('/whisperport/')[2]}:{package[-1].name}"
 
 
 def _canaries(seeds: Path) -> dict[str, bytes]:
-    """Files outside; those that look right would be accepted by a reader that is led to them."""
+    """Return the files for the folder outside; some are valid, so a reader would accept them."""
     copies = {"canary.bin": bytes(range(256)) * 1000, "weights.bin": bytes(200_000)}
     for pattern in ("checkpoint/*", "bundle-onnxruntime/bundle/*", "audio/tone.wav"):
         for path in seeds.glob(pattern):
@@ -161,7 +161,7 @@ def _canaries(seeds: Path) -> dict[str, bytes]:
 
 
 def _listing(folder: Path) -> set[tuple[str, int, int]]:
-    """Names, sizes and times of all that is in a folder."""
+    """Return names, sizes and modification times of all files in a folder."""
     found = set()
     for path in folder.rglob("*"):
         with suppress(OSError):
@@ -172,7 +172,7 @@ def _listing(folder: Path) -> set[tuple[str, int, int]]:
 
 
 def _cleared(folder: Path) -> None:
-    """Empty it; it stays, since a process may be in it."""
+    """Empty a folder, and keep it, since it may be the current folder of a process."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -191,7 +191,7 @@ def _forget_peak() -> None:
 
 
 def _peak_bytes() -> int:
-    """The most memory of this process's own since `_forget_peak`."""
+    """Return the peak memory of this process since `_forget_peak`, without pages of files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     sizes = {
         line.split(":")[0]: line.split()[1]
@@ -202,10 +202,10 @@ def _peak_bytes() -> int:
 
 
 def main() -> None:
-    """work folder, seeds, descriptors to read requests from and to write answers to."""
+    """Arguments: work folder, folder of seeds, descriptors for requests and for answers."""
     work, seeds, reads, writes = sys.argv[1:]
     faulthandler.enable()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans come to this process, and are seen
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphaned processes become its children
     worker = Worker(Path(work), Path(seeds))
     formats = all_formats()
     chosen = next(iter(formats.values()))

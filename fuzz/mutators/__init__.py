@@ -1,1 +1,1 @@
-"""Functions that damage a valid file in a way that an attacker, a bad disk or another program would."""
+"""Functions that damage a valid file, as an attacker, a faulty disk or another program might do."""

@@ -1,4 +1,4 @@
-"""Zip archives: members renamed, repeated, missing, that lead out of a folder or unpack to gigabytes."""
+"""Mutate zip archives: rename, repeat or remove members, point outside, or unpack to gigabytes."""
 
 import io
 import struct
@@ -17,7 +17,7 @@ Change = Callable[[bytes, Random], bytes]
 
 
 def members(data: bytes) -> dict[str, bytes]:
-    """Name to contents."""
+    """Return the members: name -> contents."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -25,10 +25,11 @@ def members(data: bytes) -> dict[str, bytes]:
 def mutated(
     data: bytes, random: Random, outside: str, changes: Mapping[str, Change] | None = None
 ) -> bytes:
-    """An archive with one or two members changed.
+    """Return the archive with one or two members changed.
 
     Args:
-        changes: what is done to the contents of members whose name ends so; others: bytes.
+        changes: suffix of a member's name -> function that changes its contents; bytes are changed in
+            all other members.
     """
     found = list(members(data).items())
     bombed = ""
@@ -58,7 +59,7 @@ def mutated(
 
 
 def written(found: list[tuple[str, bytes]], kind: int = zipfile.ZIP_STORED) -> bytes:
-    """The archive; a name may be there twice."""
+    """Return the archive; names may be repeated."""
     import warnings
 
     file = io.BytesIO()
@@ -75,7 +76,7 @@ def written(found: list[tuple[str, bytes]], kind: int = zipfile.ZIP_STORED) -> b
 
 
 def bomb(found: list[tuple[str, bytes]], name: str) -> bytes:
-    """The archive with `name` unpacking to 6 GB of zeros."""
+    """Return the archive with a member `name` that unpacks to 6 GB of zeros."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(bytes(BLOCK)) + packer.flush(zlib.Z_FULL_FLUSH)
     packed = block * (BOMB_BYTES // BLOCK) + packer.flush()

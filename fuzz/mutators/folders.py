@@ -1,4 +1,4 @@
-"""A folder of files: links that lead out, pipes, folders in place of files, files missing or exchanged."""
+"""Mutate a folder: links that lead out, pipes, folders in place of files, missing or exchanged files."""
 
 import os
 import shutil
@@ -20,17 +20,17 @@ CHANGES: tuple[str, ...] = (
 CHANGES += ("device", "folder link", "hard to read", "extra")
 
 
-LINKS = ("link", "relative link", "folder link", "extra")  # that lead out of the folder
+LINKS = ("link", "relative link", "folder link", "extra")  # changes that lead out of the folder
 
 
 def mutate(
     folder: Path, names: Sequence[str], random: Random, outside: str, without: Sequence[str] = ()
 ) -> None:
-    """Change one file of `folder`, by its name, in kind rather than in contents.
+    """Replace or remove one file of `folder`; its contents do not change.
 
     Args:
-        without: changes that are not made, where a reader may follow links: the Hugging Face hub keeps a
-            checkpoint as a folder of links.
+        without: changes that are not made. A reader of checkpoints may follow links, since the Hugging
+            Face hub stores a checkpoint as a folder of links.
     """
     path = folder / random.choice(names)
     other = folder / random.choice(names)
@@ -68,7 +68,7 @@ def mutate(
 
 
 def _to_folder_outside(folder: Path, path: Path, outside: str) -> None:
-    """The folder that a file lies in becomes a link to a copy of it outside."""
+    """Replace the folder of a file by a link to a copy of the folder outside."""
     if path.parent == folder:
         path.unlink()
         path.symlink_to(Path(outside))

@@ -1,4 +1,4 @@
-"""JSON: values of the wrong type or size, names missing or twice, nesting, other encodings."""
+"""Mutate JSON: values of wrong type or size, missing or repeated names, nesting, other encodings."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 from fuzz.mutators import raw
 from fuzz.mutators.values import number, text
 
-# Written as text into the result: Python's own writer would not write these.
+# These are inserted as text, since Python's writer cannot write them.
 LITERALS = {
     "@@deep list@@": "[" * 50_000 + "]" * 50_000,
     "@@deep object@@": '{"a":' * 50_000 + "1" + "}" * 50_000,
@@ -21,10 +21,10 @@ Finish = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def mutated(data: bytes, random: Random, outside: str, finish: Finish = lambda data: data) -> bytes:
-    """A JSON object with one to three changes; `finish` repairs a checksum in it."""
+    """Return a JSON object with one to three changes; `finish` may repair a checksum in it."""
     try:
         value = json.loads(data)
-    except (ValueError, RecursionError):  # it was changed before
+    except (ValueError, RecursionError):  # it was damaged before
         return raw.mutated(data, random)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         value = _changed(value, random, outside)
@@ -40,7 +40,7 @@ def mutated(data: bytes, random: Random, outside: str, finish: Finish = lambda d
 
 
 def hostile(random: Random, outside: str) -> Any:
-    """Any value."""
+    """Return a random hostile value."""
     kind = random.random()
     if kind < 0.4:
         return number(random)
@@ -56,7 +56,7 @@ def hostile(random: Random, outside: str) -> Any:
 
 
 def _changed(value: Any, random: Random, outside: str) -> Any:
-    """`value` with a change somewhere in it: the deeper, the rarer."""
+    """Return `value` with a change at a random depth; deeper changes are rarer."""
     if isinstance(value, dict) and value:
         key = random.choice(list(value))
         if random.random() < 0.75:
@@ -104,7 +104,7 @@ def _changed_list(value: list[Any], place: int, random: Random, outside: str) ->
 
 
 def _doubled(written: str, random: Random) -> str:
-    """A name that is there twice."""
+    """Repeat a name of an object."""
     places = [place for place, letter in enumerate(written[:5000]) if letter == "{"]
     place = random.choice(places or [0]) + 1
     return written[:place] + written[place:].split(",")[0] + "," + written[place:]

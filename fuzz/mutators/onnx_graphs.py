@@ -1,4 +1,4 @@
-"""ONNX graphs that can be read and are hostile: endless loops, huge constants, external data outside."""
+"""Make hostile ONNX graphs that can be parsed: endless loops, huge constants, external data outside."""
 
 from collections.abc import Callable
 from random import Random
@@ -34,7 +34,7 @@ OPERATORS += (
 
 
 def mutated(data: bytes, random: Random, outside: str) -> bytes:
-    """A model with one or two changes that its library can write."""
+    """Return a model with one or two changes that ONNX's library can write."""
     model = onnx.load_model_from_string(data)
     for _ in range(random.choice((1, 1, 2))):
         random.choice(CHANGES)(model, random, outside)
@@ -42,7 +42,7 @@ def mutated(data: bytes, random: Random, outside: str) -> bytes:
 
 
 def _external(model: Any, random: Random, outside: str) -> None:
-    """The data of a tensor is in a file that is not the model's."""
+    """Store the data of a tensor in a file that does not belong to the model."""
     tensor = random.choice(list(model.graph.initializer) or [model.graph.initializer.add()])
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -57,7 +57,7 @@ def _external(model: Any, random: Random, outside: str) -> None:
 
 
 def _endless(model: Any, random: Random, _: str) -> None:
-    """A loop that never ends, before everything else."""
+    """Insert a loop that never ends before all other nodes."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["v", "v"], ["w"])],
         "body",
@@ -77,7 +77,7 @@ def _endless(model: Any, random: Random, _: str) -> None:
 
 
 def _huge(model: Any, random: Random, _: str) -> None:
-    """A constant of gigabytes, from a shape of a few bytes."""
+    """Insert a constant of several gigabytes, made from a shape of a few bytes."""
     size = random.choice((2 * 10**9, 20 * 10**9, 2**40, 2**62))
     model.graph.initializer.append(helper.make_tensor("fuzz_shape", TensorProto.INT64, [1], [size]))
     model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["fuzz_shape"], ["fuzz_big"]))
@@ -88,7 +88,7 @@ def _huge(model: Any, random: Random, _: str) -> None:
 
 
 def _lead_to_output(model: Any, name: str) -> None:
-    """The first output needs it, or it would be optimized away."""
+    """Make the first output depend on a value, since the value would be optimized away otherwise."""
     output = model.graph.output[0].name
     for node in model.graph.node:
         for place, made in enumerate(node.output):
@@ -117,7 +117,7 @@ def _attribute(model: Any, random: Random, outside: str) -> None:
 
 
 def _edge(model: Any, random: Random, _: str) -> None:
-    """A node reads or makes another value; loops and names made twice among them."""
+    """Change an input or output of a node; this may make cycles and repeated names."""
     node, other = random.choice(model.graph.node), random.choice(model.graph.node)
     names = [*other.input, *other.output, "nowhere", ""]
     side = node.input if random.random() < 0.7 else node.output
@@ -126,7 +126,7 @@ def _edge(model: Any, random: Random, _: str) -> None:
 
 
 def _shape(model: Any, random: Random, _: str) -> None:
-    """What a tensor, an input or an output states of itself."""
+    """Change the type or shape of a tensor, an input or an output."""
     if random.random() < 0.5 and model.graph.initializer:
         tensor = random.choice(model.graph.initializer)
         tensor.dims[:] = [number(random) % 2**62 for _ in range(random.randrange(5))]
@@ -140,7 +140,7 @@ def _shape(model: Any, random: Random, _: str) -> None:
 
 
 def _function(model: Any, random: Random, _: str) -> None:
-    """Local functions that call themselves, or one another twice each."""
+    """Add local functions that call themselves, or each other twice."""
     from onnx import FunctionProto
 
     count = random.choice((1, 40))

@@ -1,4 +1,4 @@
-"""Pickles and files of torch.save that ask for code, or for tensors that lie about their size."""
+"""Make hostile pickles and files of torch.save: calls of functions, and tensors with false sizes."""
 
 import io
 import os
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-PROOF = "pickle-ran"  # a file that hostile code would make in the folder outside
+EVIDENCE = "pickle-ran"  # name of the file that hostile code would make in the folder outside
 
 
 class Call:
-    """Pickled as a call of `function` with `arguments`."""
+    """An object that is pickled as a call of `function` with `arguments`."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.function, self.arguments = function, arguments
@@ -21,15 +21,15 @@ class Call:
 
 
 def hostile_call(random: Random, outside: str) -> Call:
-    """Something that would leave a file outside if it ran."""
-    proof = os.path.join(outside, PROOF)
+    """Return a call that would leave a file outside if it ran."""
+    evidence = os.path.join(outside, EVIDENCE)
     return random.choice(
         (
-            Call(os.system, f"touch {proof}"),
-            Call(open, proof, "w"),
-            Call(eval, f"open({proof!r}, 'w')"),
-            Call(exec, f"open({proof!r}, 'w')"),
-            Call(os.mkdir, proof),
+            Call(os.system, f"touch {evidence}"),
+            Call(open, evidence, "w"),
+            Call(eval, f"open({evidence!r}, 'w')"),
+            Call(exec, f"open({evidence!r}, 'w')"),
+            Call(os.mkdir, evidence),
             Call(__import__, "antigravity"),
             Call(bytearray, 10**11),
         )
@@ -37,7 +37,7 @@ def hostile_call(random: Random, outside: str) -> Call:
 
 
 def hostile_tensor(random: Random) -> Any:
-    """A tensor that is not a plain dense one on the CPU, or larger than what is stored."""
+    """Return a tensor that is not a dense CPU tensor, or that is larger than its stored data."""
     import torch
 
     tiny = torch.zeros(1)
@@ -61,13 +61,13 @@ def hostile_tensor(random: Random) -> Any:
 
 
 def hours_to_hash() -> bytes:
-    """A pickle of {name: 1}: the name is a tuple of the same two tuples, and so on, forty levels deep."""
+    """Return a pickle of {name: 1} that takes hours to hash: the name is a tuple nested 40 levels deep."""
     levels = (b"h%ch%c\x86q%c" % (level, level, level + 1) for level in range(40))
     return b"\x80\x02}(X\x01\x00\x00\x00aq\x00" + b"".join(levels) + b"K\x01u."
 
 
 def saved(value: Any, random: Random) -> bytes:
-    """By torch.save, as a zip archive or in the format from before there was one."""
+    """Save with torch.save, as a zip archive or in the older format."""
     import torch
 
     file = io.BytesIO()
@@ -76,5 +76,5 @@ def saved(value: Any, random: Random) -> bytes:
 
 
 def pickled(value: Any, random: Random) -> bytes:
-    """By any protocol."""
+    """Pickle with a random protocol."""
     return pickle.dumps(value, protocol=random.randint(0, pickle.HIGHEST_PROTOCOL))

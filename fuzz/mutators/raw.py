@@ -1,4 +1,4 @@
-"""Bytes, whatever they mean."""
+"""Mutate bytes, for any format."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -7,19 +7,19 @@ from random import Random
 from fuzz.mutators.values import number
 
 WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
-MOST = 4  # changes to one input
+MAX_CHANGES = 4  # changes to one input
 
 
 def mutated(data: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:
-    """`data` with one to four changes; `others` are files to splice with."""
+    """Return `data` with one to four changes; `others` are files to splice with."""
     changed = bytearray(data)
-    for _ in range(random.randint(1, MOST)):
+    for _ in range(random.randint(1, MAX_CHANGES)):
         random.choice(CHANGES)(changed, random, others)
     return bytes(changed)
 
 
 def _place(data: bytearray, random: Random) -> int:
-    """Often near the beginning, where headers are, or the end, where indexes are."""
+    """Choose a place, often near the beginning (headers) or the end (indexes)."""
     if not data:
         return 0
     near = min(len(data), 400)
@@ -41,7 +41,7 @@ def _flip(data: bytearray, random: Random, _: Sequence[bytes]) -> None:
 
 
 def _set_number(data: bytearray, random: Random, _: Sequence[bytes]) -> None:
-    """An integer of 1 to 8 bytes, mostly aligned, in either byte order."""
+    """Overwrite an integer of 1 to 8 bytes, mostly aligned, in either byte order."""
     width = random.choice(tuple(WIDTHS))
     place = _place(data, random)
     if random.random() < 0.7:
@@ -50,7 +50,7 @@ def _set_number(data: bytearray, random: Random, _: Sequence[bytes]) -> None:
         return
     form = random.choice("<>") + WIDTHS[width]
     value = number(random)
-    if random.random() < 0.4:  # near what is there: a length or an offset that is a little wrong
+    if random.random() < 0.4:  # near the old value: a length or offset that is slightly wrong
         value = struct.unpack_from(form, data, place)[0] + random.randint(-8, 8)
     struct.pack_into(form, data, place, value % 256**width)
 

@@ -1,8 +1,8 @@
-"""Numbers and texts that programs tend to handle wrongly."""
+"""Numbers and texts that programs often handle wrongly."""
 
 from random import Random
 
-OUTSIDE = "../outside"  # of an input's folder: files that no reader may open
+OUTSIDE = "../outside"  # relative to an input's folder; no reader may open its files
 NUMBERS = tuple(
     sorted(
         {0, 1, 2, 3, 7, 255, 256, 4096, 65_535, 65_536, 10**9, -1, -2}
@@ -31,10 +31,10 @@ TEXTS = (
 
 
 def number(random: Random) -> int:
-    """An edge of some integer type, or any small number."""
+    """Return a limit of an integer type, or a small number."""
     return random.choice(NUMBERS) if random.random() < 0.7 else random.randrange(-10, 1000)
 
 
 def text(random: Random, outside: str) -> str:
-    """A hostile text; `outside` is the absolute path of a folder that no reader may open."""
+    """Return a hostile text; `outside` is the absolute path of a folder that no reader may open."""
     return random.choice((*TEXTS, f"{outside}/canary.bin", f"{outside}/weights.bin"))

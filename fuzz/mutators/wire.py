@@ -1,4 +1,4 @@
-"""Protobuf's wire format, without a schema: fields removed, repeated, nested, of lengths that lie."""
+"""Mutate protobuf messages without a schema: remove, repeat and nest fields, write wrong lengths."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -7,13 +7,13 @@ from fuzz.mutators import raw
 from fuzz.mutators.values import number, text
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-DEEPEST = 6  # levels that are taken apart
-NESTED = 2000  # levels of a message inside itself
+DEEPEST = 6  # levels of messages that are parsed
+NESTED = 2000  # levels when a message is nested inside itself
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One field; `lie` is added to the length that is written."""
+    """One field of a message; `lie` is added to the length that is written."""
 
     number: int
     kind: int
@@ -22,7 +22,7 @@ class Entry:
 
 
 def mutated(data: bytes, random: Random, outside: str) -> bytes:
-    """A message with one to four fields changed."""
+    """Return a message with one to four fields changed."""
     entries = parsed(data) or ()
     for _ in range(random.randint(1, 4)):
         entries = _changed(entries, random, outside)
@@ -30,7 +30,7 @@ def mutated(data: bytes, random: Random, outside: str) -> bytes:
 
 
 def parsed(data: bytes, depth: int = 0) -> "tuple[Entry, ...] | None":
-    """The fields of a message; None: it is none."""
+    """Return the fields of a message; None if it is not a valid message."""
     entries, place = [], 0
     while place < len(data):
         tag, place = _varint(data, place)
@@ -60,7 +60,7 @@ def parsed(data: bytes, depth: int = 0) -> "tuple[Entry, ...] | None":
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """The number and the place after it; -1 where it is cut short."""
+    """Return a number and the place after it; -1 if the number is truncated."""
     value = 0
     for count in range(10):
         if not 0 <= place + count < len(data):
@@ -72,7 +72,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def written(entries: "tuple[Entry, ...]") -> bytes:
-    """The message."""
+    """Return the message as bytes."""
     out = bytearray()
     for entry in entries:
         out += _as_varint(entry.number << 3 | entry.kind)
@@ -133,7 +133,7 @@ def _value(entry: Entry, random: Random, outside: str) -> "int | bytes | tuple[E
 
 
 def _nested(entry: Entry) -> Entry:
-    """A message inside itself, many times."""
+    """Nest a message inside itself many times."""
     body = b""
     for _ in range(NESTED):
         body = _as_varint(entry.number << 3 | BYTES) + _as_varint(len(body)) + body
