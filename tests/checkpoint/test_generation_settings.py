@@ -1,4 +1,4 @@
-"""Where decoding settings are taken from, and which are refused."""
+"""The sources of decoding settings, and settings that are rejected."""
 
 import json
 from dataclasses import replace
@@ -65,7 +65,7 @@ def read(folder, ids, stated=None, config=None, dims=DIMS):
     return read_generation(folder, config or {}, ids, dims)
 
 
-def test_what_generation_config_states_is_taken(openai_ids, tmp_path):
+def test_settings_of_generation_config_are_used(openai_ids, tmp_path):
     generation, warnings = read(tmp_path, openai_ids, STATED)
 
     assert generation.start_of_transcript == 50258
@@ -95,7 +95,7 @@ def test_a_generation_config_without_lists_suppresses_nothing(openai_ids, tmp_pa
     assert (generation.suppressed, generation.suppressed_at_start) == ((), ())
 
 
-def test_the_lists_of_an_older_config_are_taken_where_there_are_no_others(openai_ids, tmp_path):
+def test_the_lists_of_an_older_config_are_used_if_there_are_no_others(openai_ids, tmp_path):
     config = {"suppress_tokens": [5, 6], "begin_suppress_tokens": []}
 
     generation, _ = read(tmp_path, openai_ids, config=config)
@@ -114,7 +114,7 @@ def test_a_vocabulary_of_its_own_is_read_from_the_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize("stated", ["<|de|>", "de", "german", "German"])
-def test_the_language_a_checkpoint_was_tuned_for_is_taken(stated, openai_ids, tmp_path):
+def test_the_language_of_a_fine_tuned_checkpoint_is_used(stated, openai_ids, tmp_path):
     generation, warnings = read(tmp_path, openai_ids, {**STATED, "language": stated})
 
     assert generation.language == "de"
@@ -131,7 +131,7 @@ def test_a_language_that_the_checkpoint_has_not_is_left_to_be_detected(
     assert len(warnings) == warned
 
 
-def test_tokens_added_behind_the_times_are_never_taken_for_times_and_said_so(openai_ids, tmp_path):
+def test_tokens_added_after_the_timestamps_are_suppressed_with_a_warning(openai_ids, tmp_path):
     ids = {**openai_ids, "\u0295new": 51865, "\u0295er": 51866}
 
     generation, warnings = read(tmp_path, ids, STATED, dims=replace(DIMS, n_vocab=51872))
@@ -146,7 +146,7 @@ def test_rows_behind_the_times_that_no_token_has_need_no_warning(openai_ids, tmp
     assert warnings == ()
 
 
-def test_openais_settings_are_not_given_to_a_stranger_of_the_same_size(tmp_path):
+def test_openais_settings_are_not_used_for_another_vocabulary_of_the_same_size(tmp_path):
     ids = {k: v for k, v in OWN_IDS.items() if k != "<|startofprev|>"}
 
     with pytest.raises(CheckpointError, match=r"which token is <\|startofprev\|>"):
@@ -169,13 +169,13 @@ def test_ids_that_transformers_fills_in_give_way_to_the_tokenizers(openai_ids, t
     assert len(warnings) == 2
 
 
-def test_the_first_of_several_ends_of_text_is_taken(openai_ids, tmp_path):
+def test_the_first_of_several_ends_of_text_is_used(openai_ids, tmp_path):
     generation, _ = read(tmp_path, openai_ids, {**STATED, "eos_token_id": [50257, 50256]})
 
     assert generation.end_of_text == 50257
 
 
-def test_heads_and_tokens_beyond_the_model_are_left_out_and_said_to_be(openai_ids, tmp_path):
+def test_heads_and_tokens_beyond_the_model_are_ignored_with_a_warning(openai_ids, tmp_path):
     stated = {
         **STATED,
         "alignment_heads": [[1, 1], [10, 12], [0, 2]],
@@ -210,7 +210,7 @@ def test_heads_and_tokens_beyond_the_model_are_left_out_and_said_to_be(openai_id
         ("alignment_heads", {"0": 1}),
     ],
 )
-def test_a_setting_of_another_kind_is_refused_by_its_key(key, value, openai_ids, tmp_path):
+def test_a_setting_of_another_kind_is_rejected_by_its_key(key, value, openai_ids, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         read(tmp_path, openai_ids, {**STATED, key: value})
 
@@ -226,7 +226,7 @@ ANY = st.recursive(
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from(sorted(STATED)), ANY, max_size=3))
-def test_any_settings_are_refused_or_within_the_model(changes, tmp_path):
+def test_any_settings_are_rejected_or_within_the_model(changes, tmp_path):
     dims = replace(DIMS, n_vocab=1510)
 
     try:

@@ -46,7 +46,7 @@ def hub(monkeypatch, tmp_path):
     return asked
 
 
-def refusal(source, **options):
+def rejection(source, **options):
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(source, **options)
     assert caught.value.why
@@ -91,7 +91,7 @@ def test_a_repository_without_safetensors_is_asked_for_its_other_files(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
 
-    error = refusal("someone/old")
+    error = rejection("someone/old")
 
     assert len(asked) == 4  # the texts, then each kind of weights
     assert "pytorch_model.bin" in error.what
@@ -100,7 +100,7 @@ def test_a_repository_without_safetensors_is_asked_for_its_other_files(
 def test_gigabytes_of_another_model_are_not_fetched(hub, tmp_path):
     (tmp_path / "snapshots" / COMMIT / "config.json").write_text('{"model_type": "llama"}')
 
-    error = refusal("someone/llama-70b")
+    error = rejection("someone/llama-70b")
 
     assert "'llama'" in error.why
     assert len(hub) == 1
@@ -135,11 +135,11 @@ def test_the_default_folder_is_inside_the_package():
     assert folder.parents[1] == Path(load_module.__file__).parents[1]
 
 
-def test_a_missing_default_is_said_to_be_missing(monkeypatch, tmp_path):
+def test_a_missing_default_is_an_error(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(load_module, "default_checkpoint_folder", lambda: tmp_path / "none")
 
-    error = refusal("default")
+    error = rejection("default")
 
     assert "no default checkpoint" in error.what
 
@@ -157,9 +157,9 @@ def test_a_missing_default_is_said_to_be_missing(monkeypatch, tmp_path):
         "~nobody/tiny.pt",
     ],
 )
-def test_an_unknown_name_is_refused_with_the_known_ones(name, monkeypatch, tmp_path):
+def test_an_unknown_name_is_rejected_with_the_known_ones(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    error = refusal(name)
+    error = rejection(name)
 
     assert "no checkpoint" in error.what
     assert "did you mean" in error.hint or "known names" in error.hint
@@ -168,32 +168,32 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name, monkeypatch, tmp_p
 def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    assert "turbo" in refusal("trubo").hint
-    assert "tiny.en" in refusal("tiny-en").hint
+    assert "turbo" in rejection("trubo").hint
+    assert "tiny.en" in rejection("tiny-en").hint
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "message"),
     [
-        ("model.safetensors", "give its folder"),
-        ("config.json", "give its folder"),
+        ("model.safetensors", "give the folder"),
+        ("config.json", "give the folder"),
         ("speech.wav", "give a folder, a .pt file"),
         ("noname", "give a folder, a .pt file"),
     ],
 )
-def test_a_file_of_another_kind_is_refused_with_what_to_give(file, said, tmp_path):
+def test_a_file_of_another_kind_is_rejected_with_what_to_give(file, message, tmp_path):
     (tmp_path / file).write_bytes(b"x")
 
-    assert said in refusal(tmp_path / file).hint
+    assert message in rejection(tmp_path / file).hint
 
 
-def test_a_revision_of_a_folder_is_refused(tiny_checkpoint_folder):
+def test_a_revision_of_a_folder_is_rejected(tiny_checkpoint_folder):
     with pytest.raises(UsageError, match="has no revisions"):
         load_checkpoint(tiny_checkpoint_folder, revision="main")
 
 
 def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(hub):
-    refusal(Path("openai/whisper-tiny"))
+    rejection(Path("openai/whisper-tiny"))
 
     assert hub == []
 
@@ -216,10 +216,10 @@ def response_error(kind):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
-        (response_error(errors.RepositoryNotFoundError), "no such repository"),
-        (response_error(errors.GatedRepoError), "grants access"),
+        (response_error(errors.RepositoryNotFoundError), "the repository does not exist"),
+        (response_error(errors.GatedRepoError), "grant you access"),
         (response_error(errors.RevisionNotFoundError), "no revision 'v9'"),
         (errors.LocalEntryNotFoundError("no"), "no copy in the local cache"),
         (errors.OfflineModeIsEnabled("no"), "no copy in the local cache"),
@@ -229,25 +229,25 @@ def response_error(kind):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_every_failure_of_the_hub_says_why(error, said, monkeypatch, tmp_path):
+def test_every_failure_of_the_hub_has_a_reason(error, message, monkeypatch, tmp_path):
     def snapshot_download(*_args, **_options):
         raise error
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
 
-    found = refusal("someone/model", revision="v9")
+    found = rejection("someone/model", revision="v9")
 
-    assert said in found.why
+    assert message in found.why
     assert found.__cause__ is error
 
 
-def test_offline_with_an_empty_cache_is_said_by_the_real_hub_package(monkeypatch, tmp_path):
+def test_offline_with_an_empty_cache_is_reported_by_the_real_hub_package(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
 
-    error = refusal("tiny")
+    error = rejection("tiny")
 
     assert "no copy in the local cache" in error.why, version("huggingface_hub")
 

@@ -24,7 +24,7 @@ class Trap:
         return os.system, (f"touch {self.path}",)
 
 
-def refusal(path):
+def rejection(path):
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path)
     return caught.value
@@ -44,7 +44,7 @@ def test_code_in_a_pt_file_is_named_and_not_run(form, tmp_path):
     else:
         torch.save(data, path, _use_new_zipfile_serialization=form == "zip")
 
-    error = refusal(path)
+    error = rejection(path)
 
     assert not (tmp_path / "sprung").exists()
     assert "contains code, which was not run" in error.what
@@ -64,17 +64,17 @@ def test_code_in_pytorch_model_bin_is_not_run_either(altered_folder, tmp_path):
     folder = altered_folder(without=("model.safetensors",))
     torch.save({"x": Trap(tmp_path / "sprung")}, folder / "pytorch_model.bin")
 
-    error = refusal(folder)
+    error = rejection(folder)
 
     assert not (tmp_path / "sprung").exists()
     assert "contains code" in error.what
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 100, b"hello", b"PK\3\4" + b"\0" * 60, b"\x80\x02."])
-def test_bytes_that_are_no_checkpoint_are_refused_as_damaged(data, tmp_path):
+def test_bytes_that_are_no_checkpoint_are_rejected_as_damaged(data, tmp_path):
     (tmp_path / "any.pt").write_bytes(data)
 
-    error = refusal(tmp_path / "any.pt")
+    error = rejection(tmp_path / "any.pt")
 
     assert "damaged" in error.why
     assert "weights_only=False" not in str(error)
@@ -86,7 +86,7 @@ FUZZ = settings(max_examples=80, suppress_health_check=[HealthCheck.function_sco
 
 @FUZZ
 @given(at=st.floats(0, 1), bit=st.integers(0, 7), cut=st.booleans(), zipped=st.booleans())
-def test_a_damaged_file_is_refused_or_read_as_plain_data(at, bit, cut, zipped, tmp_path):
+def test_a_damaged_file_is_rejected_or_read_as_plain_data(at, bit, cut, zipped, tmp_path):
     path = tmp_path / "any.pt"
     torch.save(SMALL, path, _use_new_zipfile_serialization=zipped)
     data = bytearray(path.read_bytes())
@@ -119,7 +119,7 @@ def test_a_compressed_archive_is_read_not_mapped(random_openai_whisper, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ([1, 2], "holds a list"),
         ({"model_state_dict": 3}, "is 'int', not a mapping"),
@@ -136,16 +136,16 @@ def test_a_compressed_archive_is_read_not_mapped(random_openai_whisper, tmp_path
         ({"model.encoder.layers.0.fc1.bias": torch.zeros(2)}, "model.encoder.layers.0.fc1.weight"),
     ],
 )
-def test_a_file_of_another_kind_is_refused_with_what_it_holds(data, said, tmp_path):
+def test_a_file_of_another_kind_is_rejected_with_what_it_holds(data, message, tmp_path):
     torch.save(data, tmp_path / "any.pt")
 
-    error = refusal(tmp_path / "any.pt")
+    error = rejection(tmp_path / "any.pt")
 
-    assert said in error.why
+    assert message in error.why
 
 
 @pytest.mark.parametrize(
-    ("size", "value", "said"),
+    ("size", "value", "message"),
     [
         ("n_mels", "80", "`n_mels` is '80'; expected a whole number"),
         ("n_audio_layer", -1, "`n_audio_layer` is -1; expected 1 to 512"),
@@ -155,15 +155,15 @@ def test_a_file_of_another_kind_is_refused_with_what_it_holds(data, said, tmp_pa
         ("n_text_state", 128, "encoder width 64 differs from decoder width 128"),
     ],
 )
-def test_impossible_sizes_are_refused(size, value, said, random_openai_whisper, tmp_path):
+def test_impossible_sizes_are_rejected(size, value, message, random_openai_whisper, tmp_path):
     model = random_openai_whisper()
     torch.save(
         {"dims": {**vars(model.dims), size: value}, "model_state_dict": {}}, tmp_path / "any.pt"
     )
 
-    error = refusal(tmp_path / "any.pt")
+    error = rejection(tmp_path / "any.pt")
 
-    assert said in error.why
+    assert message in error.why
 
 
 def test_a_saved_causal_mask_is_ignored(random_openai_whisper, tmp_path):
@@ -195,40 +195,40 @@ def test_names_with_and_without_a_wrapper_are_not_mixed_up(random_openai_whisper
     twice = {**{f"module.{name}": tensor + 1 for name, tensor in state.items()}, **state}
     torch.save({"dims": vars(model.dims), "model_state_dict": twice}, tmp_path / "any.pt")
 
-    assert f"{len(state)} unexpected: module.encoder" in refusal(tmp_path / "any.pt").why
+    assert f"{len(state)} unexpected: module.encoder" in rejection(tmp_path / "any.pt").why
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
         (b"\n<!DOCTYPE html><html>Not found", "a web page"),
     ],
 )
-def test_what_a_download_left_in_place_of_weights_is_told(data, said, tmp_path):
+def test_a_text_downloaded_in_place_of_weights_is_named(data, message, tmp_path):
     (tmp_path / "any.pt").write_bytes(data)
 
-    assert said in refusal(tmp_path / "any.pt").why
+    assert message in rejection(tmp_path / "any.pt").why
 
 
 @pytest.mark.filterwarnings("ignore")  # torch advises against both
-def test_a_torchscript_program_is_said_to_be_one(tmp_path):
+def test_a_torchscript_program_is_named(tmp_path):
     torch.jit.script(torch.nn.ReLU()).save(str(tmp_path / "any.pt"))
 
-    assert "TorchScript" in refusal(tmp_path / "any.pt").what
+    assert "TorchScript" in rejection(tmp_path / "any.pt").what
 
 
 @pytest.mark.filterwarnings("ignore")  # torch advises against both
-def test_a_quantized_tensor_in_a_pt_file_is_said_to_be_one(random_openai_whisper, tmp_path):
+def test_a_quantized_tensor_in_a_pt_file_is_named(random_openai_whisper, tmp_path):
     quantized = torch.quantize_per_tensor(torch.zeros(64), 0.1, 0, torch.qint8)
     torch.save(
         {"dims": {}, "model_state_dict": {"decoder.ln.bias": quantized}}, tmp_path / "any.pt"
     )
 
-    assert "a quantized tensor, qint8" in refusal(tmp_path / "any.pt").why
+    assert "a quantized tensor, qint8" in rejection(tmp_path / "any.pt").why
 
 
-def test_sizes_are_inferred_at_openais_widths_and_said_to_be(random_openai_whisper, tmp_path):
+def test_sizes_are_inferred_at_openais_widths_with_a_warning(random_openai_whisper, tmp_path):
     sizes = {"n_audio_state": 384, "n_audio_head": 6, "n_text_state": 384, "n_text_head": 6}
     model = random_openai_whisper(**sizes, n_text_layer=1, n_audio_layer=1)
 
@@ -241,9 +241,9 @@ def test_sizes_are_inferred_at_openais_widths_and_said_to_be(random_openai_whisp
 def test_sizes_are_not_guessed_at_other_widths(random_openai_whisper, tmp_path):
     path = without_dims(random_openai_whisper(), tmp_path / "any.pt")
 
-    error = refusal(path)
+    error = rejection(path)
 
-    assert "how many heads" in error.what
+    assert "how many attention heads" in error.what
     assert "width 64" in error.why
 
 

@@ -1,4 +1,4 @@
-"""Whisper as other programs keep it: refused by name, with what to give instead."""
+"""Checkpoints in other programs' formats are rejected with the name of the format and a hint."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import CheckpointError
 
 
-def refusal(path):
+def rejection(path):
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path)
     assert caught.value.hint
@@ -14,7 +14,7 @@ def refusal(path):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (["model.bin", "vocabulary.txt", "config.json"], "CTranslate2"),
         (["weights.npz", "config.json"], "MLX"),
@@ -30,12 +30,12 @@ def refusal(path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_folder_for_another_program_is_refused_by_name(files, said, tmp_path):
+def test_a_folder_for_another_program_is_rejected_by_name(files, message, tmp_path):
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
 
-    assert said in refusal(tmp_path).what
+    assert message in rejection(tmp_path).what
 
 
 def test_weights_that_are_read_win_over_conversions_beside_them(altered_folder):
@@ -47,7 +47,7 @@ def test_weights_that_are_read_win_over_conversions_beside_them(altered_folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "message"),
     [
         ("ggml-tiny.bin", b"lmgg\0\0\0\0", "whisper.cpp"),
         ("tiny.gguf", b"GGUF", "whisper.cpp"),
@@ -56,14 +56,14 @@ def test_weights_that_are_read_win_over_conversions_beside_them(altered_folder):
         ("decoder.pte", b"", "is a program"),
     ],
 )
-def test_a_file_for_another_program_is_refused_by_name(name, data, said, tmp_path):
+def test_a_file_for_another_program_is_rejected_by_name(name, data, message, tmp_path):
     (tmp_path / name).write_bytes(data)
 
-    assert said in refusal(tmp_path / name).what
+    assert message in rejection(tmp_path / name).what
 
 
-def test_a_link_to_weights_that_are_not_there_is_said_to_lead_nowhere(altered_folder):
+def test_a_link_to_weights_that_are_not_there_is_an_error(altered_folder):
     folder = altered_folder(without=("model.safetensors",))
     (folder / "model.safetensors").symlink_to("../../blobs/0123")
 
-    assert "a link to ../../blobs/0123, which is not there" in refusal(folder).why
+    assert "a link to ../../blobs/0123, which does not exist" in rejection(folder).why

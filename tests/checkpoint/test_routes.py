@@ -98,9 +98,7 @@ def test_shards_load_as_the_whole_file_does(random_hf_whisper, tiny_checkpoint, 
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "base_model.model.", "model."])
-def test_what_a_training_loop_put_before_every_name_is_taken_off(
-    wrapper, altered_folder, tiny_checkpoint
-):
+def test_the_prefix_of_a_training_wrapper_is_removed(wrapper, altered_folder, tiny_checkpoint):
     def wrap(tensors):
         tensors["proj_out.weight"] = tensors["model.decoder.embed_tokens.weight"].clone()
         for name in list(tensors):
@@ -146,7 +144,7 @@ def test_a_half_precision_variant_is_used_where_it_is_all_there_is(
     assert checkpoint.weights["encoder.conv1.weight"].dtype == torch.float16
 
 
-def test_encoder_positions_left_out_are_computed_as_openai_whisper_computes_them(
+def test_encoder_positions_that_are_missing_are_computed_as_openai_whisper_computes_them(
     altered_folder, tiny_openai_pt
 ):
     def drop(tensors):
@@ -175,7 +173,7 @@ def test_a_pt_file_is_mapped_where_its_form_allows(
     assert [(options["weights_only"], options["mmap"]) for options in asked] == [(True, zipped)]
 
 
-def test_the_source_says_what_was_loaded_and_fits_into_json(tiny_checkpoint_folder):
+def test_the_source_names_what_was_loaded_and_fits_into_json(tiny_checkpoint_folder):
     source = load_checkpoint(str(tiny_checkpoint_folder)).source
 
     data = json.loads(json.dumps(source.to_json()))

@@ -29,7 +29,7 @@ def with_header(text, body=b"\0" * 64):
     return struct.pack("<Q", len(text)) + text + body
 
 
-def refusal(path):
+def rejection(path):
     with pytest.raises(CheckpointError) as caught:
         read_safetensors(path)
     assert caught.value.why
@@ -50,13 +50,13 @@ def entry(**changes):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
-        (b"", "0 bytes long"),
-        (b"\1\0\0", "3 bytes long"),
-        (struct.pack("<Q", 2**63) + b"{}", f"claims {2**63} bytes"),
-        (struct.pack("<Q", 20 << 20) + bytes(21 << 20), f"claims {20 << 20} bytes"),
-        (GOOD[: HEADER_END - 5], "cut short"),
+        (b"", "has 0 bytes"),
+        (b"\1\0\0", "has 3 bytes"),
+        (struct.pack("<Q", 2**63) + b"{}", f"header length is {2**63} bytes"),
+        (struct.pack("<Q", 20 << 20) + bytes(21 << 20), f"header length is {20 << 20} bytes"),
+        (GOOD[: HEADER_END - 5], "truncated"),
         (GOOD[:-1], "any.safetensors"),
         (GOOD + b"\0", "any.safetensors"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
@@ -64,7 +64,7 @@ def entry(**changes):
         (with_header(b"not json"), "header is damaged"),
         (with_header(b"[1]"), "not a JSON object"),
         (with_header(b"[" * 50_000), "header is damaged"),
-        (with_header(b'{"a": 1, "a": 2}'), "`a` is there twice"),
+        (with_header(b'{"a": 1, "a": 2}'), "`a` occurs twice"),
         (with_header(b'{"x": null}'), "`x` is of dtype None"),
         (with_header(entry(dtype="I8").encode(), bytes(8)), "dtype 'I8'"),
         (with_header(entry(dtype=["F32"]).encode(), bytes(8)), "dtype ['F32']"),
@@ -75,28 +75,28 @@ def entry(**changes):
         (with_header(entry(data_offsets=[0, 2**62]).encode(), bytes(8)), "any.safetensors"),
     ],
 )
-def test_a_bad_file_is_refused_with_what_is_wrong(data, said, tmp_path):
-    error = refusal(written(tmp_path, data))
+def test_a_bad_file_is_rejected_with_what_is_wrong(data, message, tmp_path):
+    error = rejection(written(tmp_path, data))
 
-    assert said in f"{error.what} {error.why}"
+    assert message in f"{error.what} {error.why}"
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    error = refusal(tmp_path / "none.safetensors")
+def test_a_missing_file_is_rejected(tmp_path):
+    error = rejection(tmp_path / "none.safetensors")
 
     assert "No such file" in error.why
 
 
 @FUZZ
 @given(length=st.integers(0, len(GOOD) - 1))
-def test_a_file_cut_anywhere_is_refused(length, tmp_path):
-    refusal(written(tmp_path, GOOD[:length]))
+def test_a_file_cut_anywhere_is_rejected(length, tmp_path):
+    rejection(written(tmp_path, GOOD[:length]))
 
 
 @FUZZ
 @given(at=st.integers(0, HEADER_END - 1), bit=st.integers(0, 7))
 @example(at=7, bit=7)
-def test_a_flipped_bit_in_the_header_is_refused_or_reads_within_the_file(at, bit, tmp_path):
+def test_a_flipped_bit_in_the_header_is_rejected_or_reads_within_the_file(at, bit, tmp_path):
     data = bytearray(GOOD)
     data[at] ^= 1 << bit
 
@@ -110,7 +110,7 @@ def test_a_flipped_bit_in_the_header_is_refused_or_reads_within_the_file(at, bit
 
 @FUZZ
 @given(data=st.binary(max_size=300))
-def test_random_bytes_are_refused_or_hold_nothing(data, tmp_path):
+def test_random_bytes_are_rejected_or_hold_nothing(data, tmp_path):
     try:
         found = read_safetensors(written(tmp_path, data))
     except CheckpointError:
@@ -118,7 +118,7 @@ def test_random_bytes_are_refused_or_hold_nothing(data, tmp_path):
     assert found == {}
 
 
-def test_tensors_of_another_model_are_refused_as_a_misfit(altered_folder):
+def test_tensors_of_another_model_are_rejected_as_a_misfit(altered_folder):
     folder = altered_folder(without=("model.safetensors",))
     save_file(TENSORS, folder / "model.safetensors")
 
@@ -129,7 +129,7 @@ def test_tensors_of_another_model_are_refused_as_a_misfit(altered_folder):
 
 
 @pytest.mark.parametrize(
-    ("index", "said"),
+    ("index", "message"),
     [
         ({}, "no `weight_map`"),
         ({"weight_map": {}}, "no `weight_map`"),
@@ -137,20 +137,20 @@ def test_tensors_of_another_model_are_refused_as_a_misfit(altered_folder):
         ({"weight_map": {"x": "../../outside.safetensors"}}, "is not the name of"),
         ({"weight_map": {"x": "/etc/passwd"}}, "is not the name of"),
         ({"weight_map": {"x": 3}}, "is not the name of"),
-        ({"weight_map": {"x": "gone.safetensors"}}, "1 of its 1 files are not there"),
+        ({"weight_map": {"x": "gone.safetensors"}}, "1 of its 1 files are missing"),
     ],
 )
-def test_a_bad_index_of_shards_is_refused(index, said, altered_folder):
+def test_a_bad_index_of_shards_is_rejected(index, message, altered_folder):
     folder = altered_folder(without=("model.safetensors",))
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(folder)
 
-    assert said in caught.value.why
+    assert message in caught.value.why
 
 
-def test_a_tensor_in_two_shards_is_refused(altered_folder):
+def test_a_tensor_in_two_shards_is_rejected(altered_folder):
     folder = altered_folder(without=("model.safetensors",))
     for name in ("a.safetensors", "b.safetensors"):
         save_file(TENSORS, folder / name)
@@ -162,7 +162,7 @@ def test_a_tensor_in_two_shards_is_refused(altered_folder):
         load_checkpoint(folder)
 
 
-def test_a_folder_without_weights_is_refused_with_what_was_looked_for(altered_folder):
+def test_a_folder_without_weights_is_rejected_with_what_was_looked_for(altered_folder):
     folder = altered_folder(without=("model.safetensors",))
     save_file(TENSORS, folder / "weights.safetensors")
 

@@ -26,7 +26,7 @@ def write_parts(folder, *, vocab=VOCAB, merges=MERGES, added=ADDED):
         (folder / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")
 
 
-def refusal(folder, n_vocab=51865):
+def rejection(folder, n_vocab=51865):
     with pytest.raises(TokenizerError) as caught:
         read_tokenizer(folder, n_vocab)
     assert caught.value.why
@@ -44,7 +44,7 @@ def test_tokenizer_json_is_kept_byte_for_byte(tmp_path):
     assert found.warnings == ()
 
 
-def test_a_folder_without_tokenizer_files_gets_openais_and_says_so(tmp_path):
+def test_a_folder_without_tokenizer_files_uses_openais_with_a_warning(tmp_path):
     found = read_tokenizer(tmp_path, 51866)
 
     assert found.ids["<|notimestamps|>"] == 50364
@@ -81,52 +81,52 @@ def test_special_tokens_are_found_in_either_file(place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
-        ({"vocab": {}}, "do not fit"),
+        ({"vocab": {}}, "does not match"),
         ({"vocab": {"a": "0"}}, "vocab.json has the token"),
         ({"vocab": {"a": -1}}, "vocab.json has the token"),
-        ({"merges": "a z\n"}, "do not fit"),
-        ({"merges": "a\n"}, "line 1 is not two pieces"),
-        ({"merges": "a b c\n"}, "line 1 is not two pieces"),
-        ({"added": {"<|startoftranscript|>": 7}}, "should be token 7"),
-        ({"added": {"<|endoftext|>": 9}}, "should be token 9"),
+        ({"merges": "a z\n"}, "does not match"),
+        ({"merges": "a\n"}, "line 1 is not two texts"),
+        ({"merges": "a b c\n"}, "line 1 is not two texts"),
+        ({"added": {"<|startoftranscript|>": 7}}, "should have the id 7"),
+        ({"added": {"<|endoftext|>": 9}}, "should have the id 9"),
         ({"added": {"<|x|>": None}}, "no text or no id"),
         ({"added": {"<|x|>": "8"}}, "no text or no id"),
         ({"vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4}, "added": {}}, "<|endoftext|>"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(parts, said, tmp_path):
+def test_parts_that_do_not_fit_are_rejected(parts, message, tmp_path):
     write_parts(tmp_path, **parts)
 
-    assert said in refusal(tmp_path).why
+    assert message in rejection(tmp_path).why
 
 
 @pytest.mark.parametrize("decoder", [{"x": {}}, {"6": "text"}, [1]])
-def test_a_damaged_list_of_special_tokens_is_refused(decoder, tmp_path):
+def test_a_damaged_list_of_special_tokens_is_rejected(decoder, tmp_path):
     write_parts(tmp_path, added=None)
     settings_text = json.dumps({"added_tokens_decoder": decoder})
     (tmp_path / "tokenizer_config.json").write_text(settings_text)
 
-    assert "maps no ids" in refusal(tmp_path).why
+    assert "does not map ids" in rejection(tmp_path).why
 
 
-def test_an_unknown_size_without_a_tokenizer_is_refused(tmp_path):
-    error = refusal(tmp_path, n_vocab=50_000)
+def test_an_unknown_size_without_a_tokenizer_is_rejected(tmp_path):
+    error = rejection(tmp_path, n_vocab=50_000)
 
     assert "50000 tokens" in error.why
     assert error.hint
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+def test_a_tokenizer_of_another_model_is_rejected(tmp_path):
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(
         str(tmp_path / "tokenizer.json")
     )
 
-    assert "none of its 1 tokens is <|endoftext|>" in refusal(tmp_path).why
+    assert "none of its 1 tokens is <|endoftext|>" in rejection(tmp_path).why
 
 
-def test_another_checkpoints_tokenizer_beside_a_checkpoint_is_refused(altered_folder):
+def test_another_checkpoints_tokenizer_beside_a_checkpoint_is_rejected(altered_folder):
     folder = altered_folder(without=("tokenizer.json",))
     (folder / "tokenizer.json").write_text(openai_tokenizer(51866).to_str(), encoding="utf-8")
 
@@ -143,7 +143,7 @@ def small_json(tmp_path_factory):
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.floats(0, 1), byte=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_tokenizer_json_is_refused_or_still_a_tokenizer(
+def test_a_damaged_tokenizer_json_is_rejected_or_still_a_tokenizer(
     at, byte, cut, small_json, tmp_path
 ):
     data = bytearray(small_json)
@@ -160,10 +160,10 @@ def test_a_damaged_tokenizer_json_is_refused_or_still_a_tokenizer(
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 50_000, b"{}", b"null"])
-def test_garbage_for_a_tokenizer_json_is_refused(data, tmp_path):
+def test_a_tokenizer_json_that_is_not_json_is_rejected(data, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(data)
 
-    assert "tokenizer.json" in refusal(tmp_path).what
+    assert "tokenizer.json" in rejection(tmp_path).what
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ def test_garbage_for_a_tokenizer_json_is_refused(data, tmp_path):
         {"added_tokens": [{"content": "a", "id": True}]},
     ],
 )
-def test_a_tokenizer_json_of_another_structure_is_refused(change, small_json, tmp_path):
+def test_a_tokenizer_json_of_another_structure_is_rejected(change, small_json, tmp_path):
     data = {**json.loads(small_json), **change}
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
 
-    assert "is not a tokenizer" in refusal(tmp_path).what
+    assert "is not a tokenizer" in rejection(tmp_path).what
 
 
-def test_a_file_that_makes_the_tokenizers_library_panic_is_refused(altered_folder, small_json):
+def test_a_file_that_makes_the_tokenizers_library_panic_is_rejected(altered_folder, small_json):
     data = json.loads(small_json)
     data["model"]["continuing_subword_prefix"] = "x" * 1000
     folder = altered_folder(without=("tokenizer.json",))

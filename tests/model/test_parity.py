@@ -143,14 +143,14 @@ def save(model: Any, form: str, size: Size, folder: Path) -> Path:
     return folder
 
 
-def test_features_are_theirs(pair: Pair) -> None:
+def test_features_equal_those_of_the_library(pair: Pair) -> None:
     ours = pair.model.encode(pair.mel)
 
     assert ours.shape == pair.features.shape
     np.testing.assert_allclose(ours, pair.features, atol=ATOL, rtol=0)
 
 
-def test_logits_without_a_cache_are_theirs(pair: Pair) -> None:
+def test_logits_without_a_cache_equal_those_of_the_library(pair: Pair) -> None:
     cross_kv = pair.model.cross_kv(pair.features)
     tokens = torch.tensor(tokens_of(pair.checkpoint.dims.n_vocab))
 
@@ -165,7 +165,7 @@ def test_logits_without_a_cache_are_theirs(pair: Pair) -> None:
 # Prompts of one row, of fewer rows than the program takes (padded), of all of them, and of several
 # pieces with a padded last one.
 @pytest.mark.parametrize("prompt", [1, 3, 4, 7])
-def test_logits_of_the_programs_are_theirs(
+def test_logits_of_the_programs_equal_those_of_the_library(
     pair: Pair, prompt: int, eager_runners: Callable[..., Any]
 ) -> None:
     dims, theirs = pair.checkpoint.dims, pair.logits.numpy()

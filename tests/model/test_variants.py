@@ -122,7 +122,7 @@ def test_pieces_of_the_vocabulary_differ_by_one_column(n_vocab: int, columns: li
 
 
 @pytest.mark.parametrize(("rows", "pieces"), [(7, 4), (32, 0), (-1, 4)])
-def test_impossible_forms_are_refused(rows: int, pieces: int) -> None:
+def test_impossible_forms_are_rejected(rows: int, pieces: int) -> None:
     with pytest.raises(ValueError, match="expected at least 8 and 1"):
         UncachedForm(rows, pieces=pieces)
 

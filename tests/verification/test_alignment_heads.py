@@ -1,4 +1,4 @@
-"""Heads that follow the sound are found where a checkpoint names none, and only where they are there."""
+"""Alignment heads are found if a checkpoint lists none, and only if it has such heads."""
 
 import logging
 from dataclasses import replace
@@ -28,8 +28,8 @@ def model(embedded: Checkpoint) -> Whisper:
 
 
 @pytest.fixture(autouse=True)
-def two_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment_heads, "N_RECORDINGS", 2)
+def two_audio_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment_heads, "N_FILES", 2)
 
 
 def search(checkpoint: Checkpoint, model: Whisper) -> tuple[tuple[int, int], ...]:
@@ -51,10 +51,10 @@ def test_heads_that_are_named_are_not_looked_for(embedded: Checkpoint) -> None:
     assert found == embedded.generation
 
 
-def test_heads_that_look_elsewhere_are_not_taken(
+def test_heads_that_attend_elsewhere_are_not_used(
     embedded: Checkpoint, model: Whisper, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Random queries: what is left of every head looks at no word."""
+    """With random queries, no head attends to the words."""
     spoiled = build_model(embedded)
     generator = torch.Generator().manual_seed(0)
     for block in spoiled.decoder.blocks:
@@ -67,10 +67,10 @@ def test_heads_that_look_elsewhere_are_not_taken(
         found = search(embedded, spoiled)
 
     assert found == ()
-    assert "times of words may be far off" in caplog.text
+    assert "word timestamps may have large" in caplog.text
 
 
-def test_no_recording_fits_a_window_of_a_fifth_of_a_second(
+def test_no_audio_file_fits_a_window_of_a_fifth_of_a_second(
     micro: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = find_alignment_heads(GENERATION, tokenizer_json(), micro)
@@ -80,12 +80,12 @@ def test_no_recording_fits_a_window_of_a_fifth_of_a_second(
 
 
 def test_attention_on_the_words_alone_counts() -> None:
-    """One head looks where the word is, one beside it, one everywhere."""
+    """One head attends to the word, one to a later time, one to all positions."""
     scores = np.zeros((3, 3, 100), np.float32)
     scores[0, :, 50:60] = 20
     scores[1, :, 80:90] = 20
-    read = alignment_heads._Read(scores, 0, 100, ((1.0, 1.2), (1.0, 1.2)), (0, 2))
+    decoded = alignment_heads._Decoded(scores, 0, 100, ((1.0, 1.2), (1.0, 1.2)), (0, 2))
 
-    shares = alignment_heads._attention_on_words([read])
+    shares = alignment_heads._attention_on_words([decoded])
 
     assert shares == pytest.approx([1.0, 0.0, 0.21], abs=0.005)

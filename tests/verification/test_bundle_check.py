@@ -131,7 +131,7 @@ def test_a_reference_without_arrays_fails(with_reference: Any) -> None:
 
     report = verify(bundle, run=ONE_THREAD)
 
-    assert report.failures() == ("nothing was compared at the level of arrays",)
+    assert report.failures() == ("nothing was compared at the level `arrays`",)
 
 
 def test_a_reference_without_clips_fails_at_every_level(with_reference: Any) -> None:
@@ -142,8 +142,8 @@ def test_a_reference_without_clips_fails_at_every_level(with_reference: Any) -> 
     assert not report
     failed = " ".join(report.failures())
     for level in ("arrays", "tokens", "isolation"):
-        assert f"nothing was compared at the level of {level}" in failed
-    assert "the reference holds no words" in failed
+        assert f"nothing was compared at the level `{level}`" in failed
+    assert "the reference has no words" in failed
 
 
 @pytest.fixture
@@ -184,21 +184,21 @@ def test_a_language_without_spaces_is_judged_by_its_characters(chinese: Bundle) 
 
 
 def test_a_rise_is_named_by_what_was_counted(chinese: Bundle) -> None:
-    said = every_clip(lambda _: {"text": "abc", "tokens": (0, 1, 2, 49)})
+    message = every_clip(lambda _: {"text": "abc", "tokens": (0, 1, 2, 49)})
 
-    failures = verify(referred(chinese, said), run=ONE_THREAD).failures()
+    failures = verify(referred(chinese, message), run=ONE_THREAD).failures()
 
-    assert any("word error rate (words): WER rose by" in failure for failure in failures)
-    assert any("character error rate (words): CER rose by" in failure for failure in failures)
+    assert any("word error rate (words): the WER is" in failure for failure in failures)
+    assert any("character error rate (words): the CER is" in failure for failure in failures)
 
 
-def test_each_clip_is_heard_in_its_own_language(chinese: Bundle) -> None:
+def test_each_clip_is_transcribed_in_its_own_language(chinese: Bundle) -> None:
     prompts = [clip.prompt[1] for clip in Reference.from_arrays(chinese.reference()).clips]
 
     assert prompts == [52, 52, 51]
 
 
-def test_a_language_that_the_checkpoint_does_not_know_is_refused(
+def test_a_language_that_the_checkpoint_does_not_have_is_rejected(
     micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
 ) -> None:
     clips = [Clip("clip", "請右轉", np.zeros(3200, np.float32), "yue")]
@@ -235,10 +235,10 @@ def test_another_reference_is_not_agreed_with(with_reference: Any, change: Any, 
     assert any(words in failure for failure in report.failures())
 
 
-def test_an_end_of_text_is_not_taken_for_another_last_token(
+def test_an_end_of_text_does_not_equal_another_last_token(
     with_reference: Any, fake_targets: Any
 ) -> None:
-    """The model ends where the reference, cut by its limit, said a word more."""
+    """The model ends where the reference, cut by its limit, decoded one token more."""
     bundle = with_reference(lambda reference: replace(reference, max_tokens=20))
     end = bundle.manifest.generation.end_of_text
     steps = iter(range(10_000))

@@ -71,11 +71,11 @@ def test_a_value_that_is_not_finite_fails_on_either_side(bad: float, side: str) 
         (features(shape=(12,)), features(shape=(1, 12)), "expected shape"),
         (np.ones((3, 4), np.int32), np.ones((3, 4), np.float32), "expected float32, got int32"),
         (np.ones((3, 4), np.float32), np.ones((3, 4), np.int64), "expected int64, got float32"),
-        (np.ones(3, bool), np.ones(3, bool), "no array of numbers but bool"),
-        (np.ones(3, complex), np.ones(3, complex), "no array of numbers"),
-        (np.array(["a"]), np.array(["a"]), "no array of numbers"),
-        (np.array([None]), np.array([None]), "no array of numbers"),
-        ([1.0, 2.0], np.array([1.0, 2.0]), "no array of numbers but list"),
+        (np.ones(3, bool), np.ones(3, bool), "not an array of numbers but bool"),
+        (np.ones(3, complex), np.ones(3, complex), "not an array of numbers"),
+        (np.array(["a"]), np.array(["a"]), "not an array of numbers"),
+        (np.array([None]), np.array([None]), "not an array of numbers"),
+        ([1.0, 2.0], np.array([1.0, 2.0]), "not an array of numbers but list"),
         (np.zeros((3, 4)), np.zeros((3, 4)), "all zeros"),
         (np.ones((3, 4)), np.zeros((3, 4)), "all zeros"),
     ],
@@ -144,7 +144,7 @@ def test_a_silent_frame_is_not_held_against_rounding_noise() -> None:
     assert result.worst_frame != 7
 
 
-def test_sums_are_taken_in_float64() -> None:
+def test_sums_are_computed_in_float64() -> None:
     """Squares of float16 overflow at 256; a float32 sum of 4 M ones loses the small ones."""
     expected = np.full(4_000_000, 300, np.float16)
     actual = expected.copy()
@@ -269,7 +269,7 @@ def test_equal_infinities_are_equal_and_the_other_values_are_held_to_the_gate():
 
 
 @pytest.mark.parametrize(
-    ("actual", "expected", "says"),
+    ("actual", "expected", "message"),
     [
         (np.array([0.0, -1e30, 1.5], np.float32), MASK, "infinite values"),
         (np.array([0.0, np.inf, 1.5], np.float32), MASK, "infinite values"),
@@ -285,11 +285,11 @@ def test_equal_infinities_are_equal_and_the_other_values_are_held_to_the_gate():
         (MASK[:0], MASK[:0], "the reference is empty"),
     ],
 )
-def test_outputs_that_differ_are_said_to_and_how(actual, expected, says):
+def test_outputs_that_differ_fail_with_a_reason(actual, expected, message):
     found = compare_output("y", actual, expected, LOWERED["float32"])
 
     assert not found
-    assert says in found.reason
+    assert message in found.reason
 
 
 def test_the_gate_is_that_of_the_coarsest_dtype_that_a_program_computes_in():

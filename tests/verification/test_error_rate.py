@@ -52,10 +52,10 @@ def test_characters_are_counted_where_words_have_no_spaces(
 
 
 def test_one_wrong_character_is_not_a_whole_sentence() -> None:
-    heard, spoken = "请在车站左转然后直走", "请在车站右转然后直走"
+    hypothesis, reference = "请在车站左转然后直走", "请在车站右转然后直走"
 
-    assert text_errors(heard, spoken, "words").rate == 1.0
-    assert text_errors(heard, spoken, "characters").rate == 0.1
+    assert text_errors(hypothesis, reference, "words").rate == 1.0
+    assert text_errors(hypothesis, reference, "characters").rate == 0.1
 
 
 def test_characters_are_counted_for_the_languages_of_whisper_s_paper() -> None:
@@ -80,11 +80,11 @@ def test_the_rate_is_errors_per_reference_word() -> None:
 
 
 def test_words_invented_in_silence_count_when_clips_are_added() -> None:
-    silent, spoken = text_errors("thank you", ""), text_errors("ask not", "ask not")
+    silent, speech = text_errors("thank you", ""), text_errors("ask not", "ask not")
 
     assert silent.rate == math.inf
     assert text_errors("", "").rate == 0
-    assert (silent + spoken).rate == 1
+    assert (silent + speech).rate == 1
 
 
 def test_an_error_count_equals_the_edit_distance() -> None:
@@ -103,21 +103,23 @@ def test_an_error_count_equals_the_edit_distance() -> None:
 
 
 @given(WORDS, WORDS)
-def test_counts_add_up_to_the_words_heard(heard: list[str], spoken: list[str]) -> None:
-    found = text_errors(" ".join(heard), " ".join(spoken))
+def test_counts_add_up_to_the_words_of_the_hypothesis(
+    hypothesis: list[str], reference: list[str]
+) -> None:
+    found = text_errors(" ".join(hypothesis), " ".join(reference))
 
-    assert found.length == len(spoken)
-    assert len(spoken) - found.deletions + found.insertions == len(heard)
-    assert (found.errors == 0) == (heard == spoken)
+    assert found.length == len(reference)
+    assert len(reference) - found.deletions + found.insertions == len(hypothesis)
+    assert (found.errors == 0) == (hypothesis == reference)
 
 
 @given(CHARACTERS, CHARACTERS)
-def test_counts_add_up_to_the_characters_heard(heard: str, spoken: str) -> None:
-    found = text_errors(heard, spoken, "characters")
+def test_counts_add_up_to_the_characters_of_the_hypothesis(hypothesis: str, reference: str) -> None:
+    found = text_errors(hypothesis, reference, "characters")
 
-    assert found.length == len(spoken)
-    assert len(spoken) - found.deletions + found.insertions == len(heard)
-    assert (found.errors == 0) == (heard == spoken)
+    assert found.length == len(reference)
+    assert len(reference) - found.deletions + found.insertions == len(hypothesis)
+    assert (found.errors == 0) == (hypothesis == reference)
 
 
 def test_the_interval_holds_the_rate_and_is_the_same_for_the_same_seed() -> None:

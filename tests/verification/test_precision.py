@@ -88,13 +88,13 @@ def test_float32_as_format_1_stored_it_for_a_chip_of_8_bits_is_the_chips_precisi
     assert precisions(in_precision(hybrid, "fp32"))["encoder"] == "w8a8"
 
 
-def test_a_precision_without_limits_is_refused_by_name(hybrid: Bundle) -> None:
+def test_a_precision_without_limits_is_rejected_by_name(hybrid: Bundle) -> None:
     newer = in_precision(hybrid, "int4")
 
-    with pytest.raises(BundleError) as refused:
+    with pytest.raises(BundleError) as rejected:
         precisions(newer)
 
-    assert "`int4`" in refused.value.what
+    assert "`int4`" in rejected.value.what
 
 
 def test_the_precision_of_which_least_is_asked_is_the_coarsest() -> None:
@@ -111,7 +111,7 @@ def test_an_encoder_of_8_bits_is_judged_apart_and_the_decoder_behind_it_as_float
 
     assert of(report, "arrays", "encoder").passed
     assert 24 < of(report, "arrays", "encoder").value["sqnr_db"] < 26
-    assert "the words decide" in of(report, "arrays", "encoder").rule
+    assert "the error rate decides" in of(report, "arrays", "encoder").rule
     for program in ("prefill", "step", "prefill, longer", "align"):
         assert of(report, "arrays", program).passed
         assert of(report, "arrays", program).value["sqnr_db"] > 60
@@ -145,11 +145,11 @@ def test_tokens_that_8_bits_chose_are_reported_and_the_words_decide(
 
     assert all(check.passed for check in free)
     assert any(check.value["n_same"] < check.value["n_expected"] for check in free)
-    assert {check.rule for check in free} == {"reported: the words decide"}
+    assert {check.rule for check in free} == {"reported only: the error rate decides"}
     assert ("tokens", "prefill + step") in failed(report)  # the reference was sure
 
 
-def test_nothing_said_is_a_failure_at_any_precision(
+def test_an_empty_result_is_a_failure_at_any_precision(
     hybrid: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = bundle_check.decode_window

@@ -67,7 +67,7 @@ def test_the_evidence_of_all_programs_of_a_target_becomes_one_with_every_check_o
     assert one.kind == "run"
 
 
-def test_evidence_about_files_that_changed_is_left_out() -> None:
+def test_evidence_about_files_that_changed_is_ignored() -> None:
     manifest = Bundle.open(default_bundle(), check_hashes=False).manifest
     changed = {path: replace(entry, sha256="0" * 64) for path, entry in manifest.files.items()}
 

@@ -52,7 +52,7 @@ def test_a_required_level_without_a_check_is_a_failure(level: Level) -> None:
     report = replace(PASSED, checks=checks)
 
     assert not report
-    assert report.failures() == (f"nothing was compared at the level of {level}",)
+    assert report.failures() == (f"nothing was compared at the level `{level}`",)
     assert replace(report, required=tuple(c.level for c in checks))
 
 
@@ -149,7 +149,7 @@ def test_numpys_own_numbers_are_written() -> None:
     assert Report.from_json(json.loads(text)).checks[0].value == {"a": 0.5, "b": 3}
 
 
-def test_a_verdict_that_its_checks_do_not_support_is_refused() -> None:
+def test_a_verdict_that_its_checks_do_not_support_is_rejected() -> None:
     document = replace(PASSED, checks=(FAILED,)).to_json()
     document["passed"] = True
 
@@ -157,7 +157,7 @@ def test_a_verdict_that_its_checks_do_not_support_is_refused() -> None:
         Report.from_json(document)
 
 
-def test_a_passing_check_with_a_nan_is_refused() -> None:
+def test_a_passing_check_with_a_nan_is_rejected() -> None:
     document = json.loads(json.dumps(PASSED.to_json()))
     document["checks"][0]["value"]["cosine"] = "nan"
 

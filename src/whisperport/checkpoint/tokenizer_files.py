@@ -156,7 +156,7 @@ def _from_vocab_and_merges(folder: Path) -> Tokenizer:
         if tokenizer.token_to_id(text) != token_id:
             raise TokenizerError(
                 what,
-                why=f"`{shorten(text)}` should have the id {token_id}, but lower ids are missing",
+                why=f"`{shorten(text)}` should have the id {token_id}, but not all lower ids have a token",
                 hint="save the tokenizer again as tokenizer.json",
             )
     return tokenizer

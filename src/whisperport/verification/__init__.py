@@ -1,7 +1,7 @@
-"""Prove that a bundle still transcribes: arrays, tokens and words against the reference model.
+"""Verify that a bundle still transcribes: compare arrays, tokens and words with the reference model.
 
-Everything here fails by default: a NaN on either side, an output that is empty, missing or of
-another shape, and nothing compared at all are failures.
+Every comparison fails unless it passed: a NaN on either side, an output that is empty, missing or of
+another shape, and a comparison of nothing are failures.
 """
 
 from whisperport.checks import LEVELS, Check, Level

@@ -1,8 +1,8 @@
-"""Find the heads that follow the sound, where a checkpoint does not name them.
+"""Find the alignment heads of a checkpoint that does not list them.
 
-The recordings of the package come with the times of their words. The model reads what is said in them,
-and a head follows the sound if it looks at a word where that word is spoken. Those that do so most are
-taken, if the times that they give to words are near the true ones.
+The shipped audio files have known word timestamps. The model decodes their transcripts. A cross-attention
+head is an alignment head if it attends to each word at the time when the word is spoken. The heads that do
+so most are used, if the word timestamps computed from them are close to the true ones.
 """
 
 import logging
@@ -24,30 +24,30 @@ from whisperport.verification.clips import ShippedAudio, shipped_audio
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.whisper import Whisper
 
-N_RECORDINGS = 4  # one look at each: about a tenth of what the reference costs
-NEAR_S = 0.1  # a head may look at a word this much before and after it is spoken
-# Of a head's attention, on the word spoken. Spread evenly it would be 0.02. In the embedded model the two
-# heads that were taught to align have 0.98 and 0.99, the others 0.10 to 0.48.
-FOLLOWS = 0.2
-AS_GOOD = 0.7  # of the best head's attention: taken too, since several heads err less than one
-CONVINCING_S = (
-    0.2  # mean error of words' beginnings; the embedded model's other heads have 0.38 and more
-)
+N_FILES = 4  # number of audio files; together they cost about a tenth of computing the reference
+MARGIN_S = 0.1  # seconds before and after a word in which attention counts as attention to the word
+# Smallest share of the best head's attention that is on the spoken word. Uniform attention has 0.02. In the
+# embedded model, the two heads trained to align have 0.98 and 0.99, the other heads 0.10 to 0.48.
+MIN_ATTENTION = 0.2
+# Heads with at least this part of the best head's share are used too: several heads err less than one.
+PART_OF_BEST = 0.7
+# Largest mean error of word starts, in seconds. The embedded model's other heads have 0.38 or more.
+MAX_ERROR_S = 0.2
 
 log = logging.getLogger(__name__)
 
-Head = tuple[int, int]  # decoder layer, head in it
+Head = tuple[int, int]  # decoder layer, head in the layer
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A recording that the model has read."""
+class _Decoded:
+    """The cross-attention scores of an audio file whose transcript was decoded."""
 
     scores: Floats  # (A, S, T) of all heads, before the softmax
-    first: int  # the row that predicts the first token of the text
-    n_positions: int  # that hold sound
-    spans: tuple[tuple[float, float], ...]  # seconds, of every token of the text
-    starts: tuple[int, ...]  # the first token of every word, and the end of the last
+    first: int  # index of the token that predicts the first token of the text
+    n_positions: int  # number of encoder positions that hold audio
+    spans: tuple[tuple[float, float], ...]  # start and end in seconds of every token of the text
+    starts: tuple[int, ...]  # index of the first token of every word, and the end of the last
 
 
 def find_alignment_heads(
@@ -56,10 +56,16 @@ def find_alignment_heads(
     model: "Whisper",
     progress: Callable[[str], None] = lambda _: None,
 ) -> Generation:
-    """`generation` with alignment heads, if it has none and some head clearly follows the sound.
+    """Add alignment heads to the decoding settings if they have none and heads can be found.
 
-    The recordings are English; other words are aligned by the same heads. A model that knows no English,
-    or whose weights are random, has no convincing head: then nothing is changed.
+    The audio files are English; words of other languages are aligned by the same heads. For a model without
+    English or with random weights no head is found. Then the settings do not change.
+
+    Args:
+        generation: decoding settings.
+        tokenizer_json: contents of the tokenizer.
+        model: the model in eager torch.
+        progress: called with a line for each stage.
     """
     if generation.alignment_heads:
         return generation
@@ -67,54 +73,54 @@ def find_alignment_heads(
     heads = [(layer, h) for layer in range(dims.n_text_layer) for h in range(dims.n_text_head)]
     tokenizer = Tokenizer.from_json(tokenizer_json, generation)
     english = generation.any_language == "en"
-    recordings = shipped_audio() if english else ()
-    fitting = [r for r in recordings if r.words and r.seconds <= dims.window_s]
-    progress("looking for heads that follow the sound")
-    read: list[_Read] = []
-    for recording in fitting[:N_RECORDINGS]:
-        read.append(_read(model, generation, tokenizer, recording, heads))
-        if _attention_on_words(read).max() < FOLLOWS:
+    shipped = shipped_audio() if english else ()
+    audio_files = [file for file in shipped if file.words and file.seconds <= dims.window_s]
+    progress("searching for alignment heads")
+    decoded: list[_Decoded] = []
+    for file in audio_files[:N_FILES]:
+        decoded.append(_decode(model, generation, tokenizer, file, heads))
+        if _attention_on_words(decoded).max() < MIN_ATTENTION:
             break
-    found = _chosen(read, heads) if read else ()
+    found = _best_heads(decoded, heads) if decoded else ()
     if not found:
         log.warning(
-            "the checkpoint names no alignment heads, and none of its heads clearly follows the "
-            "sound: times of words may be far off"
+            "the checkpoint lists no alignment heads, and none were found: word timestamps may have "
+            "large errors"
         )
         return generation
-    named = ", ".join(f"{layer}.{head}" for layer, head in found)
-    progress(f"words are aligned by {named} (layer.head)")
+    names = ", ".join(f"{layer}.{head}" for layer, head in found)
+    progress(f"alignment heads (layer.head): {names}")
     return replace(generation, alignment_heads=found)
 
 
-def _chosen(read: Sequence[_Read], heads: Sequence[Head]) -> tuple[Head, ...]:
-    """The heads that look at the words, if these come out near their times; else none."""
-    attention = _attention_on_words(read)
+def _best_heads(decoded: Sequence[_Decoded], heads: Sequence[Head]) -> tuple[Head, ...]:
+    """Return the heads that attend most to the spoken words; none if their timestamps are wrong."""
+    attention = _attention_on_words(decoded)
     best = attention.max()
-    chosen = [i for i in range(len(heads)) if attention[i] >= AS_GOOD * best]
-    if best < FOLLOWS or _error_s(read, chosen) > CONVINCING_S:
+    chosen = [i for i in range(len(heads)) if attention[i] >= PART_OF_BEST * best]
+    if best < MIN_ATTENTION or _error_s(decoded, chosen) > MAX_ERROR_S:
         return ()
     return tuple(heads[i] for i in chosen)
 
 
-def _read(
+def _decode(
     model: "Whisper",
     generation: Generation,
     tokenizer: Tokenizer,
-    recording: ShippedAudio,
+    file: ShippedAudio,
     heads: Sequence[Head],
-) -> _Read:
-    words = [tokenizer.encode(word.word) for word in recording.words]
+) -> _Decoded:
+    words = [tokenizer.encode(word.word) for word in file.words]
     text = [token for word in words for token in word]
     start = start_tokens(generation, "en", "transcribe")
-    mel = log_mel(load_audio(recording.path), model.dims.n_mels, n_frames=model.dims.n_frames)
-    return _Read(
+    mel = log_mel(load_audio(file.path), model.dims.n_mels, n_frames=model.dims.n_frames)
+    return _Decoded(
         scores=_scores(model, mel, [*start, *text, generation.end_of_text], heads),
         first=len(start) - 1,
-        n_positions=round(recording.seconds / SECONDS_PER_POSITION),
+        n_positions=round(file.seconds / SECONDS_PER_POSITION),
         spans=tuple(
             (word.start, word.end)
-            for word, tokens in zip(recording.words, words, strict=True)
+            for word, tokens in zip(file.words, words, strict=True)
             for _ in tokens
         ),
         starts=tuple(np.cumsum([0, *map(len, words)]).tolist()),
@@ -122,7 +128,7 @@ def _read(
 
 
 def _scores(model: "Whisper", mel: Floats, tokens: list[int], heads: Sequence[Head]) -> Floats:
-    """(A, S, T) of heads, for all tokens at once."""
+    """Return the cross-attention scores (A, S, T) of the heads for all tokens."""
     import torch
 
     from whisperport.model.decoder import Align
@@ -143,26 +149,26 @@ def _scores(model: "Whisper", mel: Floats, tokens: list[int], heads: Sequence[He
     return scores
 
 
-def _attention_on_words(read: Sequence[_Read]) -> NDArray[np.float64]:
-    """(A,): the share of each head's attention that is on the word being spoken, mean over tokens."""
+def _attention_on_words(decoded: Sequence[_Decoded]) -> NDArray[np.float64]:
+    """Return the share of each head's attention that is on the spoken word, (A,), mean over tokens."""
     shares: list[NDArray[np.float64]] = []
-    for one in read:
+    for one in decoded:
         rows = one.scores[:, one.first : one.first + len(one.spans)]
         weights = np.exp(rows - rows.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         seconds = np.arange(weights.shape[-1]) * SECONDS_PER_POSITION
         spans = np.array(one.spans)
-        near = (seconds >= spans[:, :1] - NEAR_S) & (seconds <= spans[:, 1:] + NEAR_S)
+        near = (seconds >= spans[:, :1] - MARGIN_S) & (seconds <= spans[:, 1:] + MARGIN_S)
         shares.append((weights * near).sum(axis=-1).mean(axis=-1))
     mean: NDArray[np.float64] = np.mean(shares, axis=0)
     return mean
 
 
-def _error_s(read: Sequence[_Read], heads: list[int]) -> float:
-    """Seconds by which words begin too early or too late, mean over words."""
+def _error_s(decoded: Sequence[_Decoded], heads: list[int]) -> float:
+    """Return the error of the starts of words in seconds, mean over words."""
     errors = []
-    for one in read:
+    for one in decoded:
         times = boundaries(one.scores[heads, :, : one.n_positions], one.first)
-        said = np.array([one.spans[i][0] for i in one.starts[:-1]])
-        errors.append(np.abs(times[list(one.starts[:-1])] - said))
+        expected = np.array([one.spans[i][0] for i in one.starts[:-1]])
+        errors.append(np.abs(times[list(one.starts[:-1])] - expected))
     return float(np.concatenate(errors).mean())

@@ -1,4 +1,4 @@
-"""Verify a bundle: run it on its reference clips, and hold every level against the reference."""
+"""Verify a bundle: run it on its reference clips, and compare the results with the reference."""
 
 import math
 import os
@@ -29,7 +29,8 @@ from whisperport.verification.tokens import TOKEN_GATES, compare_logits, compare
 from whisperport.verification.tolerances import GATES, JUDGED_BY_WORDS
 
 RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch")
-MAX_CHANGE = {"fp32": 0.001, "fp16": 0.001}  # of WER and CER, absolute; 0.005 for other precisions
+# Largest increase of WER and CER over the reference's, absolute; 0.005 for other precisions.
+MAX_CHANGE = {"fp32": 0.001, "fp16": 0.001}
 
 
 def verify(
@@ -38,9 +39,14 @@ def verify(
     run: RunOptions | None = None,
     progress: Progress = lambda _: None,
 ) -> Report:
-    """Run a bundle on the reference it carries, and compare arrays, tokens, words, and isolation.
+    """Run a bundle on its reference clips, and compare arrays, tokens, words and isolation.
 
-    Needs the runtimes of the bundle's targets, and no torch beyond theirs.
+    This needs the runtimes of the bundle's targets. It needs torch only if one of them does.
+
+    Args:
+        bundle: the bundle or its folder.
+        run: threads and target options; None: the defaults.
+        progress: called with a line for each stage.
 
     Raises:
         BundleError: the bundle is damaged.
@@ -51,7 +57,7 @@ def verify(
     reference = Reference.from_arrays(opened.reference())
     checks, last = _session_checks(opened, reference, run, progress)
     if last:
-        progress("clip by clip in a fresh session")
+        progress("checking isolation: the last clip in a new session")
         checks.append(_isolation_check(opened, reference, last, run, progress))
     return Report(
         subject=_subject(opened, run),
@@ -63,7 +69,7 @@ def verify(
 
 
 def _subject(bundle: Bundle, run: RunOptions | None) -> str:
-    """The bundle's name, and how its programs were run where that was asked for."""
+    """Return the bundle's name and the run options."""
     options = run.options if run else {}
     return ", ".join(
         [bundle.manifest.name, *(f"{name}={value}" for name, value in options.items())]
@@ -71,7 +77,7 @@ def _subject(bundle: Bundle, run: RunOptions | None) -> str:
 
 
 def _not_finite(level: Level, what: str, error: NumericalError) -> Check:
-    """The check that failed because a program returned a NaN or an infinity: nothing was compared."""
+    """Return a failed check for a program that returned a NaN or an infinity."""
     return Check(
         level=level,
         program=error.program,
@@ -84,14 +90,14 @@ def _not_finite(level: Level, what: str, error: NumericalError) -> Check:
 
 
 class _Session:
-    """A loaded bundle, whose encoder runs once on each clip."""
+    """A loaded bundle. Its encoder runs once per clip."""
 
     def __init__(self, bundle: Bundle, run: RunOptions | None) -> None:
         self.decoder = load_engine(bundle, run).decoder()
         self._features: dict[int, np.ndarray] = {}  # identity of a clip -> its features
 
     def features(self, clip: ReferenceClip) -> np.ndarray:
-        """Features (T, d) of a clip of the bundle's reference."""
+        """Return the features (T, d) of a reference clip."""
         if id(clip) not in self._features:
             engine = self.decoder.engine
             self._features[id(clip)] = engine.encode(reference_mel(engine.dims, clip))
@@ -101,9 +107,12 @@ class _Session:
 def _session_checks(
     bundle: Bundle, reference: Reference, run: RunOptions | None, progress: Progress
 ) -> tuple[list[Check], Decoded | None]:
-    """Arrays, tokens and words, and what was decoded of the last clip; None: nothing was.
+    """Compare arrays, tokens and words in one session.
 
-    The session's programs are deleted at the end: those of two sessions would take twice the memory.
+    The programs are freed at the end: those of two sessions would need twice the memory.
+
+    Returns:
+        The checks, and the result of the last clip; None: no clip was decoded.
     """
     progress("loading the programs")
     session = _Session(bundle, run)
@@ -124,36 +133,39 @@ def check_decoded_features(
     precision: str,
     progress: Progress = lambda _: None,
 ) -> list[Check]:
-    """Tokens and words that a bundle's decoder makes of features that something else has computed.
+    """Decode given features with the bundle's decoder, and compare tokens and words.
 
     Args:
-        features: (T, d) of every clip of the bundle's reference, in its order.
-        precision: that the features were computed in.
+        bundle: the bundle, for its reference.
+        decoder: the bundle's decoder.
+        features: (T, d) of every reference clip, in the order of the reference.
+        precision: precision that the features were computed in.
+        progress: called with a line for each clip.
     """
-    reference, heard = Reference.from_arrays(bundle.reference()), []
+    reference, results = Reference.from_arrays(bundle.reference()), []
     try:
         for clip, encoded in zip(reference.clips, features, strict=True):
             progress(f"decoding {clip.name}")
-            heard.append(_decode(decoder, encoded, clip, reference))
+            results.append(_decode(decoder, encoded, clip, reference))
     except NumericalError as error:
         return [_not_finite("words", "transcripts", error)]
-    return list(_decoded_checks(bundle, reference, heard, precision))
+    return list(_decoded_checks(bundle, reference, results, precision))
 
 
 def _decoded_checks(
-    bundle: Bundle, reference: Reference, heard: list[Decoded], precision: str
+    bundle: Bundle, reference: Reference, results: list[Decoded], precision: str
 ) -> Iterator[Check]:
-    """The tokens of every clip, and the words of all."""
+    """Compare the tokens of every clip, and the error rates over all clips."""
     end = bundle.manifest.generation.end_of_text
-    for decoded, clip in zip(heard, reference.clips, strict=True):
+    for decoded, clip in zip(results, reference.clips, strict=True):
         yield _token_check(decoded, clip, end, precision)
-    yield from _word_checks(bundle, reference, heard, precision)
+    yield from _word_checks(bundle, reference, results, precision)
 
 
 def _array_checks(
     session: _Session, reference: Reference, precision: Mapping[str, str], progress: Progress
 ) -> Iterator[Check]:
-    """Encoder output, and logits under teacher forcing, for the clips that hold them."""
+    """Compare encoder output and teacher-forced logits of the clips whose reference has them."""
     for clip in reference.clips:
         if clip.features.size and clip.logits.size:
             progress(f"comparing arrays of {clip.name}")
@@ -166,10 +178,10 @@ def _array_checks(
 def _clip_checks(
     session: _Session, clip: ReferenceClip, precision: Mapping[str, str]
 ) -> Iterator[Check]:
-    """The arrays of one clip.
+    """Compare the arrays of one clip.
 
-    Behind an encoder that keeps less than the decoder does, the decoder is judged on the reference's
-    features: else the encoder's error would be found again in every program.
+    If the encoder is less precise than the decoder, the decoder runs on the features of the reference:
+    otherwise the encoder's error would appear in every program.
     """
     decoder, of_encoder = session.decoder, precision["encoder"]
     of_decoder = coarsest(
@@ -182,8 +194,8 @@ def _clip_checks(
     yield Check.of("arrays", "encoder", clip.name, found)
 
     of_all = coarsest([of_decoder, of_encoder])
-    given = features if of_all == of_decoder and not by_words else clip.features
-    logits = _forced_logits(decoder, given, clip)
+    input_features = features if of_all == of_decoder and not by_words else clip.features
+    logits = _forced_logits(decoder, input_features, clip)
     first = compare("logits", logits[:1], clip.logits[:1], gate)
     yield Check.of("arrays", "prefill", clip.name, first)
     if len(logits) > 1:
@@ -198,24 +210,28 @@ def _clip_checks(
         yield Check.of(
             "tokens", "prefill + step", f"{clip.name}, reference's features, forced", forced
         )
-    if given is not features:
+    if input_features is not features:
         logits = _forced_logits(decoder, features, clip)
     forced = compare_logits(logits, clip.logits, TOKEN_GATES[of_all])
     check = Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
     yield _reported(check) if by_words else check
     if without := decoder.engine.uncached_decoder():
-        rows = _uncached_logits(without, given, clip)
-        full = compare("logits", rows, clip.uncached_logits, GATES[precision[UNCACHED_DECODER]])
-        yield Check.of("arrays", UNCACHED_DECODER, clip.name, full)
+        uncached = compare(
+            "logits",
+            _uncached_logits(without, input_features, clip),
+            clip.uncached_logits,
+            GATES[precision[UNCACHED_DECODER]],
+        )
+        yield Check.of("arrays", UNCACHED_DECODER, clip.name, uncached)
 
 
 def reference_mel(dims: Dims, clip: ReferenceClip) -> np.ndarray:
-    """The spectrogram (n_mels, 2T) of a clip, of one window."""
+    """Return the spectrogram of the first window of a clip: (n_mels, 2T) float32."""
     return log_mel(clip.audio, dims.n_mels, n_frames=dims.n_frames)
 
 
 def _forced_logits(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
-    """Logits (K, V) after the prompt and after each of the reference's first K - 1 tokens."""
+    """Return the logits (K, V) after the prompt and after each of the reference's first K - 1 tokens."""
     decoder.start_window(features)
     rows = [decoder.prefill(clip.prompt)[0].copy()]
     rows += [decoder.step(token).copy() for token in clip.tokens[: len(clip.logits) - 1]]
@@ -223,26 +239,26 @@ def _forced_logits(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) 
 
 
 def _prompted_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
-    """The first and the last of those logits, (2, V), with all tokens in one prompt."""
+    """Return the first and last of the forced logits, (2, V), computed with all tokens in one prompt."""
     decoder.cache.clear()
     last, first = decoder.prefill(_forced_tokens(clip), second_index=len(clip.prompt) - 1)
     return np.stack([first, last])
 
 
 def _aligned_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
-    """All of those logits, (K, V), from the rows of the program that times words."""
-    _, rows = decoder.align(_forced_tokens(clip))
-    return decoder.engine.logits_of(rows[len(clip.prompt) - 1 :])
+    """Return the forced logits (K, V), computed from the outputs of the `align` program."""
+    _, hidden = decoder.align(_forced_tokens(clip))
+    return decoder.engine.logits_of(hidden[len(clip.prompt) - 1 :])
 
 
 def _uncached_logits(
-    full: UncachedDecoder, features: np.ndarray, clip: ReferenceClip
+    decoder: UncachedDecoder, features: np.ndarray, clip: ReferenceClip
 ) -> np.ndarray:
-    """As `_forced_logits`, for as many rows as the reference has of a decoder without a cache."""
-    full.start_window(features)
-    rows = [full.prefill(clip.prompt)[0]]
-    rows += [full.step(token) for token in clip.tokens[: len(clip.uncached_logits) - 1]]
-    return np.stack(rows)
+    """Return the forced logits of the decoder without KV cache, as many as the reference has."""
+    decoder.start_window(features)
+    logits = [decoder.prefill(clip.prompt)[0]]
+    logits += [decoder.step(token) for token in clip.tokens[: len(clip.uncached_logits) - 1]]
+    return np.stack(logits)
 
 
 def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
@@ -259,74 +275,78 @@ def _transcribe(
 def _decode(
     decoder: Decoder, features: np.ndarray, clip: ReferenceClip, reference: Reference
 ) -> Decoded:
-    """What the decoder makes of a clip's features (T, d), as the reference was decoded."""
+    """Decode the features (T, d) of a clip with the options that the reference was decoded with."""
     options = DecodeOptions(
         language=_language(decoder.engine.generation, clip),
         max_tokens=reference.max_tokens,
         without_timestamps=True,
-        repetition_penalty=1.0,  # the reference has no guards
+        repetition_penalty=1.0,  # the reference was decoded without a penalty
     )
     return decode_window(decoder, features, options)
 
 
 def _language(generation: Generation, clip: ReferenceClip) -> str:
-    """In which the reference was told to hear the clip."""
+    """Return the code of the language in which the reference decoded the clip."""
     codes = {token: code for code, token in generation.languages.items()}
     return next((codes[token] for token in clip.prompt if token in codes), "en")
 
 
 def _token_check(decoded: Decoded, clip: ReferenceClip, end_of_text: int, precision: str) -> Check:
-    """The same tokens; of a precision that may well choose others they are only reported."""
+    """Compare the tokens of a clip; at low precision, a difference is only reported."""
     actual = (*decoded.tokens, end_of_text) if decoded.ended else decoded.tokens
     check = Check.of(
         "tokens", "all programs", f"{clip.name}, free", compare_tokens(actual, clip.tokens)
     )
     if precision in MAX_CHANGE or not decoded.tokens or not clip.tokens:
-        return check  # nothing said is no other choice
+        return check  # no tokens at all is a failure at any precision
     return _reported(check)
 
 
 def _reported(check: Check) -> Check:
-    """The same numbers, which are not judged; what could not be compared stays a failure."""
+    """Return the check with its numbers but as passed, unless nothing could be compared."""
     if not check.value or any(map(math.isnan, check.value.values())):
         return check
-    return replace(check, rule="reported: the words decide", passed=True, reason="")
+    return replace(check, rule="reported only: the error rate decides", passed=True, reason="")
 
 
 def _word_checks(
-    bundle: Bundle, reference: Reference, heard: list[Decoded], precision: str
+    bundle: Bundle, reference: Reference, results: list[Decoded], precision: str
 ) -> Iterator[Check]:
-    """Error rates of the bundle and of the reference, in words, and in characters for their clips."""
-    spoken = [_language(bundle.manifest.generation, clip) for clip in reference.clips]
-    units = [unit_of(language) for language in spoken]
+    """Compare the error rates of bundle and reference, separately for words and for characters."""
+    languages = [_language(bundle.manifest.generation, clip) for clip in reference.clips]
+    units = [unit_of(language) for language in languages]
     for unit in sorted(set(units), reverse=True) or ["words"]:
-        pairs = zip(reference.clips, heard, units, strict=True)
-        of_unit = [(clip, said) for clip, said, u in pairs if u == unit]
+        pairs = zip(reference.clips, results, units, strict=True)
+        of_unit = [(clip, decoded) for clip, decoded, u in pairs if u == unit]
         yield _word_check(bundle, of_unit, unit, MAX_CHANGE.get(precision, 0.005))
 
 
 def _word_check(
-    bundle: Bundle, heard: list[tuple[ReferenceClip, Decoded]], unit: Unit, limit: float
+    bundle: Bundle, results: list[tuple[ReferenceClip, Decoded]], unit: Unit, limit: float
 ) -> Check:
-    """The difference between the two rates is what is judged: at most `limit`, absolute."""
+    """Check that the bundle's error rate is at most `limit`, absolute, above the reference's.
+
+    If no clip has a transcript, the bundle's text is compared with the reference's text.
+    """
     tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), bundle.manifest.generation)
     end = bundle.manifest.generation.end_of_text
-    ours = theirs = between = TextErrors(unit=unit)
-    for clip, decoded in heard:
+    bundle_errors = reference_errors = between = TextErrors(unit=unit)
+    for clip, decoded in results:
         text = tokenizer.decode(decoded.tokens)
         expected = tokenizer.decode([token for token in clip.tokens if token != end])
         between += text_errors(text, expected, unit)
         if clip.text:
-            ours += text_errors(text, clip.text, unit)
-            theirs += text_errors(expected, clip.text, unit)
-    change = ours.rate - theirs.rate if ours.length else between.rate
-    value = {unit: ours.length or between.length, "change": change, "clips": len(heard)}
-    name = ours.name
-    if ours.length:
-        value |= {name.lower(): ours.rate, f"reference_{name.lower()}": theirs.rate}
-    reason = "" if change <= limit else f"{name} rose by {change:.2%}"
+            bundle_errors += text_errors(text, clip.text, unit)
+            reference_errors += text_errors(expected, clip.text, unit)
+    length, name = bundle_errors.length, bundle_errors.name
+    change = bundle_errors.rate - reference_errors.rate if length else between.rate
+    value = {unit: length or between.length, "change": change, "clips": len(results)}
+    if length:
+        rates = {name: bundle_errors.rate, f"reference_{name}": reference_errors.rate}
+        value |= {key.lower(): rate for key, rate in rates.items()}
+    reason = "" if change <= limit else f"the {name} is {change:.2%} above the reference's"
     if not value[unit]:
-        reason = "the reference holds no words"
+        reason = "the reference has no words"
     return Check(
         level="words",
         program="all programs",
@@ -341,7 +361,7 @@ def _word_check(
 def _isolation_check(
     bundle: Bundle, reference: Reference, after: Decoded, run: RunOptions | None, progress: Progress
 ) -> Check:
-    """The last clip alone, against the same clip after all others: equal to the last bit."""
+    """Check that the result of the last clip is the same alone and after all other clips."""
     try:
         alone = _transcribe(_Session(bundle, run), reference.clips[-1], reference, progress)
     except NumericalError as error:
@@ -358,5 +378,5 @@ def _isolation_check(
         value=value,
         rule="equal to the same clip in a fresh session, to the last bit",
         passed=same,
-        reason="" if same else "what was heard before changed what was heard",
+        reason="" if same else "the clips decoded before changed the result",
     )

@@ -1,4 +1,4 @@
-"""The recordings that come with the package: what bundles are verified with by default."""
+"""Clips of speech with transcripts, and the audio files shipped with the package."""
 
 import json
 from collections.abc import Iterable
@@ -14,51 +14,51 @@ from whisperport.audio import load_audio
 from whisperport.errors import AudioError
 from whisperport.text import Word
 
-N_CLIPS = 6  # enough voices to notice a fault, few enough for a large model on a laptop
-LONGEST_S = 12.0
+N_CLIPS = 6  # several voices, and still fast with a large model on a laptop
+LONGEST_S = 12.0  # seconds, length of the longest shipped clip that is used
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A recording to hold a bundle against."""
+    """Audio and its transcript, for the reference of a bundle."""
 
     name: str
-    text: str  # what was said; empty: not known
-    samples: NDArray[np.float32]  # (n_samples,) mono, 16 kHz; one window of it is used
-    language: str = "en"  # that is spoken, by code or by name
+    text: str  # correct transcript; empty: not known
+    samples: NDArray[np.float32]  # (n_samples,) mono, 16 kHz; only the first window is used
+    language: str = "en"  # code or name of the spoken language
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedAudio:
-    """One file of the package's speech, and what is said in it."""
+    """An audio file shipped with the package, and its transcript."""
 
     path: Path
-    text: str
-    voice: str
-    held_out: bool  # a voice that the embedded model never heard in training
-    seconds: float
-    words: tuple[Word, ...]  # with their true times, and a probability of 1
+    text: str  # correct transcript
+    voice: str  # name of the synthetic voice
+    held_out: bool  # the embedded model was not trained with this voice
+    seconds: float  # length
+    words: tuple[Word, ...]  # words with their true timestamps, and a probability of 1
 
 
 def shipped_audio() -> tuple[ShippedAudio, ...]:
-    """All recordings, in the order of their list.
+    """Return all shipped audio files.
 
     Raises:
-        AudioError: this copy of the package was built without them.
+        AudioError: this installation has none.
     """
     folder = Path(str(files("whisperport"))) / "data" / "speech"
     try:
-        listed = json.loads((folder / "transcripts.json").read_text(encoding="utf-8"))["clips"]
+        entries = json.loads((folder / "transcripts.json").read_text(encoding="utf-8"))["clips"]
     except OSError as error:
         raise AudioError(
-            "this copy of whisperport has no recordings",
+            "this installation of whisperport has no audio files",
             why=str(error),
-            hint="give your own, or install the package again",
+            hint="give your own audio files, or install whisperport again",
         ) from error
-    return tuple(_recording(folder, entry) for entry in listed)
+    return tuple(_from_json(folder, entry) for entry in entries)
 
 
-def _recording(folder: Path, entry: dict[str, Any]) -> ShippedAudio:
+def _from_json(folder: Path, entry: dict[str, Any]) -> ShippedAudio:
     return ShippedAudio(
         path=folder / entry["file"],
         text=entry["text"],
@@ -70,15 +70,15 @@ def _recording(folder: Path, entry: dict[str, Any]) -> ShippedAudio:
 
 
 def shipped_clips(count: int = N_CLIPS) -> tuple[Clip, ...]:
-    """The first `count` short recordings with words in them, decoded."""
-    spoken = [r for r in shipped_audio() if r.text and r.seconds <= LONGEST_S]
-    return clips_of(spoken[:count])
+    """Load the first `count` short shipped audio files that contain speech."""
+    speech = [file for file in shipped_audio() if file.text and file.seconds <= LONGEST_S]
+    return clips_of(speech[:count])
 
 
-def clips_of(recordings: Iterable[ShippedAudio]) -> tuple[Clip, ...]:
-    """Decode recordings.
+def clips_of(audio_files: Iterable[ShippedAudio]) -> tuple[Clip, ...]:
+    """Load shipped audio files as clips.
 
     Raises:
-        AudioError: one is missing or damaged.
+        AudioError: a file is missing or damaged.
     """
-    return tuple(Clip(r.path.name, r.text, load_audio(r.path)) for r in recordings)
+    return tuple(Clip(file.path.name, file.text, load_audio(file.path)) for file in audio_files)

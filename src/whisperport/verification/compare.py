@@ -1,4 +1,4 @@
-"""Compare one output with its reference, as arrays: a rule, its numbers, and failure by default.
+"""Compare an output array with its reference. A comparison fails unless it passed.
 
 The tolerances are in `tolerances.py`.
 """
@@ -13,18 +13,16 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What an output must reach at one precision.
+    """The limits of a comparison at one precision."""
 
-    `because` says where the numbers come from.
-    """
-
-    min_cosine: float  # of the whole output; -1: reported, not judged
-    min_sqnr_db: float  # 10·log10(Σ expected² / Σ (actual − expected)²); −infinity: reported
-    max_relative: float  # max|actual − expected| / max|expected|; infinity: reported, not judged
-    because: str
+    min_cosine: float  # cosine similarity of the complete output; -1: no limit
+    min_sqnr_db: float  # 10·log10(Σ expected² / Σ (actual − expected)²); −infinity: no limit
+    max_relative: float  # max|actual − expected| / max|expected|; infinity: no limit
+    because: str  # source of the limits
 
     @property
     def rule(self) -> str:
+        """The limits in words, for reports."""
         parts = []
         if self.min_cosine > -1:
             parts.append(f"cosine ≥ {self.min_cosine:g}")
@@ -32,32 +30,37 @@ class Gate:
             parts.append(f"SQNR ≥ {self.min_sqnr_db:g} dB")
         if math.isfinite(self.max_relative):
             parts.append(f"max|Δ| ≤ {self.max_relative:g} · max|expected|")
-        return ", ".join(parts) or "every value finite, and no dead frame; the words decide"
+        no_limits = "all values finite, every frame with cosine > 0; the error rate decides"
+        return ", ".join(parts) or no_limits
 
 
-# A frame weaker than this share of the strongest rounds to nothing in 8 bits: half of 1/127.
+# A frame whose root mean square is below this part of the strongest frame's rounds to 0 in 8 bits: half of
+# 1/127.
 FAINT = 1 / 254
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One output, compared. `reason` is empty when it passed; a number is NaN if there is none."""
+    """The result of comparing one output. It is True if the comparison passed.
 
-    output: str
-    rule: str
-    reason: str
+    A number that could not be computed is NaN.
+    """
+
+    output: str  # name of the output
+    rule: str  # the limits in words
+    reason: str  # why it failed; empty: it passed
     cosine: float = math.nan
-    worst_frame_cosine: float = math.nan  # NaN also where no frame axis was given
-    worst_frame: int | None = None
+    worst_frame_cosine: float = math.nan  # lowest cosine of a frame; NaN without a frame axis
+    worst_frame: int | None = None  # index of that frame
     sqnr_db: float = math.nan
-    max_abs: float = math.nan
-    max_relative: float = math.nan
+    max_abs: float = math.nan  # largest absolute error
+    max_relative: float = math.nan  # the same, divided by the reference's largest absolute value
 
     def __bool__(self) -> bool:
         return not self.reason
 
     def numbers(self) -> dict[str, float]:
-        """What was measured, by name."""
+        """Return the measured numbers by name."""
         numbers = {
             "cosine": self.cosine,
             "sqnr_db": self.sqnr_db,
@@ -77,18 +80,23 @@ def compare(
     gate: Gate,
     frame_axis: int | None = None,
 ) -> Comparison:
-    """Compare one output with its reference, summing in float64.
+    """Compare one output with its reference; sums are computed in float64.
 
-    It fails, with the reason in words, if either side is missing, empty, holds a NaN or an
-    infinity, or is no array of numbers; if shapes or kinds of numbers differ; if the reference is
-    all zeros, which compares nothing; or if a number misses the gate. It also fails if a frame has
-    nothing in common with its reference (cosine ≤ 0): the mean over 1,500 frames hides a dead one.
+    The comparison fails if
+
+    - either side is missing, empty, not numeric, or holds a NaN or an infinity;
+    - the shapes differ, or one side is integer and the other floating-point;
+    - the reference is all zeros;
+    - a number is outside the limits of the gate;
+    - the cosine of a frame is 0 or less, which a mean over 1,500 frames would not show.
 
     Args:
-        actual: what the lowered program gave; None if it gave nothing.
+        name: name of the output.
+        actual: output of the lowered program; None: it has none.
         expected: the reference, of any shape.
-        frame_axis: the axis that counts frames: each is then also compared on its own. Frames
-            fainter than 1/254 of the strongest are left out.
+        gate: the limits.
+        frame_axis: axis of the frames, if each frame is to be compared too. Frames whose root mean square
+            is below 1/254 of the strongest frame's are not compared.
     """
     reason = _incomparable(actual, expected)
     if reason or actual is None or expected is None:
@@ -111,11 +119,11 @@ def compare(
         misses.append(f"SQNR {sqnr_db:.1f} dB is below {gate.min_sqnr_db:g} dB")
     if not max_relative <= gate.max_relative:
         misses.append(
-            f"the largest error is {max_relative:.2g} of the reference's largest value, above "
+            f"the largest error divided by the reference's largest value is {max_relative:.2g}, above "
             f"{gate.max_relative:g}"
         )
     if worst_frame_cosine <= 0:
-        misses.append(f"frame {worst_frame} has nothing in common with its reference")
+        misses.append(f"the cosine of frame {worst_frame} and its reference is 0 or less")
     return Comparison(
         output=name,
         rule=gate.rule,
@@ -132,12 +140,18 @@ def compare(
 def compare_output(
     name: str, actual: NDArray[Any] | None, expected: NDArray[Any] | None, gate: Gate
 ) -> Comparison:
-    """Compare one output of two programs that were given the same inputs, of any dtype.
+    """Compare one output, of any dtype, of two programs that had the same inputs.
 
-    It differs from `compare` in what third-party programs return: equal infinities are equal, as in
-    masks of -inf, and the other values are held to the gate; integers and booleans must be
-    identical; outputs of zeros are equal if both are all zeros. A NaN, another shape or dtype, and
-    an output without elements are failures.
+    Unlike `compare`, it accepts everything that third-party programs return. Infinities, such as those of
+    masks, must be in the same places; the gate applies to the other values. Integers and booleans must be
+    identical. Two outputs of zeros are equal. A NaN, another shape or dtype, and an output without
+    elements are failures.
+
+    Args:
+        name: name of the output.
+        actual: output of the rewritten or lowered program; None: it has none.
+        expected: output of the original program.
+        gate: the limits for floating-point values.
     """
     if reason := _unlike(actual, expected):
         return Comparison(output=name, rule=gate.rule, reason=reason)
@@ -161,13 +175,13 @@ def compare_output(
         return Comparison(output=name, rule="identical", reason=reason)
     infinite = np.isinf(expected)
     if not np.array_equal(np.where(infinite, expected, 0), np.where(np.isinf(actual), actual, 0)):
-        reason = "the infinite values of the output and of the reference are not the same"
+        reason = "the infinite values of the output and of the reference differ"
         return Comparison(output=name, rule=gate.rule, reason=reason)
     return compare(name, actual[~infinite], expected[~infinite], gate)
 
 
 def _unlike(actual: Any, expected: Any) -> str:
-    """Why two outputs cannot be equal, before their values are looked at."""
+    """Return why two outputs differ without comparing their values; empty if nothing is found."""
     for side, array in (("reference", expected), ("output", actual)):
         if not isinstance(array, np.ndarray):
             return f"the {side} is missing"
@@ -185,12 +199,13 @@ def _unlike(actual: Any, expected: Any) -> str:
 
 
 def _incomparable(actual: Any, expected: Any) -> str:
+    """Return why two arrays cannot be compared; empty if they can."""
     for side, array in (("output", actual), ("reference", expected)):
         if array is None:
             return f"the {side} is missing"
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
             kind = getattr(array, "dtype", type(array).__name__)
-            return f"the {side} is no array of numbers but {kind}"
+            return f"the {side} is not an array of numbers but {kind}"
         if array.size == 0:
             return f"the {side} is empty, of shape {array.shape}"
     if actual.shape != expected.shape:
@@ -202,14 +217,17 @@ def _incomparable(actual: Any, expected: Any) -> str:
         if bad:
             return f"the {side} holds {bad} of {array.size} values that are NaN or infinite"
     if not np.any(expected):
-        return "the reference is all zeros, which compares nothing"
+        return "the reference is all zeros: the comparison would be meaningless"
     return ""
 
 
 def _scaled(
     actual: NDArray[Any], expected: NDArray[Any]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Expected, actual, max|expected|: float64, divided by the last so that no square overflows."""
+    """Return expected and actual in float64, divided by max|expected|, and max|expected|.
+
+    Without the division, squares could overflow.
+    """
     e = expected.astype(np.float64)
     scale = float(np.max(np.abs(e)))
     with np.errstate(over="ignore"):
@@ -221,7 +239,7 @@ def _limit_db(noise: float) -> float:
 
 
 def _cosine(a: NDArray[np.float64], e: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Row by row, (n, k) and (n, k) -> (n,); 0 where a row of `a` has no direction."""
+    """Return the cosine of each row, (n, k) and (n, k) -> (n,); 0 for a row of zeros."""
     with np.errstate(invalid="ignore", divide="ignore"):
         a = a / np.max(np.abs(a), axis=1, keepdims=True)
         e = e / np.max(np.abs(e), axis=1, keepdims=True)
@@ -233,6 +251,7 @@ def _cosine(a: NDArray[np.float64], e: NDArray[np.float64]) -> NDArray[np.float6
 def _worst_frame(
     a: NDArray[np.float64], e: NDArray[np.float64], frame_axis: int
 ) -> tuple[int, float]:
+    """Return index and cosine of the frame with the lowest cosine, among frames that are not faint."""
     e_frames = np.moveaxis(e, frame_axis, 0).reshape(e.shape[frame_axis], -1)
     a_frames = np.moveaxis(a, frame_axis, 0).reshape(e.shape[frame_axis], -1)
     strength = np.sqrt(np.mean(e_frames**2, axis=1))

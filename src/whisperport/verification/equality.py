@@ -1,4 +1,4 @@
-"""Compare a rewritten or lowered program with the original, output by output, on every sample."""
+"""Compare every output of a rewritten or lowered program with the original's, on every sample."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # boards have no torch
 
 @dataclass(frozen=True, slots=True)
 class OutputComparison:
-    """One output of a program on one sample, compared with the original's."""
+    """The comparison of one output on one sample."""
 
-    sample: str
+    sample: str  # name of the sample
     comparison: Comparison
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers that JSON does not have, such as the infinite SQNR of equal outputs, are null."""
+        """Return JSON data. NaN and infinity, such as the SQNR of equal outputs, become null."""
         found = self.comparison
         return {
             "sample": self.sample,
@@ -38,7 +38,7 @@ class OutputComparison:
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """All comparisons of two programs. True if there are some, and all passed."""
+    """All comparisons of two programs. True if there is at least one and all passed."""
 
     compared: tuple[OutputComparison, ...] = ()
 
@@ -47,28 +47,29 @@ class Equality:
 
     @property
     def failed(self) -> tuple[OutputComparison, ...]:
+        """The comparisons that failed."""
         return tuple(one for one in self.compared if not one.comparison)
 
     @property
     def cosine(self) -> float:
-        """The lowest; NaN if nothing could be measured of an output."""
+        """Lowest cosine of all outputs; NaN if it could not be computed for one of them."""
         return self._worst("cosine", min)
 
     @property
     def sqnr_db(self) -> float:
-        """The lowest; NaN if nothing could be measured of an output."""
+        """Lowest SQNR of all outputs; NaN if it could not be computed for one of them."""
         return self._worst("sqnr_db", min)
 
     @property
     def max_relative(self) -> float:
-        """The highest max|Δ| / max|expected|; NaN if nothing could be measured of an output."""
+        """Highest max|Δ| / max|expected|; NaN if it could not be computed for one output."""
         return self._worst("max_relative", max)
 
     @property
     def reason(self) -> str:
-        """Why the programs are not equal, in words; empty if they are."""
+        """Why the programs are not equal; empty if they are."""
         if not self.compared:
-            return "nothing was compared: the program has no output"
+            return "nothing was compared: the program has no outputs"
         if not self.failed:
             return ""
         first = self.failed[0]
@@ -76,7 +77,7 @@ class Equality:
         return f"`{first.comparison.output}` on {first.sample}: {first.comparison.reason}{more}"
 
     def numbers(self) -> dict[str, float | None]:
-        """The worst of each, for JSON."""
+        """Return the worst value of each number, for JSON."""
         return {
             "cosine": _finite(self.cosine),
             "sqnr_db": _finite(self.sqnr_db),
@@ -93,7 +94,7 @@ class Equality:
 def compare_sample(
     sample: str, actual: Mapping[str, Array], expected: Mapping[str, Array], gate: Gate
 ) -> tuple[OutputComparison, ...]:
-    """Every expected output, held against the actual one of the same name."""
+    """Compare each expected output with the actual output of the same name."""
     return tuple(
         OutputComparison(sample, compare_output(name, actual.get(name), reference, gate))
         for name, reference in expected.items()
@@ -101,15 +102,21 @@ def compare_sample(
 
 
 def failed_sample(sample: str, names: Sequence[str], reason: str) -> tuple[OutputComparison, ...]:
-    """What to report of outputs that there are none of, such as those of a program that did not run."""
+    """Return failed comparisons for outputs that do not exist because the program did not run.
+
+    Args:
+        sample: name of the sample.
+        names: names of the outputs.
+        reason: why the program did not run.
+    """
     return tuple(
-        OutputComparison(sample, Comparison(output=name, rule="it runs", reason=reason))
+        OutputComparison(sample, Comparison(output=name, rule="the program runs", reason=reason))
         for name in names
     )
 
 
 def eager_arrays(program: "Program", inputs: "Sequence[Tensor]") -> dict[str, Array]:
-    """What torch makes of a program, by the names of its outputs; bfloat16 as float32."""
+    """Run a program in torch, and return its outputs by name; bfloat16 becomes float32."""
     from whisperport.programs.trial import eager_outputs
 
     names = (tensor.name for tensor in program.spec.outputs)
@@ -118,12 +125,12 @@ def eager_arrays(program: "Program", inputs: "Sequence[Tensor]") -> dict[str, Ar
 
 
 def expected_outputs(program: "Program", samples: Sequence[Sample]) -> dict[str, dict[str, Array]]:
-    """Sample -> output -> what torch makes of the original program."""
+    """Run the original program in torch on every sample: name of the sample -> output -> array."""
     return {sample.name: eager_arrays(program, sample.inputs) for sample in samples}
 
 
 def gate_of(table: Mapping[str, Gate], program: "Program") -> Gate:
-    """The gate for the coarsest dtype that the program computes in."""
+    """Return the gate of the least precise dtype that occurs in the program."""
     from whisperport.inspection.read_exported import read_exported
 
     graph = read_exported(program.name, program.exported)
@@ -132,7 +139,7 @@ def gate_of(table: Mapping[str, Gate], program: "Program") -> Gate:
 
 
 def as_array(tensor: "Tensor") -> Array:
-    """Numpy has no bfloat16."""
+    """Convert a tensor to a numpy array. bfloat16, which numpy does not have, becomes float32."""
     import torch
 
     plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor

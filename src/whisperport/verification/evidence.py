@@ -1,4 +1,4 @@
-"""What a report is evidence of: for each program, the files that were run, and how."""
+"""Convert a report to evidence about each program: which files were run, and how."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,13 +13,14 @@ from whisperport.verification.report import Report
 
 
 def with_evidence(manifest: Manifest, report: Report, options: Mapping[str, str]) -> Manifest:
-    """The manifest, with what the report says about each program added to its evidence.
+    """Return the manifest with the results of a report added to the evidence of each program.
 
-    Evidence of the same kind, from the same machine with the same runtime, is replaced.
+    New evidence replaces evidence of the same kind, machine and runtime.
 
     Args:
-        manifest: of the bundle that was verified, with the hashes of its files.
-        options: the run options that it was verified with, "TARGET.NAME" -> value.
+        manifest: manifest of the verified bundle.
+        report: result of the verification.
+        options: run options of the verification, "TARGET.NAME" -> value.
     """
     programs = []
     for entry in manifest.programs:
@@ -29,7 +30,7 @@ def with_evidence(manifest: Manifest, report: Report, options: Mapping[str, str]
 
 
 def today() -> str:
-    """The date of what is done now, in UTC."""
+    """Return today's date in UTC, such as "2026-11-22"."""
     return datetime.now(UTC).date().isoformat()
 
 
@@ -50,7 +51,7 @@ def _evidence(
 
 
 def _lowered(entry: ProgramEntry, target: Target) -> tuple[str, ...]:
-    """The files that `lower` wrote, which emulation runs; not those of the vendor's compiler."""
+    """Return the files that `lower` wrote. Emulation runs these, not those of the vendor's compiler."""
     makers = (target.compiler, target.importer)
     compiled = tuple(maker.suffix for maker in makers if maker is not None)
     return tuple(file for file in entry.files if not file.endswith(compiled))

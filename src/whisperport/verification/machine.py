@@ -1,4 +1,4 @@
-"""What a measurement was made on: enough to repeat it, nothing that names its owner."""
+"""Describe the machine and the packages of a measurement, without data that identifies its owner."""
 
 import importlib.metadata
 import os
@@ -12,7 +12,10 @@ CPUS = Path("/proc/cpuinfo")
 
 
 def machine() -> dict[str, Any]:
-    """The processor, the cores this process may use, memory, and the system; no names, no paths."""
+    """Describe processor, number of usable cores, memory, operating system and Python.
+
+    The description has no host name, user name or path.
+    """
     return {
         "cpu": _cpu(),
         "architecture": platform.machine(),
@@ -24,7 +27,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Installed version of each distribution, or "not installed"."""
+    """Return the installed version of each package, or "not installed"."""
     found = {}
     for name in names:
         try:
@@ -49,7 +52,11 @@ def _cpu() -> str:
 def _memory_mib() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
-    except (AttributeError, ValueError, OSError):  # Windows; a system without these names
+    except (
+        AttributeError,
+        ValueError,
+        OSError,
+    ):  # Windows, or another system that does not have these values
         return None
 
 

@@ -1,4 +1,4 @@
-"""At which precision the programs of a bundle compute, as they are run."""
+"""Determine the precision in which each program of a bundle runs."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,38 +10,45 @@ from whisperport.verification.tolerances import GATES
 
 
 def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
-    """Program -> the precision that it computes in as it is run; emulation is in float32.
+    """Return the precision in which each program runs. Emulation runs in float32.
+
+    Args:
+        bundle: the bundle.
+        run: the run options, which may choose emulation.
+
+    Returns:
+        Name of the program -> precision, such as "fp32" or "w8a8".
 
     Raises:
-        BundleError: there are no limits for one of them.
+        BundleError: there are no limits for one of the precisions.
     """
     options = run.options if run else {}
     found = {}
     for entry in bundle.manifest.programs:
         spec = get_target(entry.target).spec
         emulated = is_emulated(entry.target, options)
-        own = entry.precision
+        precision = entry.precision
         if emulated:
-            own = "fp32"
-        elif own == "fp32" and own not in spec.precisions:  # as format version 1 stored it
-            own = spec.precisions[0]
-        found[entry.spec.name] = own
+            precision = "fp32"
+        elif precision == "fp32" and precision not in spec.precisions:  # stored so in format 1
+            precision = spec.precisions[0]
+        found[entry.spec.name] = precision
     unknown = [precision for precision in found.values() if precision not in GATES]
     if unknown:
         raise BundleError(
-            f"cannot verify {bundle.folder}: its precision is `{unknown[0]}`",
-            why=f"limits are known for {', '.join(GATES)}",
+            f"cannot verify {bundle.folder}: a program has the precision `{unknown[0]}`",
+            why=f"this version of whisperport has limits for {', '.join(GATES)}",
             hint="pip install --upgrade whisperport",
         )
     return found
 
 
-def coarsest(found: Iterable[str]) -> str:
-    """The precision of which least is asked."""
-    return min(found, key=lambda precision: GATES[precision].min_sqnr_db)
+def coarsest(precisions: Iterable[str]) -> str:
+    """Return the precision with the widest limits."""
+    return min(precisions, key=lambda precision: GATES[precision].min_sqnr_db)
 
 
 def is_emulated(target: str, options: Mapping[str, str]) -> bool:
-    """Whether run options, `TARGET.NAME` -> value, emulate a target's programs on the CPU."""
+    """Return whether run options, "TARGET.NAME" -> value, choose emulation of a target on the CPU."""
     emulation = with_target(get_target(target).spec.emulation, target)
     return bool(emulation) and emulation.items() <= options.items()

@@ -1,6 +1,6 @@
-"""What this project did with each target on its own machines: data that `make evidence` writes.
+"""Read the evidence that this project collected for each target on its own machines.
 
-It says nothing about a bundle of a user, which holds evidence of its own.
+`make evidence` writes it. It is not evidence about a user's bundle, whose manifest has its own.
 """
 
 import json
@@ -18,7 +18,7 @@ PLUGINS = "whisperport.targets"
 
 
 def evidence_file(target: Target) -> Path:
-    """Beside the target's module, or in its folder: what a vendor's name is in stays in one place."""
+    """Return the path of a target's evidence, in the folder of the target or next to its module."""
     plugin = type(target).__module__.removeprefix(f"{PLUGINS}.").split(".")[0]
     folder = Path(str(files(PLUGINS)))
     own = folder / plugin
@@ -26,10 +26,10 @@ def evidence_file(target: Target) -> Path:
 
 
 def project_evidence(target: str) -> tuple[Evidence, ...]:
-    """Evidence about the programs of the embedded model on a target; empty: nothing was done with it.
+    """Return the evidence about the embedded model's programs on a target; empty: there is none.
 
     Raises:
-        UsageError: no such target.
+        UsageError: the target is unknown.
     """
     return _read(evidence_file(get_target(target))).get(target, ())
 
@@ -45,18 +45,18 @@ def _read(file: Path) -> Mapping[str, tuple[Evidence, ...]]:
 
 
 def project_status(target: str) -> Status:
-    """The status of a target in this project; the weakest if nothing was done with it."""
+    """Return the status of a target in this project; without evidence, the weakest one."""
     return status_of(project_evidence(target))
 
 
 def status_words(target: str) -> str:
-    """The same for people, who are also told of emulation."""
+    """Return the status in words, with a note if the target was emulated."""
     emulated = any(one.kind == "emulated" for one in project_evidence(target))
     return project_status(target) + ("; emulated on the CPU" if emulated else "")
 
 
 def evidence_rows(target: str) -> list[tuple[str, str, str, str]]:
-    """What was done with a target in this project, with which versions, when, and on which processor."""
+    """Return a table row for each piece of evidence about a target: kind, versions, date, processor."""
     return [
         (
             _WORDS[one.kind],
@@ -78,7 +78,7 @@ _WORDS: Mapping[Kind, str] = {
 
 
 def by_target(manifest: Manifest) -> dict[str, tuple[Evidence, ...]]:
-    """Target -> the evidence of a bundle about its programs, with all programs in one."""
+    """Merge the evidence in a bundle's manifest: target -> one piece of evidence of each kind."""
     found: dict[str, dict[str, list[Evidence]]] = {}
     for entry in manifest.programs:
         kinds = found.setdefault(entry.target, {})
@@ -91,7 +91,7 @@ def by_target(manifest: Manifest) -> dict[str, tuple[Evidence, ...]]:
 
 
 def to_bytes(evidence: Mapping[str, Iterable[Evidence]]) -> bytes:
-    """The contents of a file of evidence."""
+    """Return the contents of an evidence file: target -> its evidence, as JSON."""
     document = {
         target: [evidence_to_json(one) for one in found] for target, found in evidence.items()
     }
@@ -99,7 +99,7 @@ def to_bytes(evidence: Mapping[str, Iterable[Evidence]]) -> bytes:
 
 
 def _joined(evidence: list[Evidence]) -> Evidence:
-    """Evidence of one kind, from one machine, about several programs."""
+    """Merge evidence of one kind about several programs."""
     checks = [check for one in evidence for check in one.checks]
     unique = [check for place, check in enumerate(checks) if check not in checks[:place]]
     return Evidence(

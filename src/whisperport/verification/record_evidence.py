@@ -1,4 +1,4 @@
-"""Verify a bundle, and keep the result in the bundle as evidence about its files."""
+"""Verify a bundle, and record the result in its manifest as evidence about its files."""
 
 import os
 
@@ -18,20 +18,25 @@ def verify_and_record(
     run: RunOptions | None = None,
     progress: Progress = lambda _: None,
 ) -> Report:
-    """Verify a bundle on this machine, and add what was found to the evidence in its manifest.
+    """Verify a bundle on this machine, and add the result to the evidence in its manifest.
 
-    A report that failed is recorded too: the last run of a program decides whether it is verified.
+    Failures are recorded too. The most recent run of a program decides whether it counts as verified.
+
+    Args:
+        bundle: the bundle or its folder.
+        run: threads and target options; None: the defaults.
+        progress: called with a line for each stage.
 
     Raises:
-        BundleError: the bundle is damaged, is being written, or cannot be written to.
+        BundleError: the bundle is damaged, another process writes it, or it is not writable.
         MissingPackageError: a target's runtime is not installed.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     report = verify(opened, run=run, progress=progress)
     progress("writing the manifest")
-    trusted = is_trusted(opened)  # by the checksum of the old manifest
+    trusted = is_trusted(opened)  # determined before the manifest changes
     options = run.options if run else {}
-    made = rewrite_manifest(opened, with_evidence(opened.manifest, report, options))
+    updated = rewrite_manifest(opened, with_evidence(opened.manifest, report, options))
     if trusted:
-        record_own(made.manifest)
+        record_own(updated.manifest)
     return report

@@ -1,4 +1,4 @@
-"""What a bundle's model says in eager torch: the outputs that lowered programs are held against."""
+"""The reference of a bundle: outputs of its model in eager torch, which verification compares with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceClip:
-    """One recording, and what the model made of it in float32 on the build machine."""
+    """A clip and the outputs of the model for it, computed in float32 on the build machine."""
 
     name: str
-    text: str  # what was said; empty: not known
+    text: str  # correct transcript; empty: not known
     samples: NDArray[np.int16]  # (n_samples,) 16 kHz mono
-    prompt: tuple[int, ...]  # the tokens given
-    tokens: tuple[int, ...]  # the tokens that followed, end of text included where it came
-    features: Floats  # (T, d) encoder output; (0, d) where it was not kept
+    prompt: tuple[int, ...]  # tokens before the decoded ones
+    tokens: tuple[int, ...]  # decoded tokens, including the end of text if it was decoded
+    features: Floats  # (T, d) encoder output; (0, d): not stored
     logits: Floats  # (K, V) after the prompt and after each of the first K - 1 tokens; (0, V): none
-    uncached_logits: Floats  # the same of a decoder that hears no padding, for `uncached_decoder`
+    uncached_logits: Floats  # the same without audio padding, for `uncached_decoder`
 
     @property
     def audio(self) -> Floats:
@@ -33,12 +33,13 @@ class ReferenceClip:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The clips of one bundle. Stored as `reference.npz`, without pickle."""
+    """The reference clips of a bundle, stored as `reference.npz` without pickle."""
 
     clips: tuple[ReferenceClip, ...]
-    max_tokens: int  # where the model was stopped if it had not ended by itself
+    max_tokens: int  # largest number of tokens decoded per clip
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of `reference.npz` by name."""
         arrays: dict[str, NDArray[Any]] = {
             "names": np.array([clip.name for clip in self.clips], np.str_),
             "texts": np.array([clip.text for clip in self.clips], np.str_),
@@ -56,7 +57,11 @@ class Reference:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Reference":
-        """Raises BundleError if an array is missing or is not what `to_arrays` writes."""
+        """Read the arrays that `to_arrays` returned.
+
+        Raises:
+            BundleError: an array is missing, or has another shape or dtype.
+        """
         try:
             return cls(
                 tuple(_clip(arrays, i) for i in range(len(arrays["names"]))),

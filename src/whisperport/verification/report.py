@@ -1,4 +1,4 @@
-"""All comparisons of one verification, and where they were made."""
+"""The report of a verification: all comparisons, and the machine that ran them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,20 +11,20 @@ from whisperport.checks import LEVELS, Check, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All checks of one bundle. True only if every required level was checked, and all passed."""
+    """All checks of a bundle. True if each required level has a check and all checks passed."""
 
-    subject: str  # what was checked: a bundle's name
+    subject: str  # name of the bundle
     checks: tuple[Check, ...]
-    machine: Mapping[str, Any] = field(default_factory=dict)  # JSON
-    versions: Mapping[str, str] = field(default_factory=dict)
-    seconds: float = 0.0  # how long checking took
-    required: tuple[Level, ...] = LEVELS  # levels without which the report is no pass
+    machine: Mapping[str, Any] = field(default_factory=dict)  # description as JSON data
+    versions: Mapping[str, str] = field(default_factory=dict)  # package -> installed version
+    seconds: float = 0.0  # duration of the verification
+    required: tuple[Level, ...] = LEVELS  # levels that must have a check
 
     def __bool__(self) -> bool:
         return not self.failures()
 
     def failures(self) -> tuple[str, ...]:
-        """What went wrong, one sentence each; empty when nothing did."""
+        """Return one sentence per failure; empty if the report passed."""
         sentences = [
             f"{check.program}, {check.what} ({check.level}): {check.reason}"
             for check in self.checks
@@ -32,7 +32,7 @@ class Report:
         ]
         checked = {check.level for check in self.checks}
         sentences += [
-            f"nothing was compared at the level of {level}"
+            f"nothing was compared at the level `{level}`"
             for level in self.required
             if level not in checked
         ]
@@ -41,7 +41,7 @@ class Report:
         return tuple(sentences)
 
     def summary(self) -> list[dict[str, str]]:
-        """One row for each check, as text for a table."""
+        """Return one table row per check, as text by column name."""
         return [
             {
                 "level": check.level,
@@ -55,7 +55,7 @@ class Report:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON without NaN or infinity: those three numbers are written as strings."""
+        """Return JSON data, with NaN, infinity and minus infinity as strings."""
         return {
             "subject": self.subject,
             "passed": bool(self),
@@ -68,7 +68,11 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Any) -> "Report":
-        """Raises BundleError, naming the field, for anything `to_json` would not have written."""
+        """Read the data that `to_json` returned.
+
+        Raises:
+            BundleError: a field is missing or wrong; the message names the field.
+        """
         top = plain(data, "report")
         m = top.members([*(f.name for f in fields(cls)), "passed"])
         report = cls(
@@ -80,7 +84,7 @@ class Report:
             required=tuple(level.one_of(LEVELS) for level in m["required"].elements()),
         )
         if m["passed"].boolean() != bool(report):
-            m["passed"].reject(f"is {m['passed'].value}, and its checks say {bool(report)}")
+            m["passed"].reject(f"is {m['passed'].value}, but its checks result in {bool(report)}")
         return report
 
 

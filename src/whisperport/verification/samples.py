@@ -1,4 +1,4 @@
-"""What two programs are run on to be compared: random inputs, shipped audio, and inputs of files."""
+"""Samples for the comparison of two programs: random inputs, shipped audio, and inputs from files."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,29 +16,32 @@ if TYPE_CHECKING:  # boards have no torch
 
     from whisperport.programs.program import Program
 
-RANDOM = ((0, 1.0), (1, 0.1), (2, 10.0))  # seed, and the scale of random floats
-AUDIO_FILES = 2
-MELS = (80, 128)
+RANDOM = ((0, 1.0), (1, 0.1), (2, 10.0))  # seed and scale of random floats
+AUDIO_FILES = 2  # number of shipped audio files used
+MELS = (80, 128)  # numbers of mel bins that Whisper models have
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """One set of inputs of a program."""
 
-    name: str  # "noise of scale 1", "01-espeak.wav", "calls.npz"
+    name: str  # such as "noise of scale 1", "01-espeak.wav" or "calls.npz"
     inputs: "tuple[Tensor, ...]"  # in the order of the program's signature
 
 
 def samples_of(
     program: "Program", files: Sequence[str | os.PathLike[str]] = ()
 ) -> tuple[Sample, ...]:
-    """Random inputs of three scales, shipped audio where the input is a mel spectrogram, and `files`.
+    """Return the samples of a program.
+
+    They are random inputs at three scales, shipped audio if the only input is a mel spectrogram, and files.
 
     Args:
-        files: `.npz` files, each with one array for every input, by its name.
+        program: the program.
+        files: `.npz` files with one array per input, by the input's name.
 
     Raises:
-        ProgramError: a file is missing or damaged, or its arrays are not the program's inputs.
+        ProgramError: a file is missing or damaged, or its arrays do not match the program's inputs.
     """
     return tuple(_samples(program, files))
 
@@ -51,8 +54,8 @@ def _samples(program: "Program", files: Sequence[str | os.PathLike[str]]) -> Ite
     from whisperport.programs.trial import random_inputs
 
     for seed, scale in RANDOM:
-        drawn = random_inputs(program, seed)
-        scaled = (x * scale if x.is_floating_point() else x for x in drawn)
+        inputs = random_inputs(program, seed)
+        scaled = (x * scale if x.is_floating_point() else x for x in inputs)
         yield Sample(f"noise of scale {scale:g}", tuple(scaled))
     if shape := _mel_shape(program.spec):
         for name, mel in _shipped(*shape):
@@ -64,7 +67,10 @@ def _samples(program: "Program", files: Sequence[str | os.PathLike[str]]) -> Ite
 
 
 def _mel_shape(spec: ProgramSpec) -> tuple[int, int] | None:
-    """Bins and frames, where the only input is a mel: (1, bins, frames) or (1, bins, 1, frames)."""
+    """Return (bins, frames) if the only input is a mel spectrogram; None otherwise.
+
+    The input has the shape (1, bins, frames) or (1, bins, 1, frames).
+    """
     if len(spec.inputs) != 1 or spec.inputs[0].dtype != "float32":
         return None
     shape = spec.inputs[0].shape
@@ -79,6 +85,6 @@ def _shipped(bins: int, frames: int) -> Iterator[tuple[str, Any]]:
     try:
         clips = shipped_clips(AUDIO_FILES)
     except AudioError:
-        return  # this copy came without audio files: the samples named in the result say so
+        return  # this installation has no audio files; the result lists the samples that were used
     for clip in clips:
         yield clip.name, log_mel(clip.samples[: frames * HOP_LENGTH], bins, n_frames=frames)

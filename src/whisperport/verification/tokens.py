@@ -1,4 +1,4 @@
-"""Compare what the decoder would say: logits under teacher forcing, and tokens it chose freely."""
+"""Compare decoder results: logits under teacher forcing, and freely decoded tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,21 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# A flip counts as hard where the reference itself was sure: below this margin between its first and
-# second choice (in logits) rounding alone decides.
+# At a flip, another token has the highest logit than in the reference. The flip is hard if the reference's
+# highest logit is more than this margin above its second highest. Below the margin, rounding can cause it.
 HARD_MARGIN = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGate:
-    """What teacher-forced logits must reach at one precision."""
+    """The limits for teacher-forced logits at one precision."""
 
-    min_agreement: float  # share of positions without a hard flip
-    max_mean_kl: float  # mean over positions of KL(expected ‖ actual), in nat
-    because: str
+    min_agreement: float  # smallest share of positions without a hard flip
+    max_mean_kl: float  # largest mean over positions of KL(expected ‖ actual), in nat
+    because: str  # source of the limits
 
     @property
     def rule(self) -> str:
+        """The limits in words, for reports."""
         return (
             f"no hard flip at ≥ {self.min_agreement:.1%} of positions, mean KL ≤ "
             f"{self.max_mean_kl:g} nat"
@@ -32,19 +33,19 @@ class TokenGate:
 _INT8 = TokenGate(
     min_agreement=0.99,
     max_mean_kl=1e-2,
-    because="this project's choice for 8 bits; the word error rate decides beside it",
+    because="this project's choice for 8 bits; the word error rate is checked as well",
 )
 
 TOKEN_GATES: Mapping[str, TokenGate] = {
     "fp32": TokenGate(
         min_agreement=1.0,
         max_mean_kl=1e-5,
-        because="60 dB below logits that spread by 5 is a noise σ of 5e-3, and KL ≈ σ²/2",
+        because="60 dB below logits with a standard deviation of 5 is a noise σ of 5e-3; KL ≈ σ²/2",
     ),
     "fp16": TokenGate(
         min_agreement=0.999,
         max_mean_kl=1e-4,
-        because="this project's choice; float16 keeps 11 bits, some 66 dB per rounding",
+        because="this project's choice; float16 has 11 significant bits, about 66 dB per rounding",
     ),
     "bf16": _INT8,  # 8 significant bits
     "w8a16": _INT8,
@@ -54,22 +55,22 @@ TOKEN_GATES: Mapping[str, TokenGate] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenComparison:
-    """Logits at S positions, compared. `reason` is empty when it passed."""
+    """The result of comparing logits. It is True if the comparison passed."""
 
-    rule: str
-    reason: str
+    rule: str  # the limits in words
+    reason: str  # why it failed; empty: it passed
     n_positions: int = 0
-    top1_agreement: float = math.nan  # share of positions with the same first choice
-    hard_flips: int = 0  # other first choice, where the reference's margin was above 0.1
-    mean_kl: float = math.nan  # nat
-    worst_position: int | None = None  # where the KL is largest
-    worst_kl: float = math.nan  # nat
+    top1_agreement: float = math.nan  # share of positions with the same token at the highest logit
+    hard_flips: int = 0  # number of positions with a hard flip
+    mean_kl: float = math.nan  # nat, mean over positions
+    worst_position: int | None = None  # position with the largest KL
+    worst_kl: float = math.nan  # nat, KL at that position
 
     def __bool__(self) -> bool:
         return not self.reason
 
     def numbers(self) -> dict[str, float]:
-        """What was measured, by name."""
+        """Return the measured numbers by name."""
         numbers = {
             "n_positions": self.n_positions,
             "top1_agreement": self.top1_agreement,
@@ -85,11 +86,15 @@ class TokenComparison:
 def compare_logits(
     actual: NDArray[Any] | None, expected: NDArray[Any] | None, gate: TokenGate
 ) -> TokenComparison:
-    """Compare teacher-forced logits, (S, V) and (S, V), summing in float64.
+    """Compare teacher-forced logits; sums are computed in float64.
 
-    It fails, with the reason in words, if either side is missing, empty, holds a NaN or an
-    infinity, or is not a matrix of floating-point numbers; if shapes differ; or if a number misses
-    the gate.
+    The comparison fails if either side is missing, empty, not a floating-point matrix, or holds a NaN or an
+    infinity; if the shapes differ; or if a number is outside the limits.
+
+    Args:
+        actual: (S, V) logits of the bundle; None: there are none.
+        expected: (S, V) logits of the reference.
+        gate: the limits.
     """
     reason = _incomparable(actual, expected)
     if reason or actual is None or expected is None:
@@ -103,7 +108,7 @@ def compare_logits(
     worst = int(kl.argmax())
     misses = []
     if not 1 - hard_flips / n_positions >= gate.min_agreement:
-        misses.append(f"{hard_flips} of {n_positions} positions choose another token")
+        misses.append(f"hard flips at {hard_flips} of {n_positions} positions")
     if not mean_kl <= gate.max_mean_kl:
         misses.append(f"mean KL {mean_kl:.2g} nat is above {gate.max_mean_kl:g}")
     return TokenComparison(
@@ -120,12 +125,13 @@ def compare_logits(
 
 @dataclass(frozen=True, slots=True)
 class TokenIdentity:
-    """Two runs of tokens, compared. `reason` is empty when they are the same."""
+    """The result of comparing two token sequences. It is True if they are equal."""
 
     actual: tuple[int, ...]
     expected: tuple[int, ...]
-    first_difference: int | None  # index; the shorter length if one is the start of the other
-    reason: str
+    # Index of the first difference; the shorter length if one sequence is the start of the other.
+    first_difference: int | None
+    reason: str  # why they differ; empty: they are equal
 
     rule = "the same tokens from first to last"
 
@@ -133,13 +139,13 @@ class TokenIdentity:
         return not self.reason
 
     def numbers(self) -> dict[str, float]:
-        """What was measured, by name."""
+        """Return the measured numbers by name."""
         same = len(self.expected) if self.first_difference is None else self.first_difference
         return {"n_expected": len(self.expected), "n_actual": len(self.actual), "n_same": same}
 
 
 def compare_tokens(actual: Sequence[int], expected: Sequence[int]) -> TokenIdentity:
-    """Where two runs of tokens part. Empty runs fail: nothing was compared."""
+    """Compare two token sequences. An empty sequence is a failure, because nothing was compared."""
     a, e = tuple(int(token) for token in actual), tuple(int(token) for token in expected)
     for side, tokens in (("reference", e), ("output", a)):
         if not tokens:
@@ -152,6 +158,7 @@ def compare_tokens(actual: Sequence[int], expected: Sequence[int]) -> TokenIdent
 
 
 def _incomparable(actual: Any, expected: Any) -> str:
+    """Return why logits cannot be compared; empty if they can."""
     for side, logits in (("output", actual), ("reference", expected)):
         if logits is None:
             return f"the {side} is missing"
@@ -159,7 +166,7 @@ def _incomparable(actual: Any, expected: Any) -> str:
             found = f"{logits.dtype} {logits.shape}" if isinstance(logits, np.ndarray) else logits
             return f"the {side} is not a floating-point matrix (positions, vocabulary) but {found}"
         if logits.shape[0] == 0 or logits.shape[1] < 2:
-            return f"the {side} has shape {logits.shape}, which holds no choice between tokens"
+            return f"the {side} has shape {logits.shape}; expected at least 1 position and 2 tokens"
     if actual.shape != expected.shape:
         return f"expected shape {expected.shape}, got {actual.shape}"
     for side, logits in (("output", actual), ("reference", expected)):
@@ -169,9 +176,9 @@ def _incomparable(actual: Any, expected: Any) -> str:
 
 
 def _kl(actual: NDArray[Any], expected: NDArray[Any]) -> float:
-    """KL(expected ‖ actual) in nat, of two rows of logits (V,)."""
+    """Return KL(expected ‖ actual) in nat for the logits (V,) of one position."""
     p, q = _log_softmax(expected), _log_softmax(actual)
-    return max(0.0, float(np.sum(np.exp(p) * (p - q))))  # never below 0 but for rounding
+    return max(0.0, float(np.sum(np.exp(p) * (p - q))))  # negative only by rounding
 
 
 def _log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
