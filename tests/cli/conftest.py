@@ -18,7 +18,7 @@ from whisperport.cli import main
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left: its exit code, its result, and what it told the person."""
+    """What a command left: its exit code, its result, and what it printed on stderr."""
 
     code: int
     out: str
@@ -72,7 +72,7 @@ def bundle(exported: Callable[..., Any]) -> Path:
 
 @pytest.fixture(autouse=True)
 def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random model never says that it is done: stop it early, and do not try again warmer."""
+    """A random model never emits the end token: stop it early, and use one temperature only."""
     import whisperport.cli.decoding_options as options
 
     monkeypatch.setattr(options, "TEMPERATURES", (0,))

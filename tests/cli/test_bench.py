@@ -18,13 +18,13 @@ def no_memory(monkeypatch):
 
 
 @pytest.fixture
-def recording():
+def audio():
     return shipped_audio()[0].path
 
 
-def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, recording):
+def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, audio):
     # when
-    ran = run("bench", recording, "--repeat", "1", "--threads", "1")
+    ran = run("bench", audio, "--repeat", "1", "--threads", "1")
 
     # then
     assert ran.code == 0
@@ -40,12 +40,12 @@ def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, reco
     assert max(map(len, ran.out.splitlines())) <= 100
 
 
-def test_two_bundles_are_compared_with_their_ratio(run, recording):
+def test_two_bundles_are_compared_with_their_ratio(run, audio):
     # given
     from whisperport.transcription import default_bundle
 
     # when
-    ran = run("bench", default_bundle(), default_bundle(), recording, "--repeat", "1")
+    ran = run("bench", default_bundle(), default_bundle(), audio, "--repeat", "1")
 
     # then
     assert ran.code == 0
@@ -57,9 +57,9 @@ def test_two_bundles_are_compared_with_their_ratio(run, recording):
     assert max(map(len, ran.out.splitlines())) <= 100
 
 
-def test_in_json_parts_add_up_and_name_the_machine(run, recording):
+def test_in_json_parts_add_up_and_name_the_machine(run, audio):
     # when
-    ran = run("bench", recording, "--repeat", "1", "--json", "--word-timestamps")
+    ran = run("bench", audio, "--repeat", "1", "--json", "--word-timestamps")
 
     # then
     data = json.loads(ran.out)
@@ -72,9 +72,9 @@ def test_in_json_parts_add_up_and_name_the_machine(run, recording):
     assert data["versions"]["onnxruntime"]
 
 
-def test_errors_are_counted_in_characters_where_asked(run, recording):
+def test_errors_are_counted_in_characters_where_asked(run, audio):
     # when
-    arguments = ("bench", recording, "--repeat", "1", "--errors-in", "characters")
+    arguments = ("bench", audio, "--repeat", "1", "--errors-in", "characters")
     ran, data = run(*arguments), json.loads(run(*arguments, "--json").out)
 
     # then
@@ -84,22 +84,22 @@ def test_errors_are_counted_in_characters_where_asked(run, recording):
     assert "wer" not in data["results"][0]
 
 
-def test_a_transcript_gives_a_recording_of_ones_own_an_error_rate(run, recording, tmp_path):
+def test_a_transcript_gives_an_own_audio_file_an_error_rate(run, audio, tmp_path):
     # given
-    mine, said = tmp_path / "mine.wav", tmp_path / "mine.txt"
-    mine.write_bytes(recording.read_bytes())
-    said.write_text("nothing of the kind", encoding="utf-8")
+    own, transcript = tmp_path / "own.wav", tmp_path / "own.txt"
+    own.write_bytes(audio.read_bytes())
+    transcript.write_text("nothing of the kind", encoding="utf-8")
 
     # when
-    without = run("bench", mine, "--repeat", "1")
-    told = run("bench", mine, "--repeat", "1", "--transcript", said)
+    without = run("bench", own, "--repeat", "1")
+    known = run("bench", own, "--repeat", "1", "--transcript", transcript)
 
     # then
     assert "give it with --transcript" in without.out
-    assert re.search(r"^word error rate +\d{3}\.\d% \(", told.out, re.MULTILINE)
+    assert re.search(r"^word error rate +\d{3}\.\d% \(", known.out, re.MULTILINE)
 
 
-def test_a_path_that_is_nothing_is_said_to_be_nothing(run, tmp_path):
+def test_a_path_that_does_not_exist_is_an_error(run, tmp_path):
     # when
     ran = run("bench", tmp_path / "absent")
 
@@ -109,12 +109,12 @@ def test_a_path_that_is_nothing_is_said_to_be_nothing(run, tmp_path):
     assert "hint:" in ran.err
 
 
-def test_two_recordings_are_wrong_usage(run, recording):
-    assert run("bench", recording, recording).code == 2
+def test_two_audio_files_are_wrong_usage(run, audio):
+    assert run("bench", audio, audio).code == 2
 
 
-def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_no_text_are_refused(
-    run, recording, tmp_path
+def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_not_text_are_rejected(
+    run, audio, tmp_path
 ):
     # given
     noise = tmp_path / "noise.txt"
@@ -122,12 +122,12 @@ def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_no_text_are_refused
     (tmp_path / "empty").mkdir()
 
     # when
-    no_bundle = run("bench", tmp_path / "empty", recording)
-    no_text = run("bench", recording, "--transcript", noise)
-    no_sound = run("bench", noise)
+    no_bundle = run("bench", tmp_path / "empty", audio)
+    no_text = run("bench", audio, "--transcript", noise)
+    no_audio = run("bench", noise)
 
     # then
-    assert (no_bundle.code, no_text.code, no_sound.code) == (1, 1, 1)
+    assert (no_bundle.code, no_text.code, no_audio.code) == (1, 1, 1)
     assert "is not a bundle" in no_bundle.lines[0]
     assert "cannot read the transcript" in no_text.lines[0]
-    assert no_sound.lines[0].startswith("error: ")
+    assert no_audio.lines[0].startswith("error: ")

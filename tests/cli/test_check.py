@@ -116,7 +116,7 @@ def test_explain_prints_the_page_of_the_documentation(run, code):
     assert ran.out.strip() == page.read_text(encoding="utf-8").strip()
 
 
-def test_explain_lists_the_rules_and_refuses_what_is_none(run):
+def test_explain_lists_the_rules_and_rejects_an_unknown_code(run):
     # when
     listed, unknown = run("explain"), run("explain", "WP999")
 
@@ -126,7 +126,7 @@ def test_explain_lists_the_rules_and_refuses_what_is_none(run):
     assert "there is no rule `WP999`" in unknown.err
 
 
-def test_a_program_that_nothing_is_refused_of_may_be_lowered(run, tmp_path):
+def test_a_program_that_nothing_is_rejected_of_may_be_lowered(run, tmp_path):
     # given
     path = saved(tmp_path / "plain.pt2", nn.Linear(16, 4))
 

@@ -1,4 +1,4 @@
-"""Every option of decoding reaches the transcriber; what was said before a failure is printed."""
+"""Every decoding option reaches the transcriber; the transcript until a failure is printed."""
 
 import json
 from dataclasses import fields, replace
@@ -25,10 +25,10 @@ def four_tokens():
 
 @pytest.fixture
 def asked(run, monkeypatch):
-    """`asked("--beam-size", 5)`: the options with which the recording is transcribed."""
+    """`asked("--beam-size", 5)`: the options that the audio file is transcribed with."""
     seen = []
 
-    def transcribe(recording, bundle, options, progress):
+    def transcribe(audio, bundle, options, progress):
         seen.append(options)
         return HELLO
 
@@ -42,7 +42,7 @@ def asked(run, monkeypatch):
     return asked
 
 
-def test_without_options_all_is_as_openai_whisper_has_it(asked):
+def test_without_options_the_defaults_are_those_of_the_python_interface(asked):
     assert asked() == TranscribeOptions()
 
 
@@ -96,7 +96,7 @@ def test_options_of_a_window(asked, arguments, name, value):
     ],
     ids=str,
 )
-def test_options_of_a_recording(asked, arguments, changed):
+def test_options_of_an_audio_file(asked, arguments, changed):
     assert asked(*arguments) == replace(TranscribeOptions(), **changed)
 
 

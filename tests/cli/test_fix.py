@@ -1,4 +1,4 @@
-"""`whisperport check --fix`: what it prints, what it writes, and what it leaves alone."""
+"""`whisperport check --fix`: what it prints, what it writes, and what it does not change."""
 
 import json
 
@@ -9,8 +9,8 @@ from whisperport.programs.program import trace
 
 
 @pytest.fixture(scope="module")
-def product(tmp_path_factory):
-    """A program like the end of openai-whisper's decoder: a norm, and a product with the table."""
+def head(tmp_path_factory):
+    """A program like the end of openai-whisper's decoder: a norm, and a matmul with the embedding table."""
 
     class Head(torch.nn.Module):
         def __init__(self):
@@ -26,10 +26,10 @@ def product(tmp_path_factory):
     return path
 
 
-def test_what_was_fixed_is_written_and_checked(run, product, tmp_path):
+def test_what_was_fixed_is_written_and_checked(run, head, tmp_path):
     out = tmp_path / "fixed.pt2"
 
-    ran = run("check", product, "--target", "xnnpack", "--fix", "--out", out)
+    ran = run("check", head, "--target", "xnnpack", "--fix", "--out", out)
 
     assert ran.code == 0
     assert ran.out.splitlines()[-1] == f"{out}: 2 nodes replaced; xnnpack rejects no node"
@@ -37,33 +37,33 @@ def test_what_was_fixed_is_written_and_checked(run, product, tmp_path):
     assert run("check", out, "--target", "xnnpack").code == 0
 
 
-def test_json_says_what_was_done(run, product, tmp_path):
+def test_json_says_what_was_done(run, head, tmp_path):
     out = tmp_path / "fixed.pt2"
 
-    told = json.loads(
-        run("check", product, "--target", "xnnpack", "--fix", "--out", out, "--json").out
+    report = json.loads(
+        run("check", head, "--target", "xnnpack", "--fix", "--out", out, "--json").out
     )
 
-    assert told["written"] == str(out)
-    assert told["changed_nodes"] == 2
-    assert told["remaining"] == []
-    kept = {one["rewrite"] for one in told["rewrites"] if one["kept"]}
+    assert report["written"] == str(out)
+    assert report["changed_nodes"] == 2
+    assert report["remaining"] == []
+    kept = {one["rewrite"] for one in report["rewrites"] if one["kept"]}
     assert kept == {"matmul-by-linear", "layer-norm-by-linear"}
 
 
-def test_the_program_itself_is_not_overwritten(run, product):
-    before = product.read_bytes()
+def test_the_program_itself_is_not_overwritten(run, head):
+    before = head.read_bytes()
 
-    ran = run("check", product, "--target", "xnnpack", "--fix", "--out", product)
+    ran = run("check", head, "--target", "xnnpack", "--fix", "--out", head)
 
     assert ran.code == 1
     assert "exists already" in ran.err
-    assert product.read_bytes() == before
+    assert head.read_bytes() == before
 
 
-def test_a_fixed_program_has_nothing_to_fix(run, product, tmp_path):
+def test_a_fixed_program_has_nothing_to_fix(run, head, tmp_path):
     once, twice = tmp_path / "once.pt2", tmp_path / "twice.pt2"
-    run("check", product, "--target", "xnnpack", "--fix", "--out", once)
+    run("check", head, "--target", "xnnpack", "--fix", "--out", once)
 
     ran = run("check", once, "--target", "xnnpack", "--fix", "--out", twice)
 
@@ -73,15 +73,15 @@ def test_a_fixed_program_has_nothing_to_fix(run, product, tmp_path):
 
 
 @pytest.mark.parametrize("given", [["--fix"], ["--out", "m.pt2"]])
-def test_fix_and_out_go_together(run, product, given):
-    ran = run("check", product, "--target", "xnnpack", *given)
+def test_fix_and_out_go_together(run, head, given):
+    ran = run("check", head, "--target", "xnnpack", *given)
 
     assert ran.code == 2
     assert "require each other" in ran.err
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and nothing", b"\x08\x07onnx"])
-def test_what_is_no_program_is_said_and_nothing_is_written(run, tmp_path, content):
+def test_a_file_that_is_not_a_program_is_an_error_and_nothing_is_written(run, tmp_path, content):
     (tmp_path / "a.pt2").write_bytes(content)
 
     ran = run("check", tmp_path / "a.pt2", "--target", "xnnpack", "--fix", "--out", tmp_path / "b")

@@ -1,4 +1,4 @@
-"""`transcribe --live`: words on stdout as they are said, and what was heard is never lost."""
+"""`transcribe --live`: words go to stdout as they are decoded, and no transcript is lost."""
 
 import json
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def test_json_is_written_at_the_end_with_words(run: Any) -> None:
     assert transcript["segments"][0]["words"]
 
 
-def test_a_source_that_fails_leaves_what_was_said_and_exits_1(
+def test_audio_that_fails_leaves_its_transcript_and_exits_1(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: object, **__: object) -> Iterator[np.ndarray]:

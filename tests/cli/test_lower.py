@@ -1,4 +1,4 @@
-"""`whisperport lower`: a stranger's program, from the command line."""
+"""`whisperport lower`: a third-party program, from the command line."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .test_refusals import refused
+from .test_errors import assert_error
 
 
 @pytest.fixture(scope="module")
@@ -46,34 +46,34 @@ def test_lower_says_what_was_written_and_how_near_it_is(run, pt2, tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"PK\x05\x06" + bytes(18)])
-def test_what_is_no_program_is_refused(run, tmp_path, data):
+def test_what_is_no_program_is_rejected(run, tmp_path, data):
     (tmp_path / "p.pt2").write_bytes(data)
 
     ran = run("lower", tmp_path / "p.pt2", "-t", "onnxruntime", "-o", tmp_path / "p.onnx")
 
-    refused(ran, "is not a program saved by torch.export")
+    assert_error(ran, "is not a program saved by torch.export")
     assert os.listdir(tmp_path) == ["p.pt2"]
 
 
-def test_a_truncated_program_is_refused(run, pt2, tmp_path):
+def test_a_truncated_program_is_rejected(run, pt2, tmp_path):
     cut = tmp_path / "cut.pt2"
     cut.write_bytes(pt2.read_bytes()[:-100])
 
-    refused(run("lower", cut, "-t", "xnnpack", "-o", tmp_path / "p.pte"), "cut short")
+    assert_error(run("lower", cut, "-t", "xnnpack", "-o", tmp_path / "p.pte"), "cut short")
 
 
-def test_an_onnx_file_is_refused(run, tmp_path):
+def test_an_onnx_file_is_rejected(run, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("model.onnx", b"")
 
-    refused(
+    assert_error(
         run("lower", tmp_path / "a.zip", "-t", "onnxruntime", "-o", tmp_path / "p.onnx"),
         "it holds 0 programs",
     )
 
 
-def test_an_opset_for_xnnpack_is_refused(run, pt2, tmp_path):
-    refused(
+def test_an_opset_for_xnnpack_is_rejected(run, pt2, tmp_path):
+    assert_error(
         run("lower", pt2, "-t", "xnnpack", "--opset", 13, "-o", tmp_path / "p.pte"),
         "`xnnpack` has no option `opset`",
     )
@@ -164,10 +164,10 @@ def test_a_failure_in_the_child_is_three_lines_and_a_log(tmp_path):
 
     # then
     assert (done.returncode, done.stdout) == (1, "")
-    said = [line for line in done.stderr.splitlines() if line and " s  " not in line]
-    assert len(said) == 3
-    assert said[0] == "error: `odd` cannot be written as ONNX opset 20"
-    assert "bessel_j0" in said[1]
-    assert said[2].endswith(f"the complete log is in {tmp_path / 'odd.onnx.log'}")
+    lines = [line for line in done.stderr.splitlines() if line and " s  " not in line]
+    assert len(lines) == 3
+    assert lines[0] == "error: `odd` cannot be written as ONNX opset 20"
+    assert "bessel_j0" in lines[1]
+    assert lines[2].endswith(f"the complete log is in {tmp_path / 'odd.onnx.log'}")
     assert "bessel_j0" in (tmp_path / "odd.onnx.log").read_text()
     assert sorted(os.listdir(tmp_path)) == ["odd.onnx.log", "odd.pt2"]

@@ -1,4 +1,4 @@
-"""How a bundle was run is said with the result, and kept in the command that is named next."""
+"""Run options are printed with the result, and kept in the suggested next command."""
 
 PROVIDER = "onnxruntime.provider=CPUExecutionProvider"
 

@@ -93,11 +93,11 @@ def test_no_color_takes_the_colour_from_errors():
     assert "error: there is no bundle at no-such-bundle" in plain
 
 
-def test_a_sound_from_the_terminal_is_refused_rather_than_awaited(tmp_path):
+def test_a_sound_from_the_terminal_is_rejected_rather_than_awaited(tmp_path):
     # when
     shown = in_a_terminal("transcribe", "-", "--bundle", str(tmp_path))
 
-    # then: whichever of the two is wrong is said; neither waits for the keyboard
+    # then: one of the two errors is printed; neither waits for the keyboard
     assert "error: " in shown
 
 
@@ -126,7 +126,7 @@ def in_a_shell(script: str, **options: Any) -> "subprocess.CompletedProcess[str]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux alone has it")
-def test_a_result_that_cannot_be_written_is_said_without_a_traceback():
+def test_a_result_that_cannot_be_written_is_an_error_without_a_traceback():
     ran = in_a_shell("$W targets > /dev/full")
 
     assert ran.returncode == 1
@@ -150,7 +150,7 @@ def test_a_result_that_nobody_can_get_is_an_error_before_any_work(redirected):
     assert "hint: redirect it" in ran.stderr
 
 
-def test_a_folder_that_was_deleted_under_its_user_is_said_to_be_gone(tmp_path):
+def test_a_deleted_working_directory_is_an_error(tmp_path):
     ran = in_a_shell(
         "mkdir x && cd x && rmdir ../x && $W export default -t xnnpack -o y", cwd=tmp_path
     )

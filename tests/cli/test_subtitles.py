@@ -9,14 +9,14 @@ from whisperport.text import Segment, Word
 from whisperport.transcription import Transcript
 
 WORDS = (Word(" Lock", 0.0, 0.3, 0.9), Word(" the", 0.4, 0.5, 0.9), Word(" door.", 0.5, 1, 0.9))
-SAID = Segment(0.0, 1.0, " Lock the door.", words=WORDS)
+SEGMENT = Segment(0.0, 1.0, " Lock the door.", words=WORDS)
 
 
 @pytest.fixture
 def spoken(run, monkeypatch):
-    """`spoken("--output-format", "srt")`: of a recording in which "Lock the door." is said."""
-    heard = Transcript("Lock the door.", (SAID,), "en", 1.0, ())
-    monkeypatch.setattr(verb, "run_transcribe", lambda *_, **__: heard)
+    """`spoken("--output-format", "srt")`: of an audio file with the words "Lock the door."."""
+    transcript = Transcript("Lock the door.", (SEGMENT,), "en", 1.0, ())
+    monkeypatch.setattr(verb, "run_transcribe", lambda *_, **__: transcript)
     return lambda *arguments: run("transcribe", "talk.wav", *arguments)
 
 
@@ -55,7 +55,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize("arguments", FLAGS, ids=str)
-def test_each_needs_times_of_words(spoken, arguments):
+def test_each_requires_word_timestamps(spoken, arguments):
     ran = spoken("--output-format", "srt", *arguments)
 
     assert (ran.code, ran.out) == (2, "")
@@ -66,7 +66,7 @@ def test_each_needs_times_of_words(spoken, arguments):
     "form", [[], ["--output-format", "tsv"], ["--output-format", "srt", "--json"]], ids=str
 )
 @pytest.mark.parametrize("arguments", FLAGS, ids=str)
-def test_each_needs_a_form_that_has_subtitles(spoken, form, arguments):
+def test_each_requires_a_subtitle_format(spoken, form, arguments):
     ran = spoken("--word-timestamps", *form, *arguments)
 
     assert (ran.code, ran.out) == (2, "")
@@ -86,15 +86,15 @@ def test_each_needs_a_form_that_has_subtitles(spoken, form, arguments):
     ],
     ids=str,
 )
-def test_what_has_no_effect_is_said(spoken, arguments, warning):
+def test_an_option_without_effect_gives_a_warning(spoken, arguments, warning):
     ran = spoken("--word-timestamps", "--output-format", "srt", *arguments)
 
     assert (ran.code, ran.lines[0]) == (0, f"warning: {warning}")
 
 
-def test_live_has_words_in_any_case(run, monkeypatch):
-    heard = Transcript("Lock the door.", (SAID,), "en", 1.0, ())
-    monkeypatch.setattr(verb, "transcribe_live", lambda *_: heard)
+def test_live_always_has_word_timestamps(run, monkeypatch):
+    transcript = Transcript("Lock the door.", (SEGMENT,), "en", 1.0, ())
+    monkeypatch.setattr(verb, "transcribe_live", lambda *_: transcript)
 
     ran = run("transcribe", "--live", "-", "--output-format", "srt", "--max-words-per-line", 2)
 

@@ -90,7 +90,7 @@ def test_transcribe_in_json_has_segments_with_times(run, bundle, wav):
     assert all(0 <= s["start"] <= s["end"] for s in transcript["segments"])
 
 
-def test_transcribe_gives_times_of_words_when_asked(run, bundle, wav):
+def test_transcribe_gives_word_timestamps_if_asked(run, bundle, wav):
     # when
     command = ("transcribe", wav, "--bundle", bundle, "--json")
     without, with_words = run(*command), run(*command, "--word-timestamps")
@@ -110,8 +110,8 @@ def test_transcribe_writes_subtitles(run, bundle, wav, form, start):
     assert " --> " in ran.out
 
 
-def test_silence_is_said_to_be_silence(run, bundle, wav, monkeypatch):
-    # given: a model that hears no speech, whatever the sound
+def test_silence_gives_a_note(run, bundle, wav, monkeypatch):
+    # given: a model that finds no speech in any audio
     from whisperport.transcription import session
 
     monkeypatch.setattr(session, "is_silence", lambda *_: True)
@@ -219,7 +219,7 @@ def test_targets_on_a_board_does_not_send_one_to_export(run):
 
 
 @pytest.mark.usefixtures("board")
-def test_demo_on_a_board_is_refused_before_any_work(run, tmp_path):
+def test_demo_on_a_board_is_rejected_before_any_work(run, tmp_path):
     # when
     ran = run("demo", "--out", tmp_path / "out")
 
@@ -303,9 +303,9 @@ def demo_row(bundle):
     from whisperport.verification import TextErrors
     from whisperport.verification.clips import ShippedAudio
 
-    recording = ShippedAudio(Path("one.wav"), "Lock the door.", "a voice", True, 1.0, ())
-    heard = Transcribed(
-        clip=recording,
+    audio = ShippedAudio(Path("one.wav"), "Lock the door.", "a voice", True, 1.0, ())
+    transcribed = Transcribed(
+        clip=audio,
         text="Lock a door.",
         errors=TextErrors(1, 0, 0, 3),
         whisper_errors=TextErrors(1, 0, 0, 4),
@@ -320,12 +320,12 @@ def demo_row(bundle):
         tokens_equal=(6, 6),
         encoder_ms=77.3,
         token_ms=1.49,
-        transcribed=(heard,),
+        transcribed=(transcribed,),
         real_time_factor=0.013,
     )
 
 
-def test_demo_prints_what_was_heard_and_one_table(run, bundle, monkeypatch):
+def test_demo_prints_transcripts_and_one_table(run, bundle, monkeypatch):
     # given: the demo itself takes minutes, and `make demo` runs it
     import whisperport.cli.demo
 

@@ -9,7 +9,7 @@ from whisperport.bundle import Bundle
 from whisperport.targets import TARGETS
 
 
-def refused(ran, says):
+def assert_error(ran, says):
     """An error in its form, and no traceback."""
     assert (ran.code, ran.out) == (1, "")
     assert ran.lines[0].startswith("error: ")
@@ -40,7 +40,7 @@ def edited(manifest: Path, change) -> None:
     ("window", "says"),
     [("10.01", "20 ms of audio"), ("31", "expected 1 to 30 s"), ("0.5", "expected 1 to 30 s")],
 )
-def test_a_window_that_the_checkpoint_cannot_have_is_refused(run, tmp_path, window, says):
+def test_a_window_that_the_checkpoint_does_not_support_is_rejected(run, tmp_path, window, says):
     # when
     out = tmp_path / "out"
     ran = run("export", "default", "--target", "onnxruntime", "--window", window, "--out", out)
@@ -53,17 +53,17 @@ def test_a_window_that_the_checkpoint_cannot_have_is_refused(run, tmp_path, wind
     assert not out.exists()
 
 
-def test_an_unknown_target_is_refused_with_those_there_are(run, tmp_path):
+def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path):
     # when
     ran = run("export", "default", "--target", "toaster", "--out", tmp_path / "out")
 
     # then
-    refused(ran, "there is no target `toaster`")
+    assert_error(ran, "there is no target `toaster`")
     assert ran.lines[-1] == f"hint: known: {', '.join(target.spec.name for target in TARGETS)}"
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_target_for_one_program_is_refused_before_any_work(run, tmp_path):
+def test_an_unknown_target_for_one_program_is_rejected_before_any_work(run, tmp_path):
     # when
     ran = run(
         *("export", "default", "--target", "onnxruntime", "--placement", "encoder=toaster"),
@@ -71,7 +71,7 @@ def test_an_unknown_target_for_one_program_is_refused_before_any_work(run, tmp_p
     )
 
     # then
-    refused(ran, "there is no target `toaster`")
+    assert_error(ran, "there is no target `toaster`")
 
 
 def test_a_folder_of_something_else_is_not_overwritten(run, tmp_path):
@@ -82,29 +82,31 @@ def test_a_folder_of_something_else_is_not_overwritten(run, tmp_path):
     ran = run("export", "default", "--target", "onnxruntime", "--out", tmp_path)
 
     # then
-    refused(ran, "is not a bundle")
+    assert_error(ran, "is not a bundle")
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_checkpoint_that_is_not_there_is_refused_with_near_names(run, tmp_path):
+def test_a_missing_checkpoint_is_rejected_with_near_names(run, tmp_path):
     # when
     ran = run("export", "tiny.eng", "--target", "onnxruntime", "--out", tmp_path / "out")
 
     # then
-    refused(ran, "no checkpoint `tiny.eng`")
+    assert_error(ran, "no checkpoint `tiny.eng`")
     assert "tiny.en" in ran.lines[-1]
 
 
-def test_a_recording_that_is_not_there_is_refused(run, bundle):
-    refused(run("transcribe", "no-such.wav", "--bundle", bundle), "`no-such.wav` does not exist")
+def test_a_missing_audio_file_is_rejected(run, bundle):
+    assert_error(
+        run("transcribe", "no-such.wav", "--bundle", bundle), "`no-such.wav` does not exist"
+    )
 
 
-def test_a_file_that_is_no_sound_is_refused(run, bundle):
-    refused(run("transcribe", __file__, "--bundle", bundle), "is not an audio file")
+def test_a_file_without_audio_is_rejected(run, bundle):
+    assert_error(run("transcribe", __file__, "--bundle", bundle), "is not an audio file")
 
 
-def test_standard_input_without_a_sound_is_refused(run, bundle):
-    refused(run("transcribe", "-", "--bundle", bundle, stdin=b""), "standard input")
+def test_standard_input_without_audio_is_rejected(run, bundle):
+    assert_error(run("transcribe", "-", "--bundle", bundle, stdin=b""), "standard input")
 
 
 @pytest.mark.parametrize(
@@ -114,13 +116,13 @@ def test_standard_input_without_a_sound_is_refused(run, bundle):
         ("Germann", "did you mean german"),
     ],
 )
-def test_a_language_that_the_checkpoint_has_not_is_refused(run, bundle, wav, language, says):
-    refused(run("transcribe", wav, "--bundle", bundle, "--language", language), says)
+def test_a_language_that_the_checkpoint_lacks_is_rejected(run, bundle, wav, language, says):
+    assert_error(run("transcribe", wav, "--bundle", bundle, "--language", language), says)
 
 
 @pytest.mark.parametrize("verb", [("verify",), ("transcribe", __file__, "--bundle")])
-def test_a_bundle_that_is_not_there_is_refused(run, tmp_path, verb):
-    refused(run(*verb, tmp_path / "none"), "there is no bundle at")
+def test_a_missing_bundle_is_rejected(run, tmp_path, verb):
+    assert_error(run(*verb, tmp_path / "none"), "there is no bundle at")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "embedding.npy", "onnxruntime/step.onnx"])
@@ -135,7 +137,7 @@ def test_one_byte_changed_is_found(run, copied_bundle, name):
     ran = run("verify", copied_bundle)
 
     # then
-    refused(ran, f"{name} in bundle {copied_bundle} is damaged")
+    assert_error(ran, f"{name} in bundle {copied_bundle} is damaged")
     assert "SHA-256" in ran.lines[1]
 
 
@@ -144,10 +146,10 @@ def test_a_missing_file_is_found(run, copied_bundle):
     (copied_bundle / "onnxruntime" / "weights.bin").unlink()
 
     # when / then
-    refused(run("verify", copied_bundle), "onnxruntime/weights.bin")
+    assert_error(run("verify", copied_bundle), "onnxruntime/weights.bin")
 
 
-def test_a_newer_format_is_refused_with_how_to_read_it(run, copied_bundle):
+def test_a_newer_format_is_rejected_with_how_to_read_it(run, copied_bundle):
     # given
     edited(copied_bundle / "manifest.json", lambda data: data.update(format_version=99))
 
@@ -155,11 +157,11 @@ def test_a_newer_format_is_refused_with_how_to_read_it(run, copied_bundle):
     ran = run("verify", copied_bundle)
 
     # then
-    refused(ran, "the bundle has format version 99")
+    assert_error(ran, "the bundle has format version 99")
     assert "upgrade" in ran.lines[-1]
 
 
-def test_a_path_that_leads_out_of_the_bundle_is_refused(run, copied_bundle):
+def test_a_path_that_leads_out_of_the_bundle_is_rejected(run, copied_bundle):
     # given
     def lead_out(data):
         data["programs"][0]["files"][0] = "../../etc/passwd"
@@ -167,7 +169,7 @@ def test_a_path_that_leads_out_of_the_bundle_is_refused(run, copied_bundle):
     edited(copied_bundle / "manifest.json", lead_out)
 
     # when / then
-    refused(run("verify", copied_bundle), "`..` are not allowed")
+    assert_error(run("verify", copied_bundle), "`..` are not allowed")
 
 
 def test_a_bundle_that_was_never_run_is_recorded_where_it_runs(run, copied_bundle):
@@ -204,7 +206,7 @@ def test_a_bundle_that_failed_its_verification_says_so_permanently(run, copied_b
     )
 
 
-def test_a_folder_that_cannot_be_written_is_refused(run, tmp_path):
+def test_a_folder_that_cannot_be_written_is_rejected(run, tmp_path):
     # given: a folder below a file, which not even root can make
     (tmp_path / "file").write_text("")
 
@@ -212,7 +214,7 @@ def test_a_folder_that_cannot_be_written_is_refused(run, tmp_path):
     ran = run("export", "default", "-t", "onnxruntime", "-o", tmp_path / "file" / "out")
 
     # then
-    refused(ran, "cannot write a bundle to")
+    assert_error(ran, "cannot write a bundle to")
 
 
 @pytest.mark.parametrize("opset", ["12", "21", "newest"])
@@ -230,14 +232,14 @@ def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
     )
 
     # then
-    refused(ran, f"the option `onnxruntime.opset` cannot be `{opset}`")
+    assert_error(ran, f"the option `onnxruntime.opset` cannot be `{opset}`")
 
 
-def test_an_opset_for_a_target_that_is_not_onnx_is_refused(run, tmp_path):
+def test_an_opset_for_a_target_that_is_not_onnx_is_rejected(run, tmp_path):
     # when
     ran = run(
         "export", "default", "-t", "xnnpack", "--option", "xnnpack.opset=13", "-o", tmp_path / "out"
     )
 
     # then
-    refused(ran, "`xnnpack` has no option `opset`")
+    assert_error(ran, "`xnnpack` has no option `opset`")
