@@ -395,7 +395,7 @@ def test_options_that_no_compiler_of_the_bundle_has_are_rejected_with_those_ther
 def test_too_few_audio_files_are_rejected_before_the_compiler_starts(bundle, recordings, sdk):
     with pytest.raises(AudioError, match="too little audio to calibrate `encoder`") as caught:
         compile(bundle, _options(recordings, force=False))
-    assert "9 samples of 2 s, and 1024 are needed" in caught.value.why
+    assert "9 samples of 2 s, and 1024 samples are needed" in caught.value.why
     assert sdk.names() == []
 
 
