@@ -166,7 +166,7 @@ def test_where_there_are_no_locks_writers_leave_each_others_folders_alone(
     def take(file: Any) -> bool:
         return False
 
-    monkeypatch.setattr(locking, "_take", take)
+    monkeypatch.setattr(locking, "_try_flock", take)
     write(tmp_path / "nano", b"new")
 
     assert Bundle.open(tmp_path / "nano")
