@@ -1,4 +1,4 @@
-"""Compiled programs that are small, and leave something off the accelerator."""
+"""Small compiled programs with undelegated nodes."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ from fuzz.seeds import product_sum_product, xnnpack_pte
 
 @pytest.fixture(scope="session")
 def naive_pte(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token ids (1, 8) to logits (8, 500): an embedding, two products, and logits as `x @ E.T`.
+    """Token ids (1, 8) to logits (8, 500): an embedding, two matmuls, and logits as `x @ E.T`.
 
-    XNNPACK's partitioner leaves out the lookup, a scalar product and the logits' `mm`.
+    XNNPACK's partitioner does not delegate the lookup, a multiplication by a scalar and the logits' `mm`.
     """
     return _lowered(tmp_path_factory.mktemp("naive") / "naive.pte", linear_head=False)
 
 
 @pytest.fixture(scope="session")
 def fixed_pte(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, with the logits by `F.linear`."""
+    """The same program, with the logits computed by `F.linear`."""
     return _lowered(tmp_path_factory.mktemp("fixed") / "fixed.pte", linear_head=True)
 
 
@@ -48,7 +48,7 @@ def _lowered(path: Path, *, linear_head: bool) -> Path:
 
 @pytest.fixture(scope="session")
 def step_xml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model's step as an OpenVINO IR, `.bin` beside it."""
+    """The default bundle's `step` as an OpenVINO IR, with its `.bin` in the same folder."""
     import openvino
 
     from whisperport.transcription import default_bundle
@@ -61,7 +61,7 @@ def step_xml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cumsum_tflite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """x (4, 64) through a product, a cumulative sum that XNNPACK does not have, and a product."""
+    """A .tflite: x (4, 64), a matmul, a cumulative sum that XNNPACK does not support, and a matmul."""
     path = tmp_path_factory.mktemp("tflite") / "cumsum.tflite"
     path.write_bytes(product_sum_product(64))
     return path
@@ -69,7 +69,7 @@ def cumsum_tflite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wide_tflite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of width 2048, so that a product takes a while."""
+    """The same with width 2048, so that a matmul has a measurable time."""
     path = tmp_path_factory.mktemp("tflite") / "wide.tflite"
     path.write_bytes(product_sum_product(2048))
     return path

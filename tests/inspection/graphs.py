@@ -1,4 +1,4 @@
-"""Graphs of a few nodes, and a processor that takes little: what rules are tried on."""
+"""Graphs of a few nodes, and a target that supports little, for tests of rules."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def graph(
     format: Format = "torch",
     opset: int | None = None,
 ) -> Graph:
-    """Its inputs are what no node computes; its output is what the last one does."""
+    """A graph; its inputs are the tensors that no node computes, its outputs are those of the last node."""
     made = {out.name for n in nodes for out in n.outputs}
     given = {v.name: v for n in nodes for v in n.tensors if not v.constant and v.name not in made}
     return build("it", format, nodes, inputs or given.values(), nodes[-1].outputs, opset)

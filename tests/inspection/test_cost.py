@@ -1,4 +1,4 @@
-"""The cost model against counts made by hand, and a whole encoder against its closed formula."""
+"""Costs are compared with counts by hand, and the cost of an encoder with its formula."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,16 +31,16 @@ def counted(function: Callable[..., Any], inputs: list[Any], *weights: tuple[int
     return cost_of(read_exported("it", exported))
 
 
-# What one multiplication, addition or function of one element is: 1.
+# One multiplication, one addition or one function of an element counts as 1.
 CASES = {
-    # 5 rows, 4 columns, sums of 3: 60 products and 60 sums
+    # 5 rows, 4 columns, sums of 3: 60 multiplications and 60 additions
     "linear": (lambda x, w: F.linear(x, w), [(1, 5, 3)], [(4, 3)], 120),
     "linear with a bias": (F.linear, [(1, 5, 3)], [(4, 3), (4,)], 140),
     "addmm": (lambda x, w, b: torch.addmm(b, x, w), [(5, 3)], [(3, 4), (4,)], 140),
     # 2 heads of (5, 3) by (3, 4)
     "bmm": (torch.bmm, [(2, 5, 3), (2, 3, 4)], [], 240),
     "matmul of rank 4": (torch.matmul, [(1, 2, 5, 3), (1, 2, 3, 4)], [], 240),
-    # 4 channels of 10 positions, each a sum of 2 · 3 products; and 40 biases
+    # 4 channels of 10 positions, each a sum of 2 · 3 multiplications; and 40 biases
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b, padding=1), [(1, 2, 10)], [(4, 2, 3), (4,)], 520),
     "conv1d by two": (
         lambda x, w: F.conv1d(x, w, padding=1, stride=2),
@@ -108,7 +108,7 @@ def test_a_weight_read_twice_is_stored_once() -> None:
     assert sum(node.weight_bytes for node in cost.nodes) == 72
 
 
-def test_what_is_not_known_is_left_out_and_counted_as_such() -> None:
+def test_an_unknown_operator_is_not_counted_and_reported_as_uncounted() -> None:
     cost = counted(lambda x: torch.sort(x).values + x, [(2, 6)])
 
     assert cost.uncounted == 1
@@ -136,7 +136,7 @@ def encoder_flops(t: int, d: int, ffn: int, mels: int, layers: int) -> int:
 
 
 def test_an_encoder_costs_what_its_formula_says(random_openai_whisper: Any) -> None:
-    """Attention's softmax and scale, 6 a score, apart: there are as many as heads."""
+    """The formula without attention's softmax and scale, 6 per score and head, which are added here."""
     t, d, heads, layers = 50, 48, 3, 2
     model = random_openai_whisper(
         n_audio_ctx=t, n_audio_state=d, n_audio_head=heads, n_audio_layer=layers
@@ -151,8 +151,8 @@ def test_an_encoder_costs_what_its_formula_says(random_openai_whisper: Any) -> N
 
 
 def test_an_operator_in_place_costs_what_its_other_form_does() -> None:
-    apart = counted(lambda x: torch.relu(x * 2.0) + 1.0, [(4, 5)])
+    separate = counted(lambda x: torch.relu(x * 2.0) + 1.0, [(4, 5)])
     in_place = counted(lambda x: torch.relu_(x * 2.0).add_(1.0), [(4, 5)])
 
     assert in_place.uncounted == 0
-    assert (in_place.flops, in_place.bytes) == (apart.flops, apart.bytes)
+    assert (in_place.flops, in_place.bytes) == (separate.flops, separate.bytes)

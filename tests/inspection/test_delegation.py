@@ -1,4 +1,4 @@
-"""Reading a .pte: what it says, and that nothing but a .pte is read."""
+"""The delegation of a .pte is read; other files are rejected."""
 
 import random
 
@@ -26,12 +26,12 @@ def test_every_method_of_a_bundle_is_read(exported: object) -> None:
     [b"", b"ET12", b"\0" * 100, b"no program " * 99, b"\0\0\0\0ET12" + b"\xff" * 99],
     ids=["empty", "short", "zeros", "text", "right identifier"],
 )
-def test_what_is_no_program_is_refused(data: bytes) -> None:
+def test_what_is_no_program_is_rejected(data: bytes) -> None:
     with pytest.raises(BundleError, match="not an ExecuTorch program"):
         read_delegation(data)
 
 
-def test_noise_is_refused() -> None:
+def test_noise_is_rejected() -> None:
     noise = random.Random(0)
 
     for length in (10, 100, 1000, 10_000):

@@ -1,4 +1,4 @@
-"""The estimate of what delegation would gain, by hand-counted cases."""
+"""The estimated gain of delegation is compared with cases counted by hand."""
 
 import pytest
 
@@ -16,7 +16,7 @@ MM = node("mm", (4, 8), (8, 16), (4, 16))  # 2·4·8·16 = 1024 operations
 ADD = node("add", (10,), (10,), (10,))  # 3·10·4 = 120 bytes
 
 
-def test_a_product_is_counted_in_operations_and_the_rest_in_bytes() -> None:
+def test_a_matmul_is_counted_in_operations_and_the_rest_in_bytes() -> None:
     assert compute_and_bytes([MM, ADD, MM]) == (2048, 120)
 
 

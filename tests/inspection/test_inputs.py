@@ -1,4 +1,4 @@
-"""Inputs that nobody gave: of the right shape and dtype, and safe to look up."""
+"""Random inputs have the right shape and dtype and are valid token ids; given inputs are checked."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_random_inputs_are_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("shape", [None, (1, "n"), (-1, 4)])
-def test_a_shape_that_is_not_static_is_refused(shape: tuple[int | str, ...] | None) -> None:
+def test_a_shape_that_is_not_static_is_rejected(shape: tuple[int | str, ...] | None) -> None:
     with pytest.raises(ProgramError, match="no static shape") as raised:
         inputs_for([Value("x", shape, "float32")], None)
 
@@ -51,7 +51,7 @@ def test_a_shape_that_is_not_static_is_refused(shape: tuple[int | str, ...] | No
 
 
 @pytest.mark.parametrize("dtype", ["", "bfloat16", "string", "complex64"])
-def test_a_dtype_that_numpy_has_no_numbers_of_is_refused(dtype: str) -> None:
+def test_a_dtype_that_numpy_does_not_have_is_rejected(dtype: str) -> None:
     with pytest.raises(ProgramError, match="input `x` is of dtype"):
         inputs_for([Value("x", (1,), dtype)], None)
 
@@ -73,12 +73,12 @@ def test_given_inputs_are_taken_in_the_programs_order() -> None:
         (np.ones(2, np.float32), "wrong shape or dtype"),
     ],
 )
-def test_a_given_input_that_does_not_fit_is_refused(array: np.ndarray, match: str) -> None:
+def test_a_given_input_that_does_not_fit_is_rejected(array: np.ndarray, match: str) -> None:
     with pytest.raises(ProgramError, match=match):
         inputs_for([Value("x", (1, 2), "float32")], {"x": array})
 
 
-def test_a_name_that_is_missing_or_too_many_is_refused() -> None:
+def test_a_name_that_is_missing_or_too_many_is_rejected() -> None:
     for given_arrays in ({}, {"x": np.ones(1, "f4"), "y": np.ones(1, "f4")}):
         with pytest.raises(ProgramError, match="do not match the inputs"):
             inputs_for([Value("x", (1,), "float32")], given_arrays)

@@ -1,4 +1,4 @@
-"""What a file is, its bytes say."""
+"""The content of a file determines its format."""
 
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,14 @@ def test_every_format_is_known_by_its_bytes_whatever_its_name(
 @pytest.mark.parametrize("target", ["onnxruntime", "xnnpack"])
 def test_the_programs_of_a_bundle_are_measured_in_its_order(target: str, exported: Any) -> None:
     bundle: Bundle = exported(target)
-    said: list[str] = []
+    messages: list[str] = []
 
-    inspected = inspect_lowered(bundle.folder, ONCE, nothing, progress=said.append)
+    inspected = inspect_lowered(bundle.folder, ONCE, nothing, progress=messages.append)
 
     names = [entry.spec.name for entry in bundle.manifest.programs]
     assert [profile.program for profile in inspected.profiles] == names
     assert inspected.skipped == ()
-    assert said[0].startswith("running encoder")
+    assert messages[0].startswith("running encoder")
 
 
 def test_one_program_of_a_bundle_may_be_chosen(exported: Any) -> None:
@@ -65,7 +65,7 @@ def test_one_program_of_a_bundle_may_be_chosen(exported: Any) -> None:
         (b"\0" * 100, "the file begins with"),
     ],
 )
-def test_what_is_no_compiled_program_is_refused(contents: bytes, why: str, tmp_path: Path) -> None:
+def test_what_is_no_compiled_program_is_rejected(contents: bytes, why: str, tmp_path: Path) -> None:
     path = tmp_path / "program"
     path.write_bytes(contents)
 
@@ -76,7 +76,7 @@ def test_what_is_no_compiled_program_is_refused(contents: bytes, why: str, tmp_p
     assert raised.value.hint
 
 
-def test_a_file_that_is_not_there_and_a_folder_that_is_no_bundle_are_refused(
+def test_a_file_that_is_not_there_and_a_folder_that_is_no_bundle_are_rejected(
     tmp_path: Path,
 ) -> None:
     for path in (tmp_path / "absent", tmp_path):
@@ -89,6 +89,6 @@ def test_a_program_is_chosen_only_where_there_are_several(cumsum_tflite: Path) -
         inspect_lowered(cumsum_tflite, ProfileOptions(programs=("main",)), nothing)
 
 
-def test_no_runs_are_refused() -> None:
+def test_no_runs_are_rejected() -> None:
     with pytest.raises(UsageError, match="`repeat` is 0"):
         ProfileOptions(repeat=0)

@@ -1,4 +1,4 @@
-"""ONNX as others write it: computed shapes, constants of every form, local functions, bodies, sequences."""
+"""ONNX files of third-party exporters: computed shapes, every form of constant, functions, sequences."""
 
 import contextlib
 import io
@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """torch's own layer, which folds queries, keys and values out of one product."""
+    """torch's own layer, which computes queries, keys and values in one matmul."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,9 +148,9 @@ def test_constants_of_every_form_are_constants(
         helper.make_node("Mul", ["x", "f"], ["y"]),
     ]
 
-    (product,) = read_onnx(written(tmp_path / "c.onnx", nodes, [out("y", [2, 3])])).nodes
+    (matmul,) = read_onnx(written(tmp_path / "c.onnx", nodes, [out("y", [2, 3])])).nodes
 
-    assert [(v.shape, v.constant) for v in product.tensors] == [((2, 3), False), (shape, True)]
+    assert [(v.shape, v.constant) for v in matmul.tensors] == [((2, 3), False), (shape, True)]
 
 
 def test_local_functions_are_read_as_what_they_are_made_of(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_beyond_a_custom_operator_shapes_are_unknown_and_not_dynamic(tmp_path: P
     assert check_graph(graph, ORT).cost.uncounted == 2
 
 
-def test_a_sequence_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_sequence_is_reported_as_a_sequence(tmp_path: Path) -> None:
     given = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2, 3])
     nodes = [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)]
 
@@ -230,9 +230,9 @@ def test_a_sparse_weight_is_a_weight(tmp_path: Path) -> None:
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [3, 4]))
     onnx.save(model, path)
 
-    (product,) = read_onnx(path).nodes
+    (matmul,) = read_onnx(path).nodes
 
-    assert (product.tensors[1].shape, product.tensors[1].constant) == ((3, 4), True)
+    assert (matmul.tensors[1].shape, matmul.tensors[1].constant) == ((3, 4), True)
 
 
 @pytest.mark.parametrize(
@@ -276,10 +276,10 @@ def test_functions_that_unfold_without_end_are_not_unfolded(tmp_path: Path) -> N
     nodes = [helper.make_node("F40", ["x"], ["y"], domain="my")]
     path = written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=doubling(40))
 
-    with pytest.raises(ProgramError) as refused:
+    with pytest.raises(ProgramError) as raised:
         read_onnx(path)
 
-    assert f"expand to {2**40} nodes" in refused.value.why
+    assert f"expand to {2**40} nodes" in raised.value.why
 
 
 def branching(levels: int) -> list[Any]:
@@ -301,10 +301,10 @@ def test_functions_that_unfold_in_branches_are_counted(tmp_path: Path) -> None:
     nodes = [helper.make_node("F18", ["x"], ["y"], domain="my")]
     path = written(tmp_path / "f.onnx", nodes, [out("y", [2, 3])], functions=branching(18))
 
-    with pytest.raises(ProgramError) as refused:
+    with pytest.raises(ProgramError) as raised:
         read_onnx(path)
 
-    assert "local functions expand to" in refused.value.why
+    assert "local functions expand to" in raised.value.why
 
 
 @pytest.mark.parametrize("mark", [{"overload": "again"}, {"domain": "ai.onnx"}])
@@ -320,10 +320,10 @@ def test_functions_are_found_as_onnx_finds_them(tmp_path: Path, mark: dict[str, 
         top.domain = ""  # the same to onnx
     path = written(tmp_path / "f.onnx", [top], [out("y", [2, 3])], functions=functions)
 
-    with pytest.raises(ProgramError) as refused:
+    with pytest.raises(ProgramError) as raised:
         read_onnx(path)
 
-    assert "local functions expand to" in refused.value.why
+    assert "local functions expand to" in raised.value.why
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_an_attribute_of_another_type_is_damage(tmp_path: Path) -> None:
         read_onnx(written(tmp_path / "g.onnx", nodes, [out("y", [2, 3])]))
 
 
-def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_nodes_with_equal_names_get_different_names(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Mystery", ["x"], ["h"], "same", domain="vendor"),
         helper.make_node("Mystery", ["h"], ["y"], "same", domain="vendor"),
@@ -380,12 +380,12 @@ def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reads", "returns", "missing"), [("x", "nowhere", "nowhere"), ("gone", "y", "gone")]
 )
-def test_what_nothing_makes_is_named(
+def test_a_tensor_without_source_is_named(
     tmp_path: Path, reads: str, returns: str, missing: str
 ) -> None:
     nodes = [helper.make_node("Neg", [reads], ["y"])]
 
-    with pytest.raises(ProgramError) as refused:
+    with pytest.raises(ProgramError) as raised:
         read_onnx(written(tmp_path / "m.onnx", nodes, [out(returns, [2, 3])]))
 
-    assert missing in refused.value.why
+    assert missing in raised.value.why

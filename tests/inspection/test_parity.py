@@ -1,4 +1,4 @@
-"""What `check` refuses for XNNPACK is what ExecuTorch's own partitioner leaves outside, node for node."""
+"""`check` rejects for XNNPACK exactly the nodes that ExecuTorch's partitioner does not delegate."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,15 +20,15 @@ from .undelegated import undelegated
 XNNPACK = get_target("xnnpack").spec
 
 
-def refused(program: Program) -> set[str]:
+def rejected(program: Program) -> set[str]:
     checked = check_graph(read_exported(program.name, program.exported), XNNPACK)
     return {place.name for kind in checked.rejected for place in kind.occurrences if place.cost}
 
 
 class Everything(nn.Module):
-    """Each operator that a rule speaks of, in a form that is taken and in one that is not.
+    """Each operator of a rule, in a form that is delegated and in a form that is not.
 
-    The inputs are apart, so that every line is judged by itself: x, y (1, 8, 16); z (1, 2, 8, 16).
+    Nodes read the inputs directly, so that each is checked separately: x, y (1, 8, 16); z (1, 2, 8, 16).
     """
 
     def __init__(self) -> None:
@@ -76,15 +76,15 @@ class Everything(nn.Module):
         ]
 
 
-def test_each_operator_is_refused_where_the_partitioner_leaves_it() -> None:
+def test_each_operator_is_rejected_where_the_partitioner_does_not_delegate_it() -> None:
     inputs = (torch.rand(1, 8, 16), torch.rand(1, 8, 16), torch.rand(1, 2, 8, 16))
     others = (torch.rand(1, 8, 16).half(), torch.ones(1, 8, dtype=torch.int64))
     program = trace("everything", Everything(), (*inputs, *others))
 
-    outside = undelegated(program.exported)
+    not_delegated = undelegated(program.exported)
 
-    assert len(outside) > 30  # the reading finds something
-    assert refused(program) == outside
+    assert len(not_delegated) > 30  # a check of `undelegated` itself
+    assert rejected(program) == not_delegated
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +102,18 @@ def their_programs(
         *core_or_all([], ["openai-whisper's decoder", "transformers' eager encoder"]),
     ],
 )
-def test_whisper_as_others_write_it_is_refused_where_the_partitioner_leaves_it(
+def test_third_party_whisper_is_rejected_where_the_partitioner_does_not_delegate_it(
     their_programs: dict[str, Program], name: str
 ) -> None:
     program = their_programs[name]
 
-    assert refused(program) == undelegated(program.exported) != set()
+    assert rejected(program) == undelegated(program.exported) != set()
 
 
-def test_a_decomposed_program_is_refused_where_the_partitioner_leaves_it(
+def test_a_decomposed_program_is_rejected_where_the_partitioner_does_not_delegate_it(
     their_programs: dict[str, Program],
 ) -> None:
     whole = their_programs["transformers' eager encoder"]
     program = as_program("decomposed", whole.exported.run_decompositions())
 
-    assert refused(program) == undelegated(program.exported) != set()
+    assert rejected(program) == undelegated(program.exported) != set()

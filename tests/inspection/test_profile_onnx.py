@@ -1,4 +1,4 @@
-"""ONNX Runtime's trace: the provider and time of every node, whatever the model."""
+"""ONNX Runtime's trace gives the provider and time of every node."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +17,8 @@ AZURE = "AzureExecutionProvider"  # in every wheel; it takes no ordinary node
 
 
 @pytest.fixture
-def two_products(tmp_path: Path) -> Callable[..., Path]:
-    """`two_products(rows="n")`: relu(x·w)·w for x (rows, 16)."""
+def two_matmuls(tmp_path: Path) -> Callable[..., Path]:
+    """`two_matmuls(rows="n")`: relu(x·w)·w for x (rows, 16)."""
 
     def make(rows: int | str = 4) -> Path:
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 16])
@@ -38,8 +38,8 @@ def two_products(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_every_node_is_measured_where_it_ran(two_products: Callable[..., Path]) -> None:
-    profile = profile_onnx(two_products(), ONCE)
+def test_every_node_is_measured_where_it_ran(two_matmuls: Callable[..., Path]) -> None:
+    profile = profile_onnx(two_matmuls(), ONCE)
 
     assert {node.name for node in profile.nodes} == {"first", "between", "second"}
     assert {node.where for node in profile.nodes} == {CPU}
@@ -51,12 +51,12 @@ def test_every_node_is_measured_where_it_ran(two_products: Callable[..., Path]) 
     assert profile.total_ms == pytest.approx(total)
 
 
-def test_a_provider_that_takes_nothing_leaves_everything_outside(
-    two_products: Callable[..., Path],
+def test_a_provider_that_supports_no_node_delegates_nothing(
+    two_matmuls: Callable[..., Path],
 ) -> None:
     options = ProfileOptions(repeat=1, threads=1, options={"provider": AZURE})
 
-    profile = profile_onnx(two_products(), options)
+    profile = profile_onnx(two_matmuls(), options)
 
     assert profile.subgraphs == 0
     assert len(profile.undelegated) == len(profile.nodes) == 3
@@ -67,17 +67,17 @@ def test_a_provider_that_takes_nothing_leaves_everything_outside(
     assert all(node.estimated_gain_ms is None for node in profile.nodes)  # no rate to compare with
 
 
-def test_a_program_of_ours_runs_with_its_shared_weights() -> None:
+def test_a_built_in_program_runs_with_its_shared_weights() -> None:
     profile = profile_onnx(default_bundle() / "onnxruntime" / "step.onnx", ONCE)
 
     assert profile.program == "step"
     assert {node.operator for node in profile.nodes} >= {"MatMul", "Softmax", "Gelu"}
 
 
-def test_a_dynamic_shape_is_refused_until_an_array_settles_it(
-    two_products: Callable[..., Path],
+def test_a_dynamic_shape_is_rejected_until_an_array_settles_it(
+    two_matmuls: Callable[..., Path],
 ) -> None:
-    path = two_products(rows="n")
+    path = two_matmuls(rows="n")
 
     with pytest.raises(ProgramError, match="`x` has no static shape") as raised:
         profile_onnx(path, ONCE)
@@ -89,7 +89,7 @@ def test_a_dynamic_shape_is_refused_until_an_array_settles_it(
 
 
 @pytest.mark.parametrize("contents", [b"", b"\x08\x08nonsense", b"\x08" + b"\xff" * 500])
-def test_what_is_no_model_is_refused(contents: bytes, tmp_path: Path) -> None:
+def test_what_is_no_model_is_rejected(contents: bytes, tmp_path: Path) -> None:
     path = tmp_path / "no.onnx"
     path.write_bytes(contents)
 
@@ -97,15 +97,15 @@ def test_what_is_no_model_is_refused(contents: bytes, tmp_path: Path) -> None:
         profile_onnx(path, ONCE)
 
 
-def test_an_unknown_provider_and_an_unknown_option_are_refused(
-    two_products: Callable[..., Path],
+def test_an_unknown_provider_and_an_unknown_option_are_rejected(
+    two_matmuls: Callable[..., Path],
 ) -> None:
     for options, match in (
         ({"provider": "NoSuchProvider"}, "no execution provider"),
         ({"device": "GPU"}, "no runtime option `device`"),
     ):
         with pytest.raises(UsageError, match=match):
-            profile_onnx(two_products(), ProfileOptions(options=options))
+            profile_onnx(two_matmuls(), ProfileOptions(options=options))
 
 
 def test_subgraphs_are_counted_by_how_often_one_enters() -> None:

@@ -1,4 +1,4 @@
-"""OpenVINO's counters: the kernel and time of every node that ran."""
+"""OpenVINO's counters give the kernel and time of every node that ran."""
 
 import builtins
 from pathlib import Path
@@ -37,14 +37,14 @@ def test_a_property_of_openvino_is_passed_on(step_xml: Path) -> None:
     assert not [note for note in profile.notes if "bfloat16" in note]
 
 
-def test_an_unknown_device_or_property_is_refused(step_xml: Path) -> None:
+def test_an_unknown_device_or_property_is_rejected(step_xml: Path) -> None:
     for options in ({"device": "NOSUCH"}, {"NO_SUCH_PROPERTY": "1"}):
         with pytest.raises(ProgramError, match=r"cannot run step\.xml") as raised:
             profile_openvino(step_xml, ProfileOptions(options=options))
         assert raised.value.why
 
 
-def test_a_model_cut_short_or_without_its_weights_is_refused(
+def test_a_model_cut_short_or_without_its_weights_is_rejected(
     step_xml: Path, tmp_path: Path
 ) -> None:
     whole = step_xml.read_bytes()

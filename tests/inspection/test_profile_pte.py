@@ -1,4 +1,4 @@
-"""ETDump's times, put beside what the file says: every node once, and why those outside are outside."""
+"""ETDump's times and the content of the .pte give every node once, and why nodes are undelegated."""
 
 import contextlib
 import random
@@ -36,7 +36,7 @@ def named(profile: Profile, start: str) -> Any:
     return node
 
 
-def test_the_undelegated_product_is_named_measured_and_explained(naive: Profile) -> None:
+def test_the_undelegated_matmul_is_named_measured_and_explained(naive: Profile) -> None:
     mm = named(naive, "native_call_mm.out")
 
     assert not mm.delegated
@@ -46,7 +46,7 @@ def test_the_undelegated_product_is_named_measured_and_explained(naive: Profile)
     assert "not a stored constant" in mm.reason
 
 
-def test_every_operator_outside_is_there_once(naive: Profile, naive_pte: Path) -> None:
+def test_every_undelegated_operator_is_listed_once(naive: Profile, naive_pte: Path) -> None:
     delegation = read_delegation(naive_pte.read_bytes())["forward"]
 
     assert Counter(node.operator for node in naive.undelegated) == Counter(delegation.undelegated)
@@ -54,7 +54,7 @@ def test_every_operator_outside_is_there_once(naive: Profile, naive_pte: Path) -
     assert len({(node.name, node.where) for node in naive.nodes}) == len(naive.nodes)
 
 
-def test_every_operator_outside_has_a_reason(naive: Profile) -> None:
+def test_every_undelegated_operator_has_a_reason(naive: Profile) -> None:
     assert all(node.reason for node in naive.undelegated)
 
 
@@ -86,7 +86,7 @@ def test_a_gain_is_never_more_than_the_time_it_comes_from(naive: Profile) -> Non
         assert not node.delegated or node.estimated_gain_ms is None
 
 
-def test_the_fixed_program_has_no_product_outside(fixed_pte: Path) -> None:
+def test_the_fixed_program_has_no_undelegated_matmul(fixed_pte: Path) -> None:
     fixed = profile_pte(fixed_pte, ONCE, REASONS)[0]
 
     assert not [n for n in fixed.undelegated if "mm" in n.operator]
@@ -108,14 +108,14 @@ def test_all_programs_of_a_bundle_run_inside_of_their_delegate(exported: Any) ->
     assert profile.runs == 1
 
 
-def test_what_a_product_costs_is_read_from_the_file(naive_pte: Path) -> None:
+def test_what_a_matmul_costs_is_read_from_the_file(naive_pte: Path) -> None:
     method = read_pte(naive_pte.read_bytes(), "naive")["forward"]
     costs = cost_of(method.graph).nodes
 
-    products = [cost.flops for cost in costs if cost.node.op in ("mm", "linear")]
+    matmuls = [cost.flops for cost in costs if cost.node.op in ("mm", "linear")]
     inner = [node.op for call in method.instructions.values() for node in call.inner]
 
-    assert sorted(products) == [
+    assert sorted(matmuls) == [
         2 * 8 * 64 * 256 + 8 * 64,
         2 * 8 * 64 * 256 + 8 * 256,
         2 * 8 * 64 * 500,
@@ -152,7 +152,7 @@ def test_a_delegate_that_names_no_nodes_is_one_node_itself() -> None:
     assert module._times(run) == {
         (0, 0, ""): 4.0,
         (0, 1, "Add #1"): 1.0,
-        (0, 2, ""): 3.0,  # the call, and not only the kernel inside of it
+        (0, 2, ""): 3.0,  # the call, not only the kernel in it
         module.WHOLE_RUN: 13.0,
     }
 
@@ -197,7 +197,7 @@ def test_a_runtime_without_etdump_says_so(naive_pte: Path, monkeypatch: pytest.M
     assert "without ETDump" in raised.value.why
 
 
-def test_a_method_that_is_not_there_is_refused(naive_pte: Path) -> None:
+def test_a_method_that_is_not_there_is_rejected(naive_pte: Path) -> None:
     options = ProfileOptions(programs=("backward",))
 
     with pytest.raises(ProgramError, match="no method `backward`"):
@@ -213,7 +213,7 @@ def test_token_ids_beyond_the_table_are_an_error_with_a_hint(naive_pte: Path) ->
     assert "--inputs" in raised.value.hint
 
 
-def test_a_file_cut_short_or_damaged_is_refused(naive_pte: Path, tmp_path: Path) -> None:
+def test_a_file_cut_short_or_damaged_is_rejected(naive_pte: Path, tmp_path: Path) -> None:
     whole, noise = naive_pte.read_bytes(), random.Random(0)
     file = tmp_path / "damaged.pte"
 
@@ -227,7 +227,7 @@ def test_a_file_cut_short_or_damaged_is_refused(naive_pte: Path, tmp_path: Path)
             profile_pte(file, ONCE, REASONS)
 
 
-def test_a_byte_changed_anywhere_is_run_or_refused_and_nothing_else(
+def test_a_byte_changed_anywhere_is_run_or_rejected_and_nothing_else(
     naive_pte: Path, tmp_path: Path
 ) -> None:
     whole, file = naive_pte.read_bytes(), tmp_path / "changed.pte"

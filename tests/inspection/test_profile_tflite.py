@@ -1,4 +1,4 @@
-"""LiteRT: the file's nodes outside of its delegate, and the delegate's own, each with its time."""
+"""LiteRT's profiler gives the times of undelegated nodes and of the delegate's nodes."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def cumsum(cumsum_tflite: Path) -> Profile:
     return profile_tflite.profile_tflite(cumsum_tflite, ONCE)
 
 
-def test_what_the_delegate_did_not_take_is_outside(cumsum: Profile) -> None:
+def test_a_node_that_the_delegate_does_not_support_is_undelegated(cumsum: Profile) -> None:
     assert cumsum.subgraphs == 2
     assert [(n.name, n.where, n.reason) for n in cumsum.undelegated] == [
         ("CUMSUM [1]", "no delegate", "not delegated to XNNPACK; LiteRT does not report why")
@@ -48,7 +48,7 @@ def test_nodes_and_what_is_between_them_make_up_the_whole(wide_tflite: Path) -> 
 
     shares = [profile.time_share(n) or 0.0 for n in profile.nodes if n.operator.startswith("Fully")]
     assert len(shares) == 2
-    assert sum(shares) > 0.5  # two products of 4 · 2048 · 2048, beside a sum of 4 · 2048
+    assert sum(shares) > 0.5  # two matmuls of 4 · 2048 · 2048, beside a sum of 4 · 2048
 
 
 def test_a_delegate_counts_its_nodes_from_0_in_each_subgraph() -> None:
@@ -66,11 +66,13 @@ def test_a_node_that_is_run_twice_counts_twice() -> None:
     assert profile_tflite._by_key(Run(9.0, events)) == {(0, "CUMSUM", 7): 3.0}
 
 
-def test_where_nodes_cannot_be_measured_they_are_said_to_be_not_measured(
+def test_nodes_that_cannot_be_measured_are_reported_as_not_measured(
     cumsum_tflite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = run_litert(cumsum_tflite, ONCE)
-    unmeasured = Measured(measured.ops, 2.0, 3.0, (), "the LiteRT library has no function LiteRtStartProfiler")
+    unmeasured = Measured(
+        measured.ops, 2.0, 3.0, (), "the LiteRT library has no function LiteRtStartProfiler"
+    )
     monkeypatch.setattr(profile_tflite, "run_litert", lambda *_: unmeasured)
 
     profile = profile_tflite.profile_tflite(cumsum_tflite, ONCE)
@@ -103,7 +105,7 @@ def test_a_library_without_a_profiler_is_not_asked(cumsum_tflite: Path) -> None:
         _Library(cumsum_tflite)
 
 
-def test_a_refusal_of_the_profiler_leaves_the_whole_measured(
+def test_an_error_of_the_profiler_does_not_prevent_the_measurement_of_complete_runs(
     cumsum_tflite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(litert_run, "profiled_runs", lambda *_: _reject())
@@ -151,14 +153,14 @@ def test_a_crash_of_the_interpreter_is_an_error(
         run_litert(cumsum_tflite, ONCE)
 
 
-def test_inputs_of_the_wrong_shape_are_refused(cumsum_tflite: Path) -> None:
+def test_inputs_of_the_wrong_shape_are_rejected(cumsum_tflite: Path) -> None:
     given = {"x": np.zeros((4, 63), np.float32)}
 
     with pytest.raises(ProgramError, match="input `x` has the wrong shape"):
         profile_tflite.profile_tflite(cumsum_tflite, ProfileOptions(inputs=given))
 
 
-def test_a_file_cut_short_is_refused(cumsum_tflite: Path, tmp_path: Path) -> None:
+def test_a_file_cut_short_is_rejected(cumsum_tflite: Path, tmp_path: Path) -> None:
     whole, short = cumsum_tflite.read_bytes(), tmp_path / "short.tflite"
 
     for length in (8, 100, len(whole) // 2, len(whole) - 100):
@@ -175,7 +177,7 @@ def test_what_litert_prints_is_not_seen(
     assert capfd.readouterr() == ("", "")
 
 
-def test_options_are_refused(cumsum_tflite: Path) -> None:
+def test_options_are_rejected(cumsum_tflite: Path) -> None:
     with pytest.raises(UsageError, match="no runtime option `provider`"):
         profile_tflite.profile_tflite(cumsum_tflite, ProfileOptions(options={"provider": "x"}))
 

@@ -1,4 +1,4 @@
-"""Programs of each format are read without their weights; what is no program is refused in words."""
+"""Programs of each format are read without their weights; other files are rejected with a reason."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ from .tflite_file import INT32, Op, T, linear_file, outside_file, tflite_file
 
 
 class Block(nn.Module):
-    """Of everything a reader must tell apart: a lookup, a cast, a list, an option left out."""
+    """Contains every kind of argument: a lookup, a cast, a list, an optional argument that is not given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def test_a_pt2_file_is_read_as_the_same_program_in_memory_is(pt2: Path) -> None:
     assert [v.shape for v in graph.outputs] == [(1, 8, 40), (1, 8, 8)]
 
 
-def test_the_same_is_refused_of_a_pt2_file_as_of_the_program_in_memory(pt2: Path) -> None:
+def test_the_same_is_rejected_of_a_pt2_file_as_of_the_program_in_memory(pt2: Path) -> None:
     spec = get_target("xnnpack").spec
 
     def found(graph: Graph) -> list[tuple[str, str]]:
@@ -163,10 +163,10 @@ def test_no_code_in_a_pt2_file_is_run(pt2: Path, tmp_path: Path) -> None:
 def test_an_onnx_file_is_read_with_its_shapes_and_without_its_weights(onnx_file: Path) -> None:
     (graph,) = read_graphs(onnx_file)
 
-    product, flat, soft = graph.nodes
-    assert (product.op, product.original_op, product.name) == ("matmul", "MatMul", "product")
-    assert [v.shape for v in product.tensors] == [(1, 3, 16), (16, 100)]
-    assert [v.constant for v in product.tensors] == [False, True]
+    matmul, flat, soft = graph.nodes
+    assert (matmul.op, matmul.original_op, matmul.name) == ("matmul", "MatMul", "product")
+    assert [v.shape for v in matmul.tensors] == [(1, 3, 16), (16, 100)]
+    assert [v.constant for v in matmul.tensors] == [False, True]
     assert (flat.output.shape, soft.output.shape) == ((3, 100), (3, 100))
     assert soft.attributes == {"dim": -1}
     assert graph.opset == 18
@@ -247,9 +247,12 @@ def test_tflite_weights_after_the_tables_are_constants_and_all_there(tmp_path: P
 
     assert [value.constant for value in graph.nodes[0].tensors] == [False, True]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ProgramError) as refused:
+    with pytest.raises(ProgramError) as raised:
         read_graphs(path)
-    assert "buffer 2 ends at byte 4144, but the file has 4143 bytes: it is incomplete" in refused.value.why
+    assert (
+        "buffer 2 ends at byte 4144, but the file has 4143 bytes: it is incomplete"
+        in raised.value.why
+    )
 
 
 def two_entries(path: Path) -> Path:
@@ -420,9 +423,9 @@ def test_external_data_that_is_not_beside_the_model_is_named(tmp_path: Path, loc
                 entry.value = location
     path.write_bytes(model.SerializeToString())
 
-    with pytest.raises(ProgramError, match="external data") as refused:
+    with pytest.raises(ProgramError, match="external data") as raised:
         read_graphs(path)
-    assert repr(location) in refused.value.why
+    assert repr(location) in raised.value.why
 
 
 def test_external_data_that_was_cut_is_named(tmp_path: Path) -> None:
@@ -435,7 +438,7 @@ def test_external_data_that_was_cut_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.txt", b"hello, world", "not a program of a known format"),
         ("a.onnx", b"hello, world", "damaged, or is not an ONNX model"),
@@ -448,16 +451,16 @@ def test_external_data_that_was_cut_is_named(tmp_path: Path) -> None:
         ("a.bin", b"", "not a program of a known format"),
     ],
 )
-def test_what_is_no_program_is_refused(
-    tmp_path: Path, name: str, content: bytes, said: str
+def test_what_is_no_program_is_rejected(
+    tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
 
-    with pytest.raises(ProgramError, match=said):
+    with pytest.raises(ProgramError, match=message):
         read_graphs(tmp_path / name)
 
 
-def test_a_path_that_is_not_there_and_a_folder_that_is_no_bundle_are_refused(
+def test_a_path_that_is_not_there_and_a_folder_that_is_no_bundle_are_rejected(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ProgramError, match="cannot read a program"):
@@ -467,9 +470,9 @@ def test_a_path_that_is_not_there_and_a_folder_that_is_no_bundle_are_refused(
 
 
 def test_a_bundle_of_compiled_programs_points_to_inspect(exported: Callable[[str], Any]) -> None:
-    with pytest.raises(ProgramError, match="already compiled") as refused:
+    with pytest.raises(ProgramError, match="already compiled") as raised:
         read_graphs(exported("xnnpack").folder)
-    assert "whisperport inspect" in refused.value.hint
+    assert "whisperport inspect" in raised.value.hint
 
 
 # Noise ---------------------------------------------------------------------------------------------
@@ -481,7 +484,7 @@ DAMAGE = st.tuples(
 
 
 def read_damaged(source: Path, folder: Path, damage: Any) -> None:
-    """Cut, and change bytes: it is read, or refused; nothing else happens."""
+    """Truncate a file or change its bytes: it is read or rejected, without another exception."""
     kept, changes = damage
     data = bytearray(source.read_bytes())
     data = data[: max(1, round(len(data) * (0.5 + kept)))]
@@ -497,13 +500,13 @@ def read_damaged(source: Path, folder: Path, damage: Any) -> None:
 
 @FUZZ
 @given(DAMAGE)
-def test_damaged_pt2_files_are_read_or_refused(pt2: Path, tmp_path: Path, damage: Any) -> None:
+def test_damaged_pt2_files_are_read_or_rejected(pt2: Path, tmp_path: Path, damage: Any) -> None:
     read_damaged(pt2, tmp_path, damage)
 
 
 @FUZZ
 @given(DAMAGE)
-def test_damaged_onnx_files_are_read_or_refused(
+def test_damaged_onnx_files_are_read_or_rejected(
     onnx_file: Path, tmp_path: Path, damage: Any
 ) -> None:
     read_damaged(onnx_file, tmp_path, damage)
@@ -511,7 +514,7 @@ def test_damaged_onnx_files_are_read_or_refused(
 
 @FUZZ
 @given(DAMAGE)
-def test_damaged_tflite_files_are_read_or_refused(
+def test_damaged_tflite_files_are_read_or_rejected(
     tflite: Path, tmp_path: Path, damage: Any
 ) -> None:
     read_damaged(tflite, tmp_path, damage)
@@ -519,7 +522,7 @@ def test_damaged_tflite_files_are_read_or_refused(
 
 @FUZZ
 @given(st.data())
-def test_a_pt2_of_wrong_values_is_read_or_refused(pt2: Path, tmp_path: Path, data: Any) -> None:
+def test_a_pt2_of_wrong_values_is_read_or_rejected(pt2: Path, tmp_path: Path, data: Any) -> None:
     """A whole archive, in which one place of the JSON holds something else."""
 
     def change(program: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every rule on a program that breaks it and on one that does not."""
+"""Every rule is checked on a program that breaks it and on a program that does not."""
 
 import re
 
@@ -200,7 +200,7 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
 }
 
 
-# Whom a limit concerns, where a rule leaves that to the limit.
+# Operators of a limit, for rules that need them.
 CONCERNS = {"WP103": {"scaled_dot_product_attention"}, "WP301": {"conv", "linear", "matmul"}}
 
 
@@ -249,7 +249,7 @@ def test_every_limit_of_a_target_names_a_rule_a_source_and_a_rewrite_that_exists
     assert set(spec.host_rewrites) <= set(HOST_REWRITES)
 
 
-# A processor that takes little ---------------------------------------------------------------------
+# A processor that supports little ---------------------------------------------------------------------
 
 
 def test_a_spec_is_all_that_a_new_target_needs() -> None:
@@ -264,7 +264,7 @@ def test_a_spec_is_all_that_a_new_target_needs() -> None:
         opset=18,
     )
 
-    found = {(refusal.rule, refusal.node) for refusal in rejections(program, NPU)}
+    found = {(rejection.rule, rejection.node) for rejection in rejections(program, NPU)}
 
     assert found == {
         ("WP202", "tokens"),
@@ -279,7 +279,7 @@ def test_a_spec_is_all_that_a_new_target_needs() -> None:
 # Grouping ------------------------------------------------------------------------------------------
 
 
-def test_refusals_of_a_kind_are_one_row_and_the_costliest_node_is_its_first() -> None:
+def test_findings_of_a_kind_are_one_group_and_the_most_expensive_node_is_first() -> None:
     small, large = value("a", 1, 2, 4), value("b", 1, 200, 4)
     program = graph(
         node("erf", [value("x", 1, 2, 4)], small),
@@ -301,10 +301,10 @@ def test_a_node_is_counted_once_by_the_first_limit_that_it_breaks() -> None:
 
     found = rejections(graph(node("erf", [X], deep)), NPU)
 
-    assert [refusal.rule for refusal in found] == ["WP101"]
+    assert [rejection.rule for rejection in found] == ["WP101"]
 
 
-def test_a_warning_refuses_nothing() -> None:
+def test_a_warning_rejects_nothing() -> None:
     spec = next(t.spec for t in TARGETS if t.spec.name == "xnnpack")
     program = graph(node("gelu", [X], OUT, approximate="tanh"))
 
@@ -326,9 +326,9 @@ def test_an_operator_that_was_not_seen_to_compile_is_no_rejection() -> None:
     assert (checked.rejected_nodes, checked.not_seen_nodes) == (0, 1)
     assert checked.rejected == ()
     assert rejections(program, spec) == []
-    told = checked.to_json()
-    assert (told["rejected_nodes"], told["not_seen_nodes"]) == (0, 1)
-    assert {group["kind"] for group in told["findings"]} == {"not seen"}
+    found_json = checked.to_json()
+    assert (found_json["rejected_nodes"], found_json["not_seen_nodes"]) == (0, 1)
+    assert {group["kind"] for group in found_json["findings"]} == {"not seen"}
 
 
 def test_an_operator_that_is_known_to_be_rejected_is_so_even_where_no_list_is_published() -> None:
@@ -345,7 +345,7 @@ def test_an_operator_that_is_known_to_be_rejected_is_so_even_where_no_list_is_pu
     assert next(k.rewrite for k in checked.rejected if k.rule == "WP101") == "lookup-on-host"
 
 
-def test_what_no_input_has_a_part_in_is_fixed_by_folding() -> None:
+def test_nodes_that_depend_on_no_input_are_fixed_by_folding() -> None:
     mask = value("mask", 1, 8, 16)
     program = graph(
         node("arange", [], value("n", 16, dtype="float32")),

@@ -37,7 +37,7 @@ def tflite_file(
     *,
     outside: Mapping[int, tuple[int, int]] | None = None,
 ) -> bytes:
-    """`outside`: offset and size in the file of what tensors hold, by their index."""
+    """Write a .tflite; `outside` maps tensors stored after the tables to offset and size in the file."""
     b = flatbuffers.Builder(1024)
     places = outside or {}
     buffers = [_buffer(b, b"")]

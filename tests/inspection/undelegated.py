@@ -1,4 +1,4 @@
-"""What ExecuTorch's own partitioner leaves outside XNNPACK, by the names of the exported nodes."""
+"""Find the nodes that ExecuTorch's partitioner does not delegate to XNNPACK."""
 
 import contextlib
 import io
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def undelegated(exported: Any) -> set[str]:
-    """Nodes of `exported` of which any part is outside, after a real lowering.
+    """Return the names of the nodes of `exported` with an undelegated part, after a real lowering.
 
-    Every node of the lowered graph names those that it was made from, in `from_node`, back to the first
-    export; where `exported` was decomposed since, the last of them that is in its graph counts.
+    `from_node` of a lowered node lists the nodes that it was made from, back to the first export. If
+    `exported` was decomposed after that, the last listed node that is in its graph counts.
     """
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower

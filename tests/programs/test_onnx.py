@@ -83,7 +83,7 @@ def test_one_weight_that_float16_cannot_hold_keeps_all_in_float32(
     assert y[0, 3] == np.float32(value)
 
 
-def test_an_opset_that_torch_cannot_write_is_refused(tmp_path: Path) -> None:
+def test_an_opset_that_torch_cannot_write_is_rejected(tmp_path: Path) -> None:
     weights = SharedWeights(tmp_path / "weights.bin")
 
     with pytest.raises(LoweringError, match=r"opset"):

@@ -64,8 +64,8 @@ def assert_written(program: Program, path: Path, opset: int, **how: Any) -> onnx
         assert all(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim), value.name
     inputs = random_inputs(program, seed=0)
     actual = session_outputs(path, program, inputs)
-    for ours, theirs in zip(actual, eager_outputs(program, inputs), strict=True):
-        np.testing.assert_allclose(ours, theirs.numpy(), atol=ATOL, rtol=0)
+    for onnx_output, expected in zip(actual, eager_outputs(program, inputs), strict=True):
+        np.testing.assert_allclose(onnx_output, expected.numpy(), atol=ATOL, rtol=0)
     return model
 
 
@@ -150,7 +150,7 @@ def third_party_programs(random_hf_whisper: Any, random_openai_whisper: Any) -> 
         ["hf encoder", "hf decoder", "openai encoder", "openai decoder"],
     ),
 )
-def test_strangers_modules_with_no_weight_stored_twice(
+def test_third_party_modules_with_no_weight_stored_twice(
     third_party_programs: dict[str, Program], name: str, tmp_path: Path, torch_writes_once: None
 ) -> None:
     program = third_party_programs[name]
@@ -302,39 +302,39 @@ def test_layer_norm_of_any_shape_and_axis(
         ),
     ],
 )
-def test_what_an_older_opset_cannot_say_is_refused_by_name(
+def test_what_an_older_opset_cannot_say_is_rejected_by_name(
     model: Callable[[], onnx.ModelProto], says: str
 ) -> None:
     taken = ir.from_proto(model())
 
-    with pytest.raises(LoweringError, match="cannot be written as ONNX opset 13") as refused:
+    with pytest.raises(LoweringError, match="cannot be written as ONNX opset 13") as raised:
         downgrade(taken, 13, "one")
 
-    assert says in refused.value.why
+    assert says in raised.value.why
 
 
-def test_axes_that_are_computed_are_refused() -> None:
+def test_axes_that_are_computed_are_rejected() -> None:
     model = one_node("ReduceMean", X, AXES)
     model.graph.input.append(helper.make_tensor_value_info("c0", INT64, [1]))
     del model.graph.initializer[:]
 
-    with pytest.raises(LoweringError) as refused:
+    with pytest.raises(LoweringError) as raised:
         downgrade(ir.from_proto(model), 13, "one")
 
-    assert "its input `c0` is not a constant" in refused.value.why
+    assert "its input `c0` is not a constant" in raised.value.why
 
 
-def test_an_operator_of_another_set_is_refused_with_the_set() -> None:
+def test_an_operator_of_another_set_is_rejected_with_the_set() -> None:
     model = one_node("Add", X, X)
     model.graph.node[0].domain = "com.example"
 
-    with pytest.raises(LoweringError) as refused:
+    with pytest.raises(LoweringError) as raised:
         downgrade(ir.from_proto(model), 13, "one")
 
-    assert "`com.example`" in refused.value.why
+    assert "`com.example`" in raised.value.why
 
 
-def test_a_node_with_a_graph_of_its_own_is_refused() -> None:
+def test_a_node_with_a_graph_of_its_own_is_rejected() -> None:
     branch = helper.make_graph(
         [helper.make_node("Gelu", ["x"], ["z"])],
         "branch",
@@ -347,20 +347,20 @@ def test_a_node_with_a_graph_of_its_own_is_refused() -> None:
     )
     model.graph.input.append(helper.make_tensor_value_info("c", BOOL, []))
 
-    with pytest.raises(LoweringError) as refused:
+    with pytest.raises(LoweringError) as raised:
         downgrade(ir.from_proto(model), 19, "one")
 
-    assert "`If` contains a subgraph" in refused.value.why
+    assert "`If` contains a subgraph" in raised.value.why
 
 
 @pytest.mark.parametrize("opset", [12, 21, 0])
-def test_other_opsets_are_refused_before_any_work(opset: int, tmp_path: Path) -> None:
+def test_other_opsets_are_rejected_before_any_work(opset: int, tmp_path: Path) -> None:
     program = trace("p", nn.Linear(3, 2), (torch.zeros(1, 3),), ["y"])
 
-    with pytest.raises(LoweringError) as refused:
+    with pytest.raises(LoweringError) as raised:
         write_onnx_file(program, tmp_path / "p.onnx", opset=opset)
 
-    assert refused.value.why == "supported opsets are 13 to 20"
+    assert raised.value.why == "supported opsets are 13 to 20"
 
 
 def test_large_weights_go_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ def test_large_weights_go_beside_the_graph(tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_allclose(actual, eager_outputs(program, inputs)[0], atol=1e-6)
 
 
-def test_a_weight_that_simplifying_stores_twice_is_refused(
+def test_a_weight_that_simplifying_stores_twice_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import onnxslim
@@ -391,8 +391,8 @@ def test_a_weight_that_simplifying_stores_twice_is_refused(
     monkeypatch.setattr(onnxslim, "slim", untie)
     program = trace("p", nn.Linear(256, 256), (torch.zeros(1, 256),), ["y"])
 
-    with pytest.raises(LoweringError, match=r"onnxslim made `.*` larger by") as refused:
+    with pytest.raises(LoweringError, match=r"onnxslim made `.*` larger by") as raised:
         write_onnx_file(program, tmp_path / "p.onnx", simplify=True)
 
-    assert "stored twice" in refused.value.why
+    assert "stored twice" in raised.value.why
     assert not (tmp_path / "p.onnx").exists()

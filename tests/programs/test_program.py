@@ -1,4 +1,4 @@
-"""Static graphs with names: what is traced, and what is refused."""
+"""Static graphs are traced as programs; other graphs are rejected."""
 
 from typing import Any
 
@@ -39,26 +39,26 @@ def test_dtypes_have_numpys_names(dtype: str) -> None:
     assert program.spec.inputs[0].dtype == dtype
 
 
-def test_too_few_names_are_refused() -> None:
+def test_too_few_names_are_rejected() -> None:
     x = torch.zeros(1, 3)
 
     with pytest.raises(ValueError, match="returns 2 tensors; 1 names"):
         trace("named", Named(), (x, [x, x]), ["sum"])
 
 
-def test_a_graph_that_depends_on_values_is_refused() -> None:
+def test_a_graph_that_depends_on_values_is_rejected() -> None:
     class Branch(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(LoweringError, match="could not trace `branch`") as refused:
+    with pytest.raises(LoweringError, match="could not trace `branch`") as raised:
         trace("branch", Branch(), (torch.zeros(3),))
 
-    assert refused.value.why
-    assert "values" in refused.value.hint
+    assert raised.value.why
+    assert "values" in raised.value.hint
 
 
-def test_a_dynamic_shape_is_refused() -> None:
+def test_a_dynamic_shape_is_rejected() -> None:
     batch = torch.export.Dim("batch")
     exported = torch.export.export(
         nn.Linear(3, 2), (torch.zeros(4, 3),), dynamic_shapes={"input": {0: batch}}
@@ -69,7 +69,7 @@ def test_a_dynamic_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize("constant", [3, None], ids=["number", "nothing"])
-def test_an_output_that_is_no_tensor_is_refused(constant: Any) -> None:
+def test_an_output_that_is_no_tensor_is_rejected(constant: Any) -> None:
     class Constant(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Any]:
             return x + 1, constant

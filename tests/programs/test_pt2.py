@@ -1,4 +1,4 @@
-"""Files from strangers: read whole, or refused with the reason, and nothing in them is run."""
+"""Third-party files are read completely or rejected with a reason; code in them is not run."""
 
 import contextlib
 import io
@@ -105,7 +105,7 @@ def test_a_program_without_example_inputs_gets_zeros(small: Path, tmp_path: Path
     assert kwargs["scale"].shape == (4,)
 
 
-def refused(path: Path, says: str) -> ProgramError:
+def rejected(path: Path, says: str) -> ProgramError:
     with pytest.raises(ProgramError) as error:
         read_pt2(path)
     assert says in str(error.value), error.value
@@ -115,28 +115,28 @@ def refused(path: Path, says: str) -> ProgramError:
 
 
 def test_what_is_not_there_or_a_folder(tmp_path: Path) -> None:
-    refused(tmp_path / "none.pt2", "No such file")
-    refused(tmp_path, "folder")
+    rejected(tmp_path / "none.pt2", "No such file")
+    rejected(tmp_path, "folder")
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"PK\x03\x04", b"\x80\x02}q\x00."])
 def test_another_kind_of_file(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "p.pt2").write_bytes(data)
 
-    refused(tmp_path / "p.pt2", "is not a program saved by torch.export")
+    rejected(tmp_path / "p.pt2", "is not a program saved by torch.export")
 
 
 def test_a_checkpoint_is_no_program(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(2)}, tmp_path / "model.pt")
 
-    refused(tmp_path / "model.pt", "it contains 0 programs")
+    rejected(tmp_path / "model.pt", "it contains 0 programs")
 
 
 def test_dynamic_shapes(tmp_path: Path) -> None:
     shapes = {"input": {0: torch.export.Dim("batch", min=2, max=9)}}
     path = saved(tmp_path / "p.pt2", nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=shapes)
 
-    refused(path, "has dynamic shapes")
+    rejected(path, "has dynamic shapes")
 
 
 def test_another_torch_is_named(small: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_another_torch_is_named(small: Path, tmp_path: Path) -> None:
 
     path = forged(tmp_path / "p.pt2", small, in_graph(older))
 
-    assert "torch 2.3.1 wrote schema 5" in refused(path, "an incompatible version of torch").why
+    assert "torch 2.3.1 wrote schema 5" in rejected(path, "an incompatible version of torch").why
 
 
 def test_a_custom_operator_is_named(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_custom_operator_is_named(tmp_path: Path) -> None:
 
         path = saved(tmp_path / "p.pt2", Custom(), (torch.ones(3),))
 
-        refused(path, "uses `strange.double.default`, which is not a standard operator of torch")
+        rejected(path, "uses `strange.double.default`, which is not a standard operator of torch")
 
 
 def test_a_function_smuggled_in_as_an_operator_is_not_run(small: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_pickle_is_not_run(small: Path, tmp_path: Path, where: str) -> None:
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr("small/data/aotinductor/model/x.so", b"\x7fELF")
 
-    refused(path, "contains code, which was not run")
+    rejected(path, "contains code, which was not run")
     assert not mark.exists()
 
 
@@ -223,7 +223,7 @@ def test_a_symbolic_size_is_not_evaluated(small: Path, tmp_path: Path) -> None:
         code = f"__import__('os').mkdir({str(mark)!r})"
         next(iter(values.values()))["sizes"][0] = {"as_expr": {"expr_str": code, "hint": None}}
 
-    refused(forged(tmp_path / "p.pt2", small, in_graph(plant)), "dynamic shapes")
+    rejected(forged(tmp_path / "p.pt2", small, in_graph(plant)), "dynamic shapes")
     assert not mark.exists()
 
 
@@ -242,7 +242,7 @@ def test_guards_are_not_run(small: Path, tmp_path: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=40)
-def test_a_damaged_file_is_refused_or_read_and_nothing_else(
+def test_a_damaged_file_is_rejected_or_read_and_nothing_else(
     small: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     raw = bytearray(small.read_bytes())

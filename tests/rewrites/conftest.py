@@ -1,4 +1,4 @@
-"""Programs to rewrite, ours and strangers', and how one is run."""
+"""Built-in and third-party programs for tests of rewrites, and a function that runs a program."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,12 +27,12 @@ def programs(
 
     names = ("encoder", "cross_kv", "prefill_4", "step", "align")
     parts = Parts(build_model(tiny_checkpoint), [(0, 0)])
-    ours = {p.name: p for p in whisper_programs(parts, names)}
+    built_in = {p.name: p for p in whisper_programs(parts, names)}
     theirs = third_party_programs(random_hf_whisper, random_openai_whisper)
     return {
-        **ours,
+        **built_in,
         **theirs,
-        "decomposed": decomposed(ours["encoder"]),
+        "decomposed": decomposed(built_in["encoder"]),
         "decomposed decoder": decomposed(theirs["openai-whisper's decoder"]),
     }
 

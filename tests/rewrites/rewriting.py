@@ -19,7 +19,7 @@ def rewritten(name: str, module: nn.Module, *inputs: Any) -> tuple[Program, Prog
 
 
 def reasons(outcome: Outcome) -> str:
-    return "; ".join(refusal.reason for refusal in outcome.rejected)
+    return "; ".join(rejection.reason for rejection in outcome.rejected)
 
 
 def operators(program: Program) -> list[str]:

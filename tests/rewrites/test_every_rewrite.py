@@ -1,4 +1,4 @@
-"""What every rewrite promises. A new one gets these by being registered; its own cases are beside it."""
+"""Properties of every registered rewrite; special cases of single rewrites are in their own files."""
 
 from collections.abc import Callable
 from functools import cache
@@ -173,7 +173,7 @@ def test_every_file_shows_its_picture_and_says_why(chosen: Rewrite) -> None:
         assert part in words
 
 
-def test_a_name_that_is_not_registered_is_refused() -> None:
+def test_a_name_that_is_not_registered_is_rejected() -> None:
     program = trace("plain", torch.nn.ReLU(), (torch.zeros(1, 3),))
 
     with pytest.raises(LoweringError, match="layer-norm-by-hand") as rejected:
@@ -183,7 +183,7 @@ def test_a_name_that_is_not_registered_is_refused() -> None:
 
 
 @pytest.mark.parametrize("asked", ["layer-norm-by-linear=2", "split-vocab-projection=0"])
-def test_a_number_that_cannot_be_is_refused(asked: str) -> None:
+def test_a_number_that_cannot_be_is_rejected(asked: str) -> None:
     program = trace("plain", torch.nn.ReLU(), (torch.zeros(1, 3),))
 
     with pytest.raises(LoweringError, match="number"):
@@ -202,7 +202,7 @@ def test_a_cast_of_a_weight_hides_it_so_no_ops_are_dropped_first(
     assert len(seen.changed) == 1
 
 
-def test_two_rewrites_of_one_name_are_refused() -> None:
+def test_two_rewrites_of_one_name_are_rejected() -> None:
     with pytest.raises(ValueError, match="layer_norm_by_linear"):
         rewrite("layer-norm-by-linear", exact=True)(lambda module: ([], []))
 

@@ -1,4 +1,4 @@
-"""What moves to the host: where a program is cut, what is declined, and that it computes the same."""
+"""Host rewrites move the right steps, give reasons for others, and do not change results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -164,7 +164,7 @@ def test_a_join_that_cannot_move_is_declined(forward: Callable[..., Any], reason
 
     assert after is program
     assert not host
-    assert reason in " ".join(refusal.reason for refusal in outcome.rejected)
+    assert reason in " ".join(rejection.reason for rejection in outcome.rejected)
 
 
 @pytest.mark.parametrize("name", HOST_REWRITES)

@@ -87,7 +87,7 @@ def test_it_declines_with_the_reason(program: Program, reason: str) -> None:
 
     assert after is program
     assert outcome.changed == ()
-    assert [reason in refusal.reason for refusal in outcome.rejected] == [True]
+    assert [reason in rejection.reason for rejection in outcome.rejected] == [True]
     assert outcome.rejected[0].node
 
 
@@ -104,7 +104,7 @@ def test_it_declines_where_the_mean_is_used_elsewhere() -> None:
     assert any("layer_norm" in name for name in operators(after))
 
 
-def test_one_refusal_does_not_keep_the_others_from_being_replaced(
+def test_one_rejection_does_not_keep_the_others_from_being_replaced(
     run: Any, largest_error: Any
 ) -> None:
     module = nn.Sequential(nn.LayerNorm(64), nn.LayerNorm((7, 64)), nn.LayerNorm(64))
@@ -162,11 +162,11 @@ def test_outlier_channels_do_not_cost_accuracy() -> None:
     x = torch.randn(1500, 384, generator=torch.Generator().manual_seed(0))
     x[:, [7, 100, 301]] *= 50
 
-    ours, torchs = errors(x)
+    rewritten_error, torch_error = errors(x)
 
     # Measured: 4.0e-7, and 2.1e-7 by torch itself.
-    assert ours < EXACT
-    assert torchs < EXACT
+    assert rewritten_error < EXACT
+    assert torch_error < EXACT
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_outlier_channels_do_not_cost_accuracy() -> None:
 def test_a_large_mean_costs_what_float32_must_cost(mean: float, limit: float) -> None:
     x = mean + torch.randn(1500, 384, generator=torch.Generator().manual_seed(0))
 
-    ours, _ = errors(x)
+    rewritten_error, _ = errors(x)
 
-    assert ours < limit
+    assert rewritten_error < limit
 
 
 def test_a_constant_row_has_no_deviation_and_gives_zeros() -> None:

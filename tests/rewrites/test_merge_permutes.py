@@ -1,4 +1,4 @@
-"""Two permutes in a row as one."""
+"""Two consecutive permutes are merged into one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ NAMES = {str(operator) for operator in PERMUTES}
 
 
 class Write(nn.Module):
-    """One of the ways people turn a tensor, and a product, so that the result is no view of the input."""
+    """Permutes a tensor in one of several ways, and multiplies it, so that the result is not a view."""
 
     def __init__(self, write: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_number_without_axes_is_left() -> None:
         ("openai-whisper's decoder", 2),  # and those of the sound
         ("transformers' eager encoder", 1),
         ("transformers' sdpa decoder", 2),
-        ("encoder", 0),  # ours turns its keys once
+        ("encoder", 0),  # the built-in encoder transposes its keys once
         ("step", 0),
     ],
 )

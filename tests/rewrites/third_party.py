@@ -40,7 +40,7 @@ class Decoder(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """Queries, keys and values by one product, then five axes, as timm's and many speech encoders do."""
+    """Queries, keys and values by one matmul, then five axes, as timm's and many speech encoders do."""
 
     def __init__(self) -> None:
         super().__init__()
