@@ -1,4 +1,4 @@
-"""A time is that of n runs, after a warm-up."""
+"""The time of n runs after a warm-up."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A clock around a runner sees each call, and changes nothing."""
+"""A clock around a runner records each call, and does not change the results."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from whisperport.verification.clips import shipped_audio
 
 
 class Time:
-    """Moves only when told to."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -23,7 +23,7 @@ class Time:
 
 
 class Doubles(Runner):
-    """Takes two seconds of `time`, and doubles x; refuses a negative one."""
+    """Doubles x in two seconds of `time`; rejects a negative x."""
 
     def __init__(self, time: Time) -> None:
         tensor = TensorSpec("x", (2,))
@@ -76,7 +76,7 @@ def test_an_input_of_another_shape_is_refused_before_the_clock_starts() -> None:
 
 
 def test_a_timed_program_keeps_what_is_bound_where_the_program_itself_keeps_it() -> None:
-    """Nothing is bound to this program twice, and its binding is told of changes."""
+    """Checks that nothing is bound twice, and records reported changes."""
     time = Time()
     clock = Clock(time)
     runner = Keeps(time)
@@ -95,7 +95,7 @@ def test_a_timed_program_keeps_what_is_bound_where_the_program_itself_keeps_it()
 
 
 class Keeps(Runner):
-    """Returns the state that its bindings keep."""
+    """A runner that returns the state in its bindings."""
 
     def __init__(self, time: Time) -> None:
         tensor = TensorSpec("self_k_0", (2,))

@@ -1,4 +1,4 @@
-"""Where the time of transcribing goes: nothing is lost, nothing is counted twice."""
+"""The parts of the time of transcribing: nothing is missing, and nothing is counted twice."""
 
 from collections import Counter
 from functools import partial
@@ -48,7 +48,7 @@ def recording() -> ShippedAudio:
 
 @pytest.fixture(scope="module")
 def result(bundle: Bundle, recording: ShippedAudio) -> BenchResult:
-    """The embedded model on a shipped recording, words included."""
+    """The result of the embedded model on a shipped audio file, with word timestamps."""
     options = BenchOptions(repeat=2, word_timestamps=True, run=ONE_THREAD)
     return run_bench([bundle], recording.path, options)[0]
 
@@ -81,7 +81,7 @@ def test_a_bundle_without_the_uncached_decoder_has_no_time_of_it(result: BenchRe
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process of its own, where memory is not the point."""
+    """Skip the separate process that measures memory."""
     monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
 
 

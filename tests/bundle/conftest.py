@@ -1,4 +1,4 @@
-"""A bundle of a few kilobytes: 2 layers, width 8, every kind of file a real one has."""
+"""A bundle of a few kilobytes: 2 layers, width 8, with every kind of file of a real bundle."""
 
 from collections.abc import Callable
 from hashlib import sha256

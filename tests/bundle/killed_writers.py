@@ -30,7 +30,7 @@ NEW = b"new"
 
 
 class GivenUpError(Exception):
-    """Ends a writer that was to do nothing but clear up."""
+    """Raised to end a writer that only deletes leftovers."""
 
 
 def outcomes(template: Path, folder: Path, in_one_step: bool) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Evidence when a compiled file goes into a bundle, and when another one takes its place."""
+"""Evidence when a compiled file is added to a bundle, and when it is replaced."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ COMPILED = "fake/encoder.chip"
 
 @pytest.fixture
 def put(tmp_path: Path) -> Callable[..., Bundle]:
-    """`put(bundle, contents)`: the bundle with these contents as the compiled encoder."""
+    """Return `put(bundle, contents)`, which adds these contents as the compiled encoder."""
 
     def put(bundle: Bundle, contents: bytes, compiler: str = "a compiler") -> Bundle:
         path = tmp_path / "compiled"

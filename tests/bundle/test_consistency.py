@@ -1,4 +1,4 @@
-"""A manifest whose parts contradict each other is rejected before anything is loaded."""
+"""A manifest whose parts do not agree is rejected before anything is loaded."""
 
 import contextlib
 import copy
@@ -27,7 +27,7 @@ TRUSTED = RunOptions(threads=1, trust=True)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of the package, in a folder where tests write other manifests."""
+    """Copy the shipped bundle to a folder where tests write other manifests."""
     return copy_of_shipped(tmp_path_factory.mktemp("edited") / "bundle")
 
 
@@ -62,7 +62,7 @@ def drop(name: str, side: str) -> Change:
 
 
 def caches(of: str, names: str, **values: Any) -> Change:
-    """Change every tensor of a program whose name begins so, such as "self_k new_k"."""
+    """Change every tensor of a program whose name starts with a prefix, such as "self_k new_k"."""
 
     def change(document: Document) -> None:
         spec = program(document, of)["spec"]
@@ -189,7 +189,7 @@ def test_what_an_exporter_could_have_written_is_accepted(folder: Path, change: C
 
 
 def test_sizes_that_the_files_cannot_hold_are_rejected_although_all_agree(folder: Path) -> None:
-    """Every signature is right for a decoder of 65,536 positions; the files are those of a small model."""
+    """All signatures are correct for 65,536 decoder positions, but the files are those of a small model."""
     document = read(SHIPPED)
     document["dims"]["n_text_ctx"] = 65_536
     for entry in document["programs"]:
@@ -231,7 +231,7 @@ ANYTHING = NUMBERS | st.sampled_from(
 
 
 def paths_into(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value that the runtime uses; of long lists the first two."""
+    """Return the paths of all values that the runtime uses; of long lists only the first two."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = list(value.items())
@@ -255,7 +255,7 @@ PROGRAMS = paths_into({"programs": INTACT["programs"], "files": INTACT["files"]}
 
 
 def changed(data: st.DataObject, paths: list[tuple[Any, ...]]) -> Document:
-    """The manifest with one value replaced, left out, or in place of another."""
+    """Return the manifest with one value replaced, removed, or exchanged."""
     document = copy.deepcopy(INTACT)
     path = data.draw(st.sampled_from(paths))
     where = holder(document, path)

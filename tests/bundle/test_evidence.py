@@ -37,7 +37,7 @@ def evidence(
 
 @pytest.fixture
 def with_evidence(manifest: Manifest) -> Callable[..., Manifest]:
-    """The manifest of one program, with this evidence and the hash "aa…" of its file."""
+    """Make the manifest of one program with this evidence; the hash of its file is "aa…"."""
 
     def with_evidence(*found: Evidence) -> Manifest:
         entry = replace(manifest.programs[0], evidence=found)
@@ -85,7 +85,7 @@ def test_evidence_about_another_file_of_the_same_name_counts_for_nothing(
 def test_evidence_about_a_file_that_is_not_loaded_is_no_status(
     with_evidence: Callable[..., Manifest],
 ) -> None:
-    """What was given to a vendor's compiler may have run; what the compiler made of it has not."""
+    """The lowered file may have run; the file that the vendor's compiler wrote has not."""
     made = with_evidence(evidence("run", path="other", sha256="b" * 64))
 
     assert len(made.evidence("encoder")) == 1

@@ -31,7 +31,7 @@ FILES = [TOKENIZER, EMBEDDING, POSITIONS, REFERENCE, "programs/encoder.bin"]
 def write_with(
     tmp_path: Path, manifest: Manifest, fill: Callable[[Path], None]
 ) -> Callable[[str, bytes], Bundle]:
-    """A bundle, rightly hashed, in which one file has these contents."""
+    """Make a bundle with correct hashes, in which one file has these contents."""
 
     def write_with(relative: str, contents: bytes) -> Bundle:
         with writing_bundle(tmp_path / "hostile") as writer:
@@ -279,12 +279,12 @@ def test_a_table_that_does_not_fit_is_found_when_the_bundle_is_opened(
 
 @pytest.fixture
 def other(tmp_path: Path, write: Callable[..., Bundle]) -> Path:
-    """Another bundle, whose program has other bytes."""
+    """Make another bundle, whose program has other bytes."""
     return write(tmp_path / "other", b"another program").folder
 
 
 def exchange(one: Path, other: Path) -> None:
-    """As another process does in one step."""
+    """Replace the bundle in one step, as another process does."""
     aside = one.with_name("aside")
     one.rename(aside)
     other.rename(one)
@@ -292,7 +292,7 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def while_hashing(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None], times: int) -> None:
-    """Let something happen before each of the first files is hashed."""
+    """Call a function before each of the first files is hashed."""
     left = [happens] * times
 
     def sha256(file: Path) -> str:
@@ -356,7 +356,7 @@ def test_a_bundle_that_is_removed_while_it_is_loaded_is_an_error_that_says_so(
 def test_damaged_arrays_raise_a_bundle_error_or_nothing(
     bundle: Bundle, data: st.DataObject
 ) -> None:
-    """The hashes guard against accidents; a hostile writer has hashed his own damage."""
+    """Hashes detect accidents. A hostile writer can write correct hashes for a damaged file."""
     for relative in (EMBEDDING, REFERENCE):
         file = bundle.folder / relative
         contents = original = file.read_bytes()

@@ -35,7 +35,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Manifest:
 
 
 def of_a_chip(document: dict[str, Any], status: str, **facts: Any) -> None:
-    """Let the encoder be one that was lowered for a chip, and verified by emulation."""
+    """Change the encoder to one that was lowered for a chip and verified by emulation."""
     document["programs"][0] |= {"target": "chip", "status": status}
     document["programs"][0]["delegation"] |= facts
 
@@ -77,7 +77,7 @@ def test_a_program_of_a_chip_that_was_emulated_is_not_said_to_have_run() -> None
 
 
 def test_a_compiled_file_does_not_inherit_what_emulation_showed() -> None:
-    """Version 1 kept `verified: true` when the compiled file came in."""
+    """Version 1 kept `verified: true` when the compiled file was added."""
     manifest = changed(lambda d: of_a_chip(d, "compiled here", compiler="3.31.0"))
 
     assert manifest.status("encoder") == "compiled here"

@@ -1,4 +1,4 @@
-"""SIGKILL at every system call of a writer: the old bundle is there or the new one, complete."""
+"""After SIGKILL at any system call of a writer, the old or the new bundle exists and is complete."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def killed(
     outcomes: list[dict[str, Any]], tmp_path: Path, write: Callable[..., Bundle]
 ) -> list[dict[str, Any]]:
-    """What was found after each kill; one process finds it for all tests."""
+    """Return the state after each kill; one process determines it for all tests."""
     if not outcomes:
         write(tmp_path / "template", b"old")
         script = Path(__file__).with_name("killed_writers.py")

@@ -32,7 +32,7 @@ FLOAT = TensorProto.FLOAT
 
 
 def refer_to(folder: Path, name: str) -> None:
-    """Let the graphs of the decoder name another file than `weights.bin`."""
+    """Make the graphs of the decoder refer to another file than `weights.bin`."""
     for one in DECODER:
         path = folder / "onnxruntime" / f"{one}.onnx"
         model = onnx.load(str(path), load_external_data=False)
@@ -178,7 +178,7 @@ PLACES: dict[str, Callable[[TensorProto], onnx.ModelProto]] = {
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[onnx.ModelProto], OnnxGraph]:
-    """A graph in `tmp_path`, whose program lists the graph and `sub/listed.bin`."""
+    """Make a graph in `tmp_path`, whose program lists the graph and `sub/listed.bin`."""
 
     def write(made: onnx.ModelProto, *more: str) -> OnnxGraph:
         (tmp_path / "sub").mkdir()
@@ -276,7 +276,7 @@ def test_a_tensor_that_is_described_wrongly_is_rejected(
 def test_a_listed_file_that_is_a_link_is_rejected_even_inside_of_the_bundle(
     written: Callable[..., OnnxGraph], tmp_path: Path
 ) -> None:
-    """A session that is given a path looks beside that path, and not beside the link."""
+    """A session looks for external data beside the path that it is given, and not beside the link."""
     made = written(model(weights=(external(location="link.bin"),)), "sub/link.bin")
     (tmp_path / "sub/link.bin").symlink_to("listed.bin")
 
@@ -346,7 +346,7 @@ def test_a_graph_without_a_listed_output_is_rejected_when_it_is_loaded(
 def test_an_output_of_another_shape_than_stated_is_an_error(
     written: Callable[..., OnnxGraph], tmp_path: Path
 ) -> None:
-    """ONNX Runtime takes the word of the file where it cannot know the shape before it runs."""
+    """ONNX Runtime trusts the shape in the file if it cannot infer the shape before the run."""
     made = model()
     del made.graph.node[:]
     made.graph.node.extend(

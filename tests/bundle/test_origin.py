@@ -1,4 +1,4 @@
-"""Which bundles are this user's own: what is recorded, where, and what is not believed."""
+"""Records of this user's own bundles: what is recorded, where, and which records are ignored."""
 
 import os
 from pathlib import Path

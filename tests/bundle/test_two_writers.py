@@ -1,4 +1,4 @@
-"""Several processes and one output: one writes, the others are told, and readers notice nothing."""
+"""Several processes and one output: one writes, the others get an error, and readers are not affected."""
 
 import fcntl
 import hashlib
@@ -24,14 +24,14 @@ Write = Callable[..., Bundle]
 
 @contextmanager
 def held(lock: Path) -> Iterator[None]:
-    """Hold a lock as another process or container does: through an open file of its own."""
+    """Hold a lock as another process or container does: through a separate open file."""
     with open(lock, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def test_the_partial_folder_of_a_live_writer_is_never_deleted(tmp_path: Path, write: Write) -> None:
-    """Its process may be invisible: containers that share a volume do not share process ids."""
+    """The other process may be invisible, since containers that share a volume do not share process ids."""
     partial = tmp_path / ".nano.partial-0123456789abcdef"
     partial.mkdir()
     (partial / "half").write_text("of a bundle")
@@ -69,7 +69,7 @@ def test_a_second_writer_is_told_before_and_while_it_starts(tmp_path: Path, writ
 
 
 def test_of_writers_at_the_same_time_each_writes_or_is_told(tmp_path: Path, write: Write) -> None:
-    """Threads hold locks of their own, as processes do."""
+    """Each thread holds its own lock, as processes do."""
     outcomes: list[str] = []
     start = threading.Barrier(6)
 

@@ -1,4 +1,4 @@
-"""What the user puts at an output is never deleted, whenever it appears there."""
+"""Files of the user at an output are never deleted, whenever they appear there."""
 
 import os
 from collections.abc import Callable
@@ -16,13 +16,13 @@ Write = Callable[..., Bundle]
 
 
 def program_of(folder: Path) -> bytes:
-    """The program of a bundle that must be complete."""
+    """Return the program of a bundle, after checking that the bundle is complete."""
     return Bundle.open(folder).path("programs/encoder.bin").read_bytes()
 
 
 @pytest.fixture(params=["one step", "two steps"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How two folders change places: as Linux can, and as other systems must."""
+    """Exchange folders in one step, as on Linux, or in two steps, as on other systems."""
     if request.param == "two steps":
         monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
     return str(request.param)
@@ -162,7 +162,7 @@ def test_a_file_or_link_that_appears_at_the_output_stays_there(
 def _before_the(
     number: int, renames: str, happens: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Let something happen right before a call that renames."""
+    """Call a function right before a rename."""
     owner: Any = os if renames == "rename" else replacing
     real, calls = getattr(owner, renames), 0
 

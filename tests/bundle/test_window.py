@@ -1,4 +1,4 @@
-"""The window of a bundle in its manifest: there only where it is not the checkpoint's own."""
+"""The window in a bundle's manifest, which is present only if it differs from the checkpoint's."""
 
 import json
 from dataclasses import replace

@@ -31,7 +31,7 @@ Write = Callable[..., Bundle]
 
 
 def program_of(folder: Path) -> bytes:
-    """Of a bundle that must be whole."""
+    """Return the program of a bundle, after checking that the bundle is complete."""
     return Bundle.open(folder).path("programs/encoder.bin").read_bytes()
 
 
@@ -145,7 +145,7 @@ INTERRUPTIBLE = [
 
 @pytest.fixture(params=["one step", "two steps"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How two folders change places: as Linux can, and as other systems must."""
+    """Exchange folders in one step, as on Linux, or in two steps, as on other systems."""
     if request.param == "two steps":
         monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
     return str(request.param)
@@ -199,7 +199,7 @@ def test_ctrl_c_at_any_call_leaves_one_whole_bundle(
 
 @pytest.fixture
 def endless_writer(tmp_path: Path, write: Write) -> Any:
-    """A process that writes the bundle over and over, until a signal meets it."""
+    """Start a process that writes the bundle repeatedly until a signal arrives."""
     script = tmp_path / "writer.py"
     script.write_text(
         "import sys\n"
@@ -386,7 +386,7 @@ def test_a_disk_that_cannot_flush_the_rename_is_warned_of(
 
 
 def test_an_empty_folder_of_a_target_is_not_written(tmp_path: Path, write: Write) -> None:
-    """It would look like one of the user's when the bundle is replaced."""
+    """An empty folder would look like a folder of the user when the bundle is replaced."""
     write(tmp_path / "nano", b"old", lambda folder: (folder / "a" / "b").mkdir(parents=True))
 
     write(tmp_path / "nano", b"new")
@@ -470,7 +470,7 @@ def test_a_path_that_cannot_be_written_is_known_beforehand(tmp_path: Path, path:
 def test_a_read_only_disk_is_known_beforehand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As root, permissions refuse nothing, so the system's answer is stood in for."""
+    """Root may write everywhere, so the system's error is simulated."""
 
     def mkdir(path: Any, mode: int = 0o777) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))

@@ -1,4 +1,4 @@
-"""The project's pages, and what is inside them."""
+"""Read the project's pages, their code blocks and their commands."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ FOLDERS = ("docs", "benchmarks", "training", "src", "tests")
 
 
 def pages() -> list[Path]:
-    """Every Markdown file that belongs to the project."""
+    """List every Markdown file of the project."""
     found = list(ROOT.glob("*.md"))
     for folder in FOLDERS:
         found += (ROOT / folder).rglob("*.md")
@@ -22,14 +22,14 @@ def name_of(page: Path) -> str:
 
 
 def code_blocks(page: Path, language: str) -> Iterator[str]:
-    """The code blocks of one language, without their indentation."""
+    """Return the code blocks of one language, without their indentation."""
     text = page.read_text(encoding="utf-8")
     for block in re.finditer(rf"^( *)```{language}\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
         yield "\n".join(line.removeprefix(block[1]) for line in block[2].splitlines())
 
 
 def shell_commands(page: Path) -> Iterator[list[str]]:
-    """Each line of the shell blocks, split into words; comments left out."""
+    """Return each line of the shell blocks, split into words and without comments."""
     for block in code_blocks(page, "sh"):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)

@@ -1,4 +1,4 @@
-"""Commands and code in the pages fit the real command line and the real package."""
+"""Commands and code in the pages are valid for the command line and the package."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ PYTHON = [(name_of(page), code) for page in pages() for code in code_blocks(page
 
 
 def complaint(words: list[str]) -> str:
-    """What the command line would say of these words; empty when it would begin to work."""
+    """Return the usage error of the command line for these words; empty if they are valid."""
     end = next((i for i, word in enumerate(words) if word in (">", "|", "&&")), len(words))
     name, *arguments = words[1:end]
     verb = cli.commands.get(name)

@@ -1,4 +1,4 @@
-"""Every link inside the project leads somewhere."""
+"""Every link inside the project leads to an existing file and heading."""
 
 import re
 from pathlib import Path
@@ -13,13 +13,13 @@ HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that headings get, as GitHub makes them."""
+    """Return the anchors of headings, as GitHub makes them."""
     headings = HEADING.findall(re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def broken_links(page: Path) -> list[str]:
-    """Links of `page` to files that are not there, or to headings that they do not have."""
+    """List the links of `page` to missing files or missing headings."""
     text = page.read_text(encoding="utf-8")
     found = []
     for match in LINK.finditer(CODE.sub("", text)):

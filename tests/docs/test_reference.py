@@ -1,4 +1,4 @@
-"""The pages say what the code says."""
+"""The pages agree with the code."""
 
 import importlib.util
 import re
@@ -35,7 +35,7 @@ def read(path: str) -> str:
 
 
 def module_at(path: str):
-    """A script that is not part of the package, as a module."""
+    """Import a script that is not part of the package."""
     spec = importlib.util.spec_from_file_location("script", ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -95,7 +95,7 @@ def test_every_error_class_is_documented_and_no_other():
     re.findall(r"^\| ([^|]+?) \|", read("docs/reference/errors.md"), re.MULTILINE),
 )
 def test_every_documented_message_is_one_that_the_code_can_say(message):
-    """Words between placeholders must stand somewhere in the sources, ignoring line breaks."""
+    """The words between placeholders must occur in the sources; line breaks are ignored."""
     # given
     if message in ("Message", "Exit code", "---") or message.isdigit():
         return

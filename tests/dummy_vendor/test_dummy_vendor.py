@@ -1,4 +1,4 @@
-"""A vendor that is one folder and one line: lowered, calibrated, compiled elsewhere, run, and imported."""
+"""A vendor that consists of one folder and one line: lower, calibrate, compile, run, and import."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def exported_once(
     micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
 ) -> Path:
-    """The encoder on one chip, the step on the other, the rest on the CPU."""
+    """Export a bundle with the encoder on one chip, the step on the other, and the rest on the CPU."""
     from whisperport.programs import variants
 
     with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +85,7 @@ def recording(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiled(bundle: Path, recording: Path, tmp_path: Path) -> Callable[..., Compiled]:
-    """`compiled(**options)`: with few samples, and the SDK in an interpreter of its own."""
+    """Return `compiled(**options)`, which compiles with few samples and the SDK in another interpreter."""
 
     def run(options: dict[str, str] | None = None, **more: Any) -> Compiled:
         few = {"dummy1.samples": "4", "dummy2.samples": "12", **(options or {})}

@@ -1,4 +1,4 @@
-"""What the fuzz campaign has found, one input of each kind: an error in words, where it once was none."""
+"""Findings of the fuzzer, one input of each kind: each is now rejected with a clear error."""
 
 import io
 import json
@@ -30,7 +30,7 @@ MANY = 10**11
 
 @pytest.fixture(scope="module")
 def micro_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder of a few kilobytes; do not write in it."""
+    """Make a Hugging Face folder of a few kilobytes; tests must not write into it."""
     folder = tmp_path_factory.mktemp("micro")
     _checkpoint(folder)
     return folder
@@ -38,7 +38,7 @@ def micro_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(micro_folder: Path, tmp_path: Path) -> Path:
-    """A copy of it with the tokenizer in the older files."""
+    """Make a copy of the folder with the tokenizer in the older files."""
     copy = Path(shutil.copytree(micro_folder, tmp_path / "checkpoint"))
     (copy / "tokenizer.json").unlink()
     for part in (copy / "parts").iterdir():
@@ -48,7 +48,7 @@ def folder(micro_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A pipe that nobody writes to."""
+    """Make a pipe that nobody writes to."""
     path = tmp_path / "program.onnx"
     os.mkfifo(path)
     return path
@@ -56,7 +56,7 @@ def pipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_waiting() -> Iterator[None]:
-    """What waits for a pipe fails, instead of waiting permanently."""
+    """Make a reader that waits for a pipe fail instead of waiting permanently."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError("it waits")

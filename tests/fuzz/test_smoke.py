@@ -1,4 +1,4 @@
-"""The attack suite itself: seeds are accepted, and a few mutated inputs of every format are handled.
+"""Test the fuzzer: seeds are accepted, and a few mutated inputs of every format are handled.
 
 `make fuzz` runs thousands. The two formats that need XNNPACK's compiler for their seeds are only run there.
 """
@@ -27,7 +27,7 @@ QUICK = {
 
 @pytest.fixture(scope="module")
 def seeds_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seeds of the quick formats, with the package's own bundle in place of an exported one."""
+    """Make the seeds of the quick formats; the shipped bundle replaces an exported one."""
     folder = tmp_path_factory.mktemp("seeds")
     shutil.copytree(default_bundle(), folder / "bundle-onnxruntime" / "bundle")
     for group in sorted({group for entry in QUICK.values() for group in entry.groups}):

@@ -1,4 +1,4 @@
-"""Our programs as each target gets them."""
+"""The built-in programs in the form that each target gets."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -11,7 +11,7 @@ from whisperport.programs.program import Program
 
 @pytest.fixture(scope="session")
 def rewritten(tiny_checkpoint: Any) -> Callable[[Sequence[str]], list[Program]]:
-    """`rewritten(names)`: the tiny model's programs after these rewrites."""
+    """Return `rewritten(names)`: the tiny model's programs after these rewrites."""
     from whisperport.model.whisper import build_model
     from whisperport.programs.variants import whisper_programs
     from whisperport.programs.whisper import Parts

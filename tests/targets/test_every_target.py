@@ -1,4 +1,4 @@
-"""What every target promises. A new one gets all of these by being listed in TARGETS.
+"""Tests that every target must pass; a new target is tested as soon as TARGETS lists it.
 
 The dummy vendor of the tests is held to them too, as if it were listed.
 """
@@ -51,7 +51,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture(params=RUN_HERE, ids=lambda target: target.spec.name)
 def here(request: pytest.FixtureRequest) -> Target:
-    """A target that runs all programs on this machine."""
+    """A target that can run all programs on this machine."""
     return request.param
 
 
@@ -66,7 +66,7 @@ def runners(here: Target, bundle: Bundle) -> dict[str, Runner]:
 
 
 def run_options(target: Target) -> RunOptions:
-    """With emulation, where the target has one."""
+    """Return run options with emulation, if the target has one."""
     return RunOptions(threads=1, options=with_target(target.spec.emulation, target.spec.name))
 
 
@@ -79,7 +79,7 @@ def silent(_: str) -> None:
 
 
 def random_inputs(spec: ProgramSpec, seed: int = 0) -> dict[str, np.ndarray]:
-    """Noise, and a mask that hides half of the rows as the runtime's masks do."""
+    """Return noise, and a mask that hides half of the positions, as the runtime's masks do."""
     random = np.random.default_rng(seed)
 
     def of(tensor: TensorSpec) -> np.ndarray:
@@ -239,7 +239,7 @@ def test_a_strangers_program_runs_as_in_torch(target: Target, tmp_path: Path) ->
 def test_two_programs_with_one_weight_keep_it_apart_from_others(
     target: Target, tmp_path: Path
 ) -> None:
-    """Weights are shared between programs: equal ones may be one, different ones must stay two."""
+    """Programs share weights: equal tensors may be stored once, different tensors must not be merged."""
     torch.manual_seed(0)
     first, second = nn.Linear(600, 2), nn.Linear(600, 2)
     x = torch.randn(1, 600)
@@ -336,7 +336,7 @@ def test_inputs_are_not_written_to_and_outputs_are_not_overwritten(
 def test_bound_arrays_give_the_results_of_given_ones_bit_for_bit(
     runners: Mapping[str, Runner],
 ) -> None:
-    """For two bindings in turn, whose outputs later runs do not overwrite, and with state that changes."""
+    """Two bindings run in turn with changing state; later runs must not overwrite earlier outputs."""
     for runner in runners.values():
         calls = [random_inputs(runner.spec, seed) for seed in (1, 2)]
         bindings = [bound(runner, inputs) for inputs in calls]
@@ -359,7 +359,7 @@ def test_bound_arrays_give_the_results_of_given_ones_bit_for_bit(
 
 
 def bound(runner: Runner, inputs: Mapping[str, np.ndarray]) -> Binding:
-    """A binding to the constants and the state among these inputs."""
+    """Make a binding for the constants and the state among these inputs."""
     binding = runner.binding()
     bind(binding, inputs)
     return binding
@@ -372,7 +372,7 @@ def bind(binding: Binding, inputs: Mapping[str, np.ndarray]) -> None:
 
 
 def change(binding: Binding, inputs: Mapping[str, np.ndarray], part: Any) -> None:
-    """Write to a part of every state, as a cache does."""
+    """Write to a part of every state, as the cache does."""
     for name, role in binding.runner.roles.items():
         if role == "state":
             inputs[name][part] += 1
@@ -458,7 +458,7 @@ RUNTIMES = {"onnxruntime": "onnxruntime", "xnnpack": "executorch"}
 
 
 def block(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """As if `package` were not installed, also where it has been imported already."""
+    """Make `package` appear not installed, even if it was imported before."""
     for name in [package, *sys.modules]:
         if name.split(".")[0] == package:
             monkeypatch.setitem(sys.modules, name, None)

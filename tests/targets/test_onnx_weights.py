@@ -1,4 +1,4 @@
-"""The decoder's weights are in memory once, whichever of its programs run; hostile graphs are rejected."""
+"""The decoder's weights are in memory once for all of its programs; hostile graphs are rejected."""
 
 import contextlib
 import gc
@@ -53,7 +53,7 @@ class Stack(nn.Module):
 
 @pytest.fixture(scope="module", params=["float16", "float32"])
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Large:
-    """Four programs of 1, 4, 4 and 64 rows over the same weights, stored in this dtype."""
+    """Make four programs of 1, 4, 4 and 64 tokens with the same weights, stored in this dtype."""
     folder = tmp_path_factory.mktemp("large")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -71,7 +71,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def as_before(
     folder: Path, entries: list[ProgramEntry], options: RunOptions = ONE_THREAD
 ) -> dict[str, Runner]:
-    """Each program by itself, so that none shares anything."""
+    """Load each program separately, so that no weights are shared."""
     loaded: dict[str, Runner] = {}
     for entry in entries:
         loaded |= ORT.load(folder, [entry], options)
@@ -195,7 +195,7 @@ def test_an_older_onnxruntime_loads_in_its_own_way(
 def changed(
     folder: Path, change: Callable[[onnx.ModelProto], None], bundle: Bundle
 ) -> list[ProgramEntry]:
-    """The bundle's `step` after `change`, and a `prefill` as it was, in `folder`."""
+    """Write the bundle's `step` after `change`, and an unchanged `prefill`, to `folder`."""
     entries = [bundle.manifest.program(name) for name in ("step", "prefill_4")]
     entries = [replace(e, files=tuple(Path(file).name for file in e.files)) for e in entries]
     source = (bundle.folder / bundle.manifest.program("step").files[0]).parent
@@ -220,7 +220,7 @@ def set_external(key: str, value: str) -> Callable[[onnx.ModelProto], None]:
 
 
 def use_half_itself(model: onnx.ModelProto) -> None:
-    """What is stored in float16 is widened, and used as it is as well."""
+    """Use a float16 tensor both directly and after conversion to float32."""
     cast = onnx.helper.make_node("Cast", [largest(model).name], ["wide"], to=onnx.TensorProto.FLOAT)
     model.graph.node.insert(0, cast)
     largest(model).data_type = onnx.TensorProto.FLOAT16

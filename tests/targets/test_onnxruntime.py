@@ -1,4 +1,4 @@
-"""ONNX files whose weights stand once, and a session that does as it was told."""
+"""ONNX files that store weights once, and sessions that use the given options."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_a_provider_that_is_not_installed_lists_those_that_are(bundle: Bundle) -
 
 
 def test_inputs_may_be_read_only(bundle: Bundle) -> None:
-    """As arrays mapped from disk are."""
+    """Read-only, as arrays that are mapped from disk."""
     entry = bundle.manifest.program("cross_kv")
     features = np.ones(entry.spec.inputs[0].shape, np.float32)
     features.setflags(write=False)

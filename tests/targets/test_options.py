@@ -1,4 +1,4 @@
-"""Options of targets: typed, named by their target, and refused with the values that there are."""
+"""Options of targets have types and ranges, and errors list the allowed names and values."""
 
 from dataclasses import dataclass
 from pathlib import Path

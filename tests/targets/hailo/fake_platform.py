@@ -1,4 +1,6 @@
-"""A `hailo_platform` made of the recorded signatures: what is called otherwise fails, as it would there.
+"""A fake `hailo_platform` that checks calls against the recorded signatures.
+
+Other calls fail as they would with the real package.
 
 It computes nothing of a HEF. Each fake HEF has shapes, and a function that says what comes out.
 """
@@ -17,7 +19,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class HailoRTException(Exception):  # noqa: N818  # theirs
-    """As HailoRT's, whose message holds the status."""
+    """An exception like HailoRT's, whose message contains the status."""
 
 
 def failed(status: str) -> HailoRTException:
@@ -34,7 +36,7 @@ class FakeHef:
 
 
 class FakePlatform(types.ModuleType):
-    """The module; `calls` is what was asked of it, in order."""
+    """The fake module; `calls` lists all calls in order."""
 
     def __init__(self, hefs: Mapping[Path, FakeHef], devices: Sequence[str] = ("0000:01:00.0",)):
         super().__init__("hailo_platform")
@@ -68,7 +70,7 @@ class FakePlatform(types.ModuleType):
 
 
 class FakeParams:
-    """Takes the members that VDeviceParams has, and no other."""
+    """Accepts only the members that VDeviceParams has."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         assert name in VDEVICE_PARAMS, f"VDeviceParams has no {name}"

@@ -1,4 +1,4 @@
-"""A `hailo_sdk_client` of the recorded signatures: it compiles nothing, and checks what it is given.
+"""A fake `hailo_sdk_client` that checks calls against the recorded signatures; it compiles nothing.
 
 Its emulator runs the ONNX file that was parsed, with inputs and outputs rounded to 8 bits.
 
@@ -24,7 +24,7 @@ KILL = "kill"  # in place of a failure's class: the process is killed
 
 
 class FakeSdk(types.ModuleType):
-    """The module; `calls` is what was asked of it. `hefs` is what compiling gives, by network."""
+    """The fake module; `calls` lists all calls, and `hefs` maps a network to its compiled file."""
 
     def __init__(self, hefs: Mapping[str, bytes], version: str = "3.31.0") -> None:
         super().__init__("hailo_sdk_client")
@@ -146,7 +146,7 @@ class FakeRunner:
 
 
 def _as_graph(sample: Any, shape: list[int]) -> Any:
-    """A sample (H, W, C) as the graph's input: channels first where that has four axes."""
+    """Convert a sample (H, W, C) to the graph's input: channels first if that has four axes."""
     import numpy as np
 
     moved = sample.transpose(2, 0, 1)[None] if len(shape) == 4 else sample
@@ -155,7 +155,7 @@ def _as_graph(sample: Any, shape: list[int]) -> Any:
 
 
 class InstalledSdk:
-    """An interpreter that has the fake SDK, and what is known of its calls."""
+    """An interpreter that has the fake SDK, and the record of its calls."""
 
     def __init__(self, folder: Path, hefs: Mapping[str, bytes]) -> None:
         self._folder = folder
@@ -175,7 +175,7 @@ class InstalledSdk:
         failures: Mapping[str, tuple[str, str]] | None = None,
         levels: int = 127,
     ) -> None:
-        """What it does from now on.
+        """Set what the fake SDK does from now on.
 
         `failures`: call -> class and message of what it raises; `levels`: of its emulator.
         """
@@ -195,7 +195,7 @@ class InstalledSdk:
 
 
 class ConfiguredSdk(FakeSdk):
-    """In the other process: does what `InstalledSdk.configure` wrote, and notes its calls in a file."""
+    """The SDK in the other process: it follows `InstalledSdk.configure`, and writes its calls to a file."""
 
     def __init__(self, folder: Path) -> None:
         saved = json.loads((folder / "sdk.json").read_text())

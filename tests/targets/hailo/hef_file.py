@@ -1,4 +1,4 @@
-"""HEFs of version 1 as the public sources describe them: a header, and streams; no program inside."""
+"""Write HEFs of version 1 by the public description: a header and streams, without a program."""
 
 import zlib
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def hef_bytes(
 
 
 def encoder_hef(architecture: int, frames: int = 200, bins: int = 80, width: int = 64) -> bytes:
-    """Of an encoder's shapes; by default those of the tiny checkpoint in its 2 s."""
+    """Make a HEF with an encoder's shapes, by default those of the test checkpoint with a 2 s window."""
     return hef_bytes(
         architecture,
         {"net/input_layer1": (1, frames, bins)},

@@ -1,4 +1,4 @@
-"""The vendor's calls, as its public sources write them: neither its compiler nor its runtime was here.
+"""Signatures of the vendor's functions from its public sources; neither SDK nor runtime is installed.
 
 Names and arguments only. What is called in another way than recorded raises TypeError in the tests, as
 it would there.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recorded:
-    """One call."""
+    """The signature of one call."""
 
     call: str  # Class.method
     parameters: str  # as `def` would have them, without self
@@ -105,7 +105,7 @@ COMPILER = (
 
 
 def bind(recorded: tuple[Recorded, ...], call: str, *args: object, **kwargs: object) -> dict:
-    """The arguments by name, as the recorded call takes them; TypeError if it does not."""
+    """Bind arguments to the recorded signature, by name; raise TypeError if they do not fit."""
     (found,) = [one for one in recorded if one.call == call]
     bound = found.signature.bind(*args, **kwargs)
     bound.apply_defaults()

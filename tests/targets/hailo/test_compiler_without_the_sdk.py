@@ -1,4 +1,4 @@
-"""What is asked of Hailo's compiler, held against recorded signatures: no SDK was here."""
+"""The calls of Hailo's compiler are compared with recorded signatures; the SDK is not installed."""
 
 import ast
 import subprocess
@@ -70,7 +70,7 @@ def _prepared(
     value: float = 1.0,
     emulated: np.ndarray | None = None,
 ) -> Path:
-    """A work folder as `compile` leaves it to the driver."""
+    """Make a work folder as `compile` prepares it for the driver."""
     folder = work / spec.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{spec.name}.onnx").write_bytes(onnx)
@@ -98,14 +98,14 @@ def _prepared(
 
 
 def _run(work: Path) -> list[dict[str, Any]]:
-    """What the driver reported."""
+    """Run the driver; return its events."""
     events: list[dict[str, Any]] = []
     driver.run(work, lambda event, **facts: events.append({"event": event, **facts}))
     return events
 
 
 def _stopped(work: Path) -> dict[str, Any]:
-    """The driver's last report of a job that it could not finish."""
+    """Run a job that cannot be finished; return the driver's last event."""
     events: list[dict[str, Any]] = []
     with pytest.raises(driver.StopError):
         driver.run(work, lambda event, **facts: events.append({"event": event, **facts}))
@@ -177,7 +177,7 @@ def test_an_emulator_that_fails_names_the_option_that_compiles_without_it(tmp_pa
 
 
 def _scaling() -> bytes:
-    """An ONNX program that doubles its input."""
+    """Make an ONNX program that doubles its input."""
     node = onnx.helper.make_node("Add", ["x", "x"], ["y"])
     tensors = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2, 1, 1])
@@ -350,7 +350,7 @@ def test_without_the_sdk_memory_that_runs_out_is_said_so(work, sdk):
 
 
 def test_the_signal_to_noise_ratios_of_its_log_are_read():
-    """Two lines of the log in the notebook that the parser names, and one of a forum."""
+    """Two lines of the log in the notebook that the parser cites, and one line from a forum."""
     log = (
         "[info] Output layers signal-to-noise ratio (SNR): measures the quantization noise\n"
         "[info] \twhisper_tiny_encoder/output_layer1 SNR:\t9.179 dB\n"

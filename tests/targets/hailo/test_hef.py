@@ -1,4 +1,4 @@
-"""Reading HEFs, written here as the public sources describe them: no device and no vendor's file."""
+"""Read HEFs that the tests write by the public description; no file of the vendor is available."""
 
 import hashlib
 import random

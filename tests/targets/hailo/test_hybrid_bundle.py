@@ -1,4 +1,4 @@
-"""Bundles for Hailo: where programs go, what stands in until they are compiled, what is refused."""
+"""Bundles for Hailo: placement of programs, emulation before they are compiled, and rejected input."""
 
 import logging
 import re
@@ -49,7 +49,7 @@ SMALL = Dims(
 
 @pytest.fixture(scope="module")
 def hybrid(exported: Callable[..., Bundle]) -> Bundle:
-    """The embedded model, as `whisperport export default --target hailo8 --uncached-decoder` has it."""
+    """Export the embedded model as `whisperport export default --target hailo8 --uncached-decoder` does."""
     return exported("hailo8", "default", uncached_decoder=True)
 
 
@@ -148,7 +148,7 @@ def test_nothing_but_onnx_stands_in(hybrid: Bundle) -> None:
 
 
 def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: Bundle) -> None:
-    """Within one point of word errors, on all shipped recordings."""
+    """The word error rates differ by at most one percentage point on all shipped audio files."""
     options = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
     chip = Transcriber(hybrid, EMULATED)
     whole = Transcriber(default_bundle(), RunOptions(threads=1))
@@ -165,7 +165,7 @@ def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: 
     assert hybrid_errors.rate <= cpu_errors.rate + 0.01
 
 
-# What is refused, before any work -----------------------------------------------------------------
+# Errors before any work -----------------------------------------------------------------
 
 
 @pytest.fixture

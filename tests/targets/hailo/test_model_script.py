@@ -1,4 +1,4 @@
-"""Model scripts against the commands of the vendor's own; no compiler was here to read them."""
+"""Model scripts have the commands of the vendor's scripts; no compiler has read them."""
 
 import pytest
 

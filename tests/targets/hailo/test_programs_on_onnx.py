@@ -1,4 +1,4 @@
-"""What is given to Hailo's compiler: valid ONNX, within limits, equal to torch. No chip was there."""
+"""The files for Hailo's compiler are valid ONNX, within its limits, and equal to torch. No chip is used."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ TOKENS = (50258, 50259, 50359, 50363, 11, 4711, 220, 51864)
 
 
 def sizes(width: int, layers: int, positions: int) -> Dims:
-    """Of tiny and base, with so many encoder positions."""
+    """Return the sizes of tiny and base with this number of encoder positions."""
     return Dims(
         n_mels=80,
         n_audio_ctx=positions,
@@ -50,7 +50,7 @@ def sizes(width: int, layers: int, positions: int) -> Dims:
 
 
 def random_model(dims: Dims) -> Whisper:
-    """Matrices with gain about 1; every bias and norm random too, so that one left out shows."""
+    """Make a model with random weights of gain about 1; biases and norms are random too, so none is missed."""
     generator = torch.Generator().manual_seed(0)
     model = Whisper(dims).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
@@ -64,7 +64,7 @@ def random_model(dims: Dims) -> Whisper:
 
 @dataclass(frozen=True)
 class Lowered:
-    """One model's two programs, as they go to the compiler."""
+    """Return the two programs of a model in the form for the compiler."""
 
     model: Whisper
     target: Hailo

@@ -1,4 +1,4 @@
-"""What is asked of HailoRT, held against recorded signatures: no device and no runtime was here."""
+"""The calls of HailoRT are compared with recorded signatures; neither device nor runtime is available."""
 
 import gc
 import os
@@ -45,7 +45,7 @@ def _decoder(layout: tuple[int, int]) -> ProgramSpec:
 
 
 def _encoder_hef() -> FakeHef:
-    """Each feature is the sum of its frames' bins, in the order in which the chip has them."""
+    """Compute each feature as the sum of its frames' bins, in the chip's order."""
 
     def compute(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         (mel,) = given.values()

@@ -1,4 +1,4 @@
-"""A third-party [1, 32] decoder for a chip without a lookup: `check`, `fix` and `lower`, end to end."""
+"""A third-party [1, 32] decoder for a chip without embedding lookup: `check`, `--fix` and `lower`."""
 
 from pathlib import Path
 
