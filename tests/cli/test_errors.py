@@ -59,7 +59,7 @@ def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path):
 
     # then
     assert_error(ran, "there is no target `toaster`")
-    assert ran.lines[-1] == f"hint: known: {', '.join(target.spec.name for target in TARGETS)}"
+    assert ran.lines[-1] == f"hint: targets are {', '.join(target.spec.name for target in TARGETS)}"
     assert not (tmp_path / "out").exists()
 
 

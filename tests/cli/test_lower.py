@@ -59,7 +59,7 @@ def test_a_truncated_program_is_rejected(run, pt2, tmp_path):
     cut = tmp_path / "cut.pt2"
     cut.write_bytes(pt2.read_bytes()[:-100])
 
-    assert_error(run("lower", cut, "-t", "xnnpack", "-o", tmp_path / "p.pte"), "cut short")
+    assert_error(run("lower", cut, "-t", "xnnpack", "-o", tmp_path / "p.pte"), "incomplete")
 
 
 def test_an_onnx_file_is_rejected(run, tmp_path):
@@ -68,7 +68,7 @@ def test_an_onnx_file_is_rejected(run, tmp_path):
 
     assert_error(
         run("lower", tmp_path / "a.zip", "-t", "onnxruntime", "-o", tmp_path / "p.onnx"),
-        "it holds 0 programs",
+        "it contains 0 programs",
     )
 
 
