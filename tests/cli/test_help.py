@@ -1,11 +1,13 @@
-"""What a person reads first. `RENEW_SNAPSHOTS=1 pytest tests/cli/test_help.py` accepts a change."""
+"""The help of every verb. `RENEW_SNAPSHOTS=1 pytest tests/cli/test_help.py` accepts a change."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from whisperport.cli.main import cli
@@ -14,7 +16,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 VERBS = list(cli.commands)
 RENEW = "RENEW_SNAPSHOTS=1 pytest tests/cli/test_help.py"
 
-# Everything that only a build machine or a runtime needs: help must not wait for it.
+# Packages for export and runtimes: the help must not import them.
 HEAVY = ("torch", "onnx", "onnxruntime", "executorch", "transformers", "safetensors")
 
 
@@ -44,6 +46,31 @@ def test_every_verb_shows_an_example_that_calls_it(run, verb):
 
     # then
     assert re.search(rf"^    \$ .*whisperport {verb}", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_example_can_be_parsed(run, verb):
+    for line in re.findall(
+        rf"^    \$ whisperport {verb}\b(.*)", run(verb, "--help").out, re.MULTILINE
+    ):
+        arguments = shlex.split(line.partition(">")[0])
+
+        cli.commands[verb].make_context(verb, arguments)  # raises for an unknown option
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_has_a_heading_and_a_complete_phrase(verb):
+    options = [param for param in cli.commands[verb].params if isinstance(param, click.Option)]
+
+    for option in options:
+        assert option.group
+        assert re.fullmatch(r"[A-Z].*[^.]", option.help), option.help
+        assert len(option.help.split()) > 3, option.help
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_ranges_are_shown_in_words(run, verb):
+    assert not re.search(r"RANGE|INTEGER|FLOAT|<=?x|x>", run(verb, "--help").out)
 
 
 @pytest.mark.parametrize("verb", VERBS)
