@@ -15,7 +15,7 @@ import click
 from whisperport.cli.console import WIDTH
 from whisperport.cli.main import cli
 from whisperport.inspection.rules import RULES
-from whisperport.inspection.rules.page import rule_index, rule_page, limit_text
+from whisperport.inspection.rules.page import limit_text, rule_index, rule_page
 from whisperport.rewrites import HOST_REWRITES, REWRITES
 from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS, Target
@@ -181,7 +181,7 @@ def _limits(spec: TargetSpec) -> str:
     rows += [
         f"| [{limit.rule}](../rules/{limit.rule}.md)"
         f"{': ' if limit.operators else ''}{', '.join(sorted(limit.operators))} "
-        f"| {shown_value(limit)} | {limit.source} |\n"
+        f"| {limit_text(limit)} | {limit.source} |\n"
         for limit in spec.limits
     ]
     return f"| Limit | Value | Source |\n|---|---|---|\n{''.join(rows)}"

@@ -50,7 +50,7 @@ def sizes(width: int, layers: int, positions: int) -> Dims:
 
 
 def random_model(dims: Dims) -> Whisper:
-    """Make a model with random weights of gain about 1; biases and norms are random too, so none is missed."""
+    """Make a model with random weights of gain about 1, also in biases and norms, so none is missed."""
     generator = torch.Generator().manual_seed(0)
     model = Whisper(dims).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
