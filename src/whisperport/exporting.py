@@ -29,6 +29,7 @@ from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
 from whisperport.placing import Placed, PlacementRequest, place
 from whisperport.preflight import check_fits, estimate_export, requires_torch
+from whisperport.process import return_freed_memory
 from whisperport.progress import Progress
 from whisperport.spec import TargetSpec, UncachedForm
 from whisperport.targets import RunOptions, Target
@@ -176,6 +177,7 @@ def export(
         model.unload()  # free memory for the verification
         del model, programs, checkpoint
         gc.collect()  # torch graphs contain reference cycles
+        return_freed_memory()
         run = _emulated(options.run, placed)
         preview = writer.preview(manifest)
         report = verify(preview, run=run, progress=progress)

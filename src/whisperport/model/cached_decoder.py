@@ -10,10 +10,10 @@ from whisperport.model.decoder import Decode, Decoder
 
 
 class CachedDecoder:
-    """Logits after growing runs of tokens; rows that a run shares with the one before are kept."""
+    """Computes the logits of a growing list of tokens. The cache of the tokens already computed is reused."""
 
     def __init__(self, decoder: Decoder, cross_kv: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """sound: cross-attention keys (H, D, T) and values (H, T, D) of each layer."""
+        """cross_kv: cross-attention keys (H, D, T) and values (H, T, D) of each layer."""
         self._decoder = decoder
         self._decode = Decode(decoder)
         self._cross_k, self._cross_v = (list(layers) for layers in zip(*cross_kv, strict=True))

@@ -1,4 +1,4 @@
-"""Make a bundle's reference: run the model in eager torch, without a cache, on recordings."""
+"""Make the reference of a bundle: run the model in eager torch on clips, and keep what it computes."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # boards have no torch
 
     from whisperport.model.whisper import Whisper
 
-KEPT = 2  # clips whose features and logits are kept: they are the bulk of a reference
-KEPT_LOGITS = 6  # rows of logits kept of each; V float32 a row, 0.2 MB
+KEPT = 2  # clips whose features and logits are stored: they make up most of a reference's size
+KEPT_LOGITS = 6  # rows of logits stored for each of these clips; a row is V float32 values, 0.2 MB
 
-CrossKV = tuple[tuple["Tensor", "Tensor"], ...]  # what `Whisper.cross_kv` returns
+CrossKV = tuple[tuple["Tensor", "Tensor"], ...]  # the type that `Whisper.cross_kv` returns
 Draft = Callable[[list[int]], "Tensor"]
-"""The tokens so far, the prompt included, to logits (V,) that may be wrong; see `greedy_tokens`."""
+"""From all tokens so far, with the prompt, to approximate logits (V,); see `greedy_tokens`."""
 
 
 def run_eager(
@@ -37,7 +37,7 @@ def run_eager(
 ) -> Reference:
     """Greedy decoding of every clip; every token is the choice of the model without a cache.
 
-    Samples are rounded to 16 bits first, so that a board which reads them back hears the same.
+    Samples are rounded to 16 bits first, so that a board that reads the stored clips gets equal samples.
 
     Args:
         uncached: the form of the decoder without KV cache, if it is exported.

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Sequence
-from hashlib import sha256
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whisperport.errors import LoweringError
 from whisperport.progress import Progress
 from whisperport.targets.xnnpack.runtime import missing
+from whisperport.targets.xnnpack.weights_on_disk import weights_on_disk
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.inspection.delegation import Delegation
@@ -30,11 +30,13 @@ def lower_to_pte(
     """
     from whisperport.inspection.quiet import quiet
     from whisperport.programs.node_history import shared_node_history
+    from whisperport.programs.shared_weights import shared_weights
 
-    edge, delegated = _lower_to_edge(programs, progress)
-    progress("writing the ExecuTorch file")
-    with quiet(), shared_node_history(), path.open("wb") as file:
-        edge.to_executorch().write_to_file(file)
+    with weights_on_disk(path.parent):
+        edge, delegated = _lower_to_edge(programs, progress)
+        progress("writing the ExecuTorch file")
+        with quiet(), shared_node_history(), shared_weights(), path.open("wb") as file:
+            edge.to_executorch().write_to_file(file)
     found = _delegation(path)
     return {name: {"delegated": n, **found[name].to_json()} for name, n in delegated.items()}
 
@@ -50,11 +52,11 @@ def _delegation(path: Path) -> "dict[str, Delegation]":
 def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[Any, dict[str, int]]:
     """The lowered methods, and for each the number of nodes in its delegates.
 
-    Programs are lowered one by one: ExecuTorch copies the weights of the program that it lowers, and
-    the next copy is made when the last one is deleted.
+    Programs are lowered one by one, so that what ExecuTorch copies of one is freed before the next.
     """
     from whisperport.inspection.quiet import quiet
     from whisperport.programs.node_history import shared_node_history
+    from whisperport.programs.shared_weights import shared_weights
 
     try:
         with quiet():
@@ -69,17 +71,15 @@ def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[A
         raise missing(error) from error
     config = EdgeCompileConfig()
     methods, delegated = {}, {}
-    weights: dict[bytes, bytes] = {}
     try:
         for program in programs:
             progress(f"lowering {program.name} to XNNPACK")
-            with quiet(), shared_node_history():
+            with quiet(), shared_node_history(), shared_weights():
                 edge = to_edge_transform_and_lower(
                     {program.name: program.exported},
                     partitioner=[XnnpackPartitioner()],
                     compile_config=config,
                 ).exported_program(program.name)
-            _share_weights(edge.graph_module, weights)
             methods[program.name] = edge
             delegated[program.name] = get_delegation_info(edge.graph_module).num_delegated_nodes
             gc.collect()  # graphs refer to themselves, and the copied weights are in graphs
@@ -89,18 +89,3 @@ def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[A
             "ExecuTorch could not lower the programs for XNNPACK",
             why=str(error).strip().split("\n")[0],
         ) from error
-
-
-def _share_weights(module: Any, known: dict[bytes, bytes]) -> None:
-    """Replace the serialized weights of a method's delegates by equal ones that another method has.
-
-    Args:
-        known: SHA-256 -> weights of all methods so far, extended by those of this one.
-    """
-    from executorch.exir.lowered_backend_module import get_lowered_submodules
-
-    for _, lowered, _ in get_lowered_submodules(module):
-        if (stored := lowered.named_data_store_output) is not None:
-            stored.buffers[:] = [
-                known.setdefault(sha256(data).digest(), data) for data in stored.buffers
-            ]
