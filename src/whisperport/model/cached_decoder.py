@@ -10,7 +10,7 @@ from whisperport.model.decoder import Decode, Decoder
 
 
 class CachedDecoder:
-    """Computes the logits of a growing list of tokens. The cache of the tokens already computed is reused."""
+    """Logits of a growing list of tokens: keys and values of tokens already computed are reused."""
 
     def __init__(self, decoder: Decoder, cross_kv: Sequence[tuple[Tensor, Tensor]]) -> None:
         """cross_kv: cross-attention keys (H, D, T) and values (H, T, D) of each layer."""

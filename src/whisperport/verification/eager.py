@@ -105,12 +105,12 @@ def greedy_tokens(
     max_tokens: int,
     draft: Draft,
 ) -> list[int]:
-    """The tokens that the model chooses without a cache, the end of text included where it comes.
+    """The tokens that the model chooses without a cache, with the end of text if it is reached.
 
-    `draft` only saves time. It guesses all tokens to come, and one pass without a cache over the
-    prompt and the guesses gives the model's own choice at each place. Choices are taken up to and
-    including the first that differs from its guess: all of them follow right tokens only. What
-    follows is then guessed again.
+    `draft` only saves time. It guesses all following tokens. One pass without a cache over the prompt and
+    the guesses then gives the model's own choice at each position. Choices are accepted up to and including
+    the first that differs from its guess, because up to there every choice follows correct tokens only. The
+    tokens after it are guessed again.
     """
     import torch
 
@@ -134,7 +134,7 @@ def _goes_on(generation: Generation, tokens: list[int], max_tokens: int) -> bool
 
 
 def _choice(generation: Generation, logits: "Tensor", *, at_start: bool) -> int:
-    """The most likely token that may be chosen."""
+    """The most likely token that is not suppressed."""
     allowed = logits.numpy().copy()
     allowed[list(generation.suppressed)] = -np.inf
     if at_start:
@@ -149,9 +149,10 @@ def _logits(
     tokens: list[int],
     rows: int | None = None,
 ) -> NDArray[np.float32]:
-    """Logits (K, V) after the prompt and after each of the first tokens, `KEPT_LOGITS` of them at most.
+    """Logits (K, V) after the prompt and after each of the first tokens; K is at most `KEPT_LOGITS`.
 
-    rows: no more than so many rows of prompt and tokens are given.
+    Args:
+        rows: maximum number of tokens, with the prompt, that the decoder is given; None: no maximum.
     """
     import torch
 
@@ -166,6 +167,6 @@ def _unpadded(
     tokens: list[int],
     uncached: UncachedForm,
 ) -> NDArray[np.float32]:
-    """Logits (K, V) as `ReferenceClip.logits`, of features (1, T, d) that nothing is put after."""
+    """Logits (K, V) as in `ReferenceClip.logits`, from features (1, T, d) without padding."""
     cross_kv = model.cross_kv(features, padded=False)
     return _logits(model, cross_kv, prompt, tokens, uncached.sequence_length)
