@@ -108,14 +108,17 @@ def test_both_generations_of_decoders_are_told_apart_by_their_shape(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (encoder_hef(3, frames=400), "no encoder of this checkpoint"),  # longer than it was trained
-        (encoder_hef(3, bins=128), "no encoder of this checkpoint"),
-        (encoder_hef(3, width=384), "no encoder of this checkpoint"),
+        (
+            encoder_hef(3, frames=400),
+            "is not an encoder of this checkpoint",
+        ),  # longer than it was trained
+        (encoder_hef(3, bins=128), "is not an encoder of this checkpoint"),
+        (encoder_hef(3, width=384), "is not an encoder of this checkpoint"),
         (encoder_hef(7), "for a chip that is not known here"),
         (encoder_hef(3)[:-1], "damaged"),
-        (hef_bytes(3, {}, {}), "does not say which shapes"),
-        (b"hello", "no HEF"),
-        (_decoder((ROWS, 1, 64)), "no encoder of this checkpoint"),
+        (hef_bytes(3, {}, {}), "the shapes of encoder.hef are not known"),
+        (b"hello", "is not a HEF"),
+        (_decoder((ROWS, 1, 64)), "is not an encoder of this checkpoint"),
     ],
     ids=["window", "bins", "width", "chip", "cut", "older", "text", "decoder"],
 )
@@ -160,7 +163,7 @@ def test_what_a_target_does_not_import_is_rejected(tiny_checkpoint, tmp_path, op
 @pytest.mark.parametrize("embeddings", [(ROWS, 1, 384), (ROWS, 2, 64)], ids=["width", "layout"])
 def test_a_decoder_of_another_checkpoint_is_rejected(tiny_checkpoint, tmp_path, embeddings):
     decoder = _file(tmp_path, _decoder(embeddings), "decoder.hef")
-    with pytest.raises(BundleError, match="no decoder of this checkpoint"):
+    with pytest.raises(BundleError, match="is not a decoder of this checkpoint"):
         import_artifact(
             _file(tmp_path, encoder_hef(3)),
             tiny_checkpoint,
