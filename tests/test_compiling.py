@@ -284,7 +284,7 @@ def test_without_a_device_a_compiled_bundle_is_judged_by_its_words_and_dead_fram
         (_hefs(architecture=1), "another chip"),
         ({**_hefs(), "encoder": encoder_hef(3)[:-4]}, "damaged"),
         ({**_hefs(), "encoder": encoder_hef(3, frames=1000)}, "does not compute"),
-        ({**_hefs(), "encoder": b""}, "no HEF"),
+        ({**_hefs(), "encoder": b""}, "is not a HEF"),
     ],
     ids=["chip", "truncated", "window", "empty"],
 )
