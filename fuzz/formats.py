@@ -123,7 +123,16 @@ def _transcribe(folder: Path) -> None:
 
     bundle = str(folder / BUNDLE)
     form = _one_of(("json", "txt", "srt", "tsv"), folder / BUNDLE / "manifest.json")
-    arguments = ("--threads", "1", "--output-format", form, "--language", "en", "--max-tokens", "12")
+    arguments = (
+        "--threads",
+        "1",
+        "--output-format",
+        form,
+        "--language",
+        "en",
+        "--max-tokens",
+        "12",
+    )
     whisperport("transcribe", str(folder / CLIP), "--bundle", bundle, *arguments)
 
 
