@@ -1,13 +1,12 @@
-"""Measure memory and loading time of the ONNX programs, with shared weights and with separate weights.
+"""Measure memory and loading time of programs, with shared weights and with separate weights.
 
-    python benchmarks/memory.py [--sizes tiny base small] [--work build/memory] [--rounds 5]
+    python benchmarks/memory.py [--target onnxruntime] [--sizes tiny base small] [--work DIR] [--rounds 5]
 
 Bundles with Whisper's sizes and random float16 weights are exported to `--work` unless they exist.
-*Separate*: every program is loaded alone, so its session has its own packed weights. *Shared*: programs are
-loaded as in a bundle. Memory is the resident memory of a new process minus that before loading. A window
+*Separate*: every program has its own packed weights. *Shared*: programs are loaded as in a bundle. Memory is the resident memory of a new process minus that before loading. A window
 has 30 s, a prompt of 200 tokens, 30 steps, and word timestamps. Times of programs are CPU time on one
 thread; separate and shared take turns, so that other load on the machine affects both alike. Writes
-`results/memory_DATE.json` and prints tables.
+`results/memory_TARGET_DATE.json` and prints tables.
 """
 
 import argparse
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from sizes import SIZES
@@ -48,24 +48,26 @@ def main() -> None:
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["tiny", "base", "small"])
     parser.add_argument("--work", type=Path, default=Path("build/memory"))
+    parser.add_argument("--target", choices=("onnxruntime", "xnnpack"), default="onnxruntime")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        print(json.dumps(one_process(chosen.work, chosen.child)))
+        print(json.dumps(one_process(chosen.work, chosen.child, chosen.target)))
         return
     rows = []
     for size in chosen.sizes:
-        folder = exported(size, chosen.work)
-        memory = {way: in_a_process_of_its_own(folder, way) for way in WAYS}
-        rows.append({"size": size, "memory": memory, "programs": speeds(folder, chosen.rounds)})
+        folder = exported(size, chosen.work, chosen.target)
+        memory = {way: in_a_process_of_its_own(folder, way, chosen.target) for way in WAYS}
+        programs = speeds(folder, chosen.target, chosen.rounds)
+        rows.append({"size": size, "memory": memory, "programs": programs})
         show(rows[-1])
         save(rows, chosen)
 
 
-def exported(size: str, work: Path) -> Path:
+def exported(size: str, work: Path, target: str) -> Path:
     """Return a bundle with random weights; export it if needed. It is not verified."""
-    folder = work / size
+    folder = work / f"{size}-{target}"
     if folder.exists():
         return folder
     import torch
@@ -98,38 +100,48 @@ def exported(size: str, work: Path) -> Path:
     options = ExportOptions(
         clips=[Clip("hiss", "", hiss.astype(np.float32))], allow_unverified=True, run=ONE_THREAD
     )
-    export(checkpoint, "onnxruntime", folder, options, progress=print)
+    export(checkpoint, target, folder, options, progress=print)
     return folder
 
 
-def loaded(bundle: Bundle, way: str) -> dict[str, Runner]:
-    target, entries = get_target("onnxruntime"), bundle.manifest.programs
+def loaded(bundle: Bundle, way: str, target_name: str) -> dict[str, Runner]:
+    """Load all programs. XNNPACK: load separate weights first; sharing cannot be switched off again."""
+    target, entries = get_target(target_name), bundle.manifest.programs
     if way == "shared":
         return target.load(bundle.folder, entries, ONE_THREAD)
     runners: dict[str, Runner] = {}
-    for entry in entries:
-        runners |= target.load(bundle.folder, [entry], ONE_THREAD)
+    with patch("whisperport.targets.xnnpack.runtime.share_packed_weights", lambda: False):
+        for entry in entries:
+            runners |= target.load(bundle.folder, [entry], ONE_THREAD)
     return runners
 
 
-def in_a_process_of_its_own(folder: Path, way: str) -> dict[str, float]:
+def in_a_process_of_its_own(folder: Path, way: str, target: str) -> dict[str, float]:
     """Measure in two new processes; return the mean of each figure."""
-    command = [sys.executable, __file__, "--work", str(folder), "--child", way]
+    command = [sys.executable, __file__, "--work", str(folder), "--child", way, "--target", target]
     outputs = [
-        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        json.loads(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[
+                -1
+            ]
+        )
         for _ in range(2)
     ]
     return {name: statistics.mean(found[name] for found in outputs) for name in outputs[0]}
 
 
-def one_process(folder: Path, way: str) -> dict[str, float]:
+def one_process(folder: Path, way: str, target: str) -> dict[str, float]:
     """Measure seconds and MiB for loading a bundle, and MiB after two windows."""
     import google.protobuf.message  # noqa: F401  # imports are not counted
-    import onnxruntime  # noqa: F401
+
+    if target == "onnxruntime":
+        import onnxruntime  # noqa: F401
+    else:
+        import executorch.runtime  # noqa: F401
 
     bundle = Bundle.open(folder, check_hashes=False)
     before, cpu, wall = resident("VmRSS"), time.process_time(), time.perf_counter()
-    runners = loaded(bundle, way)
+    runners = loaded(bundle, way, target)
     found = {"load_s": time.perf_counter() - wall, "load_cpu_s": time.process_time() - cpu}
     found |= {"loaded_mib": resident("VmRSS") - before, "peak_mib": resident("VmHWM") - before}
     manifest = bundle.manifest
@@ -157,10 +169,10 @@ def resident(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
-def speeds(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
+def speeds(folder: Path, target: str, rounds: int) -> dict[str, dict[str, float]]:
     """Measure milliseconds per run, and the median of the rounds' ratios of shared to separate."""
     bundle = Bundle.open(folder)
-    both = {way: loaded(bundle, way) for way in WAYS}
+    both = {way: loaded(bundle, way, target) for way in WAYS}
     found = {}
     for name in both["shared"]:
         times: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -203,15 +215,20 @@ def show(row: dict[str, Any]) -> None:
 def save(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> None:
     today = datetime.date.today().isoformat()
     result = {
-        "what": "ONNX programs with separate and with shared weights, one thread, CPU time",
+        "what": "programs with separate and with shared weights, one thread, CPU time",
         "rows": rows,
         "machine": machine(),
-        "versions": versions(("whisperport", "onnxruntime", "numpy")),
+        "versions": versions(
+            ("whisperport", chosen.target.replace("xnnpack", "executorch"), "numpy")
+        ),
         "measured_on": today,
-        "command": f"python benchmarks/memory.py --sizes {' '.join(chosen.sizes)} "
+        "command": f"python benchmarks/memory.py --target {chosen.target} "
+        f"--sizes {' '.join(chosen.sizes)} "
         f"--rounds {chosen.rounds}",
     }
-    (RESULTS / f"memory_{today}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / f"memory_{chosen.target}_{today}.json").write_text(
+        json.dumps(result, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
