@@ -1,10 +1,11 @@
 """Measure memory and loading time of programs, with shared weights and with separate weights.
 
-    python benchmarks/memory.py [--target onnxruntime] [--sizes tiny base small] [--work DIR] [--rounds 5]
+    python benchmarks/memory.py [--target xnnpack] [--sizes tiny base small] [--work DIR] [--rounds 5]
 
 Bundles with Whisper's sizes and random float16 weights are exported to `--work` unless they exist.
-*Separate*: every program has its own packed weights. *Shared*: programs are loaded as in a bundle. Memory is the resident memory of a new process minus that before loading. A window
-has 30 s, a prompt of 200 tokens, 30 steps, and word timestamps. Times of programs are CPU time on one
+*Separate*: every program has its own packed weights. *Shared*: programs are loaded as in a bundle. Memory
+is the resident memory of a new process minus that before loading. A window has 30 s, a prompt of 200
+tokens, 30 steps, and word timestamps. Times of programs are CPU time on one
 thread; separate and shared take turns, so that other load on the machine affects both alike. Writes
 `results/memory_TARGET_DATE.json` and prints tables.
 """

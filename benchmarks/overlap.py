@@ -67,7 +67,7 @@ class Switched(Runner):
     """A runner that waits for the lock while the switch is on; otherwise any thread may run it."""
 
     def __init__(self, inner: Runner, switch: Switch) -> None:
-        super().__init__(inner.spec, inner.turn)
+        super().__init__(inner.spec, inner.run_lock)
         self.inner, self.switch = inner, switch
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:

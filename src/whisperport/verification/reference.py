@@ -77,6 +77,7 @@ class Reference:
 
 def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
     logits = _of(arrays[f"logits_{i}"], np.float32, 2)
+    uncached = arrays.get(f"uncached_logits_{i}", arrays.get(f"full_logits_{i}", logits[:0]))
     return ReferenceClip(
         name=str(arrays["names"][i]),
         text=str(arrays["texts"][i]),
@@ -85,7 +86,7 @@ def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
         tokens=tuple(int(t) for t in _of(arrays[f"tokens_{i}"], np.int64, 1)),
         features=_of(arrays[f"features_{i}"], np.float32, 2),
         logits=logits,
-        uncached_logits=_of(arrays.get(f"uncached_logits_{i}", logits[:0]), np.float32, 2),
+        uncached_logits=_of(uncached, np.float32, 2),  # format version 1 calls them full logits
     )
 
 
