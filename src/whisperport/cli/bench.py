@@ -54,8 +54,8 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     default=3,
     show_default=True,
     metavar="N",
-    help="Number of rounds. In each, every bundle is loaded and transcribes AUDIO once; the round "
-    "with the median time is shown",
+    help="Number of rounds. In each, every bundle is loaded and transcribes AUDIO once; for "
+    "each bundle, its round with the median time is shown",
 )
 @option(
     "--word-timestamps",
@@ -69,7 +69,8 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     show_default="known for audio files that come with whisperport",
-    help="UTF-8 text file with the correct transcript of AUDIO, to compute the error rate",
+    help="UTF-8 text file with the correct transcript of AUDIO. Without it, the error rate is shown only "
+    "for audio files that come with whisperport",
 )
 @option(
     "--errors-in",
@@ -96,9 +97,10 @@ def bench(
 ) -> None:
     """Measure time, memory and error rate of transcribing AUDIO with one or more bundles.
 
-    The time is split into loading, mel spectrogram, each program, and Python. Each BUNDLE is a folder.
-    Several bundles run in turn, round by round, and are compared. Without BUNDLE, the small model that
-    comes with whisperport is measured; without AUDIO, an audio file that comes with whisperport is used.
+    The time is split into loading, mel spectrogram, each program, and the rest (Python code). Each BUNDLE
+    is a folder. Several bundles run in turn, round by round, and are compared. Without BUNDLE, the small
+    model that comes with whisperport is measured; without AUDIO, an audio file that comes with whisperport
+    is used.
 
     \b
     Examples:

@@ -61,7 +61,7 @@ HEADINGS: dict[FindingKind, str] = {
     group="Fix",
     type=click.Path(path_type=Path),
     metavar="FILE.pt2",
-    help="File that --fix writes the fixed program to",
+    help="File that --fix writes the fixed program to; required with --fix",
 )
 @option(
     "--overwrite", group="Fix", is_flag=True, help="Let --fix replace the file if it already exists"
@@ -87,7 +87,7 @@ HEADINGS: dict[FindingKind, str] = {
     "every_node",
     group="Output",
     is_flag=True,
-    help="List every node with its reason, in addition to one row per kind of node",
+    help="List every rejected node with its reason, in addition to one row per kind of node",
 )
 @as_json
 def check(
@@ -101,18 +101,19 @@ def check(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """List the nodes of a program that a target rejects, why, what they cost, and which rewrite helps.
+    """List the nodes of a program that a target rejects, with reasons, cost and the rewrite that helps.
 
     PROGRAM is a .pt2, .onnx or .tflite file of any model, or a bundle. The target's compiler is not
-    needed. The exit status is 1 if a node is rejected. Some vendors publish no list of supported
+    needed. The cost is the share of the program's operations and bytes. The exit status is 1 if a node
+    is rejected. Some vendors publish no list of supported
     operators. For their targets, nodes that were not seen in programs known to compile are listed in a
     separate table. They may compile, and do not change the exit status.
 
     With --fix, the target's rewrites are applied to a .pt2 file. Each rewrite is verified: the program
     runs in PyTorch before and after it, on random inputs, and on speech if an input is a mel spectrogram.
-    Parts that move to the host, such as the token embedding lookup, are described in files beside
-    FILE.pt2. The exit status is 1 if a rewrite fails its verification or a node remains rejected that
-    must run on the target.
+    Parts that move to the host, such as the token embedding lookup, are written to files beside
+    FILE.pt2. The exit status is then 1 only if a rewrite fails its verification, or a rejected node that
+    computes something remains.
 
     \b
     Examples:

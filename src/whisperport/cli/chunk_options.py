@@ -24,7 +24,8 @@ chunk_options = together(
         default=1,
         show_default=True,
         metavar="N",
-        help="Number of speech chunks transcribed in parallel; requires --vad. Use with --threads 1",
+        help="Number of speech chunks transcribed in parallel; requires --vad. Fastest with "
+        "--threads 1, because each worker uses --threads threads",
     ),
 )
 

@@ -22,16 +22,18 @@ from whisperport.cli.options import (
     pairs,
     stall_after,
     target_option,
-    threads,
+    threads_for_calibration,
     trust,
 )
 from whisperport.cli.verb import Verb, option
 from whisperport.compiling import CompiledProgram, CompileOptions
 from whisperport.compiling import compile as run_compile
 from whisperport.targets import TARGETS
+from whisperport.toolchain.interpreter import variable
 from whisperport.watchdog import run_watched
 
-TOOLCHAINS = ", ".join(dict.fromkeys(t.compiler.toolchain for t in TARGETS if t.compiler))
+TOOLCHAINS = list(dict.fromkeys(t.compiler.toolchain for t in TARGETS if t.compiler))
+VARIABLES = ", ".join(variable(toolchain) for toolchain in TOOLCHAINS)
 STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no progress meanwhile
 
 
@@ -49,7 +51,8 @@ STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no pro
     metavar="PATH",
     show_default="those of the previous run, else the few that come with whisperport",
     help="Folder of audio files that resemble what the device will record, or an .npy file of log-mel "
-    "spectrograms. The compiler derives quantization ranges from them",
+    "spectrograms (clips, mel bins, frames of one window). The compiler derives quantization ranges "
+    "from them",
 )
 @option(
     "--force",
@@ -65,9 +68,9 @@ STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no pro
     group="Target",
     multiple=True,
     metavar="NAME=PYTHON",
-    show_default="the environment variable WHISPERPORT_TOOLCHAIN_NAME, else this interpreter",
-    help=f"Python interpreter in which a vendor's SDK is installed. NAME is one of: {TOOLCHAINS}. May "
-    "be repeated",
+    show_default=f"the environment variable {VARIABLES}, else this interpreter",
+    help="Python interpreter in which a vendor's SDK is installed, for example "
+    f"{TOOLCHAINS[0]}=/opt/sdk/bin/python. NAME is one of: {', '.join(TOOLCHAINS)}. May be repeated",
 )
 @option(
     "--work",
@@ -78,7 +81,7 @@ STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no pro
     help="Folder for the results of finished stages, which the next run uses again",
 )
 @as_json
-@threads
+@threads_for_calibration
 @stall_after(STALL_MIN)
 @trust
 def compile_verb(
@@ -96,13 +99,14 @@ def compile_verb(
     """Compile a bundle's programs with the vendor's compiler, and write the result into the bundle.
 
     The compiler runs in the Python interpreter in which it is installed. The results of finished stages
-    are kept and used again. If the compiler is not installed on this machine, a folder is written to
-    copy to a machine that has it; the script compile.py in the folder runs the compiler there.
+    are kept in --work and used again. If the compiler is not installed on this machine, the command
+    prepares --work and tells what to do: copy that folder to a machine that has the compiler, run the
+    script compile.py in it there, copy the folder back, and run this command again.
 
     \b
     Examples:
       $ whisperport compile build/tiny-npu --calibration calibration_audio
-      $ whisperport compile build/tiny-npu --force --threads 4
+      $ whisperport compile build/tiny-npu --calibration noisy_audio --force
     """
     options = CompileOptions(
         calibration=calibration,

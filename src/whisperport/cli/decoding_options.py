@@ -94,8 +94,8 @@ decoding_options = together(
         group=DECODING,
         type=IntRange(1, 1000),
         metavar="N",
-        show_default="224, half the decoder's context",
-        help="Maximum number of tokens decoded per window",
+        show_default="half the decoder's context, 224",
+        help="Maximum number of tokens decoded per window. The decoder's context, 448, also limits it",
     ),
     option(
         "--temperature",
@@ -130,9 +130,9 @@ decoding_options = together(
         group=DECODING,
         type=FloatRange(0, 1),
         metavar="NUMBER",
-        show_default="divide by the number of tokens",
-        help="Exponent alpha of the length penalty, by which candidates of beam search or sampling "
-        "are ranked",
+        show_default="none: by log-probability / tokens",
+        help="Rank candidates of beam search or sampling by log-probability / ((5 + tokens) / 6)^A; this "
+        "is A",
     ),
     option(
         "--best-of",
@@ -158,7 +158,7 @@ decoding_options = together(
         group=DECODING,
         default=True,
         show_default=True,
-        help="Do not let a window's text begin with a space or be empty",
+        help="Forbid a lone space and the end of the text as the first token of a window",
     ),
     option(
         "--max-initial-timestamp",
@@ -166,15 +166,15 @@ decoding_options = together(
         type=number_or_none,
         metavar="SECONDS",
         default=1.0,
-        show_default="1; 0 to 30, or none",
-        help="Latest position in a window at which its first segment may start; none sets no limit",
+        show_default="1; values: 0 to 30, or none",
+        help="Latest position in a window at which its first segment may start; `none` sets no limit",
     ),
     option(
         "--repetition-penalty",
         group=DECODING,
         type=FloatRange(1, 10),
         metavar="NUMBER",
-        show_default="1; 1.1 in bundles with a short window",
+        show_default="1, or 1.1 if the bundle's window is shorter than the checkpoint's 30 s",
         help="Factor that makes tokens already emitted in a window less probable; 1 changes nothing",
     ),
     option(
@@ -184,7 +184,7 @@ decoding_options = together(
         metavar="N",
         default=0,
         show_default=True,
-        help="Do not emit the same N tokens in a row twice in a window; 0 allows it",
+        help="No sequence of N tokens may occur twice in a window; 0 turns this off",
     ),
     option(
         "--initial-prompt",
@@ -203,7 +203,7 @@ decoding_options = together(
         "--condition-on-previous-text/--no-condition-on-previous-text",
         group=PROMPT,
         default=None,
-        show_default="on; off in bundles with a short window",
+        show_default="on, or off if the bundle's window is shorter than the checkpoint's 30 s",
         help="Use the previous window's text as the prompt of the next",
     ),
     option(
@@ -219,9 +219,9 @@ decoding_options = together(
         type=number_or_none,
         metavar="NUMBER",
         default=2.4,
-        show_default="2.4; 0 to 1000, or none",
+        show_default="2.4; values: 0 to 1000, or none",
         help="Decode a window again at the next temperature if the zlib compression ratio of its text "
-        "is above this, a sign of repetition; none turns this off",
+        "is above this, a sign of repetition; `none` turns this off",
     ),
     option(
         "--logprob-threshold",
@@ -229,9 +229,9 @@ decoding_options = together(
         type=number_or_none,
         metavar="NUMBER",
         default=-1.0,
-        show_default="-1; -1000 to 0, or none",
+        show_default="-1; values: -1000 to 0, or none",
         help="Decode a window again at the next temperature if the average log-probability of its "
-        "tokens is below this; none turns this off",
+        "tokens is below this; `none` turns this off",
     ),
     option(
         "--no-speech-threshold",
@@ -239,18 +239,18 @@ decoding_options = together(
         type=number_or_none,
         metavar="NUMBER",
         default=0.6,
-        show_default="0.6; 0 to 1, or none",
+        show_default="0.6; values: 0 to 1, or none",
         help="Skip a window as silence if the probability of no speech is above this and the average "
-        "log-probability is below --logprob-threshold; none turns this off",
+        "log-probability is below --logprob-threshold; `none` turns this off",
     ),
     option(
         "--hallucination-silence-threshold",
         group=FALLBACK,
         type=number_or_none,
         metavar="SECONDS",
-        show_default="none; 0 to 1000",
-        help="Skip silence longer than this before or after text that is probably a hallucination. "
-        "Requires --word-timestamps",
+        show_default="none; values: 0 to 1000, or none",
+        help="Drop text that is probably a hallucination if silence longer than this is before or after "
+        "it. Requires --word-timestamps",
     ),
 )
 word_options = together(

@@ -48,7 +48,7 @@ TEXT_WIDTH = 50  # characters; the table then fits 100 columns
     show_default=True,
     metavar="DIR",
     group="Output",
-    help="Folder to write the bundles to, one folder per target",
+    help="Folder to write the bundles to, one folder per target; bundles there are replaced",
 )
 @option(
     "--target",
@@ -67,12 +67,12 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
     """Export the small model that comes with whisperport, verify it, and transcribe sample audio.
 
     For each target, the table shows the number of delegated nodes, the numerical difference from PyTorch,
-    the word error rate and the speed. The first run takes minutes.
+    the word error rate and the speed. It takes minutes.
 
     \b
     Examples:
       $ whisperport demo
-      $ whisperport demo --target onnxruntime --out build/demo
+      $ whisperport demo --target onnxruntime --out build/onnx-demo
     """
     for target in targets:
         _check_installed(target)

@@ -26,8 +26,8 @@ CORE = "the core"
 def doctor(as_json: bool) -> None:
     """Show which packages are installed, and how to install those that are missing.
 
-    The exit status is 1 if a package of the core is missing or the bundle that comes with whisperport is
-    damaged.
+    The exit status is 1 if a package that whisperport always needs is missing, or the bundle that comes
+    with whisperport is damaged.
 
     \b
     Examples:

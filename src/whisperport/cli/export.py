@@ -62,14 +62,15 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     multiple=True,
     metavar="[PROGRAM=]NAME",
     show_default="the target's",
-    help="Precision of all programs on --target, or of one program; may be repeated. Known are "
+    help="Precision of all programs on --target, or of one program; may be repeated. Allowed: "
     + targets_by(lambda spec: ", ".join(spec.precisions)),
 )
 @option(
     "--uncached-decoder",
     group="Target",
     is_flag=True,
-    help="Also export a decoder without KV cache, if the target can run it",
+    help="Also export uncached_decoder, a decoder without KV cache. An error if the target cannot run "
+    "it",
 )
 @target_option
 @option(
@@ -87,7 +88,8 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     type=float,
     metavar="SECONDS",
     show_default="the length of --window",
-    help="Length of audio put into each window, at most --window; silence fills the rest",
+    help="Length of audio put into each window: a multiple of 0.02, from 1 to --window; silence fills "
+    "the rest",
 )
 @option(
     "--padding",
@@ -95,9 +97,9 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     type=click.Choice(PADDINGS),
     default=DEFAULT_PADDING,
     show_default=True,
-    help="What extends the audio context of a short window to --pad-to: nothing, zeros after the "
-    "encoder's output (features), zeros after the cross-attention keys and values, or the encoder's "
-    "output for silence",
+    help="How a window shorter than --pad-to is padded: not at all (none; --pad-to then has no effect), "
+    "with zeros after the encoder's output (features), with zeros after the cross-attention keys and "
+    "values, or with the encoder's output for silence",
 )
 @option(
     "--pad-to",
@@ -105,8 +107,8 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     type=float,
     metavar="SECONDS",
     show_default="the checkpoint's, 30",
-    help="Length of the audio context that the decoder attends to, padding included; a multiple of "
-    "0.02, at least --window",
+    help="Length of the audio context that the decoder attends to, padding included: a multiple of "
+    "0.02, from --window to the checkpoint's length",
 )
 @bundle_out
 @as_json

@@ -52,8 +52,7 @@ IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is n
     group="Model",
     multiple=True,
     metavar="PROGRAM=FILE",
-    help="Compiled file of another program, for example uncached_decoder=decoder.bin; may be "
-    "repeated",
+    help="Compiled file of another program that the vendor published: uncached_decoder=FILE",
 )
 @option(
     "--target",
@@ -62,7 +61,8 @@ IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is n
     default="",
     metavar="NAME",
     show_default="the target that FILE was compiled for",
-    help=f"Target that runs FILE: {', '.join(IMPORTERS)}",
+    help="Target that runs FILE: "
+    + ", ".join(f"{name} ({one.suffix} files)" for name, one in IMPORTERS.items()),
 )
 @target_option
 @bundle_out
@@ -83,8 +83,8 @@ def import_verb(
     """Make a bundle from FILE, the compiled Whisper encoder that a vendor published.
 
     The window and the target are read from FILE. Its shapes are compared with the checkpoint, from which
-    all other programs are exported. FILE itself is not run: for the verification, the encoder is emulated
-    on the CPU. Run `whisperport verify BUNDLE --record` on the device to verify FILE.
+    all other programs are exported. FILE itself is not run: the verification runs the checkpoint's
+    encoder on the CPU in its place. Run `whisperport verify BUNDLE --record` on the device to verify FILE.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
     show_default="random values; random integers from 0 to 99",
-    help="Inputs of the program, as one array per input name",
+    help="Inputs of the program, as one array per input name; for a bundle, with one --program",
 )
 @option(
     "--repeat",
@@ -83,8 +83,8 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
     group="Runtime",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set an option of the runtime, for example provider=CUDAExecutionProvider for an .onnx "
-    "file; may be repeated",
+    help="Set an option of the runtime. Known is provider, the execution provider of an .onnx file, for "
+    "example provider=CUDAExecutionProvider; may be repeated",
 )
 @option(
     "--trust",

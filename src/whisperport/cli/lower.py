@@ -62,7 +62,7 @@ from whisperport.watchdog import run_watched
     type=IntRange(min=3),
     metavar="N",
     show_default="4 for onnxruntime, else the target's limit",
-    help="Maximum number of axes of a tensor. Axes of larger tensors are merged; if that is not "
+    help="Maximum number of axes of a tensor. Axes of tensors with more are merged; if that is not "
     "possible, the program is rejected",
 )
 @option(
@@ -72,7 +72,7 @@ from whisperport.watchdog import run_watched
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File to write; its suffix depends on the target: "
+    help="File to write; an existing file is replaced. Its suffix depends on the target: "
     + targets_by(lambda spec: spec.lowered_suffix),
 )
 @as_json
@@ -82,8 +82,8 @@ from whisperport.watchdog import run_watched
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
-    help="Additional inputs on which the two are compared, as one array per input name; may be "
-    "repeated",
+    help="Additional inputs on which PROGRAM and the lowered file are compared, as one array per input "
+    "name; may be repeated",
 )
 @option(
     "--allow-unequal",

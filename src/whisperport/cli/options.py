@@ -30,6 +30,14 @@ threads = option(
     show_default="chosen by each runtime",
     help="Number of CPU threads that each runtime uses",
 )
+threads_for_calibration = option(
+    "--threads",
+    group="Runtime",
+    type=IntRange(1, MAX_THREADS),
+    metavar="N",
+    show_default="chosen by the runtime",
+    help="Number of CPU threads for computing the calibration set. It does not limit the compiler",
+)
 no_preflight = option(
     "--no-preflight",
     group="Runtime",
@@ -47,7 +55,8 @@ def stall_after(minutes: int) -> Decorator:
         default=minutes,
         show_default=True,
         metavar="MINUTES",
-        help="Stop with an error if a single stage takes longer than this many minutes",
+        help="Time limit in minutes for each stage, such as lowering one program; a longer stage stops "
+        "the command with an error",
     )
 
 
@@ -58,7 +67,7 @@ target_option = option(
     group="Target",
     multiple=True,
     metavar="TARGET.NAME=VALUE",
-    help="Set an option of a target, listed below; may be repeated",
+    help="Set an option of a target. The options are listed below; may be repeated",
 )
 run_option = option(
     "--run-option",

@@ -8,7 +8,7 @@ from whisperport.cli.console import print_warning
 from whisperport.cli.verb import IntRange, option, together
 from whisperport.text import SubtitleOptions
 
-SUBTITLES = "Subtitles (--output-format srt or vtt, with --word-timestamps or --live)"
+SUBTITLES = "Subtitles (need --output-format srt or vtt, and also --word-timestamps or --live)"
 
 subtitle_options = together(
     option(
@@ -31,8 +31,8 @@ subtitle_options = together(
         type=IntRange(min=1),
         metavar="N",
         show_default="no limit",
-        help="Maximum number of lines per subtitle; a subtitle may then span segments. Has no "
-        "effect without --max-line-width",
+        help="Maximum number of lines per subtitle. One subtitle may then contain text of several "
+        "segments. Has no effect without --max-line-width",
     ),
     option(
         "--max-words-per-line",
@@ -40,8 +40,8 @@ subtitle_options = together(
         type=IntRange(min=1),
         metavar="N",
         show_default="no limit",
-        help="Maximum number of words per subtitle. Has no effect with --max-line-width and "
-        "--max-line-count",
+        help="Maximum number of words per subtitle. Has no effect if both --max-line-width and "
+        "--max-line-count are given",
     ),
 )
 

@@ -89,6 +89,8 @@ class _Option(click.Option):
         extra = super().get_help_extra(ctx)
         if isinstance(self.show_default, str):
             extra["default"] = self.show_default
+        if "range" in extra:
+            extra["range"] = f"values: {extra['range']}"
         return extra
 
 

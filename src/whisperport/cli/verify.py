@@ -54,13 +54,16 @@ def verify(
     record: bool,
     as_json: bool,
 ) -> None:
-    """Run a bundle's programs on this machine and compare them with the reference in the bundle.
+    """Run a bundle's programs on this machine and compare them with its reference.
+
+    The reference is what PyTorch computed for a few audio clips when the bundle was exported; it is stored
+    in the bundle, with the clips.
 
     \b
     Four levels are compared:
       arrays     the outputs of each program
-      tokens     the tokens decoded from each clip
-      words      the word error rate over all clips
+      tokens     the tokens decoded from each of these clips
+      words      the transcripts of all clips, by their word error rate against the true text
       isolation  the result of a clip, with and without other clips before it
 
     PyTorch is needed only if a runtime of the bundle needs it. The exit status is 1 if a comparison

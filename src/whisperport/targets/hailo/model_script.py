@@ -58,8 +58,9 @@ class ScriptOptions:
     sixteen_bit: Annotated[
         SixteenBit,
         Option(
-            "Layers computed in 16 bits: element-wise additions (adds); those and the layers in Hailo's "
-            "published scripts, valid only for Hailo's own graphs (published-layers); or none (nothing)"
+            "Layers computed in 16 bits: element-wise additions (adds); these and the layers in Hailo's "
+            "published scripts, for ONNX files that Hailo's own export code wrote, which `whisperport "
+            "export` does not write (published-layers); or no layer (nothing)"
         ),
     ] = "adds"
     emulate: Annotated[

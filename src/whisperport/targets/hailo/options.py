@@ -28,8 +28,8 @@ class LowerOptions:
     sequence_length: Annotated[
         int | None,
         Option(
-            "Sequence length of the uncached decoder, in tokens; at most the decoder's positions, 448; "
-            "the default is the length in Hailo's published program for this model width",
+            "Sequence length of the uncached decoder, in tokens, at most 448; the default is the length of "
+            "Hailo's published decoder: 32 for tiny, 24 for base (64 on Hailo-10H), else 32",
             low=8,
         ),
     ] = None
