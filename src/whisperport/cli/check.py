@@ -53,7 +53,7 @@ HEADINGS: dict[FindingKind, str] = {
     group="Fix",
     is_flag=True,
     help="Apply the rewrites that the target needs, verify each numerically, and write the fixed "
-    "program to --out",
+    "program to --out. A rewrite that fails its verification is not applied",
 )
 @option(
     "--out",

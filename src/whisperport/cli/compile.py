@@ -78,7 +78,8 @@ STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no pro
     type=click.Path(path_type=Path),
     metavar="DIR",
     show_default="BUNDLE.compile",
-    help="Folder for the results of finished stages, which the next run uses again",
+    help="Folder for the results of finished stages. The next run uses them again; a stage runs again "
+    "if its inputs changed, such as the calibration audio or an option",
 )
 @as_json
 @threads_for_calibration

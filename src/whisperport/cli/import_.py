@@ -88,8 +88,8 @@ def import_verb(
 
     \b
     Examples:
-      $ whisperport import encoder.bin --checkpoint tiny --out build/tiny-npu
-      $ whisperport import encoder.bin --checkpoint openai/whisper-base --out build/base-npu
+      $ whisperport import FILE --checkpoint tiny --out build/tiny-npu
+      $ whisperport import FILE --checkpoint openai/whisper-base --out build/base-npu
     """
     options = ImportOptions(
         target=target,

@@ -58,9 +58,9 @@ class ScriptOptions:
     sixteen_bit: Annotated[
         SixteenBit,
         Option(
-            "Layers computed in 16 bits: element-wise additions (adds); these and the layers in Hailo's "
-            "published scripts, for ONNX files that Hailo's own export code wrote, which `whisperport "
-            "export` does not write (published-layers); or no layer (nothing)"
+            "Layers computed in 16 bits. adds: element-wise additions; nothing: none; published-layers: the "
+            "additions and the layers named in Hailo's published scripts. The compiler rejects "
+            "published-layers for files of `whisperport export`, whose layers have other names"
         ),
     ] = "adds"
     emulate: Annotated[
