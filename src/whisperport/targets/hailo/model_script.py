@@ -58,8 +58,8 @@ class ScriptOptions:
     sixteen_bit: Annotated[
         SixteenBit,
         Option(
-            "Layers computed in 16 bits. adds: element-wise additions; nothing: none; published-layers: the "
-            "additions and the layers named in Hailo's published scripts. The compiler rejects "
+            "Layers computed in 16 bits. adds: element-wise additions; nothing: none; published-layers: "
+            "the additions and the layers named in Hailo's published scripts. The compiler rejects "
             "published-layers for files of `whisperport export`, whose layers have other names"
         ),
     ] = "adds"
