@@ -129,7 +129,7 @@ def test_silence_is_passed_over(
         (np.empty(0, np.float32), "no samples"),
         (np.zeros(1, np.float32), "too short"),
         (np.full(3200, np.nan, np.float32), "NaN"),
-        (np.full(3200, 1000.0, np.float32), "reach 1000"),
+        (np.full(3200, 1000.0, np.float32), "values up to 1000"),
         (np.zeros((2, 3200), np.float32), "mono"),
         (np.array(["hello"] * 3200), "dtype"),
     ],

@@ -139,7 +139,7 @@ def test_its_compiler_and_its_importer_describe_their_options(target: Target, ki
 
     for one in describe(described.options):
         assert one.values
-        assert 0 < len(one.help) < 90
+        assert 0 < len(one.help) < 320  # four lines of 80 columns
         assert not one.help.endswith(".")
     assert parse_options(described.options, {}, target.spec.name) == described.options()
     assert described.suffix.startswith(".")

@@ -70,7 +70,7 @@ STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no pro
     metavar="NAME=PYTHON",
     show_default=f"the environment variable {VARIABLES}, else this interpreter",
     help="Python interpreter in which a vendor's SDK is installed, for example "
-    f"{TOOLCHAINS[0]}=/opt/sdk/bin/python. NAME is one of: {', '.join(TOOLCHAINS)}. May be repeated",
+    f"{TOOLCHAINS[0]}=sdk/bin/python. NAME is one of: {', '.join(TOOLCHAINS)}. May be repeated",
 )
 @option(
     "--work",

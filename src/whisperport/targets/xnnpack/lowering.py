@@ -32,6 +32,8 @@ def lower_to_pte(
     from whisperport.programs.node_history import shared_node_history
     from whisperport.programs.shared_weights import shared_weights
 
+    _import_executorch()
+    path.parent.mkdir(exist_ok=True)
     with weights_on_disk(path.parent):
         edge, delegated = _lower_to_edge(programs, progress)
         progress("writing the ExecuTorch file")
@@ -39,6 +41,19 @@ def lower_to_pte(
             edge.to_executorch().write_to_file(file)
     found = _delegation(path)
     return {name: {"delegated": n, **found[name].to_json()} for name, n in delegated.items()}
+
+
+def _import_executorch() -> None:
+    """Import what lowering needs, with the text that it prints kept off the screen."""
+    from whisperport.inspection.quiet import quiet
+
+    try:
+        with quiet():
+            import executorch.backends.xnnpack.partition.xnnpack_partitioner
+            import executorch.devtools.backend_debug
+            import executorch.exir  # noqa: F401
+    except ImportError as error:
+        raise missing(error) from error
 
 
 def _delegation(path: Path) -> "dict[str, Delegation]":
@@ -54,21 +69,14 @@ def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[A
 
     Programs are lowered one by one, so that what ExecuTorch copies of one is freed before the next.
     """
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.devtools.backend_debug import get_delegation_info
+    from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
+
     from whisperport.inspection.quiet import quiet
     from whisperport.programs.node_history import shared_node_history
     from whisperport.programs.shared_weights import shared_weights
 
-    try:
-        with quiet():
-            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-            from executorch.devtools.backend_debug import get_delegation_info
-            from executorch.exir import (
-                EdgeCompileConfig,
-                EdgeProgramManager,
-                to_edge_transform_and_lower,
-            )
-    except ImportError as error:
-        raise missing(error) from error
     config = EdgeCompileConfig()
     methods, delegated = {}, {}
     try:

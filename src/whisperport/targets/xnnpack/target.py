@@ -65,7 +65,6 @@ class Xnnpack(Target):
         from whisperport.targets.xnnpack.lowering import lower_to_pte
 
         path = folder / FILE
-        path.parent.mkdir()
         delegation = lower_to_pte(programs, path, progress)
         return [
             ProgramEntry(
