@@ -133,7 +133,7 @@ def _cells(row: DemoRow) -> tuple[str, ...]:
 
 def _print_transcripts(row: DemoRow) -> None:
     print_table(
-        ("audio file", "voice in training", "word errors", f"transcript by {row.target}"),
+        ("audio file", "voice in\ntraining", "word\nerrors", f"transcript by {row.target}"),
         [
             (
                 transcribed.clip.path.name,
