@@ -5,9 +5,9 @@ Memory and time are estimates:
     peak memory = base + factor · weights            weights: bytes of the model in float32
     time        = base + seconds per GB · weights
 
-The constants are fitted to exports of complete models with random weights, on one thread of an AMD EPYC
-with torch 2.13 and executorch 1.5.1 (benchmarks/export_cost.py). Memory is the peak of the resident memory,
-and time is CPU time:
+Each target's spec has its constants. They are fitted to exports of complete models with random weights, on
+one thread of an AMD EPYC with torch 2.13 and executorch 1.5.1 (benchmarks/export_cost.py). Memory is the
+peak of the resident memory, and time is CPU time:
 
     sizes of   weights   onnxruntime      xnnpack
     tiny        151 MB   1.1 GB   32 s    1.3 GB   69 s
@@ -31,27 +31,15 @@ from pathlib import Path
 from whisperport.dims import Dims
 from whisperport.errors import MissingPackageError, WhisperportError
 from whisperport.limited import memory_within
+from whisperport.targets import TARGETS
 
 ROOT = Path("/")
 MB, GB = 1e6, 1e9
 LIMIT_BASE_BYTES, LIMIT_FACTOR = 4 * 2**30, 24  # memory limit for a program of unknown origin
 
 
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    base_bytes: float  # of Python, torch and the compiler, without weights
-    bundle_factor: float  # peak bytes per byte of weights, to export a complete bundle
-    program_factor: float  # peak bytes per byte of weights, to lower a single program
-    base_s: float
-    s_per_gb: float  # seconds per GB of weights
-    temporary_factor: float = 0  # bytes of temporary files per byte of weights
-
-
-_COSTS = {
-    "onnxruntime": _Cost(0.8 * GB, 1.85, 2.5, 15, 128),
-    "xnnpack": _Cost(0.9 * GB, 2.9, 9.5, 40, 200, 1),
-}
-_UNKNOWN = _COSTS["xnnpack"]  # the more expensive of the two, for targets that were not measured
+_MEASURED = {one.spec.name: one.spec.cost for one in TARGETS if one.spec.cost is not None}
+_NOT_MEASURED = max(_MEASURED.values(), key=lambda cost: cost.bundle_factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +66,7 @@ class Estimate:
 
 def estimate_export(dims: Dims, targets: Iterable[str]) -> Estimate:
     """Estimate the export of a bundle. The most expensive of its targets counts."""
-    costs = [_COSTS.get(target, _UNKNOWN) for target in targets]
+    costs = [_MEASURED.get(target, _NOT_MEASURED) for target in targets]
     weights = weight_bytes(dims)
     embedding = 4 * dims.n_vocab * dims.n_text_state
     return Estimate(
@@ -90,7 +78,7 @@ def estimate_export(dims: Dims, targets: Iterable[str]) -> Estimate:
 
 def estimate_lowering(weights: int, target: str) -> Estimate:
     """Estimate the lowering of one program with `weights` bytes of weights."""
-    cost = _COSTS.get(target, _UNKNOWN)
+    cost = _MEASURED.get(target, _NOT_MEASURED)
     return Estimate(
         memory_bytes=cost.base_bytes + cost.program_factor * weights,
         disk_bytes=(1.1 + cost.temporary_factor) * weights + 20 * MB,

@@ -144,6 +144,27 @@ class UncachedForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoweringCost:
+    """Memory, disk space and time that lowering to a target needs, fitted to measured exports.
+
+    Attributes:
+        base_bytes: memory of Python, torch and the compiler, without weights.
+        bundle_factor: peak memory per byte of weights, to export a complete bundle.
+        program_factor: peak memory per byte of weights, to lower a single program.
+        base_s: seconds of CPU time, without weights.
+        s_per_gb: seconds of CPU time per GB of weights.
+        temporary_factor: disk space of temporary files per byte of weights. Default: 0.
+    """
+
+    base_bytes: float
+    bundle_factor: float
+    program_factor: float
+    base_s: float
+    s_per_gb: float
+    temporary_factor: float = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSpec:
     """Description of a target: what it supports, and how programs are prepared for it.
 
@@ -181,6 +202,7 @@ class TargetSpec:
         extra: pip extra that is required to lower for the target; empty: the core install.
         run_extra: pip extra that is required to run on the target; empty: the core install.
         packages: pip extra of this target -> the packages that it installs or that the user must install.
+        cost: what lowering needs; None: not measured, so the most expensive measured target is assumed.
         sources: name of a field -> the document or measurement that its value comes from.
     """
 
@@ -212,4 +234,5 @@ class TargetSpec:
     extra: str = ""
     run_extra: str = ""
     packages: Mapping[str, tuple[Package, ...]] = field(default_factory=dict)
+    cost: LoweringCost | None = None
     sources: Mapping[str, str] = field(default_factory=dict)

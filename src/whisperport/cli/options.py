@@ -22,21 +22,24 @@ bundle_out = option(
     metavar="DIR",
     help="Folder to write the bundle to; an existing bundle there is replaced",
 )
-threads = option(
-    "--threads",
-    group="Runtime",
-    type=IntRange(1, MAX_THREADS),
-    metavar="N",
-    show_default="chosen by each runtime",
-    help="Number of CPU threads that each runtime uses",
-)
-threads_for_calibration = option(
-    "--threads",
-    group="Runtime",
-    type=IntRange(1, MAX_THREADS),
-    metavar="N",
-    show_default="chosen by the runtime",
-    help="Number of CPU threads for computing the calibration set. It does not limit the compiler",
+
+
+def _threads(default: str, help: str) -> Decorator:
+    """The option `--threads`."""
+    return option(
+        "--threads",
+        group="Runtime",
+        type=IntRange(1, MAX_THREADS),
+        metavar="N",
+        show_default=default,
+        help=help,
+    )
+
+
+threads = _threads("chosen by each runtime", "Number of CPU threads that each runtime uses")
+threads_for_calibration = _threads(
+    "chosen by the runtime",
+    "Number of CPU threads for computing the calibration set. It does not limit the compiler",
 )
 no_preflight = option(
     "--no-preflight",

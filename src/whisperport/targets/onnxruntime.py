@@ -11,7 +11,7 @@ from whisperport.errors import MissingPackageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import Rejection, TargetSpec
+from whisperport.spec import LoweringCost, Rejection, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.onnx_lowering import lower_file_to_onnx
 from whisperport.targets.onnx_runner import CPU, OnnxRunner
@@ -66,6 +66,9 @@ class OnnxRuntime(Target):
         runtime="onnxruntime",
         lowered_suffix=".onnx",
         lowered_max_rank=4,  # the file may be used by other compilers; most support no higher rank
+        cost=LoweringCost(
+            base_bytes=0.8e9, bundle_factor=1.85, program_factor=2.5, base_s=15, s_per_gb=128
+        ),
         extra="export",
         sources={
             "formats": "ONNX Runtime reads ONNX; torch programs are converted to ONNX first",

@@ -8,7 +8,7 @@ from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import Rejection, TargetSpec
+from whisperport.spec import LoweringCost, Rejection, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.xnnpack.limits import CONFIG, LIMITS, OPERATORS
 from whisperport.targets.xnnpack.runtime import XnnpackRunner, load_program, start_runtime
@@ -41,6 +41,14 @@ class Xnnpack(Target):
             "layer-norm-by-linear",
         ),
         lowered_suffix=".pte",
+        cost=LoweringCost(
+            base_bytes=0.9e9,
+            bundle_factor=2.9,
+            program_factor=9.5,
+            base_s=40,
+            s_per_gb=200,
+            temporary_factor=1,  # see weights_on_disk.py
+        ),
         extra="xnnpack",
         run_extra="xnnpack",
         runtime="executorch",
