@@ -20,6 +20,7 @@ LAYERS = (
         "interrupts",
         "ranges",
         "spec",
+        "masks",
         "placement",
         "checks",
         "evidence",
@@ -36,9 +37,9 @@ LAYERS = (
     ),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("toolchain", "targets"),
-    ("runtime", "verification", "calibration"),
+    ("runtime", "verification", "calibration", "diagnosis"),
     (
-        *("preflight", "watchdog", "transcription", "live", "placing", "exporting", "lowering"),
+        *("preflight", "watchdog", "transcription", "live", "placing", "masking", "exporting", "lowering"),
         *("fixing", "checking", "emulating", "compiling", "importing", "inspecting"),
     ),
     ("bench", "doctor", "demo"),

@@ -1,0 +1,102 @@
+"""The result of a diagnosis: which causes explain the device's output, with numbers before and after."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.verification.compare import Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause that was found in one output.
+
+    Attributes:
+        cause: the cause.
+        sentence: what was found, with its parameters, such as the scale or the number of frames.
+        fix: lines of numpy that undo it, on the array `x`; empty if the file's values cannot be restored.
+        advice: what to change so that it does not occur again.
+    """
+
+    cause: CauseCode
+    sentence: str
+    fix: str = ""
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "cause": self.cause.value,
+            "sentence": self.sentence,
+            "fix": self.fix,
+            "advice": self.advice,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDiagnosis:
+    """The diagnosis of one output of the program.
+
+    Attributes:
+        output: name of the output that was expected.
+        source: the file, or "array".
+        passed: whether the file holds the expected output as it is, without a correction.
+        findings: the causes, in the order in which their corrections are applied; empty if none is known.
+        before: the comparison without a correction; failed if the file has another size or shape.
+        after: the comparison with all corrections applied; the same as `before` if there are none.
+        fix: a short numpy program that reads the file and applies all corrections; empty if there are none.
+        excluded: what was tried and does not explain the file, one sentence each.
+    """
+
+    output: str
+    source: str
+    passed: bool
+    findings: tuple[Finding, ...]
+    before: Comparison
+    after: Comparison
+    fix: str = ""
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def explained(self) -> bool:
+        """Whether the output passed, or at least one cause was found."""
+        return self.passed or bool(self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The diagnosis of a device's outputs. True if every output passed.
+
+    Attributes:
+        program: name of the program.
+        clip: name of the reference clip whose input the device was given.
+        outputs: one diagnosis for every output that was given.
+        expected_from: where the expected outputs come from.
+        verdict: device, simulated quantization and float32 compared, in one sentence; empty if no
+            simulated output is known.
+        numbers: numbers of the verdict by name.
+        missing: outputs of the program for which there is no file.
+    """
+
+    program: str
+    clip: str
+    outputs: tuple[OutputDiagnosis, ...]
+    expected_from: str = ""
+    verdict: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    @property
+    def passed(self) -> bool:
+        """Whether at least one output was given and every one is as expected, without any correction."""
+        return bool(self.outputs) and all(output.passed for output in self.outputs)
+
+    @property
+    def causes(self) -> tuple[CauseCode, ...]:
+        """All causes that were found, each once, in the order of `CauseCode`; empty if there are none."""
+        found = {finding.cause for output in self.outputs for finding in output.findings}
+        return tuple(cause for cause in CauseCode if cause in found)
