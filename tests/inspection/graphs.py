@@ -1,8 +1,9 @@
 """Graphs of a few nodes, and a target that supports little, for tests of rules."""
 
+from dataclasses import replace
 from typing import Any
 
-from whisperport.inspection.graph import Format, Graph, Node, Value, build
+from whisperport.inspection.graph import Format, Graph, Node, Quantization, Value, build
 from whisperport.spec import Limit, TargetSpec
 
 NPU = TargetSpec(
@@ -40,6 +41,10 @@ def value(name: str, *shape: int | str, dtype: str = "float32", constant: bool =
 
 def weight(name: str, *shape: int, dtype: str = "float32") -> Value:
     return Value(name, shape, dtype, constant=True)
+
+
+def quantized(of: Value, scales: int = 1, *, symmetric: bool = True) -> Value:
+    return replace(of, quantization=Quantization(scales, symmetric))
 
 
 def node(op: str, inputs: list[Value], *outputs: Value, **attributes: Any) -> Node:

@@ -12,7 +12,7 @@ from whisperport.rewrites import HOST_REWRITES, REWRITES
 from whisperport.spec import Limit
 from whisperport.targets import TARGETS
 
-from .graphs import NPU, graph, node, value, weight
+from .graphs import NPU, graph, node, quantized, value, weight
 
 X = value("x", 1, 8, 16)
 Y = value("y", 1, 8, 16)
@@ -112,6 +112,36 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
         "mul on a tensor of shape (1, 0, 16); every axis needs a length of at least 1",
         one("mul", X, Y),
     ),
+    "WP210": (
+        65_535,
+        one("add", value("x", 1, 65_536), value("y", 1, 65_536), out=value("out", 1, 65_536)),
+        "an axis of length 65,536; the limit is 65,535",
+        one("add", value("x", 1, 65_535), weight("w", 65_536), out=value("out", 1, 65_535)),
+    ),
+    "WP211": (
+        frozenset({"linear"}),
+        one("matmul", X, quantized(weight("w", 16, 4, dtype="int8"), scales=4)),
+        "matmul on a tensor with 4 scales; one per channel: linear only",
+        one("linear", X, quantized(weight("w", 4, 16, dtype="int8"), scales=4)),
+    ),
+    "WP212": (
+        frozenset({"float32"}),
+        one("add", X, value("i", 1, dtype="int64")),
+        "add on int64; the target computes in float32",
+        one("reshape", X, weight("shape", 3, dtype="int64")),
+    ),
+    "WP213": (
+        None,
+        one("add", quantized(value("a", 4, dtype="int16"), symmetric=False), Y),
+        "add on int16 with a zero point that is not 0; supported: 0",
+        one("add", quantized(value("a", 4, dtype="int16")), value("i", 4, dtype="int16")),
+    ),
+    "WP214": (
+        None,
+        one("linear", value("a", 1, 16, dtype="int16"), weight("w", 4, 16, dtype="int8")),
+        "linear of int16 activations with int8 weights",
+        one("linear", value("a", 1, 16, dtype="int8"), weight("w", 4, 16, dtype="int8")),
+    ),
     "WP301": (
         None,
         matmul(TRANSPOSED, node("transpose", [STORED], TRANSPOSED), columns=40),
@@ -196,6 +226,12 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
         one("gelu", X, approximate="tanh"),
         "gelu with approximate='tanh' is computed with erf; verify the outputs",
         one("gelu", X, approximate="none"),
+    ),
+    "WP502": (
+        frozenset({1, 2, 4, 8}),
+        one("linear", value("x", 1, 1_500, 16), weight("w", 4, 16)),
+        "linear of 1500 rows is computed as a convolution; as a linear: 1, 2, 4, 8 rows",
+        one("linear", value("x", 2, 4, 16), weight("w", 4, 16)),
     ),
 }
 

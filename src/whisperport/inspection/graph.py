@@ -19,6 +19,14 @@ WIDTHS |= {"uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
 
 @dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the integers of a tensor represent real numbers."""
+
+    scales: int  # number of scales: 1 for the complete tensor, or one per channel
+    symmetric: bool  # whether every zero point is 0
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """One tensor of a graph."""
 
@@ -26,6 +34,7 @@ class Value:
     shape: Shape | None = None  # None: the file does not state it
     dtype: str = ""  # numpy's name; empty: the file does not state it
     constant: bool = False  # stored in the file, and never written to
+    quantization: Quantization | None = None  # None: not quantized, or the file does not state it
 
     @property
     def size(self) -> int | None:

@@ -7,11 +7,21 @@ The remaining subgraphs belong to control flow.
 import mmap
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whisperport.errors import MissingPackageError, ProgramError
-from whisperport.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
+from whisperport.inspection.graph import (
+    Graph,
+    Node,
+    Quantization,
+    Shape,
+    Value,
+    build,
+    without_arguments,
+)
 from whisperport.inspection.vocabulary import TFLITE
 
 CUSTOM = 32  # BuiltinOperator.CUSTOM: an operator with a name, which a vendor's delegate runs
@@ -51,6 +61,68 @@ def read_tflite(path: Path) -> list[Graph]:
         ProgramError: the file is damaged or not a TFLite model.
         MissingPackageError: the package tflite is not installed.
     """
+    with _opened(path) as (model, data):
+        return _graphs(path.stem, model, len(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of a TFLite file.
+
+    Attributes:
+        name: name in the schema, such as "CONV_2D"; of a custom operator, its own name.
+        tensor: name of its first output; empty if it has none.
+        dtypes: dtypes of its inputs and outputs, each once.
+    """
+
+    name: str
+    tensor: str
+    dtypes: tuple[str, ...]
+
+
+def list_operators(path: Path) -> list[list[Operator]]:
+    """Return every operator of each subgraph, in the order of the file.
+
+    `read_tflite` leaves out operators that a compiler would fold. This list has them, to compare it with
+    what another tool counted.
+
+    Raises:
+        ProgramError: the file is damaged or not a TFLite model.
+        MissingPackageError: the package tflite is not installed.
+    """
+    with _opened(path) as (model, data):
+        size = len(data)
+        codes = [
+            _code(model.OperatorCodes(index))[0]
+            for index in range(_count(model.OperatorCodesLength(), size))
+        ]
+        subgraphs = range(_count(model.SubgraphsLength(), size))
+        return [list(_operators(model.Subgraphs(index), codes, size)) for index in subgraphs]
+
+
+def _operators(graph: Any, codes: list[str], size: int) -> Iterator[Operator]:
+    tensors = [graph.Tensors(index) for index in range(_count(graph.TensorsLength(), size))]
+    for index in range(_count(graph.OperatorsLength(), size)):
+        operator = graph.Operators(index)
+        read = _indices(operator.Inputs, operator.InputsLength(), size)
+        written = list(_indices(operator.Outputs, operator.OutputsLength(), size))
+        dtypes = (DTYPES.get(tensors[place].Type(), "unknown") for place in (*read, *written))
+        name = tensors[written[0]].Name() if written else b""
+        yield Operator(
+            codes[operator.OpcodeIndex()],
+            (name or b"").decode("utf-8", "replace"),
+            tuple(dict.fromkeys(dtypes)),
+        )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, mmap.mmap]]:
+    """Open a TFLite model: its root table, and the bytes of the file. Damage raises errors inside.
+
+    Raises:
+        ProgramError: the file is damaged or not a TFLite model; also when it is read in the block.
+        MissingPackageError: the package tflite is not installed.
+    """
     try:
         from tflite.Model import Model
     except ImportError as error:
@@ -59,16 +131,15 @@ def read_tflite(path: Path) -> list[Graph]:
             why=str(error),
             hint='pip install "whisperport[export]"',
         ) from error
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            model = Model.GetRootAs(data)
-            return _graphs(path.stem, model, len(data))
-        except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-            raise ProgramError(
-                f"{path.name} is damaged, or is not a TFLite model",
-                why=f"{type(error).__name__}: {error}"[:200],
-                hint="convert the model again",
-            ) from error
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield Model.GetRootAs(data), data
+    except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        raise ProgramError(
+            f"{path.name} is damaged, or is not a TFLite model",
+            why=f"{type(error).__name__}: {error}"[:200],
+            hint="convert the model again",
+        ) from error
 
 
 def _graphs(name: str, model: Any, size: int) -> list[Graph]:
@@ -100,7 +171,7 @@ def _graphs(name: str, model: Any, size: int) -> list[Graph]:
 def _graph(name: str, model: Any, subgraph: int, codes: list[Any], size: int) -> Graph:
     graph = model.Subgraphs(subgraph)
     values = [
-        _value(model, graph.Tensors(index), index)
+        _value(model, graph.Tensors(index), index, size)
         for index in range(_count(graph.TensorsLength(), size))
     ]
     operators = (graph.Operators(i) for i in range(_count(graph.OperatorsLength(), size)))
@@ -136,7 +207,7 @@ def _indices(read: Any, length: int, size: int) -> Iterator[int]:
             yield index
 
 
-def _value(model: Any, tensor: Any, index: int) -> Value:
+def _value(model: Any, tensor: Any, index: int, size: int) -> Value:
     buffer = tensor.Buffer()
     stored = 0 < buffer < model.BuffersLength() and _has_data(model.Buffers(buffer))
     name = tensor.Name()
@@ -145,7 +216,18 @@ def _value(model: Any, tensor: Any, index: int) -> Value:
         _shape(tensor),
         DTYPES.get(tensor.Type(), "unknown"),
         stored and not tensor.IsVariable(),
+        _quantization(tensor, size),
     )
+
+
+def _quantization(tensor: Any, size: int) -> Quantization | None:
+    """Return the quantization of a tensor; None if it has no scale."""
+    stated = tensor.Quantization()
+    scales = _count(stated.ScaleLength(), size) if stated else 0
+    if not scales:
+        return None
+    zero_points = range(_count(stated.ZeroPointLength(), size))
+    return Quantization(scales, all(stated.ZeroPoint(i) == 0 for i in zero_points))
 
 
 def _has_data(buffer: Any) -> bool:

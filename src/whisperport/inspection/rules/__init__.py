@@ -3,9 +3,10 @@
 from whisperport.inspection.rules import files as _files
 from whisperport.inspection.rules import forms as _forms
 from whisperport.inspection.rules import operators as _operators
+from whisperport.inspection.rules import quantized as _quantized
 from whisperport.inspection.rules import shapes as _shapes
 from whisperport.inspection.rules.base import RULES, Finding, Rule
 
 __all__ = ["RULES", "Finding", "Rule"]
 
-assert all((_files, _forms, _operators, _shapes))  # imported to be registered
+assert all((_files, _forms, _operators, _quantized, _shapes))  # imported to be registered

@@ -1,6 +1,7 @@
 """WP4xx: the file format. WP5xx: warnings about nodes that the target computes in another way."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from math import prod
 from typing import Any
 
 from whisperport.inspection.graph import Graph, Node
@@ -64,3 +65,22 @@ def gelu_form(graph: Graph, node: Node, _: Any) -> str:
         if form != "none"
         else ""
     )
+
+
+@node_rule("WP502", "A linear of this batch size is computed as a convolution")
+def linear_batch(graph: Graph, node: Node, sizes: Set[int]) -> str:
+    """The accelerator computes a linear for a few batch sizes only. The compiler replaces a linear of any
+    other batch size by a convolution with a kernel of 1 × 1, which computes the same function. The batch
+    size of a linear is the number of rows that it multiplies by the weight: all axes but the last.
+
+    What to do: nothing. If the convolution is rejected, for example because the engine's buffers are too
+    small for it, pad the rows to one of these batch sizes.
+    """
+    shape = node.tensors[0].shape if node.op == "linear" and node.tensors else None
+    if not shape or any(isinstance(axis, str) for axis in shape):
+        return ""
+    rows = prod(int(axis) for axis in shape[:-1])
+    if rows in sizes:
+        return ""
+    listed = ", ".join(map(str, sorted(sizes)))
+    return f"linear of {rows} rows is computed as a convolution; as a linear: {listed} rows"

@@ -164,3 +164,18 @@ def batch(graph: Graph, limit: Limit) -> Iterator[Finding]:
                 f"input of shape {format_shape(value.shape)}; its first axis must be {limit.value}"
             )
             yield Finding(value.name, reason)
+
+
+@node_rule("WP210", "An axis is too long")
+def axis_length(graph: Graph, node: Node, limit: int) -> str:
+    """The accelerator counts along each axis of an activation with a register of fixed width, for example
+    of 16 bits. Weights are not counted: the compiler splits them.
+
+    What to do: split the tensor along this axis, and join the results; for the logits of the vocabulary,
+    `split-vocab-projection` does this.
+    """
+    for value in (*node.tensors, *node.outputs):
+        axes = [axis for axis in value.shape or () if isinstance(axis, int)]
+        if not value.constant and max(axes, default=0) > limit:
+            return f"an axis of length {max(axes):,}; the limit is {limit:,}"
+    return ""

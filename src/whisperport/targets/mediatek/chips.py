@@ -5,11 +5,11 @@ MediaTek's own documentation states it. All others are marked `second-hand`: the
 or from boards' makers.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Engine = Literal["mdla", "vpu"]
-Int16 = Literal["none", "activations"]
 
 GUIDE = "mediatek.gitlab.io aiot-dev-guide, ml-guide/neuron-sdk"
 MDLA_3_0_GUIDE = f"{GUIDE}/mt8188, MDLA 3.0 Guidelines"
@@ -42,7 +42,6 @@ class Npu:
         w8a16: whether an operator may have 16-bit activations and 8-bit weights.
         transformer: whether the vendor's documents list what attention needs: True, False, or None if they
             do not tell.
-        max_batch: largest first axis of a tensor of rank 4, but for convolutions.
         sources: name of a field -> the document that its value comes from.
     """
 
@@ -56,8 +55,7 @@ class Npu:
     per_channel: frozenset[str]
     w8a16: bool
     transformer: bool | None
-    max_batch: int
-    sources: dict[str, str]
+    sources: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,6 @@ VPU = Npu(
     per_channel=frozenset({"CONV_2D", "DEPTHWISE_CONV_2D"}),
     w8a16=False,
     transformer=False,
-    max_batch=65_535,
     sources={
         "engine": f"{GUIDE}: some platforms have no MDLA; Genio 350 has the VPU alone (inferred)",
         "arch": "inferred: the architecture of the VPU in MediaTek's examples",
@@ -138,14 +135,12 @@ MDLA_2_0 = Npu(
     per_channel=PER_CHANNEL,
     w8a16=False,
     transformer=False,
-    max_batch=255,
     sources={
         "cores": RADXA,
         "sdks": CONTRACT_SDK + " (inferred for MT8195)",
         "per_channel": MDLA_2_0_GUIDE,
-        "w8a16": f"{MDLA_2_0_GUIDE}: its data types have 16-bit, and no 16-bit activation with 8-bit weight",
+        "w8a16": f"{MDLA_2_0_GUIDE}: 16-bit, but no 16-bit activation with 8-bit weight",
         "transformer": f"{RADXA}: MDLA 2.0 does not support transformer-based generative models",
-        "max_batch": MDLA_2_0_GUIDE,
     },
 )
 MDLA_3_0 = Npu(
@@ -159,14 +154,12 @@ MDLA_3_0 = Npu(
     per_channel=PER_CHANNEL,
     w8a16=True,
     transformer=None,
-    max_batch=65_535,
     sources={
         "cores": "inferred: the compiler's default of --num-mdla",
         "sdks": CONTRACT_SDK,
         "per_channel": MDLA_3_0_GUIDE,
         "w8a16": f"{MDLA_3_0_GUIDE}: symmetric 16-bit activation with symmetric 8-bit weight",
         "transformer": f"{MDLA_3_0_GUIDE}: its list has neither BATCH_MATMUL nor GELU",
-        "max_batch": MDLA_3_0_GUIDE,
     },
 )
 MDLA_5_3 = Npu(
@@ -180,7 +173,6 @@ MDLA_5_3 = Npu(
     per_channel=PER_CHANNEL,
     w8a16=True,
     transformer=True,
-    max_batch=65_535,
     sources={
         "arch": f"{MODEL_ZOO} sense-voice, compile_dla: mdla5.3,edma3.6 for MT8371",
         "l1_kb": f"{MODEL_ZOO} sense-voice, compile_dla: 256 for MT8371",
@@ -189,7 +181,6 @@ MDLA_5_3 = Npu(
         "per_channel": f"{MDLA_3_0_GUIDE} (inferred for MDLA 5.3)",
         "w8a16": f"{MDLA_3_0_GUIDE} (inferred for MDLA 5.3)",
         "transformer": MODEL_ZOO_OPERATORS,
-        "max_batch": f"{MDLA_3_0_GUIDE} (inferred for MDLA 5.3)",
     },
 )
 
