@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import MissingPackageError, ProgramError
-from whisperport.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
+from whisperport.inspection.graph import (
+    Graph,
+    Node,
+    Quantization,
+    Shape,
+    Value,
+    build,
+    without_arguments,
+)
 from whisperport.inspection.vocabulary import TFLITE
 
 CUSTOM = 32  # BuiltinOperator.CUSTOM: an operator with a name, which a vendor's delegate runs
@@ -163,7 +171,7 @@ def _graphs(name: str, model: Any, size: int) -> list[Graph]:
 def _graph(name: str, model: Any, subgraph: int, codes: list[Any], size: int) -> Graph:
     graph = model.Subgraphs(subgraph)
     values = [
-        _value(model, graph.Tensors(index), index)
+        _value(model, graph.Tensors(index), index, size)
         for index in range(_count(graph.TensorsLength(), size))
     ]
     operators = (graph.Operators(i) for i in range(_count(graph.OperatorsLength(), size)))
@@ -199,7 +207,7 @@ def _indices(read: Any, length: int, size: int) -> Iterator[int]:
             yield index
 
 
-def _value(model: Any, tensor: Any, index: int) -> Value:
+def _value(model: Any, tensor: Any, index: int, size: int) -> Value:
     buffer = tensor.Buffer()
     stored = 0 < buffer < model.BuffersLength() and _has_data(model.Buffers(buffer))
     name = tensor.Name()
@@ -208,7 +216,18 @@ def _value(model: Any, tensor: Any, index: int) -> Value:
         _shape(tensor),
         DTYPES.get(tensor.Type(), "unknown"),
         stored and not tensor.IsVariable(),
+        _quantization(tensor, size),
     )
+
+
+def _quantization(tensor: Any, size: int) -> Quantization | None:
+    """Return the quantization of a tensor; None if it has no scale."""
+    stated = tensor.Quantization()
+    scales = _count(stated.ScaleLength(), size) if stated else 0
+    if not scales:
+        return None
+    zero_points = range(_count(stated.ZeroPointLength(), size))
+    return Quantization(scales, all(stated.ZeroPoint(i) == 0 for i in zero_points))
 
 
 def _has_data(buffer: Any) -> bool:
