@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from whisperport.errors import UsageError
+from whisperport.errors import LoweringError, UsageError
 from whisperport.placement import Placement
 from whisperport.targets import Target, get_target
 from whisperport.targets.options import by_target, own_options
@@ -57,6 +57,7 @@ def place(request: PlacementRequest, programs: Sequence[str]) -> Placed:
 
     Raises:
         UsageError: a target, program, precision or option does not exist, or a value is out of range.
+        LoweringError: a target cannot run a program that is placed on it.
     """
     for asked in (request.programs, request.precisions):
         _check_known(asked, programs)
@@ -91,6 +92,13 @@ def _precision(program: str, target: Target, request: PlacementRequest) -> str:
     spec = target.spec
     asked = request.precision if spec.name == request.target else ""
     asked = request.precisions.get(program, asked)
+    if found := target.unsupported(program, asked or spec.precisions[0]):
+        raise LoweringError(
+            f"the target `{spec.name}` does not support `{program}`"
+            + (f" in the precision `{asked[:40]}`" if asked else ""),
+            why=found.why,
+            hint=found.hint,
+        )
     if asked and asked not in spec.precisions:
         raise UsageError(
             f"the target `{spec.name}` cannot run `{program}` in the precision `{asked[:40]}`",

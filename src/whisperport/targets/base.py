@@ -16,6 +16,7 @@ from whisperport.spec import Rejection, TargetSpec, UncachedForm
 from whisperport.targets.compiler import Compiler
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import NoOptions, own_options, parse_options
+from whisperport.targets.partitioner import Partitioner
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -46,6 +47,14 @@ class RunOptions:
         return parse_options(target.run_options, own_options(self.options, name), name)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Why a target cannot run a program at all, and what to do instead."""
+
+    why: str  # the reason
+    hint: str  # what to do instead
+
+
 class Target(ABC):
     """An accelerator or a runtime that runs programs. To add one, see docs/how-to/add-a-target.md."""
 
@@ -54,6 +63,7 @@ class Target(ABC):
     run_options: ClassVar[type[Any]] = NoOptions  # options of `load`
     compiler: Compiler | None = None  # the vendor's compiler for the files that `lower` writes
     importer: Importer | None = None  # reads files that the vendor's compiler wrote elsewhere
+    partitioner: Partitioner | None = None  # tells which operators the vendor's own list accepts
 
     @abstractmethod
     def check(self, program: "Program") -> list[Rejection]:
@@ -133,6 +143,17 @@ class Target(ABC):
 
     def uncached_form(self, dims: Dims) -> UncachedForm | None:
         """Return the form of `uncached_decoder` for these sizes; None: this target does not run it."""
+        return None
+
+    def unsupported(self, program: str, precision: str) -> Unsupported | None:
+        """Return why this target cannot run a program in a precision; None: it can, as far as is known.
+
+        `export` calls this before it reads the checkpoint.
+
+        Args:
+            program: name of a Whisper program, such as "encoder".
+            precision: a precision that the user asks for, or the target's default precision.
+        """
         return None
 
     def too_large(self, dims: Dims) -> str:
