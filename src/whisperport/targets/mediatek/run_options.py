@@ -1,0 +1,50 @@
+"""Options of the MediaTek targets for running compiled programs on a board."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from whisperport.targets.options import Option, check_ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """How programs run on the board.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    api: Annotated[
+        Literal["command", "library"],
+        Option(
+            "How programs run: command starts neuronrt for every call; library loads each program once "
+            "through the Neuron runtime library and suits programs that run once per token"
+        ),
+    ] = "command"
+    neuronrt: Annotated[str, Option("Name or path of the neuronrt command, for api=command")] = (
+        "neuronrt"
+    )
+    library: Annotated[
+        Path | None,
+        Option(
+            "Path of the Neuron runtime library, for api=library; the default searches the system's "
+            "libraries for libneuronusdk_runtime.mtk.so and libneuron_runtime.so"
+        ),
+    ] = None
+    timeout: Annotated[
+        int,
+        Option("Time limit in seconds of one neuronrt call, for api=command", low=1, high=3600),
+    ] = 60
+    boost: Annotated[
+        int | None,
+        Option(
+            "Boost value of the NPU's clock that neuronrt gets as -b, for api=command; the default passes "
+            "none",
+            low=0,
+            high=100,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)

@@ -1,0 +1,62 @@
+"""Run compiled programs on a board: with the command `neuronrt`, or with the Neuron runtime library.
+
+Neither has been run on a board by this project.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from whisperport.errors import UsageError
+from whisperport.runner import Runner
+from whisperport.spec import ProgramSpec
+from whisperport.targets.mediatek.chips import Chip
+from whisperport.targets.mediatek.device_io import DeviceIo
+from whisperport.targets.mediatek.neuron_library import LibraryRunner, NeuronLibrary
+from whisperport.targets.mediatek.neuronrt import NeuronrtRunner
+from whisperport.targets.mediatek.run_options import DeviceOptions
+
+
+def load_dlas(
+    chip: Chip,
+    specs: Sequence[ProgramSpec],
+    files: Mapping[str, Path],
+    options: DeviceOptions,
+    io: Mapping[str, DeviceIo] | None = None,
+) -> dict[str, Runner]:
+    """Load programs on the board that this process runs on.
+
+    Args:
+        chip: the board.
+        specs: signatures of the programs.
+        files: name of the program -> its .dla.
+        options: how to run them.
+        io: name of the program -> inputs and outputs of the .tflite that was compiled; needed for quantized
+            programs, and where their order differs from the signature's. Programs without an entry have
+            those of their signature.
+
+    Returns:
+        Name of the program -> its runner.
+
+    Raises:
+        UsageError: two options contradict each other.
+        MissingPackageError: the command or the library is not installed.
+        BundleError: the library cannot load a file, or it has other inputs and outputs than its program.
+        LoweringError: a program does not run as it should.
+    """
+    known = io or {}
+    ios = {spec.name: known.get(spec.name) or DeviceIo.of_spec(spec) for spec in specs}
+    if options.api == "command":
+        return {
+            spec.name: NeuronrtRunner(chip.name, spec, files[spec.name], ios[spec.name], options)
+            for spec in specs
+        }
+    if options.boost is not None:
+        raise UsageError(
+            f"the option `{chip.name}.boost` has no effect with `{chip.name}.api=library`",
+            why="it is an argument of neuronrt",
+            hint=f"leave it out, or use `{chip.name}.api=command`",
+        )
+    library = NeuronLibrary(chip.name, options.library)
+    return {
+        spec.name: LibraryRunner(library, spec, files[spec.name], ios[spec.name]) for spec in specs
+    }
