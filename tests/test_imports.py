@@ -54,7 +54,7 @@ HEAVY = {
 # Plugins do not import each other; what they share is named here.
 SHARED = {
     "targets": {
-        *("base", "compiler", "importer", "options"),
+        *("base", "compiler", "importer", "options", "partitioner"),
         *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights"),
     },
     "rewrites": {"base", "graph", "host"},

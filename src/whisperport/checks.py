@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-Level = Literal["arrays", "tokens", "words", "isolation"]
-LEVELS: tuple[Level, ...] = get_args(Level)
+Level = Literal["arrays", "tokens", "words", "isolation", "operators"]
+ALL_LEVELS: tuple[Level, ...] = get_args(Level)
+LEVELS = ALL_LEVELS[:4]  # those of a verification, which compares outputs
 
 ALL_PROGRAMS = (
     "all programs"  # `Check.program` for a result of all programs but the uncached decoder
@@ -29,7 +30,8 @@ class Check:
     """One comparison of a program with its reference.
 
     Attributes:
-        level: what is compared: arrays, tokens, words, or the isolation of sessions.
+        level: what is compared: arrays, tokens, words, or the isolation of sessions; or the operators of a
+            program with those that the vendor's partitioner accepts.
         program: the program that computed the result, such as "encoder". For several programs:
             "prefill + step", "prefill, longer" or "all programs".
         what: the output or the clip that is compared, such as "features".
@@ -52,8 +54,8 @@ class Check:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise ValueError(f"level {self.level!r} is not one of {LEVELS}")
+        if self.level not in ALL_LEVELS:
+            raise ValueError(f"level {self.level!r} is not one of {ALL_LEVELS}")
         if self.passed == bool(self.reason):
             raise ValueError("a failed check needs a reason, and a passed check must have none")
         if self.passed and not self.value:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from whisperport.bundle.strict_json import Field
-from whisperport.checks import LEVELS, Check
+from whisperport.checks import ALL_LEVELS, Check
 from whisperport.evidence import KINDS, Evidence
 
 # JSON has no such numbers, and a check may have them: the SQNR of equal arrays is infinite.
@@ -72,7 +72,7 @@ def read_check(check: Field) -> Check:
     m = check.members([f.name for f in fields(Check)])
     try:
         return Check(
-            level=m["level"].one_of(LEVELS),
+            level=m["level"].one_of(ALL_LEVELS),
             program=m["program"].text(),
             what=m["what"].text(),
             value=_numbers(m["value"]),

@@ -1,0 +1,90 @@
+"""The interface of a vendor's partitioner: which operators of a TFLite file the vendor's own list accepts.
+
+A partitioner marks the operators that the vendor's compiler would receive. It compiles nothing: sizes,
+memory and accuracy are not examined. It is the evidence *accepted by the vendor's partitioner*.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whisperport.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """One operator that a partitioner declined.
+
+    Attributes:
+        operator: name of the operator in the file, such as "CUMSUM".
+        tensor: name of its first output in the file.
+        reason: why it was declined.
+    """
+
+    operator: str
+    tensor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """The answer of a partitioner for one file.
+
+    Attributes:
+        total: number of operators in the file.
+        partitions: number of parts that the accepted operators form.
+        declined: the operators that were not accepted, in the order of the file.
+        runtime: package of the partitioner -> its version.
+    """
+
+    total: int
+    partitions: int
+    declined: tuple[Declined, ...]
+    runtime: Mapping[str, str]
+
+    @property
+    def accepted(self) -> int:
+        """Number of operators that were accepted."""
+        return self.total - len(self.declined)
+
+    def __bool__(self) -> bool:
+        """Return True if there are operators, and all of them were accepted."""
+        return self.total > 0 and not self.declined
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "operators": self.total,
+            "accepted": self.accepted,
+            "partitions": self.partitions,
+            "declined": [
+                {"operator": one.operator, "tensor": one.tensor, "reason": one.reason}
+                for one in self.declined
+            ],
+            "runtime": dict(self.runtime),
+        }
+
+
+class Partitioner(ABC):
+    """A vendor's partitioner of TFLite files, as far as it can be asked on this machine."""
+
+    title: str  # name in messages, with the device that it is asked for
+
+    @abstractmethod
+    def unavailable(self) -> str:
+        """Return why the partitioner cannot be asked on this machine, with what to do; "" if it can."""
+
+    @abstractmethod
+    def partition(self, path: Path, progress: Progress = lambda _: None) -> Partition:
+        """Ask the partitioner about a file, in a child process with limits on memory and time.
+
+        Args:
+            path: a `.tflite` file; it may come from anywhere.
+            progress: called with a few words.
+
+        Raises:
+            ProgramError: the file is damaged, or the partitioner crashed on it or exceeded a limit.
+            LoweringError: the partitioner cannot be asked here, or its answer is not understood.
+        """
