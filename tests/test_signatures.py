@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from whisperport.model.short_window import AudioPadding
@@ -12,7 +11,7 @@ from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program
 from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts, prefill, uncached_decoder
-from whisperport.signatures import MASKED, CacheForm, KvLayout, expected_signature, form_of, roles
+from whisperport.signatures import CacheForm, KvLayout, expected_signature, form_of, roles
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
 
@@ -137,14 +136,6 @@ def test_a_dtype_that_no_cache_has_is_not_expected() -> None:
     step = ProgramSpec("step", (TensorSpec("self_k_0", (HEADS, WIDTH, 24), "int8"),), ())
 
     assert form_of(step, DIMS, None) == {"self_k": KvLayout(2, "float32")}
-
-
-@pytest.mark.parametrize("dtype", sorted(MASKED))
-def test_a_masked_score_weighs_nothing_and_stays_finite(dtype: str) -> None:
-    masked = np.array(MASKED[dtype], dtype)
-
-    assert np.isfinite(masked)
-    assert np.exp(masked) == 0
 
 
 def test_every_input_of_every_program_has_a_role(micro: Any) -> None:

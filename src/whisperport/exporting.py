@@ -27,6 +27,7 @@ from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
+from whisperport.masking import choose_masks
 from whisperport.placing import Placed, PlacementRequest, place
 from whisperport.preflight import check_fits, estimate_export, requires_torch
 from whisperport.process import return_freed_memory
@@ -156,6 +157,7 @@ def export(
     with writing_bundle(out) as writer:
         programs = _programs(model, generation, placed, uncached)
         entries, rewrites = _lower(_grouped(programs, placed, progress), writer.folder, progress)
+        masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
         progress("writing the embedding, the tokenizer and the reference")
         (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
         np.save(writer.folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
@@ -168,7 +170,9 @@ def export(
             window=window,
             generation=generation,
             programs=tuple(
-                replace(entry, placement=placed.placements[entry.spec.name]) for entry in entries
+                replace(entry, placement=replace(placed.placements[name], mask=masks[name]))
+                for entry in entries
+                for name in [entry.spec.name]
             ),
             rewrites=rewrites,
             versions=versions(BUILD_PACKAGES),

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, Literal
 
 from whisperport.dims import Dims
@@ -25,9 +24,7 @@ MAX_PIECES = 1024  # largest number of outputs of `uncached_decoder`; the defaul
 Role = Literal["input", "constant", "state"]
 """How long an input keeps its array; see `roles`."""
 
-# Dtype of the mask -> value added to the attention scores of hidden tokens. Both dtypes can represent it,
-# and its `exp` is 0 in both.
-MASKED: Mapping[str, float] = MappingProxyType({"float32": -30_000.0, "float16": -30_000.0})
+HOST_DTYPES = ("float32", "float16")  # of caches and masks: what the host can store
 
 _PREFILL = re.compile("prefill_([1-9][0-9]{0,8})")
 _LAYER = re.compile("_[0-9]+$")
@@ -261,7 +258,7 @@ def _layout_of(tensor: TensorSpec, usual: int, dims: Dims, length: int) -> KvLay
 
 def _float(tensor: TensorSpec) -> str:
     """Return the tensor's dtype, or float32 if the host cannot store that dtype."""
-    return tensor.dtype if tensor.dtype in MASKED else "float32"
+    return tensor.dtype if tensor.dtype in HOST_DTYPES else "float32"
 
 
 def _rank(found: ProgramSpec, tensor: int) -> int:

@@ -191,6 +191,9 @@ class TargetSpec:
         programs: Whisper programs that `export` places on the target; empty: all.
         fallback: name of the target for the other programs.
         precisions: precisions that programs can have; the first is the default.
+        masks: precision -> number that is added to the attention scores of hidden tokens, -30000 to -16;
+            other precisions: -30000 for "fp32", -64 for the others. `export` chooses a lower number if the
+            model's scores need it.
         variants: program -> its variant in `programs/variants.py`; other programs have the default variant.
         windows_s: width of the encoder -> longest window known to compile, in seconds; empty: any window.
         emulation: run options that run the lowered programs on the CPU in float32: name without the
@@ -225,6 +228,7 @@ class TargetSpec:
     programs: frozenset[str] = frozenset()
     fallback: str = ""
     precisions: tuple[str, ...] = ("fp32",)
+    masks: Mapping[str, float] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     windows_s: Mapping[int, float] = field(default_factory=dict)
     emulation: Mapping[str, str] = field(default_factory=dict)

@@ -22,12 +22,12 @@ from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.doctor import extras
 from whisperport.errors import BundleError, MissingPackageError, UsageError
+from whisperport.masks import MASKED
 from whisperport.model.whisper import build_model
 from whisperport.programs.program import Program, trace
 from whisperport.rewrites import REWRITES
 from whisperport.runner import Binding, Runner
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
-from whisperport.signatures import MASKED
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.options import describe, parse_options, with_target
@@ -84,7 +84,7 @@ def random_inputs(spec: ProgramSpec, seed: int = 0) -> dict[str, np.ndarray]:
 
     def of(tensor: TensorSpec) -> np.ndarray:
         if tensor.name == "mask":
-            hidden = np.where(random.random(tensor.shape) < 0.5, MASKED[tensor.dtype], 0)
+            hidden = np.where(random.random(tensor.shape) < 0.5, MASKED, 0)
             return hidden.astype(tensor.dtype)
         return random.standard_normal(tensor.shape).astype(tensor.dtype)
 

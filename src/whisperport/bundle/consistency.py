@@ -14,6 +14,7 @@ from whisperport.bundle.program_entry import ProgramEntry
 from whisperport.bundle.strict_json import Field
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
+from whisperport.masks import MASKED
 from whisperport.signatures import KvLayout, expected_signature, form_of
 from whisperport.spec import ProgramSpec, TensorSpec
 
@@ -41,6 +42,10 @@ def check_consistent(manifest: Manifest) -> None:
     for i, entry in enumerate(manifest.programs):
         _check_signature(f"programs[{i}]", entry, manifest)
         _check_memory(entry.spec, manifest)
+        if entry.placement.mask != MASKED and "mask" not in {t.name for t in entry.spec.inputs}:
+            _reject(
+                f"programs[{i}].placement.mask", "is given, but the program has no input `mask`"
+            )
     _check_form(manifest)
 
 

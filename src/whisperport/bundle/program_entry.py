@@ -8,6 +8,7 @@ from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
 from whisperport.bundle.paths import safe_path
 from whisperport.bundle.strict_json import Field
 from whisperport.evidence import Evidence
+from whisperport.masks import MASKED, check_mask
 from whisperport.placement import Placement
 from whisperport.spec import ProgramSpec, TensorSpec
 
@@ -40,11 +41,7 @@ class ProgramEntry:
         """Convert the entry to a JSON object of the manifest."""
         return {
             "spec": self.spec.to_json(),
-            "placement": {
-                "target": self.placement.target,
-                "precision": self.placement.precision,
-                "options": dict(self.placement.options),
-            },
+            "placement": _placement_to_json(self.placement),
             "method": self.method,
             "files": list(self.files),
             "delegation": dict(self.delegation),
@@ -73,10 +70,29 @@ def read_program(entry: Field) -> ProgramEntry:
     )
 
 
+def _placement_to_json(placement: Placement) -> dict[str, Any]:
+    """Convert a placement to JSON. The usual mask is omitted, as in bundles of earlier versions."""
+    data = {
+        "target": placement.target,
+        "precision": placement.precision,
+        "options": dict(placement.options),
+    }
+    return data if placement.mask == MASKED else {**data, "mask": placement.mask}
+
+
 def _placement(placement: Field) -> Placement:
-    m = placement.members([f.name for f in fields(Placement)])
+    names = [f.name for f in fields(Placement)]
+    m = placement.members([n for n in names if n != "mask" or n in placement.mapping()])
     options = {name: value.text() for name, value in m["options"].mapping().items()}
-    return Placement(m["target"].non_empty_text(), m["precision"].non_empty_text(), options)
+    target, precision = m["target"].non_empty_text(), m["precision"].non_empty_text()
+    return Placement(target, precision, options, _mask(m["mask"]) if "mask" in m else MASKED)
+
+
+def _mask(mask: Field) -> float:
+    try:
+        return check_mask(mask.number())
+    except ValueError as error:
+        mask.reject(str(error))
 
 
 def _spec(spec: Field) -> ProgramSpec:

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.dims import Dims
+from whisperport.masks import MASKED
 from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.signatures import MASKED, CacheForm, KvLayout
+from whisperport.signatures import CacheForm, KvLayout
 
 Floats = NDArray[np.float32]
 
@@ -20,12 +21,20 @@ class Cache:
             keys (H, D, N) and values (H, N, D).
         rows: N, the number of tokens for which there is room.
         length: number of tokens stored. The rows after them may hold values of an earlier decoding: every
-            mask hides them. These values must be finite and below 30,000, because a mask is added to the
-            scores.
+            mask hides them. These values must be finite, and their scores must be so low that the mask
+            hides them: see `whisperport.masks`.
         bindings: the programs that read the arrays. Each is notified of every change.
     """
 
-    def __init__(self, dims: Dims, form: CacheForm | None = None) -> None:
+    def __init__(
+        self, dims: Dims, form: CacheForm | None = None, step_mask: float = MASKED
+    ) -> None:
+        """
+        Args:
+            dims: sizes of the model.
+            form: layouts and dtypes of the arrays; None: the default layouts, in float32.
+            step_mask: number that hides a token from the `step` program.
+        """
         self._dims, self._form = dims, form or CacheForm()
         self.rows = dims.n_text_ctx
         self.length = 0
@@ -35,18 +44,18 @@ class Cache:
             **{f"self_v_{i}": values for i, values in enumerate(self.values)},
         }
         self.bindings: dict[Runner, Binding] = {}
-        self._masked = MASKED[self._form.mask]
-        self._step_mask = np.full((1, 1, self.rows + 1), self._masked, self._form.mask)
+        self._step_masked = step_mask
+        self._step_mask = np.full((1, 1, self.rows + 1), step_mask, self._form.mask)
         self._step_mask[..., self.rows] = 0
 
     def copy(self) -> "Cache":
         """Return a separate cache with the same tokens."""
-        copy = Cache(self._dims, self._form)
+        copy = Cache(self._dims, self._form, self._step_masked)
         copy.copy_of(self)
         return copy
 
     def copy_of(self, other: "Cache") -> None:
-        """Replace the tokens by those of another cache of the same sizes and layout."""
+        """Replace the tokens by those of another cache of the same sizes, layout and mask."""
         self._write(other.arrays, "self", 0, other.length)
         self._step_mask[:] = other._step_mask
         self.length = other.length
@@ -54,7 +63,7 @@ class Cache:
     def clear(self) -> None:
         """Remove all tokens."""
         self.length = 0
-        self._step_mask[..., : self.rows] = self._masked
+        self._step_mask[..., : self.rows] = self._step_masked
 
     def store(self, outputs: Mapping[str, Array], count: int) -> None:
         """Append the first `count` tokens of the outputs of a decode program.
@@ -73,17 +82,23 @@ class Cache:
         self._step_mask[..., start:end] = 0
         self.length = end
 
-    def mask(self, new: int) -> Array:
+    @property
+    def step_mask(self) -> Array:
+        """The attention mask of the `step` program, (1, 1, N + 1): a view that the next `store` changes."""
+        return self._step_mask
+
+    def mask(self, new: int, masked: float = MASKED) -> Array:
         """Return the attention mask for `new` tokens, (1, new, N + new).
 
-        Each new token attends to the stored tokens, to itself and to the new tokens before it. The mask for
-        one token is a view: the next `store` changes it.
+        Each new token attends to the stored tokens, to itself and to the new tokens before it.
+
+        Args:
+            new: number of tokens.
+            masked: number that hides a token from the program.
         """
-        if new == 1:
-            return self._step_mask
-        mask = np.full((1, new, self.rows + new), self._masked, self._form.mask)
+        mask = np.full((1, new, self.rows + new), masked, self._form.mask)
         mask[..., : self.length] = 0
-        mask[..., self.rows :] = np.triu(np.full((new, new), self._masked, self._form.mask), 1)
+        mask[..., self.rows :] = np.triu(np.full((new, new), masked, self._form.mask), 1)
         return mask
 
     def _layers(self, rows: KvLayout) -> list[Array]:

@@ -28,7 +28,7 @@ class Decoder:
 
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
-        self.cache = Cache(engine.dims, engine.cache_form)
+        self.cache = Cache(engine.dims, engine.cache_form, engine.mask_of(engine.step))
         self._cross_kv: dict[str, Array] = {}  # of the window's audio
 
     def start_window(self, features: Floats) -> None:
@@ -104,7 +104,7 @@ class Decoder:
             NumericalError: the program returned a NaN or an infinity.
         """
         cache = cache or self.cache
-        inputs: dict[str, Array] = {"x": self._rows([token], cache), "mask": cache.mask(1)}
+        inputs: dict[str, Array] = {"x": self._rows([token], cache), "mask": cache.step_mask}
         outputs = self._run(self.engine.step, inputs, cache, ("logits",))
         cache.store(outputs, 1)
         logits: Floats = outputs["logits"][0]
@@ -130,12 +130,12 @@ class Decoder:
             raise ValueError("no tokens to align")
         self.cache.clear()
         runner = self.engine.align
-        size = runner.spec.inputs[0].shape[1]
+        size, masked = runner.spec.inputs[0].shape[1], self.engine.mask_of(runner)
         scores, rows = [], []
         for start in range(0, len(tokens), size):
             piece = tokens[start : start + size]
             x = self._padded(piece, size, self.cache)
-            inputs: dict[str, Array] = {"x": x, "mask": self.cache.mask(size)}
+            inputs: dict[str, Array] = {"x": x, "mask": self.cache.mask(size, masked)}
             outputs = self._run(runner, inputs, self.cache, ("scores", "rows"))
             self.cache.store(outputs, len(piece))
             scores.append(outputs["scores"][:, : len(piece)])
@@ -149,7 +149,8 @@ class Decoder:
         x = self._padded(tokens, rows, cache)
         pick = np.zeros((1, 2, rows), np.float32)
         pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
-        inputs: dict[str, Array] = {"x": x, "mask": cache.mask(rows), "pick": pick}
+        mask = cache.mask(rows, self.engine.mask_of(runner))
+        inputs: dict[str, Array] = {"x": x, "mask": mask, "pick": pick}
         outputs = self._run(runner, inputs, cache, ("logits",))
         cache.store(outputs, len(tokens))
         return outputs["logits"][0], outputs["logits"][1]

@@ -9,6 +9,7 @@ from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
+from whisperport.masks import MASKED
 from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decoder import Decoder
@@ -44,6 +45,7 @@ class Engine:
         embedding: Array,
         positions: Array,
         window: Window | None = None,
+        masks: Mapping[str, float] | None = None,
     ) -> None:
         """
         Args:
@@ -53,6 +55,8 @@ class Engine:
             embedding: token embedding, (V, d) float32 or float16.
             positions: position embedding of the decoder, (N, d) float32 or float16.
             window: the bundle's window; None: the checkpoint's own of 30 s.
+            masks: program -> number that hides a token from it; other programs: -30000. Default: None,
+                -30000 for all programs.
 
         Raises:
             BundleError: a program is missing.
@@ -69,6 +73,7 @@ class Engine:
         self.cache_form = CacheForm(**form_of(self.step.spec, dims, window))
         self._prefills = _prefills(runners)
         self._uncached = runners.get(UNCACHED_DECODER)
+        self._masks = dict(masks or {})
         self._embedding = embedding
         self._positions = positions
 
@@ -105,6 +110,10 @@ class Engine:
         check_outputs("encoder", outputs)
         features: Floats = outputs["features"][0]
         return features
+
+    def mask_of(self, runner: Runner) -> float:
+        """Return the number that the mask of a program adds to the scores of hidden tokens."""
+        return self._masks.get(runner.spec.name, MASKED)
 
     def prefill_for(self, count: int) -> tuple[Runner, int]:
         """Return the smallest prefill program that reads `count` tokens in one run, and its size P.
@@ -154,7 +163,9 @@ def load_engine(
     with bundle.unchanged():
         used = {name: wrap_runner(runner) for name, runner in load_runners(bundle, options).items()}
         embedding, positions = bundle.embedding(), bundle.positions()
-    return Engine(manifest.dims, manifest.generation, used, embedding, positions, manifest.window)
+    masks = {entry.spec.name: entry.placement.mask for entry in manifest.programs}
+    tables = embedding, positions
+    return Engine(manifest.dims, manifest.generation, used, *tables, manifest.window, masks)
 
 
 def load_runners(bundle: Bundle, options: RunOptions) -> dict[str, Runner]:
