@@ -1,0 +1,72 @@
+"""The spec of each board's target."""
+
+from whisperport.spec import TargetSpec
+from whisperport.targets.mediatek.chips import (
+    LITERT,
+    MDLA_3_0_GUIDE,
+    MODEL_ZOO,
+    VPU,
+    Chip,
+)
+from whisperport.targets.mediatek.limits import limits_of, operators_of, operators_source
+
+FALLBACK = "litert"
+ON_THE_NPU = frozenset(
+    {"encoder", "cross_kv"}
+)  # the programs of each window, unless placed otherwise
+FLOAT, W8A16, W8A8 = "fp16", "w8a16", "w8a8"
+
+
+def precisions_of(chip: Chip) -> tuple[str, ...]:
+    """Return the precisions that programs can have on a board; the first is the default.
+
+    `fp16` is a float32 program that the NPU computes in float16 (`--relax-fp32`): the file, its inputs and
+    its outputs are float32.
+    """
+    return (FLOAT, W8A16, W8A8) if chip.npu.w8a16 else (FLOAT, W8A8)
+
+
+def spec_of(chip: Chip) -> TargetSpec:
+    """Return the spec of a board's target."""
+    npu = chip.npu
+    return TargetSpec(
+        name=chip.name,
+        summary=f"{chip.board} ({chip.soc}) with {npu.name}: {_runs(chip)}",
+        operators=operators_of(npu),
+        operators_observed=npu is VPU,
+        max_rank=4,
+        formats=frozenset({"torch", "tflite"}),
+        limits=limits_of(npu),
+        suggested_rewrites={
+            "embedding": "lookup-on-host",
+            "scaled_dot_product_attention": "attention-by-softmax",
+            "dropout": "drop-no-ops",
+        },
+        rewrites=("drop-no-ops", "fold-constants", "matmul-by-linear", "attention-by-softmax"),
+        host_rewrites=("lookup-on-host",),
+        rejects_programs=True,
+        lowered_suffix=".tflite",
+        programs=ON_THE_NPU,
+        fallback=FALLBACK,
+        precisions=precisions_of(chip),
+        emulation={"emulation": "tflite"},
+        runtime="neuronrt",
+        emulation_runtime="ai-edge-litert",
+        extra="litert-export",
+        run_extra="litert",
+        sources={
+            "operators": operators_source(npu),
+            "dtypes": f"{MODEL_ZOO} whisper: float32 inputs and outputs, tokens looked up on the host",
+            "max_rank": f"{MDLA_3_0_GUIDE}: 5 axes for 3-D convolutions and pooling only, else up to 4",
+            "formats": "ncc-tflite reads .tflite; torch programs are converted by litert_torch first",
+            "domains": f"{LITERT}: TFLite's own operators",
+            "static": f"{MODEL_ZOO} .claude/doc/mtk_mdla_operators.md: fixed shapes only",
+            "precisions": f"{MDLA_3_0_GUIDE}: data types; {npu.sources['w8a16']}",
+        },
+    )
+
+
+def _runs(chip: Chip) -> str:
+    if chip.npu.transformer is False:
+        return "no attention on the NPU"
+    return "encoder and cross_kv on the NPU, decoder on the CPU"
