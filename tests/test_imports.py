@@ -39,7 +39,16 @@ LAYERS = (
     ("toolchain", "targets"),
     ("runtime", "verification", "calibration", "diagnosis"),
     (
-        *("preflight", "watchdog", "transcription", "live", "placing", "masking", "exporting", "lowering"),
+        *(
+            "preflight",
+            "watchdog",
+            "transcription",
+            "live",
+            "placing",
+            "masking",
+            "exporting",
+            "lowering",
+        ),
         *("fixing", "checking", "emulating", "compiling", "importing", "inspecting"),
     ),
     ("bench", "doctor", "demo"),
@@ -49,13 +58,14 @@ RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name
 BUILD_SIDE = LAYERS[2]
 HEAVY = {
     *("torch", "onnx", "onnx_ir", "onnxscript", "executorch", "transformers", "safetensors"),
-    *("huggingface_hub", "torchao"),
+    *("huggingface_hub", "torchao", "litert_torch", "ai_edge_quantizer"),
 }
 # Plugins do not import each other; what they share is named here.
 SHARED = {
     "targets": {
         *("base", "compiler", "importer", "options", "partitioner"),
         *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights"),
+        *("tflite_lowering", "tflite_quantization", "tflite_runner"),
     },
     "rewrites": {"base", "graph", "host"},
 }

@@ -10,7 +10,10 @@ import whisperport
 
 ROOT = Path(whisperport.__file__).parent
 LIST = ROOT / "targets" / "__init__.py"
-NOT_VENDORS = {"xnnpack"}  # a library that runs on any CPU; estimates and reports name it too
+NOT_VENDORS = {
+    "xnnpack",
+    "litert",
+}  # libraries that run on any CPU; estimates and reports name them
 VENDORS = sorted(
     folder.name
     for folder in (ROOT / "targets").iterdir()

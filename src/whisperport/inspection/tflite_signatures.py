@@ -1,0 +1,131 @@
+"""Read the signatures of a `.tflite` file: inputs, outputs and operators."""
+
+import mmap
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.inspection.read_tflite import DTYPES
+from whisperport.spec import TensorSpec
+
+MAX_RANK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TfliteSignature:
+    """One signature of a .tflite file.
+
+    Attributes:
+        subgraph: index of the subgraph that it runs.
+        inputs: in the order of the subgraph, with the signature's names; a tensor without a name in the
+            signature has the name "".
+        outputs: as `inputs`.
+        operators: operator, by its name in TFLite's schema -> number of nodes.
+    """
+
+    subgraph: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    operators: Mapping[str, int]
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return sum(self.operators.values())
+
+
+def read_signatures(path: Path) -> dict[str, TfliteSignature]:
+    """Return the signatures of a TFLite model by their keys, in the order of the file.
+
+    Raises:
+        ProgramError: the file is damaged or not a TFLite model.
+        MissingPackageError: the package tflite is not installed.
+    """
+    try:
+        from tflite.Model import Model
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot read a .tflite file: the package tflite is not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return dict(_signatures(Model.GetRootAs(data), len(data)))
+    except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        raise ProgramError(
+            f"{path.name} is damaged, or is not a TFLite model",
+            why=f"{type(error).__name__}: {error}"[:200],
+            hint="convert the model again",
+        ) from error
+
+
+def _signatures(model: Any, size: int) -> Iterator[tuple[str, TfliteSignature]]:
+    names = _operator_names(model, size)
+    for index in range(_count(model.SignatureDefsLength(), size)):
+        signature = model.SignatureDefs(index)
+        place = signature.SubgraphIndex()
+        if not 0 <= place < _count(model.SubgraphsLength(), size):
+            raise ValueError(f"signature {index} names subgraph {place}, which does not exist")
+        graph = model.Subgraphs(place)
+        operators = Counter(
+            names[graph.Operators(i).OpcodeIndex()]
+            for i in range(_count(graph.OperatorsLength(), size))
+        )
+        yield (
+            _text(signature.SignatureKey()),
+            TfliteSignature(
+                place,
+                _tensors(graph, "Inputs", signature, size),
+                _tensors(graph, "Outputs", signature, size),
+                dict(operators.most_common()),
+            ),
+        )
+
+
+def _operator_names(model: Any, size: int) -> list[str]:
+    from tflite.BuiltinOperator import BuiltinOperator
+
+    names = {v: n for n, v in vars(BuiltinOperator).items() if isinstance(v, int)}
+    codes = (model.OperatorCodes(i) for i in range(_count(model.OperatorCodesLength(), size)))
+    # Codes from 127 on are in `BuiltinCode`, which is 0 in older files.
+    numbers = [max(code.BuiltinCode(), code.DeprecatedBuiltinCode()) for code in codes]
+    return [names.get(number, f"operator {number}") for number in numbers]
+
+
+def _tensors(graph: Any, side: str, signature: Any, size: int) -> tuple[TensorSpec, ...]:
+    stated = (
+        getattr(signature, side)(i)
+        for i in range(_count(getattr(signature, f"{side}Length")(), size))
+    )
+    names = {tensor.TensorIndex(): _text(tensor.Name()) for tensor in stated}
+    places = [
+        getattr(graph, side)(i) for i in range(_count(getattr(graph, f"{side}Length")(), size))
+    ]
+    count = _count(graph.TensorsLength(), size)
+    if not all(0 <= place < count for place in places):
+        raise ValueError("an input or output is a tensor that does not exist")
+    return tuple(_tensor(names.get(place, ""), graph.Tensors(place)) for place in places)
+
+
+def _tensor(name: str, tensor: Any) -> TensorSpec:
+    rank = tensor.ShapeLength()
+    if not 0 <= rank <= MAX_RANK:
+        raise ValueError(f"a tensor has rank {rank}; expected 0 to {MAX_RANK}")
+    shape = tuple(int(tensor.Shape(axis)) for axis in range(rank))
+    return TensorSpec(name, shape, DTYPES.get(tensor.Type(), "unknown"))
+
+
+def _count(length: int, size: int) -> int:
+    """Return a vector's length, after a check that the file is large enough for it (4 bytes per entry)."""
+    if not 0 <= length <= size // 4:
+        raise ValueError(f"a list has {length} entries, but the file has {size} bytes")
+    return length
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")
