@@ -1,0 +1,93 @@
+"""The order, dtypes and quantization of a compiled program's inputs and outputs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from whisperport.errors import BundleError
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
+
+SPEC = ProgramSpec("step", (TensorSpec("x", (2, 3)),), (TensorSpec("y", (4,)),))
+
+
+def described(**changes):
+    x = {"name": "x", "shape": [1, 6], "dtype": "int8", "scale": 0.5, "zero_point": -3}
+    y = {"name": "y", "shape": [4], "dtype": "float32", "scale": 0.0, "zero_point": 0}
+    return {"inputs": [x | changes], "outputs": [y]}
+
+
+def test_what_is_written_is_read_again():
+    # given
+    io = DeviceIo.from_json(described(), SPEC)
+
+    # then
+    assert DeviceIo.from_json(json.loads(json.dumps(io.to_json())), SPEC) == io
+    assert [tensor.nbytes for tensor in (*io.inputs, *io.outputs)] == [6, 16]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "z"},
+        {"shape": [5]},
+        {"shape": [-2, -3]},
+        {"shape": "six"},
+        {"dtype": "float64"},
+        {"dtype": "object"},
+        {"dtype": "int8", "scale": 0},
+        {"scale": float("nan")},
+        {"scale": float("inf")},
+        {"scale": -1},
+        {"scale": None},
+        {"zero_point": 128},
+        {"zero_point": "x"},
+        {"dtype": "float32", "scale": 0.5},
+    ],
+)
+def test_a_wrong_description_is_refused(changes):
+    with pytest.raises(BundleError, match="of `step` wrongly"):
+        DeviceIo.from_json(described(**changes), SPEC)
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"inputs": []}, {"inputs": [3], "outputs": []}])
+def test_a_description_of_another_form_is_refused(data):
+    with pytest.raises(BundleError, match="of `step` wrongly"):
+        DeviceIo.from_json(data, SPEC)
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [("int8", -3), ("uint8", 128), ("int16", 0)])
+def test_quantization_is_inverted_up_to_half_a_step(dtype, zero_point):
+    # given
+    tensor = DeviceTensor(name="x", shape=(200,), dtype=dtype, scale=0.1, zero_point=zero_point)
+    values = np.random.default_rng(0).uniform(-5, 5, 200).astype(np.float32)
+
+    # when
+    integers = tensor.to_device(values, "step")
+    back = tensor.from_device(integers, "float32")
+
+    # then
+    assert integers.dtype == dtype
+    assert back.dtype == np.float32
+    assert np.abs(back - values).max() <= 0.05 + 1e-6
+
+
+def test_values_out_of_the_range_are_clipped_and_halves_are_rounded_away_from_zero():
+    # given
+    tensor = DeviceTensor(name="x", shape=(6,), dtype="int8", scale=1.0, zero_point=10)
+
+    # when
+    found = tensor.to_device(np.array([-1e30, -0.5, 0, 0.5, 1.4, 1e30], np.float32), "step")
+
+    # then
+    assert found.tolist() == [-128, 9, 10, 11, 11, 127]
+
+
+def test_a_float16_input_of_the_device_is_converted():
+    # given
+    tensor = DeviceTensor(name="x", shape=(2,), dtype="float16")
+
+    # then
+    assert tensor.to_device(np.array([1, 2], np.float32), "step").dtype == np.float16
+    assert tensor.from_device(np.array([1, 2], np.float16), "float32").dtype == np.float32
