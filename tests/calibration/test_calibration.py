@@ -144,7 +144,7 @@ def test_silence_constants_copies_and_short_windows_are_skipped(tmp_path):
         "silent": 1,
         "constant": 1,
         "shorter than 1 s": 1,
-        "unreadable": 1,
+        "not readable as audio": 1,
     }
 
 

@@ -69,7 +69,7 @@ class CalibrationAudio:
             try:
                 yield from self._of_file(file, seen)
             except AudioError:
-                self.skipped["unreadable"] += 1
+                self.skipped["not readable as audio"] += 1
 
     def _of_file(self, file: Path, seen: set[bytes]) -> Iterator[Floats]:
         with AudioDecoder(file) as decoder:

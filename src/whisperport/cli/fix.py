@@ -53,14 +53,15 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
         f"max error is relative to the largest value; verified on {samples}; rule: {fixed.gate.rule}",
         "",
     )
+    failed = [one for step in fixed.steps for one in step.equality.failed]
+    declined = [node for step in fixed.steps for node in step.outcome.rejected]
     remaining = [
-        *((one.sample, one.comparison.reason) for s in fixed.steps for one in s.equality.failed),
-        *((step.outcome.rewrite, step.left_out) for step in fixed.steps if step.left_out),
-        *((r.node, r.reason) for step in fixed.steps for r in step.outcome.rejected),
-        *((r.node, r.reason) for r in (*fixed.remaining, *fixed.lookups)),
+        *(("", one.sample, one.comparison.reason) for one in failed),
+        *(("", step.outcome.rewrite, step.left_out) for step in fixed.steps if step.left_out),
+        *((r.rule, r.node, r.reason) for r in (*declined, *fixed.remaining, *fixed.lookups)),
     ]
     if remaining:
-        print_table(("where", "remaining problem"), remaining)
+        print_table(("rule", "where", "remaining problem"), remaining)
         print_lines("")
     if fixed.unseen:
         rows = [(one.node, one.reason) for one in fixed.unseen]
