@@ -1,14 +1,17 @@
 """The order, dtypes and quantization of a compiled program's inputs and outputs."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, ProgramError
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
+from whisperport.targets.mediatek.tflite_io import read_device_io
 
+DATA = Path(__file__).parent / "data"
 SPEC = ProgramSpec("step", (TensorSpec("x", (2, 3)),), (TensorSpec("y", (4,)),))
 
 
@@ -91,3 +94,48 @@ def test_a_float16_input_of_the_device_is_converted():
     # then
     assert tensor.to_device(np.array([1, 2], np.float32), "step").dtype == np.float16
     assert tensor.from_device(np.array([1, 2], np.float16), "float32").dtype == np.float32
+
+
+SMALL = ProgramSpec(
+    "encoder",
+    (TensorSpec("args_0", (3, 8)), TensorSpec("args_1", (3, 6))),
+    (TensorSpec("output_0", (3, 4)), TensorSpec("output_1", (3, 4))),
+)
+
+
+def test_quantization_is_read_from_the_tflite():
+    # when
+    plain = read_device_io(DATA / "small.tflite", SMALL)
+    quantized = read_device_io(DATA / "small_int8.tflite", SMALL)
+
+    # then: a softmax is quantized with the scale 1/256 and the zero point -128, as TFLite defines
+    assert plain == DeviceIo.of_spec(SMALL)
+    assert {tensor.dtype for tensor in (*quantized.inputs, *quantized.outputs)} == {"int8"}
+    assert quantized.outputs[1].scale == 1 / 256
+    assert quantized.outputs[1].zero_point == -128
+    assert sum(tensor.nbytes for tensor in quantized.inputs) == 24 + 18
+
+
+def test_a_tflite_that_is_damaged_or_of_another_program_is_an_error(tmp_path):
+    # given
+    damaged = tmp_path / "damaged.tflite"
+    damaged.write_bytes((DATA / "small.tflite").read_bytes()[:900])
+
+    # then
+    with pytest.raises(ProgramError):
+        read_device_io(damaged, SMALL)
+    with pytest.raises(BundleError, match="of `step` wrongly"):
+        read_device_io(DATA / "small.tflite", SPEC)
+
+
+def test_integers_of_64_bits_are_32_bits_on_the_device():
+    # given
+    spec = ProgramSpec("prefill_4", (TensorSpec("token", (2,), "int64"),), SPEC.outputs)
+
+    # when
+    (tensor,) = DeviceIo.of_spec(spec).inputs
+
+    # then
+    assert tensor.nbytes == 8
+    assert tensor.to_device(np.array([3, -1]), "prefill_4").dtype == np.int32
+    assert tensor.from_device(np.array([3], np.int32), "int64").dtype == np.int64

@@ -15,8 +15,14 @@ import numpy as np
 from whisperport.errors import BundleError, NumericalError
 from whisperport.runner import Array
 from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets.tflite_lowering import stored
 
 QUANTIZED = ("int8", "uint8", "int16")
+NARROWER = {  # dtype of a signature -> dtypes that the device may have without a scale
+    "float32": ("float32", "float16"),
+    "float64": ("float32", "float64"),
+    "int64": ("int32", "int64"),  # converters to .tflite replace 64-bit types
+}
 DTYPES = (*QUANTIZED, "float32", "float16", "int32", "int64", "bool")
 
 
@@ -125,7 +131,10 @@ class DeviceIo:
 
 
 def _plain(tensors: Sequence[TensorSpec]) -> tuple[DeviceTensor, ...]:
-    return tuple(DeviceTensor(name=t.name, shape=t.shape, dtype=t.dtype) for t in tensors)
+    return tuple(
+        DeviceTensor(name=one.name, shape=one.shape, dtype=one.dtype)
+        for one in map(stored, tensors)
+    )
 
 
 def _little_endian(dtype: str) -> np.dtype[Any]:
@@ -169,8 +178,8 @@ def _check(program: str, found: Sequence[DeviceTensor], expected: Sequence[Tenso
                 program,
                 f"the shape of {tensor.name[:80]!r} is {tensor.shape}, the signature's {spec.shape}",
             )
-        same = tensor.dtype == spec.dtype or (tensor.dtype, spec.dtype) == ("float16", "float32")
-        if not same and not (tensor.scale and spec.dtype == "float32"):
+        plain = tensor.dtype in NARROWER.get(spec.dtype, (spec.dtype,))
+        if not plain and not (tensor.scale and spec.dtype == "float32"):
             raise _damaged(
                 program,
                 f"{tensor.name[:80]!r} is {tensor.dtype} without a scale; the signature has {spec.dtype}",
