@@ -23,6 +23,7 @@ from whisperport.bundle import (
     writing_bundle,
 )
 from whisperport.bundle.origin import record_own
+from whisperport.calibration import CalibrationOptions
 from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
@@ -32,6 +33,7 @@ from whisperport.placing import Placed, PlacementRequest, place
 from whisperport.preflight import check_fits, estimate_export, requires_torch
 from whisperport.process import return_freed_memory
 from whisperport.progress import Progress
+from whisperport.quantizing import quantize_programs
 from whisperport.spec import TargetSpec, UncachedForm
 from whisperport.targets import RunOptions, Target
 from whisperport.targets.options import with_target
@@ -40,6 +42,7 @@ from whisperport.verification.alignment_heads import find_alignment_heads
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.verification.evidence import with_evidence
+from whisperport.verification.partitions import with_partitions
 from whisperport.window import WindowOptions
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
@@ -53,6 +56,9 @@ BUILD_PACKAGES = (
     "onnxscript",
     "onnxruntime",
     "executorch",
+    "litert-torch",
+    "ai-edge-quantizer",
+    "ai-edge-litert",
     "numpy",
 )
 
@@ -72,6 +78,9 @@ class ExportOptions:
             default precision.
         precisions: program -> precision, for single programs; overrides `precision`. Default: none.
         options: lowering options of targets, "TARGET.NAME" -> value. Default: none.
+        calibration: data to quantize with, for targets that quantize programs during the export: a folder of
+            audio files, one audio file, or an `.npy` file of log-mel spectrograms. Default: None, the audio
+            files of the package.
         uncached_decoder: also export `uncached_decoder`, the decoder without KV cache. The target must
             support it. Default: False.
         clips: audio clips that the bundle is verified with. Default: None, the clips of the package.
@@ -87,6 +96,7 @@ class ExportOptions:
     precision: str = ""
     precisions: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    calibration: Path | None = None
     uncached_decoder: bool = False
     clips: Sequence[Clip] | None = None
     allow_unverified: bool = False
@@ -156,7 +166,8 @@ def export(
 
     with writing_bundle(out) as writer:
         programs = _programs(model, generation, placed, uncached)
-        entries, rewrites = _lower(_grouped(programs, placed, progress), writer.folder, progress)
+        groups = _grouped(programs, placed, progress)
+        entries, rewrites = _lower(groups, placed, writer.folder, progress)
         masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
         progress("writing the embedding, the tokenizer and the reference")
         (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
@@ -183,12 +194,15 @@ def export(
         gc.collect()  # torch graphs contain reference cycles
         return_freed_memory()
         run = _emulated(options.run, placed)
-        preview = writer.preview(manifest)
+        calibration = CalibrationOptions(source=options.calibration, run=run)
+        programs = quantize_programs(writer.preview(manifest), placed, calibration, progress)
+        preview = writer.preview(replace(manifest, programs=programs))
         report = verify(preview, run=run, progress=progress)
         if not report and not options.allow_unverified:
             raise _not_verified(out, report)
-        progress("moving the bundle to its folder")
         manifest = with_evidence(preview.manifest, report, run.options)
+        manifest = with_partitions(manifest, writer.folder, progress)
+        progress("moving the bundle to its folder")
         bundle = writer.commit(replace(manifest, verification=report.to_json()))
     record_own(bundle.manifest)
     return bundle
@@ -311,7 +325,7 @@ def _grouped(
 
 
 def _lower(
-    placed: list[tuple[Target, list["Program"]]], folder: Path, progress: Progress
+    groups: list[tuple[Target, list["Program"]]], placed: Placed, folder: Path, progress: Progress
 ) -> tuple[list[ProgramEntry], dict[str, Any]]:
     """Rewrite and lower the programs of each target.
 
@@ -322,14 +336,15 @@ def _lower(
 
     entries: list[ProgramEntry] = []
     rewrites: dict[str, Any] = {}
-    for target, programs in placed:
+    for target, programs in groups:
         rewritten = []
         for program in programs:
             progress(f"rewriting {program.name} for {target.spec.name}")
             program, outcomes = run_rewrites(program, target.spec.rewrites)
             rewritten.append(program)
             rewrites[program.name] = [asdict(outcome) for outcome in outcomes]
-        entries += target.lower(rewritten, folder, progress)
+        precisions = {p.name: placed.placements[p.name].precision for p in rewritten}
+        entries += target.with_precisions(precisions).lower(rewritten, folder, progress)
     return entries, rewrites
 
 

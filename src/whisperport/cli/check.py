@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from whisperport.checking import Checked
+from whisperport.checking import Checked, Partitioned
 from whisperport.checking import check as check_program
 from whisperport.cli.console import (
     Argument,
     print_json,
     print_lines,
     print_next,
+    print_note,
     print_table,
     print_warning,
     shortened,
@@ -105,9 +106,12 @@ def check(
 
     PROGRAM is a .pt2, .onnx or .tflite file of any model, or a bundle. The target's compiler is not
     needed. The cost is the share of the program's operations and bytes. The exit status is 1 if a node
-    is rejected. Some vendors publish no list of supported
-    operators. For their targets, nodes that were not seen in programs known to compile are listed in a
-    separate table. They may compile, and do not change the exit status.
+    is rejected or declined. Some vendors publish no list of supported operators. For their targets, nodes
+    that were not seen in programs known to compile are listed in a separate table. They may compile, and
+    do not change the exit status.
+
+    Some vendors have a partitioner, which tells on any machine which operators of a .tflite file the
+    vendor's list has. Its answer is printed too. It compiles nothing.
 
     With --fix, the target's rewrites are applied to a .pt2 file. Each rewrite is verified: the program
     runs in PyTorch before and after it, on random inputs, and on speech if an input is a mel spectrogram.
@@ -132,6 +136,8 @@ def check(
     else:
         for one in checked.programs:
             _print_checked(one, target, every_node)
+        for answer in checked.partitions:
+            _print_partitioned(answer)
     _warn_of_uncounted(checked)
     print_next(*_next_command(program, checked))
     if not checked:
@@ -144,6 +150,24 @@ def _print_checked(checked: "CheckedProgram", target: str, every_node: bool) -> 
             print_lines(f"{heading}:", "")
             _print_kinds(checked, kinds, every_node)
     print_lines(_summary(checked, target))
+
+
+def _print_partitioned(answer: Partitioned) -> None:
+    found = answer.partition
+    if found is None:
+        print_note(f"{answer.program}: {answer.partitioner} was not asked: {answer.reason}")
+        return
+    print_lines(
+        f"{answer.program}: {answer.partitioner} accepts {found.accepted} of {found.total} operators; "
+        "it compiles nothing"
+    )
+    if found.declined:
+        print_lines("")
+        print_table(
+            ("declined operator", "its output", "reason"),
+            [(one.operator, shortened(one.tensor, 40), one.reason) for one in found.declined],
+        )
+        print_lines("")
 
 
 def _print_kinds(

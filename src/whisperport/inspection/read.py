@@ -62,7 +62,7 @@ def _compiled(path: Path) -> ProgramError:
 
 
 def _of_bundle(folder: Path) -> list[Graph]:
-    """Read the ONNX programs of a bundle; programs in other formats are ignored."""
+    """Read the ONNX and TFLite programs of a bundle; programs in other formats are ignored."""
     if not (folder / MANIFEST).is_file():
         raise ProgramError(
             f"the folder {folder} is not a bundle", why=f"it has no {MANIFEST}", hint=HINT
@@ -72,12 +72,16 @@ def _of_bundle(folder: Path) -> list[Graph]:
         entry.spec.name: bundle.path(file)
         for entry in bundle.manifest.programs
         for file in entry.files
-        if file.endswith(".onnx")
+        if file.endswith((".onnx", ".tflite"))
     }
     if not files:
         raise ProgramError(
             f"the programs of {folder} are already compiled",
-            why="none of them is an ONNX file",
+            why="none of them is an ONNX or TFLite file",
             hint=f"run and measure them with: whisperport inspect {folder}",
         )
-    return [read_onnx(file) for file in files.values()]
+    return [
+        graph
+        for file in files.values()
+        for graph in (read_tflite(file) if file.suffix == ".tflite" else [read_onnx(file)])
+    ]

@@ -79,10 +79,10 @@ class LiteRtPartitioner(Partitioner):
     def partition(self, path: Path, progress: Progress = lambda _: None) -> Partition:
         if reason := self.unavailable():
             raise LoweringError(f"{self.title} cannot be asked on this machine", why=reason)
-        if not path.exists() or (kind := other_kind(path)):
+        if kind := other_kind(path) or ("" if path.exists() else "missing"):
             raise ProgramError(
                 f"{path} is not a TFLite file",
-                why=f"the path is {kind}, not a file",
+                why=f"the path is {kind}",
                 hint="give a .tflite file",
             )
         size = path.stat().st_size

@@ -13,6 +13,7 @@ from whisperport.spec import Rejection
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.mediatek import options as own_options
 from whisperport.targets.mediatek.chips import Chip
+from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
 
@@ -30,6 +31,7 @@ class Genio(Target):
 
     def __init__(self, chip: Chip) -> None:
         self.chip, self.spec = chip, spec_of(chip)
+        self.partitioner = LiteRtPartitioner(chip)
 
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
         return unsupported(self.chip, program, precision)
@@ -50,7 +52,6 @@ class Genio(Target):
         entries = []
         for program in programs:
             file = f"{self.spec.name}/{program.name}{LOWERED}"
-            (folder / self.spec.name).mkdir(exist_ok=True)
             facts = lower_to_tflite(
                 [program],
                 folder / file,
