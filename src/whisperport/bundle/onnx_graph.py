@@ -8,6 +8,7 @@ Source of the field numbers: onnx/onnx.proto. Source of the keys: onnx/docs/Exte
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,9 +30,11 @@ COMPILED = "EPContext"  # operator of some execution providers; such a node may 
 SCHEMA: dict[str, tuple[Field, ...]] = {
     "Model": (
         ("graph", 7, "Graph"),
+        ("opset_import", 8, "[Opset]"),
         ("training_info", 20, "[Training]"),
         ("functions", 25, "[Function]"),
     ),
+    "Opset": (("domain", 1, "string"), ("version", 2, "int64")),
     "Training": (("initialization", 1, "Graph"), ("algorithm", 2, "Graph")),
     "Function": (("node", 7, "[Node]"), ("attribute_proto", 11, "[Attribute]")),
     "Graph": (
@@ -105,6 +108,23 @@ class OnnxGraph:
             self._external = self._checked(model)
             self._model = model
         return self._model
+
+    def opset(self) -> int:
+        """Return the version of ONNX's own operators that the graph uses; 0 if it does not state it.
+
+        Raises:
+            BundleError: see `read`.
+        """
+        stated = [one.version for one in self.read().opset_import if one.domain in ("", "ai.onnx")]
+        return max(stated, default=0)
+
+    def operators(self) -> dict[str, int]:
+        """Return the operators of the main graph by name -> number of nodes, the most frequent first.
+
+        Raises:
+            BundleError: see `read`.
+        """
+        return dict(Counter(node.op_type for node in self.read().graph.node).most_common())
 
     def detach(self) -> Any:
         """Return the parsed model and keep no reference to it, so that the caller may change it.

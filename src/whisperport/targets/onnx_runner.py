@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 from typing import Any
@@ -39,6 +39,7 @@ class OnnxRunner(Runner):
         threads: int | None,
         provider: str = CPU,
         weights: OnnxWeights | None = None,
+        provider_options: Mapping[str, str] | None = None,
     ) -> None:
         """Load the program.
 
@@ -47,6 +48,7 @@ class OnnxRunner(Runner):
             threads: CPU threads; None: ONNX Runtime chooses.
             provider: name of the execution provider.
             weights: weights that several programs share; None: the session loads its own.
+            provider_options: options of the execution provider, name -> value; None: its defaults.
 
         Raises:
             MissingPackageError: onnxruntime is not installed.
@@ -54,7 +56,7 @@ class OnnxRunner(Runner):
             BundleError: ONNX Runtime cannot read the file, or its signature differs from `spec`.
         """
         super().__init__(spec, nullcontext())  # a session may run in several threads concurrently
-        self._session = _session(graph, threads, provider, weights)
+        self._session = _session(graph, threads, provider, weights, provider_options or {})
         _check_signature(self._session, spec, graph.name)
         self._weights = weights  # kept alive, since the session uses this memory
         self._in_place = provider == CPU
@@ -113,9 +115,13 @@ class _OnnxBinding(Binding):
             self._wrapped.bind_output(tensor.name)
 
 
-def _session(
-    graph: OnnxGraph, threads: int | None, provider: str, weights: OnnxWeights | None
-) -> Any:
+def require_provider(provider: str) -> Any:
+    """Return the module onnxruntime, after a check that it has an execution provider.
+
+    Raises:
+        MissingPackageError: onnxruntime is not installed.
+        LoweringError: the execution provider is not installed.
+    """
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -130,6 +136,16 @@ def _session(
             why=f"installed are {', '.join(ort.get_available_providers())}",
             hint=f"install the onnxruntime package that contains it, or use {CPU}",
         )
+    return ort
+
+
+def session_settings(ort: Any, threads: int | None) -> Any:
+    """Return the `SessionOptions` of every session of this project.
+
+    Args:
+        ort: the module onnxruntime.
+        threads: CPU threads; None: ONNX Runtime chooses.
+    """
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = threads or 0
     # Spinning makes a single session 0 to 10 % faster, but the waiting threads use the CPU.
@@ -139,15 +155,39 @@ def _session(
     settings.log_severity_level = 3
     # Accept only ONNX: ONNX Runtime also detects its own format, which is not checked here.
     settings.add_session_config_entry("session.load_model_format", "ONNX")
+    return settings
+
+
+def _session(
+    graph: OnnxGraph,
+    threads: int | None,
+    provider: str,
+    weights: OnnxWeights | None,
+    provider_options: Mapping[str, str],
+) -> Any:
+    ort = require_provider(provider)
+    settings = session_settings(ort, threads)
     in_place = weights if _version(ort.__version__) >= IN_PLACE_SINCE else None
     if not in_place:
         graph.detach()  # checks the graph without keeping it in memory
     try:
         model = in_place.session_model(graph, settings) if in_place else os.fspath(graph.path)
-        session = ort.InferenceSession(model, settings, providers=[provider])
+        # Without `enable_fallback=0`, ONNX Runtime hides an error of the provider and uses the CPU.
+        session = ort.InferenceSession(
+            model,
+            settings,
+            providers=[(provider, dict(provider_options))],
+            enable_fallback=0,
+        )
     except BundleError:
         raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base class but Exception
+        if provider != CPU:
+            raise LoweringError(
+                f"the execution provider `{provider}` cannot load {graph.name}",
+                why=str(error).strip().split("\n")[0],
+                hint="`whisperport probe BUNDLE --provider NAME` shows which programs it can run",
+            ) from error
         raise BundleError(
             f"ONNX Runtime cannot load {graph.name}",
             why=str(error).strip().split("\n")[0],

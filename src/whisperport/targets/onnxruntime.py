@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.errors import MissingPackageError
+from whisperport.errors import MissingPackageError, UsageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
@@ -48,6 +48,63 @@ class ProviderOptions:
     provider: Annotated[
         str, Option("Name of the ONNX Runtime execution provider that runs the programs")
     ] = CPU
+    provider_options: Annotated[
+        str | None,
+        Option(
+            "Options of the execution provider, as NAME=VALUE, with a semicolon between two options; the "
+            "default is none"
+        ),
+    ] = None
+    provider_programs: Annotated[
+        str | None,
+        Option(
+            "Programs that run on the execution provider, with a comma between two names; the others run "
+            "on the CPU; the default is all programs"
+        ),
+    ] = None
+
+    def on_provider(self, program: str) -> bool:
+        """Return whether a program runs on the execution provider."""
+        return self.provider_programs is None or program in self._programs
+
+    @property
+    def _programs(self) -> list[str]:
+        return [name.strip() for name in (self.provider_programs or "").split(",")]
+
+    def pairs(self) -> dict[str, str]:
+        """Return the options of the execution provider, name -> value.
+
+        Raises:
+            UsageError: a part has no name, or no `=`; or a name is given twice.
+        """
+        found: dict[str, str] = {}
+        for part in filter(None, map(str.strip, (self.provider_options or "").split(";"))):
+            name, equals, value = part.partition("=")
+            if not equals or not name or name in found:
+                raise UsageError(
+                    f"the option `onnxruntime.provider-options` cannot contain `{part[:80]}`",
+                    why="it is given twice" if name in found else "it is not NAME=VALUE",
+                    hint="write NAME=VALUE;NAME=VALUE, in quotes",
+                )
+            found[name] = value
+        return found
+
+    def check_programs(self, known: Sequence[str]) -> None:
+        """Check the names of `provider_programs`.
+
+        Args:
+            known: names of the programs of the bundle on this target.
+
+        Raises:
+            UsageError: there is no such program.
+        """
+        unknown = [name for name in self._programs if name not in known]
+        if self.provider_programs is not None and unknown:
+            raise UsageError(
+                f"the option `onnxruntime.provider-programs` names `{unknown[0][:80]}`",
+                why="the bundle has no such program on the target `onnxruntime`",
+                hint=f"its programs are {', '.join(known)}",
+            )
 
 
 @final
@@ -133,13 +190,25 @@ class OnnxRuntime(Target):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        provider = cast(ProviderOptions, options.of(self)).provider
+        chosen = cast(ProviderOptions, options.of(self))
+        if entries:  # a target is also loaded without programs, to import its runtime
+            chosen.check_programs([entry.spec.name for entry in entries])
+        pairs = chosen.pairs()
         graphs = [OnnxGraph.of(folder, entry) for entry in entries]
+        providers = [
+            chosen.provider if chosen.on_provider(entry.spec.name) else CPU for entry in entries
+        ]
         # Other providers copy weights to their own memory, so sharing does not help them.
-        weights = OnnxWeights(graphs if provider == CPU else [])
+        on_cpu = [graph for graph, name in zip(graphs, providers, strict=True) if name == CPU]
+        weights = OnnxWeights(on_cpu)
         return {
             entry.spec.name: OnnxRunner(
-                entry.spec, graph, options.threads, provider, weights if graph in weights else None
+                entry.spec,
+                graph,
+                options.threads,
+                provider,
+                weights if graph in weights else None,
+                pairs if provider != CPU else None,
             )
-            for entry, graph in zip(entries, graphs, strict=True)
+            for entry, graph, provider in zip(entries, graphs, providers, strict=True)
         }
