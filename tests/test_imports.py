@@ -64,6 +64,7 @@ HEAVY = {
 SHARED = {
     "targets": {
         *("base", "compiler", "importer", "options", "partitioner"),
+        "execution_provider",
         *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights"),
         *("tflite_lowering", "tflite_quantization", "tflite_runner"),
     },

@@ -14,6 +14,7 @@ from whisperport.ranges import MAX_THREADS, check_range
 from whisperport.runner import Runner
 from whisperport.spec import Rejection, TargetSpec, UncachedForm
 from whisperport.targets.compiler import Compiler
+from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import NoOptions, own_options, parse_options
 from whisperport.targets.partitioner import Partitioner
@@ -64,6 +65,7 @@ class Target(ABC):
     compiler: Compiler | None = None  # the vendor's compiler for the files that `lower` writes
     importer: Importer | None = None  # reads files that the vendor's compiler wrote elsewhere
     partitioner: Partitioner | None = None  # tells which operators the vendor's own list accepts
+    execution_provider: ExecutionProvider | None = None  # the vendor's provider in ONNX Runtime
 
     @abstractmethod
     def check(self, program: "Program") -> list[Rejection]:
