@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
@@ -31,6 +31,9 @@ from whisperport.runner import Runner
 from whisperport.runtime import Decoder, Engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import machine, versions
+
+if TYPE_CHECKING:  # measured processes do not import torch
+    from whisperport.checkpoint.checkpoint import Checkpoint
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = {
@@ -71,14 +74,25 @@ def exported(size: str, work: Path, target: str) -> Path:
     folder = work / f"{size}-{target}"
     if folder.exists():
         return folder
+    from whisperport.exporting import ExportOptions, export
+    from whisperport.verification.clips import Clip
+
+    hiss = 0.1 * np.random.default_rng(0).standard_normal(16_000)
+    options = ExportOptions(
+        clips=[Clip("hiss", "", hiss.astype(np.float32))], allow_unverified=True, run=ONE_THREAD
+    )
+    export(random_checkpoint(size), target, folder, options, progress=print)
+    return folder
+
+
+def random_checkpoint(size: str) -> "Checkpoint":
+    """Return a checkpoint of Whisper's sizes with random float16 weights, the same in every process."""
     import torch
 
     from programs import TINY
     from whisperport.checkpoint.checkpoint import Checkpoint, Source
-    from whisperport.exporting import ExportOptions, export
     from whisperport.model.whisper import Whisper
     from whisperport.text.vocabulary import openai_generation, openai_tokenizer
-    from whisperport.verification.clips import Clip
 
     width, heads, layers = SIZES[size]
     sizes: dict[str, int] = {}
@@ -90,19 +104,13 @@ def exported(size: str, work: Path, target: str) -> Path:
     for table in (model.encoder.positional_embedding, model.decoder.positional_embedding):
         torch.nn.init.normal_(table, std=0.02)
     generation = openai_generation(TINY.n_vocab)
-    checkpoint = Checkpoint(
+    return Checkpoint(
         dims=model.dims,
         generation=replace(generation, alignment_heads=((layers - 1, 0), (layers - 1, 1))),
         weights={name: weight.half().float() for name, weight in model.state_dict().items()},
         tokenizer_json=openai_tokenizer(TINY.n_vocab).to_str().encode(),
         source=Source(kind="openai", name=size, sha256={}),
     )
-    hiss = 0.1 * np.random.default_rng(0).standard_normal(16_000)
-    options = ExportOptions(
-        clips=[Clip("hiss", "", hiss.astype(np.float32))], allow_unverified=True, run=ONE_THREAD
-    )
-    export(checkpoint, target, folder, options, progress=print)
-    return folder
 
 
 def loaded(bundle: Bundle, way: str, target_name: str) -> dict[str, Runner]:
