@@ -29,6 +29,20 @@ def matmul(right: object, *before: object, columns: int = 4) -> Graph:
     return graph(*before, made)  # type: ignore[arg-type]
 
 
+def cross_attention(tokens: int, frames: int) -> Graph:
+    """A decoder that computes the keys of its cross-attention from the encoder's output, `xa`."""
+    x, xa = value("x", 1, tokens, 16), value("xa", 1, frames, 16)
+    q, k = value("q", 1, tokens, 16), value("k", 1, frames, 16)
+    scores, read = value("scores", 1, tokens, frames), value("read", 1, tokens, 16)
+    return graph(
+        node("linear", [x, weight("wq", 16, 16)], q),
+        node("linear", [xa, weight("wk", 16, 16)], k),
+        node("matmul", [q, k], scores),
+        node("matmul", [scores, k], read),
+        node("linear", [read, weight("wv", 40, 16)], value("logits", 1, tokens, 40)),
+    )
+
+
 STORED = weight("w", 40, 16)
 TRANSPOSED = value("wt", 16, 40)
 
@@ -233,6 +247,19 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
         "linear of 1500 rows is computed as a convolution; as a linear: 1, 2, 4, 8 rows",
         one("linear", value("x", 2, 4, 16), weight("w", 4, 16)),
     ),
+    "WP601": (
+        None,
+        cross_attention(tokens=8, frames=1_500),
+        "linear (1, 1500, 16) by (16, 16) reads only `xa`, which is the same for every token of a "
+        "window: 0.00077 GFLOP per token",
+        cross_attention(tokens=8, frames=8),  # as many frames as tokens: another token sequence
+    ),
+    "WP602": (
+        None,
+        graph(node("erf", [X], OUT), inputs=[X, value("xa", 1, 1_500, 1_280)]),
+        "input of shape (1, 1500, 1280), 7.68 MB per call: nothing reads it",
+        graph(node("erf", [X], OUT), inputs=[X]),
+    ),
 }
 
 
@@ -271,7 +298,7 @@ def test_codes_are_of_one_form_and_listed_in_order() -> None:
     codes = [code for code, _ in rule_index()]
 
     assert codes == sorted(CASES)
-    assert all(re.fullmatch(r"WP[1-5]\d\d", code) for code in codes)
+    assert all(re.fullmatch(r"WP[1-6]\d\d", code) for code in codes)
 
 
 @pytest.mark.parametrize("spec", [t.spec for t in TARGETS], ids=lambda spec: spec.name)

@@ -11,6 +11,11 @@ from whisperport.spec import FindingKind, Limit, Rejection, TargetSpec
 
 FOLD_CONSTANTS = "fold-constants"  # the rewrite that removes nodes that depend on no input
 KIND_ORDER: tuple[FindingKind, ...] = ("rejected", "not seen", "warning")
+# Warnings about the program itself, whatever its target is.
+_EVERY_TARGET = tuple(
+    Limit(rule=rule, source="the program's own graph", kind="warning")
+    for rule in ("WP601", "WP602")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +187,7 @@ def limits_of(spec: TargetSpec) -> tuple[Limit, ...]:
         else:
             implied.append(Limit(rule="WP101", value=listed, source=source))
     implied.append(Limit(rule="WP201", value=spec.max_rank, source=sources.get("max_rank", "")))
-    return (*implied, *spec.limits, *unseen)
+    return (*implied, *spec.limits, *unseen, *_EVERY_TARGET)
 
 
 def _findings(graph: Graph, spec: TargetSpec) -> Iterator[tuple[Limit, Finding]]:

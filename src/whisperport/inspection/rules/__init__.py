@@ -1,5 +1,6 @@
 """The rules of `whisperport check`: each has a code, a page and a check. Targets' specs hold the limits."""
 
+from whisperport.inspection.rules import decoding as _decoding
 from whisperport.inspection.rules import files as _files
 from whisperport.inspection.rules import forms as _forms
 from whisperport.inspection.rules import operators as _operators
@@ -9,4 +10,6 @@ from whisperport.inspection.rules.base import RULES, Finding, Rule
 
 __all__ = ["RULES", "Finding", "Rule"]
 
-assert all((_files, _forms, _operators, _quantized, _shapes))  # imported to be registered
+assert all(
+    (_decoding, _files, _forms, _operators, _quantized, _shapes)
+)  # imported to be registered
