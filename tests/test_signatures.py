@@ -11,7 +11,14 @@ from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program
 from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts, prefill, uncached_decoder
-from whisperport.signatures import CacheForm, KvLayout, expected_signature, form_of, roles
+from whisperport.signatures import (
+    CacheForm,
+    KvLayout,
+    expected_signature,
+    form_of,
+    roles,
+    standard_form,
+)
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
 
@@ -38,6 +45,29 @@ def test_all_programs_of_a_complete_window_have_the_expected_signatures(micro: A
     names = check(programs, window=None, heads=3)
 
     assert names == list(NAMES)
+
+
+RANK4 = {"cross_kv": "rank4", "prefill_4": "rank4", "step": "rank4"}
+
+
+@pytest.mark.parametrize("window", [None, SHORT])
+def test_rank_4_programs_have_the_expected_signatures(micro: Any, window: Window | None) -> None:
+    # given
+    model = Whisper(DIMS, window).eval().requires_grad_(False)
+    model.load_state_dict(micro.state_dict(), strict=False)
+
+    # when
+    programs = list(whisper_programs(Parts(model, [(0, 0)]), tuple(RANK4), RANK4))
+
+    # then
+    assert check(programs, window) == list(RANK4)
+    usual = list(whisper_programs(Parts(model, [(0, 0)]), tuple(RANK4)))
+    for program, other in zip(programs, usual, strict=True):
+        assert program.spec != other.spec
+        assert standard_form(program.spec) == other.spec
+        assert standard_form(other.spec) == other.spec
+        assert form_of(program.spec, DIMS, window) == form_of(other.spec, DIMS, window)
+        assert roles(program.spec) == roles(other.spec)
 
 
 def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any) -> None:

@@ -7,7 +7,7 @@ letters.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from whisperport.window import Window
 PICKED_ROWS = 2
 MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
 MAX_PIECES = 1024  # largest number of outputs of `uncached_decoder`; the default is 4
+
+RANK4_PROGRAMS = ("cross_kv", "step")  # and `prefill_P`: programs that have a `rank4` variant
 
 Role = Literal["input", "constant", "state"]
 """How long an input keeps its array; see `roles`."""
@@ -77,6 +79,21 @@ def roles(program: ProgramSpec) -> dict[str, Role]:
     }
 
 
+def standard_form(found: ProgramSpec) -> ProgramSpec:
+    """Return the signature of a program of the `rank4` variant as that of the default variant.
+
+    In the `rank4` variant the mask, the logits and all K/V have one more axis, the first one, of size 1. A
+    signature of another variant is returned as it is, and so is a tensor whose first axis is not of size 1.
+    """
+    if not _has_rank4_form(found):
+        return found
+    return ProgramSpec(
+        found.name,
+        tuple(map(_without_leading_axis, found.inputs)),
+        tuple(map(_without_leading_axis, found.outputs)),
+    )
+
+
 def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, Any]:
     """Read the fields of `CacheForm` from a program's mask and its tensors of decoder layer 0.
 
@@ -91,6 +108,7 @@ def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, 
     Returns:
         Field of `CacheForm` -> value, for the tensors that the program has.
     """
+    found = standard_form(found)
     lengths = {"self": dims.n_text_ctx, "cross": _positions(dims, window)}
     tensors = {tensor.name: tensor for tensor in (*found.outputs, *found.inputs)}
     form: dict[str, Any] = {}
@@ -120,6 +138,14 @@ def expected_signature(
     Raises:
         ValueError: no program has this name, or the number of tokens or pieces is out of range.
     """
+    expected = _expected_standard(standard_form(found), dims, window, heads)
+    return _in_rank4(expected) if _has_rank4_form(found) else expected
+
+
+def _expected_standard(
+    found: ProgramSpec, dims: Dims, window: Window | None, heads: int
+) -> ProgramSpec:
+    """Return the signature that a program must have, from a signature in the usual form."""
     sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(found, dims, window)))
     prefill = _PREFILL.fullmatch(found.name)
     if prefill:
@@ -259,6 +285,35 @@ def _layout_of(tensor: TensorSpec, usual: int, dims: Dims, length: int) -> KvLay
 def _float(tensor: TensorSpec) -> str:
     """Return the tensor's dtype, or float32 if the host cannot store that dtype."""
     return tensor.dtype if tensor.dtype in HOST_DTYPES else "float32"
+
+
+def _has_rank4_form(found: ProgramSpec) -> bool:
+    """Whether a program is of the `rank4` variant: the mask, or the cross-attention K/V, have four axes."""
+    if found.name not in RANK4_PROGRAMS and not _PREFILL.fullmatch(found.name):
+        return False
+    tensors = (*found.inputs, *found.outputs)
+    return any(len(t.shape) == 4 for t in tensors if t.name in ("mask", "cross_k_0"))
+
+
+def _without_leading_axis(tensor: TensorSpec) -> TensorSpec:
+    if _has_leading_axis(tensor) and tensor.shape[:1] == (1,):
+        return replace(tensor, shape=tensor.shape[1:])
+    return tensor
+
+
+def _in_rank4(program: ProgramSpec) -> ProgramSpec:
+    """Return the signature of the `rank4` variant from that of the default variant."""
+
+    def lengthened(tensor: TensorSpec) -> TensorSpec:
+        return replace(tensor, shape=(1, *tensor.shape)) if _has_leading_axis(tensor) else tensor
+
+    inputs, outputs = (tuple(map(lengthened, side)) for side in (program.inputs, program.outputs))
+    return ProgramSpec(program.name, inputs, outputs)
+
+
+def _has_leading_axis(tensor: TensorSpec) -> bool:
+    """Whether a tensor has one axis more in the `rank4` variant: mask, logits, K/V of layers."""
+    return tensor.name in ("mask", "logits") or _LAYER.search(tensor.name) is not None
 
 
 def _rank(found: ProgramSpec, tensor: int) -> int:

@@ -144,7 +144,7 @@ class _Source:
         A prefill program has a prompt in every window, or in none, according to its sequence length.
         """
         if self.program.name.startswith(PREFILL):
-            length = self.program.inputs[0].shape[1]
+            length = self.program.inputs[0].shape[-2]
             start = start_tokens(self._generation, self._generation.any_language, "transcribe")
             return self.previous if length > len(start) else ()
         return self.previous if self.windows % 2 else ()

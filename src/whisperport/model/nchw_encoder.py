@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whisperport.model.encoder import Encoder, EncoderBlock
-from whisperport.model.nchw_attention import attend
+from whisperport.model.rank4_attention import attend
 
 
 class NchwEncoder(nn.Module):

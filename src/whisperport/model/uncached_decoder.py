@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.model.decoder import Decoder, DecoderBlock
-from whisperport.model.nchw_attention import attend
+from whisperport.model.rank4_attention import attend
 from whisperport.spec import UncachedForm
 
 # -inf as in the published graphs that are known to compile; the targets that export this program name them.

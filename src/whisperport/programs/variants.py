@@ -11,6 +11,9 @@ from whisperport.programs.whisper import (
     encoder,
     nchw_encoder,
     prefill,
+    rank4_cross_kv,
+    rank4_prefill,
+    rank4_step,
     step,
     uncached_decoder,
 )
@@ -24,8 +27,13 @@ VARIANTS: Mapping[tuple[str, str], Builder] = {
     ("encoder", "sequence"): encoder,
     ("encoder", "nchw"): nchw_encoder,
     ("cross_kv", "sequence"): cross_kv,
+    ("cross_kv", "rank4"): rank4_cross_kv,
     **{(f"prefill_{tokens}", "cached"): partial(prefill, tokens=tokens) for tokens in PREFILLS},
+    **{
+        (f"prefill_{tokens}", "rank4"): partial(rank4_prefill, tokens=tokens) for tokens in PREFILLS
+    },
     ("step", "cached"): step,
+    ("step", "rank4"): rank4_step,
     ("align", "cached"): align,
     ("uncached_decoder", "uncached"): uncached_decoder,
 }

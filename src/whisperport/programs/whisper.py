@@ -8,6 +8,7 @@ import torch
 from whisperport.dims import Dims
 from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
 from whisperport.model.nchw_encoder import NchwEncoder
+from whisperport.model.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
 from whisperport.model.short_window import PaddedCrossKV
 from whisperport.model.uncached_decoder import UncachedDecoder
 from whisperport.model.whisper import Whisper
@@ -47,6 +48,14 @@ def cross_kv(parts: Parts) -> Program:
     return trace("cross_kv", module, (features,), _layers(dims, "cross_k", "cross_v"))
 
 
+def rank4_cross_kv(parts: Parts) -> Program:
+    """Trace `cross_kv` with rank-4 K/V: features (1, T, d) to K/V of every decoder layer."""
+    dims = parts.model.dims
+    features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
+    module = Rank4CrossKV(parts.model.decoder, parts.model.padding)
+    return trace("cross_kv", module, (features,), _layers(dims, "cross_k", "cross_v"))
+
+
 def prefill(parts: Parts, tokens: int) -> Program:
     """Trace `prefill_P` with P = `tokens` tokens per run."""
     dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
@@ -61,6 +70,22 @@ def step(parts: Parts) -> Program:
     inputs = (*_tokens(dims, 1), *_caches(parts.model))
     names = ["logits", *_layers(dims, "new_k", "new_v")]
     return trace("step", Decode(parts.model.decoder), inputs, names)
+
+
+def rank4_prefill(parts: Parts, tokens: int) -> Program:
+    """Trace `prefill_P` with rank-4 attention and P = `tokens` tokens per run."""
+    dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
+    inputs = (*_rank4_tokens(dims, tokens), pick, *_rank4_caches(parts.model))
+    names = ["logits", *_layers(dims, "new_k", "new_v")]
+    return trace(f"prefill_{tokens}", Rank4Prefill(parts.model.decoder), inputs, names)
+
+
+def rank4_step(parts: Parts) -> Program:
+    """Trace `step` with rank-4 K/V: one token to its logits (1, 1, V)."""
+    dims = parts.model.dims
+    inputs = (*_rank4_tokens(dims, 1), *_rank4_caches(parts.model))
+    names = ["logits", *_layers(dims, "new_k", "new_v")]
+    return trace("step", Rank4Decode(parts.model.decoder), inputs, names)
 
 
 def align(parts: Parts) -> Program:
@@ -94,6 +119,15 @@ def _layers(dims: Dims, *names: str) -> list[str]:
 def _tokens(dims: Dims, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.zeros(1, count, dims.n_text_state)
     return x, torch.zeros(1, count, dims.n_text_ctx + count)
+
+
+def _rank4_tokens(dims: Dims, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x, mask = _tokens(dims, count)
+    return x, mask[None]
+
+
+def _rank4_caches(model: Whisper) -> tuple[list[torch.Tensor], ...]:
+    return tuple([tensor[None] for tensor in layers] for layers in _caches(model))
 
 
 def _caches(model: Whisper) -> tuple[list[torch.Tensor], ...]:

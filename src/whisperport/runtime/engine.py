@@ -14,6 +14,7 @@ from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
+from whisperport.runtime.standard_rank import in_standard_form
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.signatures import CacheForm, form_of
@@ -67,6 +68,7 @@ class Engine:
         self.latest_timestamp = window.audio_positions if window else None
         self.generation = generation
         self.encoder = _required(runners, "encoder")
+        runners = {name: in_standard_form(runner) for name, runner in runners.items()}
         self.cross_kv = _required(runners, "cross_kv")
         self.step = _required(runners, "step")
         self.align = _required(runners, "align")

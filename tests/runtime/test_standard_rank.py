@@ -1,0 +1,164 @@
+"""Programs of other variants run through the same engine, and their arrays are not copied."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from whisperport.errors import BundleError
+from whisperport.model.whisper import Whisper
+from whisperport.programs.program import Program
+from whisperport.programs.variants import whisper_programs
+from whisperport.programs.whisper import Parts
+from whisperport.runner import Array, Binding, Part, Runner
+from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
+from whisperport.runtime.standard_rank import in_standard_form
+
+from ..micro import DIMS, GENERATION
+
+NAMES = ("encoder", "cross_kv", "prefill_4", "step", "align")
+RANK4 = {"cross_kv": "rank4", "prefill_4": "rank4", "step": "rank4"}
+
+
+class TorchRunner(Runner):
+    """Runs a traced program in torch; its bindings record what they are told."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program.spec)
+        self.call: Any = program.exported.module(check_guards=False)
+        self.bindings: list[RecordingBinding] = []
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        single: list[Any] = []
+        layered: dict[str, list[torch.Tensor]] = {}
+        for tensor, array in zip(self.spec.inputs, inputs, strict=True):
+            kind, _, layer = tensor.name.rpartition("_")
+            if layer.isdigit():
+                layered.setdefault(kind, []).append(torch.from_numpy(array))
+            else:
+                single.append(torch.from_numpy(array))
+        with torch.no_grad():
+            outputs = self.call(*single, *layered.values())
+        return (
+            [output.numpy() for output in outputs]
+            if isinstance(outputs, tuple)
+            else [outputs.numpy()]
+        )
+
+    def binding(self) -> Binding:
+        self.bindings.append(RecordingBinding(self))
+        return self.bindings[-1]
+
+
+class RecordingBinding(Binding):
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.bound: dict[str, Array] = {}
+        self.parts: list[tuple[str, Part]] = []
+
+    def _bind(self, name: str, array: Array) -> None:
+        self.bound[name] = array
+
+    def changed(self, name: str, part: Part) -> None:
+        self.parts.append((name, part))
+
+
+@pytest.fixture(scope="module")
+def traced(micro: Whisper) -> Callable[[Mapping[str, str]], dict[str, Program]]:
+    made: dict[tuple[str, str], Program] = {}
+
+    def make(variants: Mapping[str, str]) -> dict[str, Program]:
+        for name in NAMES:
+            key = name, variants.get(name, "")
+            if key not in made:
+                chosen = {name: key[1]} if key[1] else {}
+                (made[key],) = whisper_programs(Parts(micro, [(0, 1), (1, 0)]), [name], chosen)
+        return {name: made[name, variants.get(name, "")] for name in NAMES}
+
+    return make
+
+
+def engine_of(micro: Whisper, programs: Mapping[str, Program]) -> tuple[Engine, dict[str, Any]]:
+    tables = (micro.decoder.token_embedding.weight, micro.decoder.positional_embedding)
+    runners = {name: TorchRunner(program) for name, program in programs.items()}
+    return Engine(DIMS, GENERATION, runners, *(t.numpy() for t in tables)), runners
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [RANK4, {"cross_kv": "rank4"}, {"step": "rank4"}, {"prefill_4": "rank4"}],
+    ids=["all", "cross_kv", "step", "prefill"],
+)
+def test_variants_may_be_mixed_and_decode_the_same_text(
+    micro: Whisper, traced: Any, audio: Callable[[int], np.ndarray], variants: dict[str, str]
+) -> None:
+    # given
+    decoders = [engine_of(micro, traced(v))[0].decoder() for v in ({}, variants)]
+    greedy = DecodeOptions(language="en", prompt=(1, 2, 3, 4, 5), max_tokens=6)
+    beams = DecodeOptions(language="de", beam_size=2, max_tokens=5)
+
+    # when
+    for options in (greedy, beams) if variants == RANK4 else (greedy,):
+        expected, found = (decode_window(decoder, audio(0), options) for decoder in decoders)
+
+        # then
+        assert len(expected.tokens) > 3
+        assert found.tokens == expected.tokens
+    tokens = [50, 51, 53, 1, 2]
+    for one, wanted in zip(*(decoder.align(tokens) for decoder in decoders), strict=True):
+        np.testing.assert_allclose(one, wanted, atol=1e-4)  # logits reach 15
+    steps = [decoder.step(9) for decoder in decoders]
+    np.testing.assert_allclose(steps[1], steps[0], atol=1e-4)
+
+
+def test_the_cache_is_bound_as_a_view_and_every_change_is_told_with_its_place(
+    micro: Whisper, traced: Any, audio: Callable[[int], np.ndarray]
+) -> None:
+    # given
+    engine, runners = engine_of(micro, traced(RANK4))
+    decoder: Decoder = engine.decoder()
+    decoder.start_window(audio(0))
+
+    # when
+    decoder.prefill([50, 51, 53])
+    decoder.step(1)
+    decoder.step(2)
+
+    # then
+    (binding,) = runners["step"].bindings
+    heads, width, n = DIMS.n_text_head, DIMS.text_head_width, DIMS.n_text_ctx
+    for name, array in decoder.cache.arrays.items():
+        assert binding.bound[name].shape[0] == 1
+        assert binding.bound[name].shape[1:] == array.shape
+        assert np.shares_memory(binding.bound[name], array)
+        # bound at the first step, so the prefill's rows are not told, and two rows are
+        told = [part for named, part in binding.parts if named == name]
+        assert [binding.bound[name][part].size for part in told] == [heads * width] * 2
+        for index, part in enumerate(told, start=3):
+            axis = 2 if "_k_" in name else 1
+            expected = array.take([index], axis=axis)
+            np.testing.assert_array_equal(binding.bound[name][part][0], expected)
+    assert all(keys[:, :, 3:5].all() and not keys[:, :, 5:].any() for keys in decoder.cache.keys)
+    assert n == decoder.cache.rows
+
+
+def test_a_runner_of_the_usual_form_is_used_as_it_is(micro: Whisper, traced: Any) -> None:
+    _, runners = engine_of(micro, traced({}))
+
+    for runner in runners.values():
+        assert in_standard_form(runner) is runner
+
+
+def test_a_program_that_returns_another_shape_than_it_states_is_named(
+    micro: Whisper, traced: Any
+) -> None:
+    class Liar(TorchRunner):
+        def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+            return [array[0] for array in super()._run(inputs)]
+
+    runner = in_standard_form(Liar(traced(RANK4)["cross_kv"]))
+
+    with pytest.raises(BundleError, match=r"'cross_kv' returned 'cross_k_0' as \(2, 8, 10\)"):
+        runner.run({"features": np.zeros((1, 10, 16), np.float32)})
