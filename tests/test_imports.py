@@ -46,6 +46,7 @@ LAYERS = (
             "live",
             "placing",
             "masking",
+            "quantizing",
             "exporting",
             "lowering",
         ),

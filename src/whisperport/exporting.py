@@ -78,9 +78,9 @@ class ExportOptions:
             default precision.
         precisions: program -> precision, for single programs; overrides `precision`. Default: none.
         options: lowering options of targets, "TARGET.NAME" -> value. Default: none.
-        calibration: data to quantize with, for targets that quantize programs during the export: a folder of
-            audio files, one audio file, or an `.npy` file of log-mel spectrograms. Default: None, the audio
-            files of the package.
+        calibration: data to quantize with, for targets that quantize programs during the export: a folder
+            of audio files, one audio file, or an `.npy` file of log-mel spectrograms. Default: None, the
+            audio files of the package.
         uncached_decoder: also export `uncached_decoder`, the decoder without KV cache. The target must
             support it. Default: False.
         clips: audio clips that the bundle is verified with. Default: None, the clips of the package.
@@ -195,8 +195,8 @@ def export(
         return_freed_memory()
         run = _emulated(options.run, placed)
         calibration = CalibrationOptions(source=options.calibration, run=run)
-        programs = quantize_programs(writer.preview(manifest), placed, calibration, progress)
-        preview = writer.preview(replace(manifest, programs=programs))
+        final = quantize_programs(writer.preview(manifest), placed, calibration, progress)
+        preview = writer.preview(replace(manifest, programs=final))
         report = verify(preview, run=run, progress=progress)
         if not report and not options.allow_unverified:
             raise _not_verified(out, report)

@@ -94,7 +94,7 @@ def _measure(path: Path, options: ProfileOptions, profiled: bool) -> Measured:
         feed = inputs_for([_value(detail) for detail in details], options.inputs)
         run_ms = _median_ms(delegated, details, feed, options.repeat)
         no_delegate_ms = _median_ms(no_delegate, details, feed, options.repeat)
-        ops = tuple(_op(described) for described in delegated._get_ops_details())
+        ops = listed_ops(delegated)
     except (RuntimeError, ValueError) as error:
         raise ProgramError(
             f"LiteRT cannot run {path.name}",
@@ -153,6 +153,11 @@ def _median_ms(
         interpreter.invoke()
         times.append(1e3 * (time.perf_counter() - started))
     return statistics.median(times[1:])
+
+
+def listed_ops(interpreter: Any) -> tuple[Op, ...]:
+    """Return the nodes of an interpreter's first subgraph, and the calls of its delegates."""
+    return tuple(_op(described) for described in interpreter._get_ops_details())
 
 
 def _op(described: Mapping[str, Any]) -> Op:

@@ -149,7 +149,7 @@ def _without_times(name: str, measured: Measured, repeat: int) -> Profile:
     subgraphs = {
         index: number
         for number, call in enumerate(calls, start=1)
-        for index in _replaced(call, file)
+        for index in replaced(call, file)
     }
     nodes = [_untimed(op, subgraphs.get(op.index, 0)) for op in file]
     return Profile(
@@ -179,7 +179,7 @@ def _untimed(op: Op, subgraph: int) -> NodeProfile:
     )
 
 
-def _replaced(call: Op, file: Sequence[Op]) -> set[int]:
+def replaced(call: Op, file: Sequence[Op]) -> set[int]:
     """Return the indices of the nodes between the inputs and the outputs of a delegate's call."""
     makers = {tensor: op for op in file for tensor in op.outputs}
     given = set(call.inputs)

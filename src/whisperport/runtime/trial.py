@@ -37,7 +37,15 @@ BASE_BYTES = 2**30  # Python with torch and ExecuTorch needs 0.45 GB, with ONNX 
 MEMORY_FACTOR = 4  # bytes per byte of the bundle; the embedded bundle needs 2 on onnxruntime
 BASE_S = 20.0
 BYTES_PER_S = 10e6  # of a slow board: whisper-large-v3 in float16 (3.3 GB) gets about 6 minutes
-RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "torch", "tokenizers")
+RUNTIMES = (
+    "whisperport",
+    "numpy",
+    "onnxruntime",
+    "executorch",
+    "ai-edge-litert",
+    "torch",
+    "tokenizers",
+)
 
 _passed: set[str] = set()  # trial runs of this process, for systems where nothing can be recorded
 

@@ -4,15 +4,20 @@ from whisperport.errors import UsageError
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.target import Hailo
+from whisperport.targets.litert.target import LiteRt
+from whisperport.targets.mediatek.chips import CHIPS
+from whisperport.targets.mediatek.target import Genio
 from whisperport.targets.onnxruntime import OnnxRuntime
 from whisperport.targets.xnnpack.target import Xnnpack
 
 TARGETS: tuple[Target, ...] = (
     OnnxRuntime(),
     Xnnpack(),
+    LiteRt(),
     Hailo(HAILO8),
     Hailo(HAILO8L),
     Hailo(HAILO10H),
+    *map(Genio, CHIPS),
 )
 
 __all__ = ["TARGETS", "RunOptions", "Target", "get_target"]

@@ -12,8 +12,8 @@ from whisperport.errors import UsageError
 from whisperport.progress import Progress
 from whisperport.ranges import MAX_THREADS, check_range
 from whisperport.runner import Runner
-from whisperport.spec import Rejection, TargetSpec, UncachedForm
-from whisperport.targets.compiler import Compiler
+from whisperport.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
+from whisperport.targets.compiler import CalibrationNeed, Compiler
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import NoOptions, own_options, parse_options
@@ -142,6 +142,47 @@ class Target(ABC):
             options: an instance of `lower_options`.
         """
         return self
+
+    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
+        """Return this target with the precision in which `lower` writes each program.
+
+        Args:
+            precisions: program -> its precision. A target whose compiler chooses the precision ignores it.
+        """
+        return self
+
+    def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
+        """Return the samples that `quantize` needs of a program; None: `lower` wrote its final file.
+
+        Args:
+            spec: the program's signature.
+            precision: the program's precision.
+        """
+        return None
+
+    def quantize(
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+    ) -> ProgramEntry:
+        """Quantize a program that `lower` wrote in float32, in place. Called if `calibration` asks for it.
+
+        Args:
+            entry: of the program, with its precision.
+            folder: of the bundle.
+            arrays: name of an input -> `.npy` file of its samples, (samples, ...).
+
+        Raises:
+            MissingPackageError: the quantizer is not installed.
+            LoweringError: the quantizer could not quantize the program.
+        """
+        raise NotImplementedError(f"`{self.spec.name}` quantizes no program")
+
+    def emulated_precision(self, precision: str) -> str:
+        """Return the precision in which `spec.emulation` runs a program on the CPU.
+
+        Args:
+            precision: the program's precision on the device.
+        """
+        return "fp32"
 
     def uncached_form(self, dims: Dims) -> UncachedForm | None:
         """Return the form of `uncached_decoder` for these sizes; None: this target does not run it."""

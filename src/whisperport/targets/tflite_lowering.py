@@ -34,7 +34,7 @@ def lower_to_tflite(
 
     Args:
         programs: at least one, with different names.
-        path: of the file; its folder exists. After an error, the file is deleted.
+        path: of the file; its folder is created if it is missing. After an error, the file is deleted.
         target: name of the target, for messages.
         extra: pip extra that installs the converter, for messages.
 
@@ -52,6 +52,7 @@ def lower_to_tflite(
     names = ", ".join(program.name for program in programs)
     with quiet(), quiet_natively():
         converter = _converter(target, extra)
+    path.parent.mkdir(exist_ok=True)
     progress(f"lowering {names} to {path.name} for {target}")
     try:
         with quiet(), quiet_natively(), shared_node_history(), shared_weights():

@@ -1,0 +1,1 @@
+"""The target `litert`: LiteRT (TensorFlow Lite) with XNNPACK on the CPU."""

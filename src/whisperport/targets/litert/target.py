@@ -1,0 +1,205 @@
+"""The target `litert`: what it supports, and its lowering, quantization and loading."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, final
+
+from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.placement import Placement
+from whisperport.progress import Progress
+from whisperport.runner import Runner
+from whisperport.spec import Package, ProgramSpec, Rejection, TargetSpec
+from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.compiler import CalibrationNeed
+from whisperport.targets.options import Option
+from whisperport.targets.tflite_quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
+from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
+
+FOLDER = "litert"
+EXTRA, RUN_EXTRA = "litert-export", "litert"
+SAMPLES = 32  # of calibration; the shipped audio files give enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerOptions:
+    """Options for lowering."""
+
+    static: Annotated[
+        Literal["linear", "all"],
+        Option(
+            "Operators that w8a8 and w8a16 quantize: linears and convolutions, or all that the quantizer "
+            "supports"
+        ),
+    ] = "linear"
+
+
+@final
+class LiteRt(Target):
+    """Writes .tflite files with litert_torch, and runs them with LiteRT and XNNPACK on the CPU.
+
+    Programs that share weights are signatures of one file, which stores equal weights once.
+    """
+
+    lower_options: ClassVar[type[Any]] = LowerOptions
+    spec = TargetSpec(
+        name="litert",
+        summary="LiteRT (TensorFlow Lite) with XNNPACK: phones and boards, Arm and x86 CPUs",
+        max_rank=6,
+        dtypes=frozenset(
+            {"float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+        ),
+        formats=frozenset({"torch", "tflite"}),
+        suggested_rewrites={"dropout": "drop-no-ops"},
+        rewrites=("drop-no-ops",),
+        lowered_suffix=".tflite",
+        precisions=("fp32", *PRECISIONS),
+        runtime="ai-edge-litert",
+        extra=EXTRA,
+        run_extra=RUN_EXTRA,
+        packages={
+            RUN_EXTRA: (Package("ai_edge_litert", "ai-edge-litert"),),
+            EXTRA: (
+                Package("torch", "torch"),
+                Package("litert_torch", "litert-torch"),
+                Package("ai_edge_quantizer", "ai-edge-quantizer"),
+                Package("tflite", "tflite"),
+            ),
+        },
+        sources={
+            "formats": "litert_torch 0.10.0 converts torch modules; LiteRT reads .tflite",
+            "domains": "litert_torch 0.10.0 converts aten's operators; LiteRT has no ONNX operators",
+            "static": "litert_torch converts dynamic shapes too; whisperport uses static shapes only",
+            "max_rank": "google/XNNPACK include/xnnpack.h: XNN_MAX_TENSOR_DIMS is 6",
+            "dtypes": "litert_torch 0.10.0, backend/export_utils.py; int64 becomes int32 in the file",
+            "precisions": "ai-edge-quantizer 0.10.0, recipe.py and AlgorithmName.FLOAT_CASTING",
+        },
+    )
+
+    def __init__(self, static: str = "linear", precisions: Mapping[str, str] | None = None) -> None:
+        self.static, self.precisions = static, dict(precisions or {})
+
+    def configured(self, options: Any) -> Self:
+        return type(self)(cast(LowerOptions, options).static, self.precisions)
+
+    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
+        return type(self)(self.static, precisions)
+
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
+
+        return rejections(program, self.spec)
+
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        (folder / FOLDER).mkdir(exist_ok=True)
+        entries: dict[str, ProgramEntry] = {}
+        for name, group in self._files(programs).items():
+            entries |= self._lower_group(group, folder / FOLDER / f"{name}.tflite", progress)
+        return [
+            replace(entry, files=tuple(f"{FOLDER}/{file}" for file in entry.files))
+            for entry in (entries[program.name] for program in programs)
+        ]
+
+    def lower_file(
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one program to a .tflite file."""
+        if simplify:
+            return super().lower_file(program, path, progress, simplify=simplify)
+        entry = self._lower_group([program], path, progress)[program.name]
+        return entry, dict(entry.delegation)
+
+    def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
+        if precision not in STATIC_BITS:
+            return None
+        return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
+
+    def quantize(
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+    ) -> ProgramEntry:
+        from whisperport.targets.litert.quantizing import quantized
+
+        operators = LINEAR if self.static == "linear" else ALL
+        path = folder / entry.files[0]
+        progress(f"quantizing {entry.spec.name} to {entry.precision}")
+        quantized(path, recipe(entry.precision, operators), {entry.spec.name: arrays})
+        return self._entry(entry.spec, path, entry.files[0])
+
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        paths = {entry.files[0]: regular_file(folder, entry.files[0]) for entry in entries}
+        files = {
+            name: TfliteFile(path, options.threads, extra=RUN_EXTRA) for name, path in paths.items()
+        }
+        return {
+            entry.spec.name: TfliteRunner(entry.spec, files[entry.files[0]]) for entry in entries
+        }
+
+    def _files(self, programs: Sequence["Program"]) -> dict[str, list["Program"]]:
+        """Return name of a file -> its programs: those that share weights and have the same precision.
+
+        A program that is quantized statically has its own file.
+        """
+        found: dict[str, list[Program]] = {}
+        for group in _sharing(programs):
+            by_precision: dict[str, list[Program]] = {}
+            for program in group:
+                precision = self.precisions.get(program.name, self.spec.precisions[0])
+                key = program.name if precision in STATIC_BITS else precision
+                by_precision.setdefault(key, []).append(program)
+            for together in by_precision.values():
+                # LiteRT writes to inputs in place only in the first program of a file; `step` runs most.
+                ordered = sorted(together, key=lambda program: program.name != "step")
+                name = ordered[0].name if len(ordered) == 1 else f"decoder-{ordered[0].name}"
+                found[name] = ordered
+        return found
+
+    def _lower_group(
+        self, programs: Sequence["Program"], path: Path, progress: Progress
+    ) -> dict[str, ProgramEntry]:
+        """Write programs of one precision to a file. Static quantization follows later, see `quantize`."""
+        from whisperport.targets.litert.quantizing import quantized
+        from whisperport.targets.tflite_lowering import lower_to_tflite
+
+        lower_to_tflite(programs, path, progress, target=self.spec.name, extra=EXTRA)
+        precision = self.precisions.get(programs[0].name, self.spec.precisions[0])
+        if precision in PRECISIONS and precision not in STATIC_BITS:
+            progress(f"quantizing {path.name} to {precision}")
+            quantized(path, recipe(precision))
+        return {p.name: self._entry(p.spec, path, path.name) for p in programs}
+
+    def _entry(self, spec: ProgramSpec, path: Path, file: str) -> ProgramEntry:
+        from whisperport.targets.litert.delegation import xnnpack_delegation
+
+        precision = self.precisions.get(spec.name, self.spec.precisions[0])
+        return ProgramEntry(
+            spec=spec,
+            placement=Placement(self.spec.name, precision),
+            method=spec.name,
+            files=(file,),
+            delegation=xnnpack_delegation(path, spec.name),
+        )
+
+
+def _sharing(programs: Iterable["Program"]) -> list[list["Program"]]:
+    """Group programs that share a weight, also through another program."""
+    groups: list[tuple[set[int], list[Program]]] = []
+    for program in programs:
+        weights, together = _weights(program), [program]
+        for group in [group for group in groups if group[0] & weights]:
+            groups.remove(group)
+            weights, together = weights | group[0], [*group[1], *together]
+        groups.append((weights, together))
+    return [together for _, together in groups]
+
+
+def _weights(program: "Program") -> set[int]:
+    """Return the addresses of a program's weights."""
+    tensors = (*program.exported.state_dict.values(), *program.exported.constants.values())
+    return {one.data_ptr() for one in tensors if hasattr(one, "data_ptr") and one.numel() > 1024}
