@@ -23,7 +23,7 @@ NARROWER = {  # dtype of a signature -> dtypes that the device may have without 
     "float64": ("float32", "float64"),
     "int64": ("int32", "int64"),  # converters to .tflite replace 64-bit types
 }
-DTYPES = (*QUANTIZED, "float32", "float16", "int32", "int64", "bool")
+DTYPES = (*QUANTIZED, "float32", "float16", "float64", "int32", "int64", "bool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
