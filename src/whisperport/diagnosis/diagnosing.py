@@ -1,19 +1,39 @@
 """Diagnose the outputs of a device: say why they differ from the expected outputs."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
-from whisperport.diagnosis.expected import Expected
-from whisperport.diagnosis.result import Diagnosis
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
+from whisperport.diagnosis.expected_outputs import expected_outputs
+from whisperport.diagnosis.fitting import Explanation
+from whisperport.diagnosis.fixes import fix_program
+from whisperport.diagnosis.raw_files import RawOutput, files_of, raw_of
+from whisperport.diagnosis.result import Diagnosis, Finding, OutputDiagnosis
+from whisperport.diagnosis.scales import SMALLEST
+from whisperport.diagnosis.search import Search, search
+from whisperport.diagnosis.sizes import size_sentences
+from whisperport.errors import UsageError
 from whisperport.progress import Progress
 from whisperport.runner import Array
 from whisperport.targets import RunOptions
+from whisperport.verification.compare import Comparison, Gate, compare
+from whisperport.verification.tolerances import GATES
 
 DeviceOutput = str | os.PathLike[str] | Array
 """A file of a device, headerless little-endian or `.npy`, or an array in memory."""
+
+COMPLETE = 10**-3.5  # error that needs no further cause: 35 dB, the tolerance of float16
+NOISE_DB = 3.0  # a lower SQNR is no error of the computation but another output
+CLOSER_DB = 3.0  # the expected output must be closer by this much than the outputs for other inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +44,17 @@ class DiagnoseOptions:
         program: name of the program that the device ran. Default: "encoder".
         clip: name of the reference clip that the device was given. Default: "", the first clip of the
             reference.
+        quantization: output name -> dtype, scale and zero point that the device stores it with. Default:
+            none, so that every output is expected in float32.
+        precision: precision of the device, whose tolerances apply, such as "w8a8". Default: "", that of the
+            bundle's program, or "fp16" for a program in float32.
         run: how the bundle's programs are run here, for expected outputs and for wrong inputs.
     """
 
     program: str = "encoder"
     clip: str = ""
+    quantization: Mapping[str, Quantization] = field(default_factory=dict)
+    precision: str = ""
     run: RunOptions = field(default_factory=RunOptions)
 
 
@@ -46,7 +72,209 @@ def diagnose(
             these to diagnose many files with one computation of the expected outputs.
         output: a file or array, if the program has one output; a folder with one file per output, named
             after it (`features.bin`, `logits.npy`, ...); or output name -> file or array.
-        options: program, clip and how to run; None: the defaults.
+        options: program, clip and how to run; None: the defaults. Not used with expected outputs.
         progress: called with a line for each stage.
+
+    Raises:
+        UsageError: the program, the clip or an output does not exist, or a file cannot be read.
+        BundleError: the bundle is damaged.
+        MissingPackageError: a target's runtime is not installed.
     """
-    raise NotImplementedError(Path)
+    options = options or DiagnoseOptions()
+    expected = bundle if isinstance(bundle, Expected) else _expected(bundle, options, progress)
+    outputs = _outputs(output, expected)
+    raws = {
+        name: raw_of(given, 4 * expected.tensor(name).array.size) for name, given in outputs.items()
+    }
+    found = []
+    for name, raw in raws.items():
+        progress(f"diagnosing the output {name}")
+        found.append(_diagnosed(raw, expected.tensor(name), expected))
+    return Diagnosis(
+        program=expected.program,
+        clip=expected.clip,
+        outputs=tuple(found),
+        expected_from=expected.source,
+        missing=tuple(t.name for t in expected.tensors if t.name not in raws),
+    )
+
+
+def _expected(
+    bundle: Bundle | str | os.PathLike[str], options: DiagnoseOptions, progress: Progress
+) -> Expected:
+    return expected_outputs(
+        bundle,
+        options.program,
+        options.clip,
+        quantization=options.quantization,
+        precision=options.precision,
+        run=options.run,
+        progress=progress,
+    )
+
+
+def _outputs(
+    output: DeviceOutput | Mapping[str, DeviceOutput], expected: Expected
+) -> dict[str, DeviceOutput]:
+    """Return the given files or arrays by the name of the output."""
+    names = tuple(tensor.name for tensor in expected.tensors)
+    if isinstance(output, Mapping):
+        if not output:
+            raise UsageError("no output of a device was given", hint="give at least one file")
+        for name in output:
+            expected.tensor(name)
+        return dict(output)
+    if not isinstance(output, np.ndarray) and os.path.isdir(output):
+        return dict(files_of(Path(output), names))
+    if len(names) > 1:
+        raise UsageError(
+            f"the program `{expected.program}` has {len(names)} outputs",
+            why="it is not known which of them the file holds",
+            hint=f"give NAME=FILE with one of {', '.join(names[:6])}, or a folder of files",
+        )
+    return {names[0]: output}
+
+
+def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> OutputDiagnosis:
+    gate = GATES[expected.precision]
+    before = _before(raw, tensor, gate)
+    if constant := _constant(raw):
+        return _only(raw, tensor, before, constant)
+    found = search(raw, tensor, expected, COMPLETE)
+    best = found.best
+    if best is None:
+        return _unexplained(raw, tensor, before, found)
+    if not best.findings and (before or best.error <= SMALLEST):
+        return OutputDiagnosis(
+            output=tensor.name,
+            source=raw.source,
+            passed=bool(before),
+            findings=(),
+            before=before,
+            after=before,
+        )
+    after = _after(best, tensor, gate)
+    findings = list(best.findings)
+    if not best.is_complete(10 ** (-gate.min_sqnr_db / 10)):
+        if not _is_noise(best, tensor, expected):
+            return _unexplained(raw, tensor, before, found)
+        findings.append(_quantization_error(best))
+    return OutputDiagnosis(
+        output=tensor.name,
+        source=raw.source,
+        passed=False,
+        findings=tuple(findings),
+        before=before,
+        after=after,
+        fix=fix_program(best, raw, tensor),
+        excluded=(),
+    )
+
+
+def _before(raw: RawOutput, tensor: ExpectedTensor, gate: Gate) -> Comparison:
+    """Compare the file as it is read without a diagnosis: in the expected dtype and order."""
+    form = tensor.quantization.dtype if tensor.quantization else "<f4"
+    size = tensor.array.size * np.dtype(form).itemsize
+    if raw.data.size != size:
+        reason = f"the file has {raw.data.size:,} bytes; expected {size:,}"
+        return Comparison(output=tensor.name, rule=gate.rule, reason=reason)
+    values = np.frombuffer(raw.data, form)
+    if declared := tensor.quantization:
+        values = (values.astype(np.float32) - declared.zero_point) * np.float32(declared.scale)
+    actual = values.reshape(tensor.array.shape)
+    return compare(tensor.name, actual, tensor.array, gate)
+
+
+def _after(best: Explanation, tensor: ExpectedTensor, gate: Gate) -> Comparison:
+    """Compare the corrected values with the output that the file holds, where values exist."""
+    reference = best.hypothesis.reference
+    known = np.isfinite(best.corrected)
+    actual, wanted = best.corrected, reference.array
+    if known.all():
+        return compare(reference.name, actual, wanted, gate, frame_axis=reference.frame_axis)
+    return compare(reference.name, actual[known], wanted[known], gate)
+
+
+def _constant(raw: RawOutput) -> Finding | None:
+    """Return the finding if all values of a file are equal, whatever their dtype."""
+    data: NDArray[Any] = raw.data
+    for itemsize in (1, 2, 4, 8):
+        if data.size % itemsize == 0 and data.size > itemsize:
+            items = data.reshape(-1, itemsize)
+            if (items == items[0]).all():
+                break
+    else:
+        return None
+    shown = "0" if not data.any() else f"the bytes {items[0].tobytes().hex(' ')}"
+    if itemsize == 4:
+        shown = f"{float(np.frombuffer(items[0].tobytes(), '<f4')[0]):.6g}"
+    return Finding(
+        cause=CauseCode.CONSTANT,
+        sentence=f"All values of the file are {shown}.",
+        advice="Check that the program ran on the device, and that this is the file that it wrote.",
+    )
+
+
+def _only(
+    raw: RawOutput, tensor: ExpectedTensor, before: Comparison, finding: Finding
+) -> OutputDiagnosis:
+    return OutputDiagnosis(
+        output=tensor.name,
+        source=raw.source,
+        passed=False,
+        findings=(finding,),
+        before=before,
+        after=before,
+    )
+
+
+def _unexplained(
+    raw: RawOutput, tensor: ExpectedTensor, before: Comparison, found: Search
+) -> OutputDiagnosis:
+    excluded = list(found.tried)
+    if found.best and not before.reason.startswith("the file has"):
+        excluded.append(
+            f"The best correction leaves an SQNR of {found.best.sqnr_db:.1f} dB, which is too low to "
+            "name a cause."
+        )
+    return OutputDiagnosis(
+        output=tensor.name,
+        source=raw.source,
+        passed=False,
+        findings=(),
+        before=before,
+        after=before,
+        excluded=(*size_sentences(raw.data.size, tensor), *excluded),
+    )
+
+
+def _is_noise(best: Explanation, tensor: ExpectedTensor, expected: Expected) -> bool:
+    """Return whether the rest of the error can be noise on the output that was found.
+
+    The values must be clearly closer to it than the outputs for other clips are to the expected output:
+    these are the distances at which another output lies.
+    """
+    e = tensor.array.astype(np.float64)
+    distances = [NOISE_DB]
+    for alternative in expected.alternatives:
+        other = alternative.arrays.get(tensor.name)
+        if other is not None and alternative.cause in (
+            CauseCode.OTHER_CLIP,
+            CauseCode.SILENT_INPUT,
+        ):
+            error = float(np.sum(np.square(e - other.reshape(e.shape))))
+            distances.append(10 * math.log10(float(np.sum(e * e)) / max(error, 1e-300)) + CLOSER_DB)
+    return best.sqnr_db >= max(d for d in distances if math.isfinite(d))
+
+
+def _quantization_error(best: Explanation) -> Finding:
+    rest = 10 * math.log10(best.error / max(best.floor, 1e-12))
+    beyond = (
+        f", {rest:.0f} dB more than the rounding of the file's dtype" if best.floor > 1e-9 else ""
+    )
+    return Finding(
+        cause=CauseCode.QUANTIZATION_ERROR,
+        sentence=f"The rest of the error is noise: SQNR {best.sqnr_db:.1f} dB{beyond}.",
+        advice="Use 16-bit activations or keep sensitive layers in float; compare with the simulated "
+        "quantization to see whether the device or the quantization causes it.",
+    )

@@ -1,0 +1,84 @@
+"""Channels: blocks of channels in another order, and one factor per channel. Arrays are (F, C)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.result import Finding
+
+Doubles = NDArray[np.float64]
+ChannelMap = NDArray[np.int64]
+
+FEWEST_FRAMES = 16  # frames that are needed to recognize a channel
+FRAMES = 512  # frames that channels are compared with
+CERTAIN = 0.8  # correlation from which on a channel is recognized
+
+
+def likely_map(x: Doubles, r: Doubles) -> ChannelMap | None:
+    """Return which channel of r each channel of x holds; None if the order is the expected or unclear.
+
+    Channels are recognized by the correlation of their values over the frames. The few that are not
+    recognized are filled in from their neighbours.
+    """
+    frames, channels = x.shape
+    if frames < FEWEST_FRAMES or not 4 <= channels <= 4096:
+        return None
+    step = max(1, frames // FRAMES)
+    u, v = _unit(x[::step]), _unit(r[::step])
+    similar = u.T @ v
+    best = similar.argmax(axis=1)
+    certain = similar[np.arange(channels), best] >= CERTAIN
+    if np.count_nonzero(certain) < 0.6 * channels:
+        return None
+    found = _filled(best, certain)
+    if np.array_equal(found, np.arange(channels)) or np.unique(found).size != channels:
+        return None
+    return found
+
+
+def _unit(a: Doubles) -> Doubles:
+    centred = a - a.mean(axis=0)
+    unit: Doubles = centred / np.maximum(np.linalg.norm(centred, axis=0), 1e-30)
+    return unit
+
+
+def _filled(best: ChannelMap, certain: NDArray[np.bool_]) -> ChannelMap:
+    """Continue the order of recognized channels over those that are not."""
+    index = np.arange(best.size)
+    known = index[certain]
+    nearest = known[np.abs(index[:, None] - known[None, :]).argmin(axis=1)]
+    filled: ChannelMap = best[nearest] + (index - nearest)
+    return filled
+
+
+def block_finding(order: ChannelMap) -> Finding:
+    """Return the cause of an order of channels."""
+    breaks = np.flatnonzero(np.diff(order) != 1) + 1
+    starts = [int(order[0]), *(int(order[i]) for i in breaks[:5])]
+    shown = ", ".join(map(str, starts)) + (", …" if breaks.size > 5 else "")
+    return Finding(
+        cause=CauseCode.CHANNEL_BLOCKS_REORDERED,
+        sentence=f"The channels are stored in {breaks.size + 1} blocks in another order; the blocks begin "
+        f"with the channels {shown}.",
+        advice="Reorder the channels, or let the compiler join the parts of several cores itself.",
+    )
+
+
+def factors(x: Doubles, r: Doubles, ok: NDArray[np.bool_]) -> Doubles | None:
+    """Return the factor a of each channel with x = a·r; None if there are too few frames."""
+    if x.shape[0] < FEWEST_FRAMES or x.shape[1] < 2:
+        return None
+    energy = np.sum(r * r, axis=0, where=ok)
+    product = np.sum(x * r, axis=0, where=ok)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: Doubles = np.where(energy > 0, product / energy, 1.0)
+    return np.where(np.abs(found) > 1e-12, found, 1.0)
+
+
+def factor_finding(found: Doubles) -> Finding:
+    """Return the cause of one factor per channel."""
+    return Finding(
+        cause=CauseCode.WRONG_CHANNEL_SCALES,
+        sentence=f"Each channel has its own factor, from {found.min():.4g} to {found.max():.4g}.",
+        advice="Apply the scale of each channel, or compile the output with one scale.",
+    )

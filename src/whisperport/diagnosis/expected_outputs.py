@@ -1,0 +1,191 @@
+"""Compute the expected outputs of a program for a reference clip, and its outputs for wrong inputs."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from whisperport.bundle import Bundle
+from whisperport.calibration.inputs import program_inputs, with_emulation
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
+from whisperport.diagnosis.wrong_inputs import WrongInput, wrong_inputs
+from whisperport.errors import UsageError
+from whisperport.progress import Progress
+from whisperport.runner import Array, Runner
+from whisperport.runtime import Engine, load_engine
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets import RunOptions
+from whisperport.verification.bundle_check import reference_mel
+from whisperport.verification.precision import precisions
+from whisperport.verification.reference import Reference, ReferenceClip
+
+ENCODER = "encoder"
+FROM_REFERENCE = "the bundle's reference, computed by PyTorch in float32"
+FROM_BUNDLE = "the bundle's programs, run on this machine in float32 where their target allows it"
+
+
+def expected_outputs(
+    bundle: Bundle | str | os.PathLike[str],
+    program: str = ENCODER,
+    clip: str = "",
+    *,
+    quantization: Mapping[str, Quantization] | None = None,
+    precision: str = "",
+    run: RunOptions | None = None,
+    progress: Progress = lambda _: None,
+) -> Expected:
+    """Return the expected outputs of a program for one clip of the bundle's reference.
+
+    The features of the encoder are those of the reference, computed in float32 when the bundle was
+    exported. All other outputs are computed by the bundle's programs on this machine.
+
+    Args:
+        bundle: the bundle or its folder.
+        program: name of the program.
+        clip: name of a clip of the reference; "": the first.
+        quantization: output name -> how the device stores it; outputs that are not named are float32.
+        precision: precision of the device, whose tolerances apply, such as "w8a8"; "": the program's own,
+            or "fp16" for a program in float32, because many devices compute these in float16.
+        run: how the bundle's programs are run here; emulation on the CPU is added where a target has it.
+        progress: called with a line for each stage.
+
+    Raises:
+        UsageError: the bundle has no such program or clip.
+        BundleError: the bundle is damaged.
+        MissingPackageError: a target's runtime is not installed.
+    """
+    opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+    source = _Source(opened, _spec(opened, program), run or RunOptions(), progress)
+    found = _clip(source.clips, clip)
+    arrays = source.outputs(found)
+    declared = quantization or {}
+    tensors = tuple(
+        ExpectedTensor(t.name, arrays[t.name], frame_axis(t), declared.get(t.name))
+        for t in source.spec.outputs
+    )
+    own = precisions(opened)[program]
+    return Expected(
+        program=program,
+        clip=found.name,
+        tensors=tensors,
+        source=FROM_REFERENCE if program == ENCODER and found.features.size else FROM_BUNDLE,
+        precision=precision or ("fp16" if own == "fp32" else own),
+        make_alternatives=lambda: tuple(source.alternatives(found)),
+    )
+
+
+def frame_axis(tensor: TensorSpec) -> int:
+    """Return the axis of frames or tokens of an output: the second last of logits, else the longest."""
+    if tensor.name.startswith("logits") or tensor.name in ("features", "rows"):
+        return len(tensor.shape) - 2
+    return int(np.argmax(tensor.shape))
+
+
+@dataclass(eq=False)
+class _Source:
+    """Computes the outputs of one program of a bundle."""
+
+    bundle: Bundle
+    spec: ProgramSpec
+    run: RunOptions
+    progress: Progress
+    runners: dict[str, Runner] = field(default_factory=dict)
+
+    @cached_property
+    def clips(self) -> tuple[ReferenceClip, ...]:
+        return Reference.from_arrays(self.bundle.reference()).clips
+
+    @cached_property
+    def engine(self) -> Engine:
+        self.progress("loading the programs")
+        return load_engine(
+            self.bundle,
+            with_emulation(self.bundle, self.run),
+            lambda runner: self.runners.setdefault(runner.spec.name, runner),
+        )
+
+    def outputs(self, clip: ReferenceClip) -> dict[str, Array]:
+        """Return the outputs for a clip, by name."""
+        if self.spec.name == ENCODER:
+            return {"features": self._features(clip)[None]}
+        self.progress(f"computing the outputs of {self.spec.name} for {clip.name}")
+        return self._run(inputs_of(self.bundle, self.spec, clip, self.run))
+
+    def alternatives(self, clip: ReferenceClip) -> Iterator[Alternative]:
+        """Yield the outputs for other clips and, for the encoder and `cross_kv`, for wrong spectrograms."""
+        for other in self.clips:
+            if other is not clip:
+                yield Alternative(
+                    CauseCode.OTHER_CLIP,
+                    f"The file holds the output for the clip `{other.name}`.",
+                    self.outputs(other),
+                    "Give the device the input of the clip that is compared.",
+                )
+        if self.spec.name in (ENCODER, "cross_kv"):
+            for wrong in wrong_inputs(clip.audio, self.bundle.manifest.dims):
+                yield self.alternative(wrong)
+
+    def alternative(self, wrong: WrongInput) -> Alternative:
+        """Return the outputs for a wrong spectrogram."""
+        self.progress(f"encoding a wrong input: {wrong.cause}")
+        features = self.engine.encode(wrong.mel)[None]
+        arrays = {"features": features}
+        if self.spec.name != ENCODER:
+            arrays = self.engine.cross_kv.run({"features": features})
+        return Alternative(wrong.cause, wrong.sentence, arrays, wrong.advice)
+
+    def _features(self, clip: ReferenceClip) -> Array:
+        if clip.features.size:
+            return clip.features
+        self.progress(f"encoding {clip.name}")
+        return self.engine.encode(reference_mel(self.bundle.manifest.dims, clip))
+
+    def _run(self, inputs: Sequence[Array]) -> dict[str, Array]:
+        names = [tensor.name for tensor in self.spec.inputs]
+        assert self.engine  # loads the runners
+        return self.runners[self.spec.name].run(dict(zip(names, inputs, strict=True)))
+
+
+def inputs_of(
+    bundle: Bundle, spec: ProgramSpec, clip: ReferenceClip, run: RunOptions
+) -> Sequence[Array]:
+    """Return the inputs of one call of a program while a clip is transcribed, in the program's order.
+
+    The clip is transcribed twice, so that the second window has a text prompt; the last recorded call is
+    returned.
+
+    Raises:
+        UsageError: the program is not called for this clip.
+    """
+    mel = reference_mel(bundle.manifest.dims, clip)
+    samples = list(program_inputs(bundle, spec, [mel, mel], run))
+    if not samples:
+        raise UsageError(
+            f"the program `{spec.name}` has no inputs for the clip `{clip.name}`",
+            why="the decoder does not call it while this clip is transcribed",
+            hint="choose another clip with --clip",
+        )
+    return samples[-1]
+
+
+def _spec(bundle: Bundle, program: str) -> ProgramSpec:
+    specs = {entry.spec.name: entry.spec for entry in bundle.manifest.programs}
+    if program not in specs:
+        raise UsageError(
+            f"the bundle {bundle.folder} has no program `{program}`",
+            hint=f"its programs are {', '.join(specs)}",
+        )
+    return specs[program]
+
+
+def _clip(clips: Sequence[ReferenceClip], name: str) -> ReferenceClip:
+    for clip in clips:
+        if name in ("", clip.name):
+            return clip
+    raise UsageError(
+        f"the bundle's reference has no clip `{name}`",
+        hint=f"its clips are {', '.join(clip.name for clip in clips) or 'none'}",
+    )

@@ -1,0 +1,429 @@
+"""Fit one hypothesis (a reading, a layout and a reference): find which further causes make both agree.
+
+In the order of the file, without padding, the hypothesis is
+
+    x = clip(a · r[frames, channels] + b)
+
+with a frame map, a channel map, a line and limits. Parts of the file may be missing, constant or of another
+output. Each part is found from the values, and counts as a cause only if it lowers the error enough.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.diagnosis import channels, frames
+from whisperport.diagnosis.buffers import (
+    Region,
+    constant_run,
+    stale_finding,
+    stale_region,
+    tail_finding,
+)
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.layouts import Layout
+from whisperport.diagnosis.readings import Reading
+from whisperport.diagnosis.reference_outputs import ReferenceOutput
+from whisperport.diagnosis.result import Finding
+from whisperport.diagnosis.saturation import Limits, limits_of, saturation_finding
+from whisperport.diagnosis.scales import (
+    PER_CAUSE_DB,
+    SMALLEST,
+    BlockSums,
+    ScaleFit,
+    fits,
+    line_findings,
+)
+
+Doubles = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+ROUNDING_FACTOR = 3.0  # an error up to this multiple of the rounding's mean square is rounding
+NOISE_DB = 3.0  # an SQNR below this is no noise on the expected output but another output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hypothesis:
+    """What a file may hold: a reading of its bytes, a layout, and an output."""
+
+    reading: Reading
+    layout: Layout
+    reference: ReferenceOutput
+    findings: tuple[Finding, ...] = ()  # causes of the file's size
+    code: tuple[str, ...] = ()  # lines that cut the file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """A hypothesis with everything that was fitted.
+
+    Attributes:
+        hypothesis: the hypothesis.
+        findings: all causes, in the order in which they are undone.
+        code: lines of numpy that undo them.
+        error: mean square error divided by the reference's mean square, over the values that exist.
+        floor: the part of it that rounding explains.
+        cost_db: the error in dB plus the price of the causes.
+        corrected: the values with all corrections, in the shape of the output; NaN where none exists.
+    """
+
+    hypothesis: Hypothesis
+    findings: tuple[Finding, ...]
+    code: tuple[str, ...]
+    error: float
+    floor: float
+    cost_db: float
+    corrected: Doubles
+
+    @property
+    def sqnr_db(self) -> float:
+        """The signal-to-error ratio after all corrections, in dB."""
+        return -10 * math.log10(max(self.error, 1e-30))
+
+    def is_complete(self, tolerance: float) -> bool:
+        """Whether the rest of the error is rounding, or at most `tolerance` of the mean square."""
+        return self.error <= max(ROUNDING_FACTOR * self.floor, tolerance)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Geometry:
+    """Which frame and channel of the reference each value of the file holds, and what that means."""
+
+    frame_map: frames.FrameMap | None = None
+    channel_map: channels.ChannelMap | None = None
+    findings: tuple[Finding, ...] = ()
+    code: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Data:
+    """The values of a hypothesis in the order of the file."""
+
+    hypothesis: Hypothesis
+    x: Doubles  # (n,) values; 0 where there is none
+    exists: Mask  # (n,) whether the file is long enough and the value is finite
+    not_finite: int
+    missing: int
+    tail: Region  # constant values at the end
+    head: Region  # constant values at the beginning
+    limits: Limits
+    factors: Doubles | None = field(default=None)
+
+    @property
+    def usable(self) -> Mask:
+        """The values that the fit uses."""
+        mask: Mask = self.exists & ~self.tail.mask & ~self.head.mask & ~self.limits.mask
+        return mask
+
+    def in_frames(self, values: Doubles) -> Doubles:
+        """Return values in the order of the file as (F, C)."""
+        return self.hypothesis.reference.in_frames(self.hypothesis.layout.restore(values))
+
+    def in_file(self, values: Doubles) -> Doubles:
+        """Return values (F, C) in the order of the file."""
+        reference = self.hypothesis.reference
+        stored: Doubles = self.hypothesis.layout.arrange(reference.from_frames(values))
+        return stored
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fitted:
+    geometry: _Geometry
+    r: Doubles  # (n,) the reference in the order of the file; 0 where the file holds none
+    held: Mask  # (n,) whether a value of the file belongs to the reference
+    fit: ScaleFit
+    floor: float
+    cost_db: float
+
+
+def explain(hypothesis: Hypothesis, others: Sequence[ReferenceOutput]) -> Explanation | None:
+    """Fit a hypothesis.
+
+    Args:
+        hypothesis: the reading, the layout and the reference.
+        others: other outputs of the same shape, which a stale part of the file may hold.
+
+    Returns:
+        The simplest explanation; None if the file holds too few values.
+    """
+    data = _data(hypothesis)
+    if np.count_nonzero(data.usable) < 8:
+        return None
+    best = _best(data)
+    if best is None:
+        return None
+    return _explanation(data, best, others)
+
+
+def _data(hypothesis: Hypothesis) -> _Data:
+    values, layout = hypothesis.reading.values, hypothesis.layout
+    missing = max(0, layout.size - values.size)
+    if missing:
+        values = np.concatenate([values, np.full(missing, np.nan, np.float32)])
+    picked = layout.pick(values)
+    positions = layout.pick(np.arange(layout.size)) if missing else None
+    there = np.ones(picked.size, bool) if positions is None else positions < layout.size - missing
+    finite = np.isfinite(picked)
+    x = np.where(finite, picked, 0).astype(np.float64)
+    exists = there & finite
+    tail, head = constant_run(x, there, at_end=True), constant_run(x, there, at_end=False)
+    limits = limits_of(x, exists & ~tail.mask & ~head.mask)
+    return _Data(
+        hypothesis,
+        x,
+        exists,
+        int(np.count_nonzero(there & ~finite)),
+        int(np.count_nonzero(~there)),
+        tail,
+        head,
+        limits,
+    )
+
+
+def _best(data: _Data) -> _Fitted | None:
+    """Return the cheapest geometry with its line; the search ends when the rest is rounding."""
+    best = _fit(data, _Geometry())
+    if best is None or _is_done(best):
+        return best
+    for geometry in _geometries(data):
+        fitted = _fit(data, geometry)
+        if fitted and fitted.cost_db < best.cost_db - 1e-9:
+            best = fitted
+            if _is_done(best):
+                break
+    return best
+
+
+def _is_done(fitted: _Fitted) -> bool:
+    return fitted.fit.error <= max(ROUNDING_FACTOR * fitted.floor, SMALLEST)
+
+
+def _geometries(data: _Data) -> Iterator[_Geometry]:
+    reference = data.hypothesis.reference
+    r = reference.frames
+    count = r.shape[0]
+    usable = data.usable
+    mean = float(np.mean(data.x, where=usable))
+    x = data.in_frames(np.where(usable, data.x, mean))
+    shifts = frames.likely_shifts(x, r)
+    for n in shifts:
+        for circular in (True, False):
+            finding, code = frames.shift_finding(n, count, circular=circular)
+            map_ = frames.shifted(count, n, circular=circular)
+            yield _Geometry(map_, None, (finding,), tuple(code))
+    for n in (0, *shifts):
+        kept = slice(max(n, 0), count + min(n, 0))
+        moved = slice(max(-n, 0), count - max(n, 0))
+        order = channels.likely_map(x[kept], r[moved])
+        if order is None:
+            continue
+        findings = [channels.block_finding(order)]
+        code = [f"x = x[:, np.argsort({_listed(order)})]"]
+        if n == 0:
+            yield _Geometry(None, order, tuple(findings), tuple(code))
+            continue
+        for circular in (True, False):
+            finding, shift = frames.shift_finding(n, count, circular=circular)
+            map_ = frames.shifted(count, n, circular=circular)
+            yield _Geometry(map_, order, (finding, *findings), (*shift, *code))
+    for sentence, map_ in frames.repeated_maps(count):
+        yield _Geometry(map_, None, (frames.repeat_finding(sentence),))
+
+
+def _listed(order: channels.ChannelMap) -> str:
+    """Return numpy code for an order of channels, by its runs."""
+    breaks = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), order.size]
+    runs = [f"np.arange({order[a]}, {order[b - 1] + 1})" for a, b in pairwise(breaks)]
+    return f"np.concatenate([{', '.join(runs)}])"
+
+
+def _fit(data: _Data, geometry: _Geometry) -> _Fitted | None:
+    """Fit the line of a geometry."""
+    r, held = _reference(data, geometry)
+    usable = data.usable & held
+    if np.count_nonzero(usable) < 8:
+        return None
+    reading = data.hypothesis.reading
+    sums = BlockSums(data.x, r, usable)
+    if not sums.mean_square > 0:
+        return None
+    if reading.are_stored:
+        both = sums.fit(scale=True, offset=True)
+        candidates = [ScaleFit(both.line, 0, both.blocks, both.error)] if both else []
+    else:
+        candidates = fits(sums)
+    best: _Fitted | None = None
+    for fit in candidates:
+        floor = reading.rounding / (fit.line.a**2 * sums.mean_square)
+        cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * len(geometry.findings)
+        if best is None or cost < best.cost_db:
+            best = _Fitted(geometry, r, held, fit, floor, cost)
+    return best
+
+
+def _reference(data: _Data, geometry: _Geometry) -> tuple[Doubles, Mask]:
+    """Return the reference in the order of the file, and where the file holds a value of it."""
+    r = data.hypothesis.reference.frames
+    held = np.ones(r.shape[0], bool)
+    if geometry.frame_map is not None:
+        held = geometry.frame_map >= 0
+        r = np.where(held[:, None], r[geometry.frame_map], 0.0)
+    if geometry.channel_map is not None:
+        r = r[:, geometry.channel_map]
+    if held.all():
+        return data.in_file(r), np.ones(data.x.size, bool)
+    mask = np.broadcast_to(held[:, None], r.shape).astype(np.float64)
+    return data.in_file(r), data.in_file(mask) > 0.5
+
+
+def _explanation(
+    data: _Data, fitted: _Fitted, others: Sequence[ReferenceOutput]
+) -> Explanation | None:
+    """Add what is found from the errors: stale parts, factors per channel, saturation."""
+    hypothesis, line = data.hypothesis, fitted.fit.line
+    reading, reference = hypothesis.reading, hypothesis.reference
+    mean_square = reference.mean_square
+    findings: list[Finding] = []
+    used = data.exists & fitted.held & ~data.tail.mask & ~data.head.mask
+    predicted = line.a * fitted.r + line.b
+    stale = stale_region(fitted.fit.blocks, fitted.floor, data.x, predicted, used)
+    if stale:
+        findings.append(_stale(data, stale, line.a, line.b, others, fitted.floor))
+        used &= ~stale.mask
+    factor_code: list[str] = []
+    corrected = (data.x - line.b) / line.a
+    error = _mean_error(corrected, fitted.r, used & ~data.limits.mask, mean_square)
+    per_channel = _factors(data, fitted, used & ~data.limits.mask, error)
+    line_found, line_code = line_findings(fitted.fit, reading, math.sqrt(mean_square))
+    if per_channel is not None:
+        corrected, error, finding = per_channel
+        line_found, line_code = [finding], []
+        factor_code = [
+            "x = x / factors  # one per channel; see the least-squares fit in the report"
+        ]
+    saturated = saturation_finding(data.limits, predicted, used) if per_channel is None else None
+    if saturated:
+        findings.append(saturated)
+        used &= ~data.limits.mask
+    error = _mean_error(corrected, fitted.r, used, mean_square)
+    if _is_constant_tail(data.tail, data.exists & fitted.held):
+        findings.insert(0, tail_finding(data.tail, data.x.size))
+    elif _is_constant_tail(data.head, data.exists & fitted.held):
+        findings.insert(0, stale_finding(data.head, data.x.size, ""))
+    if data.not_finite:
+        findings.append(_not_finite(data))
+    everything = (
+        *hypothesis.findings,
+        *reading.findings,
+        *hypothesis.layout.findings,
+        *fitted.geometry.findings,
+        *line_found,
+        *findings,
+        *reference.findings,
+    )
+    floor = reading.rounding / (line.a**2 * mean_square)
+    cost = 10 * math.log10(max(error, floor, SMALLEST)) + PER_CAUSE_DB * len(everything)
+    if stale and "another output" in findings[0].sentence:
+        cost += PER_CAUSE_DB
+    restored = _restored(data, fitted.geometry, corrected, used)
+    code = (
+        *hypothesis.code,
+        *reading.code,
+        *line_code,
+        *hypothesis.layout.code(),
+        *_frame_code(reference, fitted.geometry),
+        *factor_code,
+    )
+    return Explanation(hypothesis, everything, code, error, floor, cost, restored)
+
+
+def _mean_error(corrected: Doubles, r: Doubles, used: Mask, mean_square: float) -> float:
+    count = int(np.count_nonzero(used))
+    if not count:
+        return math.inf
+    local = float(np.sum(np.square(r), where=used)) / count
+    error = float(np.sum(np.square(corrected - r), where=used)) / count
+    return error / max(local, 1e-3 * mean_square, 1e-300)
+
+
+def _stale(
+    data: _Data,
+    stale: Region,
+    a: float,
+    b: float,
+    others: Sequence[ReferenceOutput],
+    floor: float,
+) -> Finding:
+    """Return the finding for a part of the file that holds something else, with its origin if known."""
+    where = stale.mask & data.exists & ~data.limits.mask
+    for other in others:
+        r = data.hypothesis.layout.arrange(other.array)
+        if _mean_error((data.x - b) / a, r, where, other.mean_square) <= max(
+            10 * ROUNDING_FACTOR * floor, 1e-3
+        ):
+            return stale_finding(stale, data.x.size, other.described)
+    return stale_finding(stale, data.x.size, "another output")
+
+
+def _factors(
+    data: _Data, fitted: _Fitted, used: Mask, error: float
+) -> tuple[Doubles, float, Finding] | None:
+    """Return values with one factor per channel undone, and their error, if this is much better."""
+    if error <= max(ROUNDING_FACTOR * fitted.floor, SMALLEST) or data.hypothesis.reading.are_stored:
+        return None
+    x, r = data.in_frames(data.x), data.in_frames(fitted.r)
+    ok = data.in_frames(used.astype(np.float64)) > 0.5
+    found = channels.factors(x, r, ok)
+    if found is None:
+        return None
+    corrected = data.in_file(x / found)
+    lower = _mean_error(corrected, fitted.r, used, data.hypothesis.reference.mean_square)
+    if 10 * math.log10(max(error, 1e-30) / max(lower, SMALLEST)) < 2 * PER_CAUSE_DB:
+        return None
+    return corrected, lower, channels.factor_finding(found)
+
+
+def _is_constant_tail(region: Region, there: Mask) -> bool:
+    return bool(np.count_nonzero(region.mask & there) >= 8)
+
+
+def _not_finite(data: _Data) -> Finding:
+    return Finding(
+        cause=CauseCode.NOT_FINITE,
+        sentence=f"{data.not_finite:,} of {data.x.size:,} values are NaN or infinite.",
+        advice="Look for an overflow of float16 on the device: run the program in float32, or with "
+        "16-bit integers.",
+    )
+
+
+def _restored(data: _Data, geometry: _Geometry, corrected: Doubles, used: Mask) -> Doubles:
+    """Return the corrected values in the shape of the output, NaN where the file holds none."""
+    values = data.in_frames(np.where(used, corrected, np.nan))
+    out = values
+    if geometry.channel_map is not None:
+        out = np.empty_like(values)
+        out[:, geometry.channel_map] = values
+    if geometry.frame_map is not None:
+        moved = np.full_like(out, np.nan)
+        known = geometry.frame_map >= 0
+        moved[geometry.frame_map[known][::-1]] = out[known][::-1]
+        out = moved
+    restored: Doubles = data.hypothesis.reference.from_frames(out)
+    return restored
+
+
+def _frame_code(reference: ReferenceOutput, geometry: _Geometry) -> tuple[str, ...]:
+    if not geometry.code:
+        return ()
+    axis = reference.frame_axis
+    if axis is None:
+        return ()
+    into = [
+        f"shape = x.shape; x = np.moveaxis(x, {axis}, 0)",
+        "moved = x.shape; x = x.reshape(len(x), -1)",
+    ]
+    return (*into, *geometry.code, f"x = np.moveaxis(x.reshape(moved), 0, {axis})")

@@ -1,0 +1,172 @@
+"""Read the files that a device wrote: bytes of unknown meaning, from a source that is not trusted."""
+
+import io
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.errors import UsageError
+from whisperport.regular_file import other_kind
+from whisperport.runner import Array
+
+Bytes = NDArray[np.uint8]
+
+SUFFIXES = (".bin", ".npy", ".raw", ".dat", ".out", "")  # of files in a folder of outputs
+LARGEST_FACTOR = 16  # largest size of a file, in multiples of the expected float32 array's
+SPARE_BYTES = 2**20  # allowed beyond that, for small outputs
+KINDS = "biuf"  # kinds of numpy dtypes that an `.npy` file may hold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawOutput:
+    """The content of a file or an array.
+
+    Attributes:
+        source: the path, or "array".
+        data: the bytes of the values, (n,) uint8.
+        dtype: the dtype that the file or the array states; None for a headerless file.
+        shape: the shape that it states; None for a headerless file.
+    """
+
+    source: str
+    data: Bytes
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def described(self) -> str:
+        """The size, and the dtype and the shape if they are stated."""
+        stated = f", {self.dtype} {self.shape}" if self.dtype is not None else ""
+        return f"{self.data.size:,} bytes{stated}"
+
+
+def raw_of(
+    output: str | os.PathLike[str] | Array, expected_bytes: int, name: str = "array"
+) -> RawOutput:
+    """Return the bytes of a file or an array.
+
+    Args:
+        output: path of a headerless or an `.npy` file, or an array.
+        expected_bytes: size of the expected output in float32; a file of more than 16 times that size and
+            1 MiB is not read.
+        name: what an array is called in messages.
+
+    Raises:
+        UsageError: the path is no regular file, is missing, empty or too large, or the array holds no
+            numbers.
+    """
+    if isinstance(output, np.ndarray):
+        return _of_array(output, name)
+    path = Path(output)
+    data = _content(path, LARGEST_FACTOR * expected_bytes + SPARE_BYTES)
+    if data[:6] == b"\x93NUMPY":
+        return _of_npy(path, data)
+    return RawOutput(str(path), np.frombuffer(data, np.uint8))
+
+
+def files_of(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
+    """Return the files of a folder by the output's name: `NAME.bin`, `NAME.npy`, `NAME.raw` or the like.
+
+    Raises:
+        UsageError: no file has the name of an output, or two files have the same.
+    """
+    found: dict[str, Path] = {}
+    for name in names:
+        paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+        there = [path for path in paths if os.path.lexists(path)]
+        if len(there) > 1:
+            raise UsageError(
+                f"the output `{name}` has two files in {folder}",
+                why=" and ".join(path.name for path in there),
+                hint="delete one of them, or give a file instead of the folder",
+            )
+        if there:
+            found[name] = there[0]
+    if not found:
+        some = ", ".join(f"{name}.bin" for name in names[:3])
+        raise UsageError(
+            f"{folder} has no file of an output",
+            why=f"the program's outputs are {', '.join(names[:8])}{' …' if len(names) > 8 else ''}",
+            hint=f"name each file after its output, such as {some}; or give NAME=FILE",
+        )
+    return found
+
+
+def _content(path: Path, largest: int) -> bytes:
+    try:
+        if kind := other_kind(path):
+            raise UsageError(
+                f"cannot read the device's output {path}",
+                why=f"it is {kind}",
+                hint="give the path of a file",
+            )
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        raise UsageError(
+            f"cannot read the device's output {path}",
+            why=getattr(error, "strerror", None) or str(error),
+            hint="give the path of the file that the device wrote",
+        ) from error
+    if not data:
+        raise UsageError(
+            f"the device's output {path} is empty",
+            why="it has 0 bytes",
+            hint="check that the program ran on the device, and that its disk is not full",
+        )
+    if len(data) > largest:
+        raise UsageError(
+            f"the device's output {path} is too large",
+            why=f"it has more than {largest:,} bytes, {LARGEST_FACTOR} times the expected output",
+            hint="give the file of one output of one run",
+        )
+    return data
+
+
+def _of_npy(path: Path, data: bytes) -> RawOutput:
+    try:
+        array = _array_of(data)
+    except Exception as error:  # numpy raises many exception classes on a damaged file
+        raise UsageError(
+            f"cannot read the device's output {path}",
+            why=f"it begins as an .npy file, but {type(error).__name__}: {error}"[:200],
+            hint="write the file with numpy.save, without objects",
+        ) from error
+    return _of_array(array, str(path))
+
+
+def _array_of(data: bytes) -> Array:
+    """Read an `.npy` file; its header is checked before memory is allocated."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    else:
+        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    stated, there = math.prod(shape) * dtype.itemsize, len(data) - stream.tell()
+    if dtype.hasobject or dtype.kind not in KINDS:
+        raise ValueError(f"its dtype is {dtype}")
+    if stated != there:
+        raise ValueError(f"its header states {stated:,} bytes of values; it has {there:,}")
+    values = np.frombuffer(data, dtype, offset=stream.tell())
+    return values.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _of_array(array: Array, source: str) -> RawOutput:
+    if array.dtype.kind not in KINDS or array.size == 0:
+        raise UsageError(
+            f"the device's output {source} holds no numbers",
+            why=f"it is an array of {array.dtype} of shape {array.shape}",
+            hint="give an array of floats or integers with at least one value",
+        )
+    data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    return RawOutput(source, data, array.dtype, array.shape)
+
+
+Outputs = Mapping[str, RawOutput]

@@ -1,0 +1,308 @@
+"""Readings of a file's bytes: every dtype and byte order that its size allows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.expected import Quantization
+from whisperport.diagnosis.raw_files import Bytes, RawOutput
+from whisperport.diagnosis.result import Finding
+
+Floats = NDArray[np.float32]
+
+LEVELS = 256  # number of values that 8 bits can hold
+SAMPLE = 65_536  # values that are inspected to find out whether they lie on a grid
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """The bytes of a file, read as numbers.
+
+    Attributes:
+        dtype: name of the dtype, such as "float32" or "int8".
+        values: (n,) float32.
+        findings: the causes that this reading implies; empty if the dtype is the expected one.
+        code: lines of numpy that make the values `x` from the file.
+        rounding: mean square of the rounding error of the values that the dtype or a grid causes.
+        step: distance between neighbouring values, if all values lie on a grid of few levels; or 0.
+        are_stored: whether the values are stored integers, neither scaled nor shifted.
+    """
+
+    dtype: str
+    values: Floats
+    findings: tuple[Finding, ...]
+    code: tuple[str, ...]
+    rounding: float
+    step: float = 0.0
+    are_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A dtype with a byte order, as numpy writes it; "bf2" stands for bfloat16."""
+
+    code: str
+    name: str
+    causes: tuple[CauseCode, ...] = ()
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.code[-1])
+
+    @property
+    def is_integer(self) -> bool:
+        return "int" in self.name
+
+
+_C = CauseCode
+_INTEGERS = (_C.INTEGERS_READ_AS_FLOATS,)
+FORMATS = (
+    _Format("<f4", "float32"),
+    _Format("<f2", "float16", (_C.HALF_PRECISION,)),
+    _Format("<i1", "int8", _INTEGERS),
+    _Format("<u1", "uint8", _INTEGERS),
+    _Format("<i2", "int16", _INTEGERS),
+    _Format("<u2", "uint16", _INTEGERS),
+    _Format("<bf2", "bfloat16", (_C.BFLOAT16,)),
+    _Format(">f4", "float32", (_C.BYTE_ORDER,)),
+    _Format("<f8", "float64", (_C.DOUBLE_PRECISION,)),
+    _Format(">f2", "float16", (_C.HALF_PRECISION, _C.BYTE_ORDER)),
+    _Format(">bf2", "bfloat16", (_C.BFLOAT16, _C.BYTE_ORDER)),
+    _Format(">i2", "int16", (*_INTEGERS, _C.BYTE_ORDER)),
+    _Format(">u2", "uint16", (*_INTEGERS, _C.BYTE_ORDER)),
+    _Format(">f8", "float64", (_C.DOUBLE_PRECISION, _C.BYTE_ORDER)),
+)
+
+_RELATIVE_STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # distance of neighbours / value
+
+_SENTENCES = {
+    _C.INTEGERS_READ_AS_FLOATS: "The file holds {name}, one value in {itemsize} byte(s), not float32.",
+    _C.HALF_PRECISION: "The file holds float16, not float32.",
+    _C.BFLOAT16: "The file holds bfloat16, not float32.",
+    _C.DOUBLE_PRECISION: "The file holds float64, not float32.",
+    _C.BYTE_ORDER: "The bytes of each value are in the opposite order (big-endian).",
+}
+_ADVICE = {
+    _C.INTEGERS_READ_AS_FLOATS: "Read the file with the dtype that the compiled model's output has, then "
+    "apply its scale and zero point.",
+    _C.HALF_PRECISION: "Read the file as float16, or compile the model with a float32 output.",
+    _C.BFLOAT16: "Read the file as bfloat16, or compile the model with a float32 output.",
+    _C.DOUBLE_PRECISION: "Convert the array to float32 before it is written.",
+    _C.BYTE_ORDER: "Write little-endian values: `array.astype('<f4').tofile(path)`.",
+}
+
+
+def readings(
+    raw: RawOutput, expected_size: int, declared: Quantization | None
+) -> Iterator[Reading]:
+    """Yield every reading of a file that could hold an output of `expected_size` values.
+
+    Args:
+        raw: the file.
+        expected_size: number of values of the expected output.
+        declared: how the device is expected to store the output; None: as float32.
+    """
+    counts = _counts(expected_size)
+    yield from _of_bytes(raw.data, counts, declared, ())
+    yield from _stated(raw)
+    for data, finding, code in _joined_bytes(raw, expected_size):
+        for reading in _of_bytes(data, counts, None, (finding,), code):
+            if not reading.are_stored:
+                yield reading
+
+
+def _counts(expected_size: int) -> range:
+    """Return the numbers of values that a file can hold: padding makes small outputs much larger."""
+    most = 2 * expected_size if expected_size >= 4096 else 64 * expected_size
+    return range(max(1, expected_size // 64), most + 65)
+
+
+def _of_bytes(
+    data: Bytes,
+    counts: range,
+    declared: Quantization | None,
+    before: tuple[Finding, ...],
+    code: tuple[str, ...] = (),
+) -> Iterator[Reading]:
+    for form in FORMATS:
+        count = data.size // form.itemsize
+        if count in counts:
+            yield _read(data[: count * form.itemsize], form, declared, before, code)
+
+
+def _read(
+    data: Bytes,
+    form: _Format,
+    declared: Quantization | None,
+    before: tuple[Finding, ...],
+    code: tuple[str, ...],
+) -> Reading:
+    values = _values(data, form)
+    if declared and form.name == declared.dtype:
+        lines = (
+            *(code or _load(form)),
+            f"x = (x - {declared.zero_point}) * {declared.scale:.9g}",
+        )
+        dequantized = (values - np.float32(declared.zero_point)) * np.float32(declared.scale)
+        causes = tuple(c for c in form.causes if c is not _C.INTEGERS_READ_AS_FLOATS)
+        findings = (*before, *(_finding(c, form) for c in causes))
+        step = declared.scale
+        return Reading(form.name, dequantized, findings, lines, step**2 / 12, step)
+    findings = (*before, *(_finding(c, form) for c in form.causes))
+    if declared and not form.is_integer:
+        findings = (*before, _expected_integers(form, declared), *(findings[len(before) :]))
+    lines = _load(form) if not code else (*code, *_load(form, "x"))
+    rounding, step = _rounding(values, form)
+    return Reading(form.name, values, findings, lines, rounding, step, form.is_integer)
+
+
+def _values(data: Bytes, form: _Format) -> Floats:
+    if form.name == "bfloat16":
+        halves = np.frombuffer(data, form.code[0] + "u2").astype("<u4")
+        values: Floats = (halves << 16).view("<f4")
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.frombuffer(data, form.code).astype(np.float32)
+
+
+def _load(form: _Format, source: str = "") -> tuple[str, ...]:
+    code = form.code.replace("bf2", "u2")
+    load = (
+        f'x = np.frombuffer({source}.tobytes(), "{code}")'
+        if source
+        else f'x = load(path, "{code}")'
+    )
+    if form.name == "bfloat16":
+        return load, 'x = (x.astype("<u4") << 16).view("<f4")'
+    return (load if form.code == "<f4" else f"{load}.astype(np.float32)",)
+
+
+def _finding(cause: CauseCode, form: _Format) -> Finding:
+    sentence = _SENTENCES[cause].format(name=form.name, itemsize=form.itemsize)
+    return Finding(cause=cause, sentence=sentence, advice=_ADVICE[cause])
+
+
+def _expected_integers(form: _Format, declared: Quantization) -> Finding:
+    return Finding(
+        cause=_C.FLOATS_READ_AS_INTEGERS,
+        sentence=f"The file holds {form.name}, not {declared.dtype} as the output is declared.",
+        advice="Read the file as floats, without scale and zero point.",
+    )
+
+
+def _stated(raw: RawOutput) -> Iterator[Reading]:
+    """Yield the reading that an `.npy` file or an array states, unless the bytes give the same one."""
+    if raw.dtype is None or raw.dtype.kind == "b":
+        return
+    known = {np.dtype(form.code) for form in FORMATS if "b" not in form.code}
+    if raw.dtype in known:
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.frombuffer(raw.data, raw.dtype).astype(np.float32)
+    findings = []
+    if raw.dtype.kind in "iu":
+        findings.append(
+            Finding(
+                cause=_C.INTEGERS_READ_AS_FLOATS,
+                sentence=f"The file holds {raw.dtype}, not float32.",
+                advice=_ADVICE[_C.INTEGERS_READ_AS_FLOATS],
+            )
+        )
+    step = _grid_step(values)
+    yield Reading(
+        str(raw.dtype),
+        values,
+        tuple(findings),
+        ("x = np.load(path).astype(np.float32).reshape(-1)",),
+        1 / 12 if raw.dtype.kind in "iu" else step**2 / 12,
+        step,
+        raw.dtype.kind in "iu",
+    )
+
+
+def _rounding(values: Floats, form: _Format) -> tuple[float, float]:
+    """Return the mean square of the rounding error, and the step of the grid or 0."""
+    if form.is_integer:
+        return 1 / 12, 1.0
+    if relative := _RELATIVE_STEP.get(form.name):
+        finite = values[np.isfinite(values)]
+        with np.errstate(over="ignore"):
+            square = float(np.mean(np.square(finite, dtype=np.float64))) if finite.size else 0.0
+        return square * relative**2 / 12, 0.0
+    step = _grid_step(values)
+    return step**2 / 12, step
+
+
+def _grid_step(values: Floats) -> float:
+    """Return the distance between neighbouring values if they lie on a grid of at most 256 levels; or 0."""
+    levels = _levels(values)
+    if levels is None:
+        return 0.0
+    gaps = np.diff(levels)
+    step = float(gaps.min())
+    count = (levels[-1] - levels[0]) / step
+    if not 1 <= count < LEVELS:
+        return 0.0
+    positions = (levels - levels[0]) / step
+    on_grid = np.abs(positions - np.rint(positions)).max() < 0.02
+    return float((levels[-1] - levels[0]) / np.rint(count)) if on_grid else 0.0
+
+
+def _levels(values: Floats) -> NDArray[np.float64] | None:
+    """Return the distinct values, sorted, if there are 3 to 256 of them; None otherwise.
+
+    A dequantized value is computed in float32, so that equal levels are equal to the last bit.
+    """
+    few = values[:: max(1, values.size // 2000)]
+    if np.unique(few).size > LEVELS:
+        return None
+    levels = np.unique(values)
+    levels = levels[np.isfinite(levels)]
+    return levels.astype(np.float64) if 3 <= levels.size <= LEVELS else None
+
+
+def _joined_bytes(
+    raw: RawOutput, expected_size: int
+) -> Iterator[tuple[Bytes, Finding, tuple[str, ...]]]:
+    """Yield the bytes of floats that were read as 8-bit integers, one number per byte.
+
+    The numbers may have been scaled and shifted, so that only their 256 levels are known.
+    """
+    sources = [("<f4", "float32")] if raw.dtype is None else [(raw.dtype.str, str(raw.dtype))]
+    if raw.dtype is None:
+        sources.append(("<i2", "int16"))
+    for code, name in sources:
+        itemsize = np.dtype(code).itemsize
+        count = raw.data.size // itemsize
+        if itemsize < 2 or count < 1.5 * expected_size:
+            continue
+        values = np.frombuffer(raw.data[: count * itemsize], code)
+        with np.errstate(over="ignore", invalid="ignore"):
+            step = _grid_step(values.astype(np.float32))
+        if not step:
+            continue
+        lowest = float(values.min())
+        index = np.rint((values.astype(np.float64) - lowest) / step).astype(np.int64)
+        for first in _first_levels(lowest, step, int(index.max())):
+            finding = Finding(
+                cause=_C.FLOATS_READ_AS_INTEGERS,
+                sentence=f"Each value is one byte of a float: the {name} values have only 256 levels, and "
+                f"there are {count:,} of them.",
+                advice="Read the file as floats; its output is not quantized.",
+            )
+            lines = (
+                f'x = load(path, "{code}")',
+                f"x = (np.rint((x - {lowest:.9g}) / {step:.9g}) + {first}).astype(np.int64)"
+                ".astype(np.uint8)",
+            )
+            yield ((index + first) & 0xFF).astype(np.uint8), finding, lines
+
+
+def _first_levels(lowest: float, step: float, span: int) -> tuple[int, ...]:
+    """Return the bytes that the lowest value can stand for."""
+    if step == 1 and lowest == int(lowest) and -128 <= lowest <= 255:
+        return (int(lowest),)
+    return (-128, 0) if span == LEVELS - 1 else ()

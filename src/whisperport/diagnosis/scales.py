@@ -1,0 +1,259 @@
+"""Scale and zero point: the line x = a·r + b between the values x of a file and the reference r.
+
+The line is fitted to sums over blocks of consecutive values of the file, so that a part of the file that
+holds something else does not disturb the fit.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.readings import Reading
+from whisperport.diagnosis.result import Finding
+
+Doubles = NDArray[np.float64]
+
+BLOCKS = 256  # number of blocks that a file is cut into
+WORST = 0.5  # a block's error is counted up to this part of the reference's variance
+SMALLEST = 1e-6  # errors below this part of the variance (60 dB) are equal: float32's tolerance
+PER_CAUSE_DB = 6.0  # a cause must lower the error by this much: half of the amplitude
+NEGLIGIBLE = (
+    1e-3  # a scale within 0.1 % of 1, or an offset below 0.1 % of the deviation, is no cause
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """x = a·r + b."""
+
+    a: float = 1.0
+    b: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaleFit:
+    """A line that was fitted to a file and a reference.
+
+    Attributes:
+        line: the line.
+        causes: number of causes that the line implies.
+        blocks: mean square error of each block, divided by the variance of a·r; NaN without values.
+        error: the mean of these, each counted up to `WORST`.
+    """
+
+    line: Line
+    causes: int
+    blocks: Doubles
+    error: float
+
+    def cost_db(self, floor: float) -> float:
+        """The error in dB, at least `floor`, plus the price of the causes."""
+        return 10 * math.log10(max(self.error, floor)) + PER_CAUSE_DB * self.causes
+
+
+class BlockSums:
+    """Sums over blocks of a file, from which the error of any line follows.
+
+    Args:
+        x: (n,) values of the file.
+        r: (n,) values of the reference in the order of the file.
+        ok: (n,) whether a value counts.
+    """
+
+    def __init__(self, x: Doubles, r: Doubles, ok: NDArray[np.bool_]) -> None:
+        self.counted = max(1, int(np.count_nonzero(ok)))
+        self.mx, self.mr = _mean(x, ok, self.counted), _mean(r, ok, self.counted)
+        u = np.where(ok, x - self.mx, 0.0)
+        v = np.where(ok, r - self.mr, 0.0)
+        self.starts = np.unique(np.linspace(0, x.size, BLOCKS, endpoint=False).astype(np.int64))
+        self.n = np.add.reduceat(ok.astype(np.float64), self.starts)
+        self.u, self.v = np.add.reduceat(u, self.starts), np.add.reduceat(v, self.starts)
+        self.uu = np.add.reduceat(u * u, self.starts)
+        self.vv = np.add.reduceat(v * v, self.starts)
+        self.uv = np.add.reduceat(u * v, self.starts)
+        self.variance = float(self.vv.sum()) / self.counted
+        self.mean_square = self.variance + self.mr**2
+
+    def errors(self, line: Line) -> Doubles:
+        """Return the mean square error of every block, divided by that of a·r; NaN without values."""
+        b = line.b - self.mx + line.a * self.mr  # of the centred values
+        a = line.a
+        total = self.uu - 2 * a * self.uv - 2 * b * self.u + a * a * self.vv
+        total += 2 * a * b * self.v + b * b * self.n
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means: Doubles = np.maximum(total, 0) / self.n / (a * a * self.mean_square)
+        return np.where(self.n > 0, means, np.nan)
+
+    def fitted(
+        self, chosen: NDArray[np.bool_] | slice, *, scale: bool, offset: bool
+    ) -> Line | None:
+        """Return the least-squares line through some blocks; None if it is not determined."""
+        n, u, v = self.n[chosen].sum(), self.u[chosen].sum(), self.v[chosen].sum()
+        if n < 2:
+            return None
+        vv, uv = self.vv[chosen].sum(), self.uv[chosen].sum()
+        if scale and offset:
+            spread = vv - v * v / n
+            if spread <= 0:
+                return None
+            a = float((uv - u * v / n) / spread)
+            b = float((u - a * v) / n)
+            return _usable(a, b + self.mx - a * self.mr)
+        if scale:
+            rr = vv + 2 * self.mr * v + n * self.mr**2
+            xr = uv + self.mr * u + self.mx * v + n * self.mx * self.mr
+            return _usable(float(xr / rr), 0.0) if rr > 0 else None
+        if offset:
+            return Line(1.0, float((u - v) / n) + self.mx - self.mr)
+        return Line()
+
+    def fit(self, *, scale: bool, offset: bool) -> ScaleFit | None:
+        """Return the line with the smallest error of most blocks."""
+        best: ScaleFit | None = None
+        for line in self._lines(scale=scale, offset=offset):
+            blocks = self.errors(line)
+            error = float(np.nansum(np.minimum(blocks, WORST) * self.n) / self.n.sum())
+            if best is None or error < 0.99 * best.error:
+                best = ScaleFit(line, int(scale) + int(offset), blocks, error)
+        return best
+
+    def _lines(self, *, scale: bool, offset: bool) -> Iterator[Line]:
+        if not scale and not offset:
+            yield Line()
+            return
+        for chosen in self._parts():
+            line = self.fitted(chosen, scale=scale, offset=offset)
+            if line:
+                yield line
+
+    def _parts(self) -> Iterator[NDArray[np.bool_] | slice]:
+        """Yield sets of blocks: all, the beginning, and the end."""
+        count = self.n.size
+        yield slice(None)
+        for share in (2, 4, 8, 16):
+            if count >= 2 * share:
+                yield slice(0, count // share)
+                yield slice(count - count // share, count)
+
+
+def fits(sums: BlockSums) -> list[ScaleFit]:
+    """Return the fits of the four models: no cause, a scale, an offset, and both."""
+    models = ((False, False), (True, False), (False, True), (True, True))
+    found = (sums.fit(scale=scale, offset=offset) for scale, offset in models)
+    return [fit for fit in found if fit]
+
+
+def line_findings(
+    fit: ScaleFit, reading: Reading, spread: float
+) -> tuple[list[Finding], list[str]]:
+    """Return the causes that a line stands for, and the lines of numpy that undo it.
+
+    Args:
+        fit: the fitted line.
+        reading: how the file was read.
+        spread: root mean square of the reference.
+    """
+    a, b = fit.line.a, fit.line.b
+    if reading.are_stored:
+        return [], _dequantization(a, b)
+    if not fit.causes:
+        return [], []
+    if _are_integers(reading):
+        found = _not_dequantized(a, b, reading)
+        if found:
+            return [found], _dequantization(a, b)
+    if swapped := _swapped(a, b, reading):
+        return [swapped], [_undo(a, b)]
+    findings = []
+    if abs(a - 1) > NEGLIGIBLE:
+        findings.append(
+            Finding(
+                cause=CauseCode.WRONG_SCALE,
+                sentence=f"All values are {a:.6g} times the expected ones: the scale must be multiplied by "
+                f"{1 / a:.6g}.{_one_over(a, reading)}",
+                advice="Read the scale from the compiled model's output, not from another tensor.",
+            )
+        )
+    if abs(b / a) > NEGLIGIBLE * spread:
+        steps = f", {b / reading.step:.2f} steps of the quantization" if reading.step else ""
+        findings.append(
+            Finding(
+                cause=CauseCode.WRONG_ZERO_POINT,
+                sentence=f"All values are larger by {b:.6g}{steps}: the zero point is wrong or was not "
+                "subtracted.",
+                advice="Subtract the zero point of the compiled model's output, then apply the scale.",
+            )
+        )
+    return findings, [_undo(a, b)]
+
+
+def _one_over(a: float, reading: Reading) -> str:
+    if _are_integers(reading):
+        return " The values are integers: the zero point was subtracted, but the scale was not applied."
+    return ""
+
+
+def _dequantization(a: float, b: float) -> list[str]:
+    return [f"x = (x - ({b:.6g})) * {1 / a:.9g}  # zero point, scale"]
+
+
+def _undo(a: float, b: float) -> str:
+    return f"x = (x - ({b:.9g})) / {a:.9g}"
+
+
+def _are_integers(reading: Reading) -> bool:
+    if reading.are_stored:
+        return True
+    few = reading.values[: 1 << 16]
+    few = few[np.isfinite(few)]
+    return bool(few.size and np.array_equal(few, np.rint(few)) and np.ptp(few) >= 2)
+
+
+def _not_dequantized(a: float, b: float, reading: Reading) -> Finding | None:
+    """Return the finding if the values can be stored integers of 8 or 16 bits with a usual zero point."""
+    finite = reading.values[np.isfinite(reading.values)]
+    low, high = float(finite.min()), float(finite.max())
+    for name, first, last in (
+        ("int8", -128, 127),
+        ("uint8", 0, 255),
+        ("int16", -32768, 32767),
+        ("uint16", 0, 65535),
+    ):
+        if first <= low and high <= last:
+            return Finding(
+                cause=CauseCode.NOT_DEQUANTIZED,
+                sentence=f"The values are {name} integers as numbers; scale {1 / a:.6g} and zero point "
+                f"{round(b)} fit them.",
+                advice="Compute (q - zero_point) * scale with the numbers of the compiled model's output.",
+            )
+    return None
+
+
+def _swapped(a: float, b: float, reading: Reading) -> Finding | None:
+    """Return the finding if x = (q - scale) * zero_point: the step of the grid is the zero point."""
+    zero_point = reading.step
+    if zero_point < 0.99 or abs(zero_point - round(zero_point)) > 0.01 * zero_point:
+        return None
+    for sign in (1, -1):
+        z = sign * round(zero_point)
+        scale = z / a
+        expected = z * (z - scale)
+        if scale > 0 and abs(b - expected) <= 0.02 * abs(expected) + 0.5 * abs(z):
+            return Finding(
+                cause=CauseCode.SCALE_AND_ZERO_POINT_SWAPPED,
+                sentence=f"The values are (q - {scale:.6g}) * {z}: scale and zero point are exchanged.",
+                advice=f"Compute (q - {z}) * {scale:.6g}.",
+            )
+    return None
+
+
+def _usable(a: float, b: float) -> Line | None:
+    return Line(a, b) if math.isfinite(a) and math.isfinite(b) and abs(a) > 1e-30 else None
+
+
+def _mean(values: Doubles, ok: NDArray[np.bool_], counted: int) -> float:
+    return float(np.sum(values, where=ok)) / counted

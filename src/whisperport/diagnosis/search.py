@@ -1,0 +1,281 @@
+"""Search for the simplest explanation of a file, over all combinations of readings, layouts and references.
+
+1. The file's size decides which readings and layouts are possible.
+2. Each is compared with each reference on a sample of frames, by numbers that a scale and an offset do not
+   change, nor a shift: the correlation of the values, of the channels' means, of the frames' deviations.
+3. The most similar ones are fitted completely (`fitting.py`). Each cause costs 6 dB: it must halve the
+   error. The cheapest explanation wins.
+4. Wrong sizes are considered if no right size explains the file, and wrong inputs if nothing else does.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.expected import Expected, ExpectedTensor
+from whisperport.diagnosis.fitting import Explanation, Hypothesis, explain
+from whisperport.diagnosis.layouts import Layout, common_layouts, layouts_of
+from whisperport.diagnosis.raw_files import RawOutput
+from whisperport.diagnosis.readings import FORMATS, Reading, readings
+from whisperport.diagnosis.reference_outputs import (
+    ReferenceOutput,
+    of_alternative,
+    of_expected,
+    of_other_output,
+)
+from whisperport.diagnosis.result import Finding
+
+Doubles = NDArray[np.float64]
+
+FITTED = 6  # hypotheses that are fitted in each round
+SAMPLED = 40_000  # values that are compared in step 2
+LEAST = 0.1  # similarity below which a hypothesis is not fitted
+LONGEST_EXTRA = 0.5  # part of the output's size that may precede or follow it
+SMALLEST_PART = 0.02  # part of the output that a truncated file must hold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """The result of a search.
+
+    Attributes:
+        best: the cheapest explanation; None if there is no hypothesis at all.
+        tried: what was tried, one sentence each.
+    """
+
+    best: Explanation | None
+    tried: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    """A reading with a layout, and its sampled values."""
+
+    reading: Reading
+    layout: Layout
+    findings: tuple[Finding, ...] = ()
+    code: tuple[str, ...] = ()
+    samples: dict[tuple[int | None, tuple[int, ...]], Doubles] = field(default_factory=dict)
+
+
+def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected, tolerance: float) -> Search:
+    """Find the simplest explanation of a file.
+
+    Args:
+        raw: the file.
+        tensor: the output that it is expected to hold.
+        expected: the outputs of the program, and those of wrong inputs.
+        tolerance: mean square error in parts of the expected mean square that needs no explanation.
+    """
+    tried: list[str] = []
+    own = of_expected(tensor)
+    references = [own, *_other_outputs(tensor, expected)]
+    exact = list(_exact(raw, tensor, references))
+    best = _best_of(exact, references, references, None)
+    tried.append(_described(exact, references))
+    if _is_done(best, tolerance):
+        return Search(best, tuple(tried))
+    inexact = list(_inexact(raw, tensor, own))
+    best = _best_of(inexact, references, references, best)
+    if inexact:
+        tried.append(_described(inexact, references))
+    if _is_done(best, tolerance):
+        return Search(best, tuple(tried))
+    wrong = [r for a in expected.alternatives if (r := of_alternative(tensor, a))]
+    if wrong:
+        best = _best_of([*exact, *inexact], wrong, [*references, *wrong], best)
+        tried += [f"Not the output for another input: {r.findings[0].sentence}" for r in wrong]
+    return Search(_with_stale_origin(best, [*references, *wrong], tolerance), tuple(tried))
+
+
+def _is_done(best: Explanation | None, tolerance: float) -> bool:
+    return (
+        best is not None
+        and best.is_complete(tolerance)
+        and CauseCode.STALE_BUFFER not in {finding.cause for finding in best.findings}
+    )
+
+
+def _with_stale_origin(
+    best: Explanation | None, others: Sequence[ReferenceOutput], tolerance: float
+) -> Explanation | None:
+    """Fit a stale buffer again with every output that its other part may hold."""
+    if best is None or CauseCode.STALE_BUFFER not in {f.cause for f in best.findings}:
+        return best
+    same = [r for r in others if r.array.shape == best.hypothesis.reference.array.shape]
+    again = explain(best.hypothesis, same)
+    return again if again and again.cost_db <= best.cost_db + 1e-6 else best
+
+
+def _other_outputs(tensor: ExpectedTensor, expected: Expected) -> list[ReferenceOutput]:
+    return [
+        of_other_output(other, tensor.name)
+        for other in expected.tensors
+        if other.name != tensor.name and other.array.size == tensor.array.size
+    ]
+
+
+def _exact(
+    raw: RawOutput, tensor: ExpectedTensor, references: Sequence[ReferenceOutput]
+) -> Iterator[_Candidate]:
+    """Yield the readings and layouts that fill the file exactly."""
+    shapes = list(dict.fromkeys(reference.array.shape for reference in references))
+    for reading in readings(raw, tensor.array.size, tensor.quantization):
+        for shape in shapes:
+            for layout in layouts_of(shape, reading.values.size):
+                yield _Candidate(reading, layout)
+
+
+def _inexact(raw: RawOutput, tensor: ExpectedTensor, own: ReferenceOutput) -> Iterator[_Candidate]:
+    """Yield the readings and layouts of a file that is too short, or has bytes that are no values."""
+    layouts = common_layouts(own.array.shape)
+    for reading in readings(raw, tensor.array.size, tensor.quantization):
+        for layout in layouts:
+            if SMALLEST_PART * layout.size <= reading.values.size < layout.size:
+                finding = _truncated(reading, layout)
+                yield _Candidate(reading, layout, (finding,), _padding_code(layout))
+    sizes = {layout.size for layout in layouts}
+    itemsizes = {form.itemsize for form in FORMATS}
+    for size in sorted({n * k for n in sizes for k in itemsizes}):
+        extra = raw.data.size - size
+        if 0 < extra <= max(4096, LONGEST_EXTRA * size):
+            yield from _with_extra(raw, tensor, layouts, size, extra)
+
+
+def _with_extra(
+    raw: RawOutput,
+    tensor: ExpectedTensor,
+    layouts: Sequence[Layout],
+    size: int,
+    extra: int,
+) -> Iterator[_Candidate]:
+    for start in (0, extra):
+        part = RawOutput(raw.source, raw.data[start : start + size])
+        finding = _extra_finding(start, extra)
+        code = (f"path = cut(path, {start}, {start + size})",)
+        for reading in readings(part, tensor.array.size, tensor.quantization):
+            for layout in layouts:
+                if layout.size == reading.values.size:
+                    yield _Candidate(reading, layout, (finding,), code)
+
+
+def _truncated(reading: Reading, layout: Layout) -> Finding:
+    return Finding(
+        cause=CauseCode.TRUNCATED,
+        sentence=f"The file holds {reading.values.size:,} of {layout.size:,} values: it ends early.",
+        advice="Copy the complete file; check the free space of the device's disk.",
+    )
+
+
+def _padding_code(layout: Layout) -> tuple[str, ...]:
+    return (f"size = {layout.size}  # the missing values become NaN",)
+
+
+def _extra_finding(start: int, extra: int) -> Finding:
+    side = "before" if start else "after"
+    return Finding(
+        cause=CauseCode.EXTRA_BYTES,
+        sentence=f"The file holds {extra:,} bytes {side} the values that belong to no value.",
+        advice="Skip these bytes, or write the output without a header.",
+    )
+
+
+def _best_of(
+    candidates: Sequence[_Candidate],
+    references: Sequence[ReferenceOutput],
+    others: Sequence[ReferenceOutput],
+    best: Explanation | None,
+) -> Explanation | None:
+    """Fit the most similar pairs of a candidate and a reference; return the cheapest explanation."""
+    pairs = heapq.nlargest(FITTED, _scored(candidates, references), key=lambda pair: pair[0])
+    for similarity, candidate, reference in pairs:
+        if similarity < LEAST and best is not None:
+            break
+        hypothesis = Hypothesis(
+            candidate.reading, candidate.layout, reference, candidate.findings, candidate.code
+        )
+        same = [o for o in others if o is not reference and o.array.shape == reference.array.shape]
+        found = explain(hypothesis, same)
+        if found and (best is None or found.cost_db < best.cost_db - 1e-9):
+            best = found
+    return best
+
+
+def _scored(
+    candidates: Iterable[_Candidate], references: Sequence[ReferenceOutput]
+) -> Iterator[tuple[float, _Candidate, ReferenceOutput]]:
+    for candidate in candidates:
+        for reference in references:
+            if reference.array.shape == candidate.layout.shape:
+                yield _similarity(candidate, reference), candidate, reference
+
+
+def _similarity(candidate: _Candidate, reference: ReferenceOutput) -> float:
+    """Return how similar a reading in a layout is to a reference, 0 to 1."""
+    r = reference.frames
+    index = _sampled_frames(*r.shape)
+    key = (reference.frame_axis, reference.array.shape)
+    if key not in candidate.samples:
+        candidate.samples[key] = _robust(_sample(candidate, reference, index))
+    x = candidate.samples[key]
+    known = np.isfinite(x)
+    if np.count_nonzero(known) < 8:
+        return 0.0
+    r = r[index]
+    scores = [_correlation(x[known], r[known])]
+    if r.shape[0] >= 8 and r.shape[1] >= 8:
+        x0, r0 = np.where(known, x, 0), np.where(known, r, 0)
+        columns, rows = known.any(axis=0), known.any(axis=1)
+        scores.append(_correlation(x0.sum(0)[columns], r0.sum(0)[columns]))
+        scores.append(0.8 * _correlation(x0.std(1)[rows], r0.std(1)[rows]))
+    return max(scores)
+
+
+def _sampled_frames(frames: int, channels: int) -> NDArray[np.int64]:
+    count = min(frames, max(32, SAMPLED // channels))
+    return np.unique(np.linspace(0, frames - 1, count).astype(np.int64))
+
+
+def _sample(candidate: _Candidate, reference: ReferenceOutput, index: NDArray[np.int64]) -> Doubles:
+    """Return the values of some frames, (f, C)."""
+    values, layout = candidate.reading.values, candidate.layout
+    if values.size < layout.size:
+        missing = np.full(layout.size - values.size, np.nan, np.float32)
+        values = np.concatenate([values, missing])
+    tensor = layout.view(values)
+    if reference.frame_axis is None:
+        return tensor.reshape(1, -1).astype(np.float64)
+    few = np.take(tensor, index, axis=reference.frame_axis)
+    sampled: Doubles = (
+        np.moveaxis(few, reference.frame_axis, 0).reshape(index.size, -1).astype(np.float64)
+    )
+    return sampled
+
+
+def _robust(x: Doubles) -> Doubles:
+    """Clip values far outside of the usual range: a wrong reading has values up to 1e38."""
+    finite = x[np.isfinite(x)]
+    if not finite.size:
+        return x
+    low, middle, high = np.percentile(finite, (2, 50, 98))
+    reach = 10 * max(high - low, 1e-30)
+    return np.where(np.isfinite(x), np.clip(x, middle - reach, middle + reach), np.nan)
+
+
+def _correlation(x: Doubles, r: Doubles) -> float:
+    x, r = x - x.mean(), r - r.mean()
+    size = float(np.sqrt((x * x).sum() * (r * r).sum()))
+    return abs(float((x * r).sum())) / size if size > 0 else 0.0
+
+
+def _described(candidates: Sequence[_Candidate], references: Sequence[ReferenceOutput]) -> str:
+    dtypes = ", ".join(dict.fromkeys(candidate.reading.dtype for candidate in candidates))
+    layouts = len({(c.layout.order, c.layout.padded, c.layout.split) for c in candidates})
+    return (
+        f"Not the values as {dtypes or 'any dtype'}, in {layouts} layouts, as any of "
+        f"{len(references)} outputs, with any scale, offset or shift."
+    )

@@ -1,0 +1,147 @@
+"""Wrong inputs of an encoder: spectrograms that differ from the right one by one usual mistake."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.audio import HOP_LENGTH, log_mel
+from whisperport.audio.mel import DYNAMIC_RANGE, N_FFT, mel_log_power
+from whisperport.diagnosis.causes import CauseCode
+from whisperport.dims import SAMPLES_PER_POSITION, SECONDS_PER_POSITION, Dims
+
+Floats = NDArray[np.float32]
+
+OTHER_BINS = {80: 128, 128: 80}  # numbers of mel bins that Whisper models have
+STEPS_OF_WINDOWS = 4  # windows are tried that begin at multiples of 1/4 window
+
+_C = CauseCode
+_FRONT_END = (
+    "Compute the spectrogram with `whisperport.audio.log_mel`, and compare the device's input file."
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrongInput:
+    """A wrong spectrogram.
+
+    Attributes:
+        cause: the mistake.
+        sentence: the mistake with its parameters.
+        mel: (n_mels, 2T) float32.
+        advice: what to change.
+    """
+
+    cause: CauseCode
+    sentence: str
+    mel: Floats
+    advice: str = _FRONT_END
+
+
+def wrong_inputs(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
+    """Yield spectrograms of a clip with one mistake each.
+
+    Args:
+        audio: (n_samples,) float32, 16 kHz; the clip.
+        dims: sizes of the model.
+    """
+    n_mels, n_frames = dims.n_mels, dims.n_frames
+    right = log_mel(audio, n_mels, n_frames=n_frames)
+    power = _log_power(audio, dims)
+    peak = float(power.max())
+    clamped = np.maximum(power, np.float32(peak - DYNAMIC_RANGE))
+    yield WrongInput(
+        _C.MEL_NOT_NORMALIZED,
+        "The spectrogram is max(log10, maximum - 8), without the last step (x + 4) / 4.",
+        clamped,
+    )
+    yield WrongInput(
+        _C.MEL_NOT_CLAMPED,
+        "The spectrogram is (log10 + 4) / 4, without the floor at 8 below its maximum.",
+        (power + 4) / 4,
+    )
+    natural = power * np.float32(np.log(10))
+    natural = np.maximum(natural, np.float32(natural.max() - DYNAMIC_RANGE))
+    yield WrongInput(
+        _C.NATURAL_LOG, "The spectrogram has the natural logarithm, not log10.", (natural + 4) / 4
+    )
+    yield WrongInput(
+        _C.AUDIO_NOT_SCALED,
+        "The samples were 16-bit integers, not divided by 32768.",
+        log_mel(audio * np.float32(32768), n_mels, n_frames=n_frames),
+    )
+    if n_mels in OTHER_BINS:
+        yield _other_bins(audio, dims)
+    yield WrongInput(
+        _C.MEL_TRANSPOSED,
+        f"The spectrogram is stored as ({n_frames}, {n_mels}), not as ({n_mels}, {n_frames}).",
+        np.ascontiguousarray(right.T).reshape(right.shape),
+        "Write the spectrogram as (bins, frames), or transpose it before the program.",
+    )
+    silence = log_mel(np.zeros(1, np.float32), n_mels, n_frames=n_frames)
+    feed = "Check that the input file was copied to the device and given to the first input."
+    yield WrongInput(_C.SILENT_INPUT, "The input was the spectrogram of silence.", silence, feed)
+    zeros = np.zeros_like(right)
+    yield WrongInput(_C.SILENT_INPUT, "All values of the input were 0.", zeros, feed)
+    yield from _other_windows(audio, dims)
+
+
+def shifted_window(audio: Floats, dims: Dims, positions: int) -> WrongInput:
+    """Return the spectrogram of a window that begins earlier, in silence, or later in the audio.
+
+    Args:
+        audio: (n_samples,) float32, the clip.
+        dims: sizes of the model.
+        positions: number of positions of 20 ms by which the audio is later in the window.
+    """
+    samples = positions * SAMPLES_PER_POSITION
+    seconds = abs(positions) * SECONDS_PER_POSITION
+    if positions >= 0:
+        moved = np.concatenate([np.zeros(samples, np.float32), audio])
+        sentence = (
+            f"The audio begins {seconds:g} s after the start of the window; silence precedes it."
+        )
+    else:
+        moved = audio[-samples:]
+        sentence = f"The window begins {seconds:g} s after the start of the audio."
+    mel = log_mel(moved, dims.n_mels, n_frames=dims.n_frames)
+    return WrongInput(
+        _C.OTHER_WINDOW,
+        sentence,
+        mel,
+        "Cut the same window of the audio as the bundle's reference.",
+    )
+
+
+def _log_power(audio: Floats, dims: Dims) -> Floats:
+    samples = audio[: dims.n_frames * HOP_LENGTH].astype(np.float32)
+    samples = np.pad(samples, (0, dims.n_frames * HOP_LENGTH - samples.size))
+    padded = np.pad(samples, N_FFT // 2, mode="reflect")
+    return mel_log_power(padded[: dims.n_frames * HOP_LENGTH + N_FFT - 1], dims.n_mels)
+
+
+def _other_bins(audio: Floats, dims: Dims) -> WrongInput:
+    other = OTHER_BINS[dims.n_mels]
+    mel = log_mel(audio, other, n_frames=dims.n_frames)
+    used = np.zeros((dims.n_mels, dims.n_frames), np.float32)
+    count = min(other, dims.n_mels)
+    used[:count] = mel[:count]
+    rest = "" if other >= dims.n_mels else ", followed by zeros"
+    return WrongInput(
+        _C.WRONG_MEL_BINS,
+        f"The spectrogram has {other} mel bins, not {dims.n_mels}; the input holds its first {count} "
+        f"bins{rest}.",
+        used,
+    )
+
+
+def _other_windows(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
+    """Yield the windows that begin at multiples of a quarter window, and one that ends with the audio."""
+    window = dims.n_audio_ctx
+    length = -(-audio.size // SAMPLES_PER_POSITION)
+    quarter = max(1, window // STEPS_OF_WINDOWS)
+    for start in range(quarter, min(length, 4 * window), quarter):
+        yield shifted_window(audio, dims, -start)
+    if 0 < length < window:
+        yield shifted_window(audio, dims, window - length)
