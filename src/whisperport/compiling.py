@@ -42,8 +42,8 @@ from whisperport.targets.compiler import Compiler, CompileRequest, Layout, same_
 from whisperport.targets.options import by_target
 from whisperport.toolchain import (
     Failure,
+    Installed,
     Job,
-    find_interpreter,
     has_unfinished_stages,
     prepare,
     probe,
@@ -67,9 +67,10 @@ class CompileOptions:
         force: compile even if the audio is too little, silent, repeated or below 16 kHz, or if the model is
             too large for the target. Default: False.
         options: compiler options of targets, "TARGET.NAME" -> value. Default: none.
-        toolchains: name of a toolchain -> path of the Python interpreter that has the vendor's SDK.
-            Default: none; then the interpreter is taken from the environment variable
-            WHISPERPORT_TOOLCHAIN_NAME, or is the current one if it has the SDK.
+        toolchains: name of a toolchain -> path of the Python interpreter that has the vendor's SDK, or of
+            the SDK's folder if it is a command-line program. Default: none; then the path is taken from the
+            environment variable WHISPERPORT_TOOLCHAIN_NAME. Without this variable, the SDK is looked for in
+            the current interpreter, or in PATH.
         threads: CPU threads per runtime, 1 to 1024, for the programs that compute a calibration set.
             Default: None, the runtime chooses.
         trust: load programs of unknown origin without a trial run in a child process with limits on memory
@@ -98,6 +99,7 @@ class CompiledProgram:
         samples: number of calibration samples; 0 if the program needs none.
         snr_db: layer -> signal-to-noise ratio in dB, as the compiler measured it.
         emulation: checks of the quantized program, which the vendor's emulator ran.
+        notes: what the user should read, such as a part of the program that runs on the CPU.
         logs: paths of the logs of the stages.
     """
 
@@ -109,6 +111,7 @@ class CompiledProgram:
     samples: int
     snr_db: Mapping[str, float] = field(default_factory=dict)
     emulation: tuple[Check, ...] = ()
+    notes: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
 
 
@@ -153,9 +156,7 @@ class _Group:
     compiler: Compiler
     entries: tuple[ProgramEntry, ...]
     options: Any
-    interpreter: (
-        Path | None
-    )  # the interpreter that has the SDK; None: the SDK is not on this machine
+    installed: Installed | None  # None: the SDK is not on this machine
     work: Path
 
 
@@ -331,8 +332,14 @@ def _without_stale_evidence(manifest: Manifest) -> Manifest:
 def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
     """Return path in the bundle -> source file, the artifact first; all files have the program's name."""
     stem = f"{entry.target}/{entry.spec.name}"
-    beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
+    beside = {f"{stem}{_ending(path, entry.spec.name)}": path for path in artifact.beside}
     return {f"{stem}{artifact.suffix}": artifact.path, **beside}
+
+
+def _ending(path: Path, program: str) -> str:
+    """Return what follows the program's name in a file's name, else the suffix."""
+    ending = path.name.removeprefix(program)
+    return ending if ending != path.name and ending.startswith(".") else path.suffix
 
 
 def _groups(opened: Bundle, options: CompileOptions, work: Path) -> list[_Group]:
@@ -357,9 +364,7 @@ def _groups(opened: Bundle, options: CompileOptions, work: Path) -> list[_Group]
             compiler=compilers[name],
             entries=tuple(entries),
             options=chosen[name],
-            interpreter=find_interpreter(
-                compilers[name].toolchain, compilers[name].sdk, options.toolchains
-            ),
+            installed=compilers[name].installed(options.toolchains),
             work=work / name,
         )
         for name, entries in found.items()
@@ -378,9 +383,9 @@ def _check_size(group: _Group, opened: Bundle, options: CompileOptions) -> None:
 
 def _check_sdk(group: _Group) -> None:
     """Raise an error early if the SDK does not support the target. A missing SDK is reported later."""
-    if group.interpreter is None:
+    if group.installed is None:
         return
-    failure = probe(group.interpreter, group.compiler.script, group.compiler.settings())
+    failure = probe(group.installed, group.compiler.script, group.compiler.settings())
     if failure is not None:
         raise _lowering_error(group, failure)
 
@@ -398,7 +403,8 @@ def _prepared(
 def _planned(
     group: _Group, entry: ProgramEntry, opened: Bundle, options: CompileOptions, progress: Progress
 ) -> _Planned:
-    folder, compiler, dims = group.work / entry.spec.name, group.compiler, opened.manifest.dims
+    folder, dims = group.work / entry.spec.name, opened.manifest.dims
+    compiler = group.compiler.for_precision(entry.precision)
     folder.mkdir(parents=True, exist_ok=True)
     run = _run_options(options)
     need = compiler.calibration(entry.spec, dims, group.options)
@@ -458,33 +464,32 @@ def _compile(groups: Sequence[_Group], progress: Progress) -> None:
     for group in groups:
         if not has_unfinished_stages(group.work):
             progress(f"{group.target.spec.name}: all stages are already finished")
-        elif group.interpreter is None:
+        elif group.installed is None:
             missing.append(group)
-        elif failure := run_driver(group.interpreter, group.work, progress):
+        elif failure := run_driver(group.installed, group.work, progress):
             raise _lowering_error(group, failure)
     for group in missing:
-        raise _lowering_error(
-            group, Failure(kind="missing", message=f"No module named '{group.compiler.sdk}'")
-        )
+        raise _lowering_error(group, Failure(kind="missing", message=_missing(group.compiler)))
 
 
 def _lowering_error(group: _Group, failure: Failure) -> LoweringError:
     compiler, name = group.compiler, group.target.spec.name
-    option = f"`--toolchain {compiler.toolchain}=/path/to/python`"
+    path = "/path/to/sdk" if compiler.is_command else "/path/to/python"
+    option = f"`--toolchain {compiler.toolchain}={path}`"
     if failure.kind == "missing":
         return MissingPackageError(
             f"not compiled yet: {compiler.title} is not installed here",
             why=failure.message,
-            hint="if another Python interpreter on this machine has it, name that interpreter with "
-            f"{option} or the variable {variable(compiler.toolchain)}. If not, copy {group.work}, which "
-            f"holds all inputs, to a machine that has it ({compiler.source}), run `python compile.py` "
-            "there, copy the folder back, and repeat this command",
+            hint=f"if {_owner(compiler)} on this machine has it, name it with {option} or the variable "
+            f"{variable(compiler.toolchain)}. If not, copy {group.work}, which holds all inputs, to a "
+            f"machine that has it ({compiler.source}), run `python compile.py` there, copy the folder "
+            "back, and repeat this command",
         )
     if failure.kind == "unsuitable":
         return LoweringError(
             f"the installed compiler does not support `{name}`",
             why=failure.message,
-            hint=f"install {compiler.title} in a separate environment, and name its interpreter: {option}",
+            hint=f"install {compiler.title} separately, and name {_owner(compiler)} with it: {option}",
         )
     log = f"the complete log is in {failure.log}" if failure.log else ""
     where = f"{failure.program}, {failure.stage}: " if failure.stage else ""
@@ -492,7 +497,8 @@ def _lowering_error(group: _Group, failure: Failure) -> LoweringError:
         return LoweringError(
             f"{compiler.title} ended without a result",
             why=where + failure.message,
-            hint=log or f"start `{group.interpreter}` directly to see what fails",
+            hint=log
+            or f"start `{group.installed and group.installed.path}` directly to see what fails",
         )
     happened, hint = compiler.explain(failure)
     return LoweringError(
@@ -500,6 +506,17 @@ def _lowering_error(group: _Group, failure: Failure) -> LoweringError:
         why=f"{where}{failure.classes[0]}: {failure.message}",
         hint="; ".join(filter(None, (hint, log))),
     )
+
+
+def _missing(compiler: Compiler) -> str:
+    if compiler.is_command:
+        return f"the program {compiler.sdk} is not in PATH"
+    return f"No module named '{compiler.sdk}'"
+
+
+def _owner(compiler: Compiler) -> str:
+    """Return what a toolchain's option names, in words."""
+    return "a folder" if compiler.is_command else "another Python interpreter"
 
 
 def _checks(
@@ -515,7 +532,8 @@ def _checks(
 def _artifact(
     group: _Group, entry: ProgramEntry, plan: _Planned, checks: tuple[Check, ...]
 ) -> Artifact:
-    facts = dict(group.compiler.check(plan.artifact, entry.spec))
+    compiler = group.compiler.for_precision(entry.precision)
+    facts = dict(compiler.check(plan.artifact, entry.spec))
     if plan.samples:
         facts["calibration_samples"] = plan.samples
     measured: dict[str, float] = {}
@@ -533,7 +551,7 @@ def _artifact(
         facts=facts,
         compiler=group.compiler.title,
         machine=machine()
-        if group.interpreter
+        if group.installed
         else {},  # without an SDK here: another, unknown machine
         beside=tuple(folder / file for file in plan.keep),
         emulation=plan.emulation.need.kind if plan.emulation else "emulated",
@@ -556,5 +574,6 @@ def _compiled(bundle: Bundle, name: str, artifact: Artifact, group: _Group) -> C
         samples=int(artifact.facts.get("calibration_samples", 0)),
         snr_db=artifact.facts.get("snr_db", {}),
         emulation=artifact.checks,
+        notes=tuple(artifact.facts.get("notes", ())),
         logs=tuple(str(path) for path in sorted(artifact.path.parent.glob("*.log"))),
     )

@@ -34,7 +34,15 @@ from whisperport.watchdog import run_watched
 
 TOOLCHAINS = list(dict.fromkeys(t.compiler.toolchain for t in TARGETS if t.compiler))
 VARIABLES = ", ".join(variable(toolchain) for toolchain in TOOLCHAINS)
+COMMANDS = {
+    t.compiler.toolchain: t.compiler.sdk for t in TARGETS if t.compiler and t.compiler.is_command
+}
 STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no progress meanwhile
+
+
+def _commands() -> str:
+    named = ", ".join(f"{toolchain}=sdk ({command})" for toolchain, command in COMMANDS.items())
+    return f", for example {named}" if named else ""
 
 
 @click.command(
@@ -67,10 +75,11 @@ STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no pro
     "toolchains",
     group="Target",
     multiple=True,
-    metavar="NAME=PYTHON",
-    show_default=f"the environment variable {VARIABLES}, else this interpreter",
-    help="Python interpreter in which a vendor's SDK is installed, for example "
-    f"{TOOLCHAINS[0]}=sdk/bin/python. NAME is one of: {', '.join(TOOLCHAINS)}. May be repeated",
+    metavar="NAME=PATH",
+    show_default=f"the environment variables {VARIABLES}, else this interpreter and PATH",
+    help="Where a vendor's SDK is: the Python interpreter in which it is installed, for example "
+    f"{TOOLCHAINS[0]}=sdk/bin/python, or the folder of an SDK that is a program"
+    f"{_commands()}. NAME is one of: {', '.join(TOOLCHAINS)}. May be repeated",
 )
 @option(
     "--work",
@@ -99,10 +108,10 @@ def compile_verb(
 ) -> None:
     """Compile a bundle's programs with the vendor's compiler, and write the result into the bundle.
 
-    The compiler runs in the Python interpreter in which it is installed. The results of finished stages
-    are kept in --work and used again. If the compiler is not installed on this machine, the command
-    prepares --work and tells what to do: copy that folder to a machine that has the compiler, run the
-    script compile.py in it there, copy the folder back, and run this command again.
+    The compiler runs in the Python interpreter in which it is installed, or as a program. The results of
+    finished stages are kept in --work and used again. If the compiler is not installed on this machine,
+    the command prepares --work and tells what to do: copy that folder to a machine that has the compiler,
+    run the script compile.py in it there, copy the folder back, and run this command again.
 
     \b
     Examples:
@@ -146,6 +155,8 @@ def compile_verb(
                 f"{program.name}: {len(failed)} of {len(program.emulation)} comparisons of the quantized "
                 f"program with its reference failed; {failed[0].what}: {failed[0].reason}"
             )
+        for note in program.notes:
+            print_warning(f"{program.name}: {note}")
         for layer, decibels in program.snr_db.items():
             print_note(
                 f"{program.name}: the compiler measured {decibels:g} dB SNR at layer {layer}"

@@ -1,20 +1,20 @@
 """The interface of a vendor's compiler: its inputs, its stages, and the check of its output.
 
 A subclass describes these. `compiling` uses the description, and `toolchain` runs the stages in the
-Python interpreter that has the vendor's SDK.
+Python interpreter that has the vendor's SDK, or with the vendor's command-line program.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from whisperport.dims import Dims
 from whisperport.runner import Array
 from whisperport.spec import ProgramSpec
 from whisperport.targets.options import NoOptions
-from whisperport.toolchain import Failure, Stage
+from whisperport.toolchain import Failure, Installed, Stage, find_command, find_interpreter
 
 Layout = Callable[[Array], Array]
 """Converts one sample of one input to the order of axes that a compiler expects; values do not change."""
@@ -81,12 +81,36 @@ class Compiler(ABC):
     """The description of a vendor's compiler. It does not import the SDK."""
 
     title: str  # name in errors, with the versions that support the target
-    toolchain: ClassVar[str]  # name in `--toolchain NAME=PYTHON`
-    sdk: ClassVar[str]  # import name of the SDK's package
+    toolchain: ClassVar[str]  # name in `--toolchain NAME=PATH`
+    sdk: ClassVar[
+        str
+    ]  # import name of the SDK's Python package; or name of its command-line program
+    is_command: ClassVar[bool] = False  # whether the SDK is a command-line program
+    variables: ClassVar[
+        tuple[str, ...]
+    ] = ()  # the vendor's own variables for the folder of such an SDK
     source: ClassVar[str]  # where to get the SDK, shown to the user
     script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it must define
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
     suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".rknn"
+
+    def installed(self, given: Mapping[str, str]) -> Installed | None:
+        """Find the SDK on this machine; None: it is not here.
+
+        Args:
+            given: toolchain -> Python interpreter, or folder of the SDK.
+
+        Raises:
+            UsageError: the named path does not exist, or is not a Python interpreter.
+        """
+        if self.is_command:
+            return find_command(self.toolchain, self.sdk, self.variables, given)
+        interpreter = find_interpreter(self.toolchain, self.sdk, given)
+        return Installed(interpreter, interpreter) if interpreter is not None else None
+
+    def for_precision(self, precision: str) -> Self:
+        """Return the compiler for programs of a precision, such as "w8a16"."""
+        return self
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
@@ -113,7 +137,8 @@ class Compiler(ABC):
         """Compare the description inside a compiled file with the program.
 
         Returns:
-            JSON facts for the manifest, among them `compiler`, the compiler's version, if the file has it.
+            JSON facts for the manifest. Two have a meaning: `compiler`, the compiler's version, if it is
+            known; and `notes`, sentences that the user should read, such as a part that runs on the CPU.
 
         Raises:
             BundleError: the file is damaged, is for another chip, or has other inputs or outputs.

@@ -1,13 +1,16 @@
-"""Run a vendor's SDK in another Python interpreter: find the interpreter, and run compile stages in it."""
+"""Run a vendor's SDK in another process: find the SDK, and run compile stages with it."""
 
-from whisperport.toolchain.interpreter import find_interpreter, variable
+from whisperport.toolchain.command import find_command
+from whisperport.toolchain.interpreter import Installed, find_interpreter, variable
 from whisperport.toolchain.process import Failure, probe, run_driver
 from whisperport.toolchain.work import Job, Stage, has_unfinished_stages, prepare
 
 __all__ = [
     "Failure",
+    "Installed",
     "Job",
     "Stage",
+    "find_command",
     "find_interpreter",
     "has_unfinished_stages",
     "prepare",

@@ -6,13 +6,29 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from whisperport.errors import UsageError
 
 
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A toolchain that was found on this machine.
+
+    Attributes:
+        path: where it was found, as it is shown to the user.
+        interpreter: the Python interpreter that runs its stages.
+        environment: variables that its stages need in addition.
+    """
+
+    path: Path
+    interpreter: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
 def variable(toolchain: str) -> str:
-    """Return the name of the environment variable that gives a toolchain's Python interpreter."""
+    """Return the name of the environment variable that gives a toolchain's interpreter or SDK."""
     return f"WHISPERPORT_TOOLCHAIN_{re.sub('[^A-Z0-9]', '_', toolchain.upper())}"
 
 

@@ -1,4 +1,4 @@
-"""Run the driver in the Python interpreter that has a vendor's SDK, and read its progress."""
+"""Run the driver with a vendor's SDK in another process, and read its progress."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from whisperport.progress import Progress
 from whisperport.toolchain import driver
+from whisperport.toolchain.interpreter import Installed
 
 SCRIPT = "compile.py"  # name of the driver's copy in a work folder
 LOG = "driver.log"  # name of the file with the driver's standard error in a work folder
@@ -41,17 +42,17 @@ class _Driver:
     process: "subprocess.Popen[str]"
 
     @classmethod
-    def start(cls, interpreter: Path, arguments: Sequence[str], stderr: Any) -> "_Driver":
+    def start(cls, installed: Installed, arguments: Sequence[str], stderr: Any) -> "_Driver":
         return cls(
             subprocess.Popen(
-                [os.fspath(interpreter), *arguments],
+                [os.fspath(installed.interpreter), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                env=_environment(interpreter),
+                env={**_environment(installed.interpreter), **installed.environment},
                 start_new_session=True,  # Ctrl-C in a terminal must reach it only through `stop`
             )
         )
@@ -81,16 +82,21 @@ class _Driver:
                 stream.close()
 
 
-def run_driver(interpreter: Path, work: Path, progress: Progress) -> Failure | None:
+def run_driver(toolchain: Installed | Path, work: Path, progress: Progress) -> Failure | None:
     """Run the unfinished stages of a prepared work folder.
 
     The output of every stage is written to `PROGRAM/STAGE.log`, that of the driver to `driver.log`.
+
+    Args:
+        toolchain: the toolchain, or the Python interpreter that has its SDK.
+        work: the work folder.
+        progress: called with the program and the name of each stage.
 
     Returns:
         The failure; None if every stage is finished.
     """
     with (work / LOG).open("wb") as stderr:
-        running = _Driver.start(interpreter, [os.fspath(work / SCRIPT), "--json"], stderr)
+        running = _Driver.start(_installed(toolchain), [os.fspath(work / SCRIPT), "--json"], stderr)
         last: Mapping[str, Any] = {"event": "starting"}
         try:
             for last in running.events():
@@ -103,10 +109,11 @@ def run_driver(interpreter: Path, work: Path, progress: Progress) -> Failure | N
     return _failure(last, code, work)
 
 
-def probe(interpreter: Path, script: Path, settings: Mapping[str, Any]) -> Failure | None:
-    """Check that an interpreter has the SDK in a version that supports these settings.
+def probe(toolchain: Installed | Path, script: Path, settings: Mapping[str, Any]) -> Failure | None:
+    """Check that a toolchain has its SDK in a version that supports these settings.
 
     Args:
+        toolchain: the toolchain, or the Python interpreter that has its SDK.
         script: path of the vendor's stage script.
         settings: JSON for every stage.
 
@@ -114,7 +121,7 @@ def probe(interpreter: Path, script: Path, settings: Mapping[str, Any]) -> Failu
         The failure; None if the SDK is usable.
     """
     arguments = [driver.__file__, "--probe", os.fspath(script), json.dumps(settings)]
-    running = _Driver.start(interpreter, arguments, subprocess.PIPE)
+    running = _Driver.start(_installed(toolchain), arguments, subprocess.PIPE)
     try:
         out, err = running.process.communicate(timeout=PROBE_S)
     except subprocess.TimeoutExpired:
@@ -163,6 +170,10 @@ def _exit_reason(code: int) -> str:
     if code < 0:
         return f"the process was ended by {signal.Signals(-code).name}"
     return f"the process ended with exit status {code} and did not report a result"
+
+
+def _installed(toolchain: Installed | Path) -> Installed:
+    return toolchain if isinstance(toolchain, Installed) else Installed(toolchain, toolchain)
 
 
 def _environment(interpreter: Path) -> dict[str, str]:

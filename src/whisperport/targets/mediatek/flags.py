@@ -1,0 +1,277 @@
+"""Options of MediaTek's compiler, `ncc-tflite`, and the flags that they become.
+
+Sources of the flags: the help of ncc-tflite 6.x in MediaTek's aiot-dev-guide; for NeuroPilot 8, the scripts
+of superLin006/MTK_model_zoo@942c4fb. The defaults are those of a transformer that compiled for MT8371
+(sense-voice/SenseVoice_workspace/compile/compile_sensevoice_fp.sh): -O3 --relax-fp32 --opt-accuracy
+--opt-footprint --fc-to-conv, with the sizes of the board's NPU.
+"""
+
+import difflib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from whisperport.errors import UsageError
+from whisperport.targets.mediatek.chips import Chip
+from whisperport.targets.options import Option, check_ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """Options for compiling, such as `--option genio720.opt-accuracy=off`.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    samples: Annotated[
+        int,
+        Option("Number of calibration samples, for the precisions w8a8 and w8a16 only", low=1),
+    ] = 32
+    quantize: Annotated[
+        Literal["linear", "all"],
+        Option(
+            "Operators in 8 or 16 bits, for the precisions w8a8 and w8a16 only: linears and convolutions, "
+            "with the rest in float16 (linear); or every operator, with much less accuracy in w8a8 (all)"
+        ),
+    ] = "linear"
+    arch: Annotated[
+        str | None,
+        Option(
+            "Architecture that is compiled for (--arch), such as mdla3.0; several are separated by commas; "
+            "the default is that of the board's NPU"
+        ),
+    ] = None
+    opt: Annotated[
+        int, Option("Optimization level (-O): 0 compiles fastest, 3 runs fastest", low=0, high=3)
+    ] = 3
+    relax_fp32: Annotated[
+        bool,
+        Option(
+            "Compute float32 operators in float16 (--relax-fp32): the NPU has no float32; inputs and "
+            "outputs stay float32"
+        ),
+    ] = True
+    opt_accuracy: Annotated[
+        bool | None,
+        Option(
+            "Prefer accuracy to speed (--opt-accuracy): 16-bit integers become float16, and the bias of a "
+            "convolution is added separately; the default is on, and off with opt-aggressive"
+        ),
+    ] = None
+    opt_aggressive: Annotated[
+        bool,
+        Option(
+            "Prefer speed to accuracy (--opt-aggressive): MediaTek's help says that it may lose accuracy"
+        ),
+    ] = False
+    opt_footprint: Annotated[
+        bool, Option("Prefer a small memory footprint to speed (--opt-footprint)")
+    ] = True
+    opt_bandwidth: Annotated[bool, Option("Prefer few memory transfers to speed (--opt-bw)")] = (
+        False
+    )
+    fc_to_conv: Annotated[
+        bool,
+        Option("Compile linears (FULLY_CONNECTED) as 1x1 convolutions (--fc-to-conv)"),
+    ] = True
+    reshape_to_4d: Annotated[
+        bool, Option("Compile tensors of fewer axes with 4 axes (--reshape-to-4d)")
+    ] = False
+    disallow_bridge: Annotated[
+        bool,
+        Option(
+            "Do not insert conversions of data on another engine than the NPU (--disallow-bridge): for "
+            "boards that do not have that engine"
+        ),
+    ] = False
+    suppress_output: Annotated[
+        bool,
+        Option(
+            "Leave the outputs as the NPU writes them (--suppress-output): int8, channels before height "
+            "and width, and the width padded to a multiple of 16; whisperport cannot run such a file"
+        ),
+    ] = False
+    l1_size_kb: Annotated[
+        int | None,
+        Option(
+            "Size of the NPU's first memory in KiB (--l1-size-kb); the default is that of the board, or "
+            "the compiler's own if it is not known",
+            low=1,
+        ),
+    ] = None
+    num_mdla: Annotated[
+        int | None,
+        Option(
+            "Number of NPU cores (--num-mdla); the default is that of the board", low=1, high=16
+        ),
+    ] = None
+    flags: Annotated[
+        str,
+        Option(
+            'Further flags for ncc-tflite, separated by spaces, such as "--gno=LTS --mlo"; those that '
+            "have an option of their own are rejected"
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Flags for one board, and what the user should know about them."""
+
+    flags: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+# Flag -> field of `CompileOptions`: whether the flag is given.
+_SWITCHES: Mapping[str, str] = {
+    "--relax-fp32": "relax_fp32",
+    "--opt-accuracy": "opt_accuracy",
+    "--opt-aggressive": "opt_aggressive",
+    "--opt-footprint": "opt_footprint",
+    "--opt-bw": "opt_bandwidth",
+    "--fc-to-conv": "fc_to_conv",
+    "--reshape-to-4d": "reshape_to_4d",
+    "--disallow-bridge": "disallow_bridge",
+    "--suppress-output": "suppress_output",
+}
+_VALUES: Mapping[str, str] = {
+    "--arch": "arch",
+    "-O": "opt",
+    "--opt": "opt",
+    "--l1-size-kb": "l1_size_kb",
+    "--num-mdla": "num_mdla",
+}
+# Flags that whisperport itself gives, or that would make the compiler do something else.
+_OWN = (
+    *("-d", "--dla-file", "-o", "-i", "-e", "--exec", "-h", "--help", "--version", "-v"),
+    *("--check-target-only", "--show-exec-plan", "--show-io-info", "--show-memory-summary"),
+    *("-s", "--show-tflite", "--show-builtin-ops", "--show-mtkext-ops"),
+    *("--platform", "--platform-config"),
+)
+
+# Flags without an option: those of MediaTek's help of 6.x, then those in scripts for NeuroPilot 8.
+_FURTHER = (
+    *("--opt-size", "--l2-size-kb", "--int8-to-uint8", "--gno", "--avoid-reorder", "--resize"),
+    *("--suppress-input", "--dla-metadata"),
+    *("--gno-exp", "--gno-non-4d-tiling", "--mlo", "--mdla-int16-lut", "--gen-debug-info"),
+)
+
+_KNOWN = (*_SWITCHES, *_VALUES, *_OWN, *_FURTHER)
+_NEAR = 0.75  # ratio of `difflib` from which on a name is taken for a misspelled one
+
+_MISNAMED: Mapping[str, str] = {
+    "--opt-aggression": "--opt-aggressive",
+    "--l1": "--l1-size-kb",
+    "--mdla": "--num-mdla",
+}
+_MEANINGS: Mapping[str, str] = {
+    "--opt-aggressive": "which prefers speed to accuracy: MediaTek's help says that it may lose accuracy",
+    "--l1-size-kb": "the size of the NPU's first memory in KiB",
+    "--num-mdla": "the number of NPU cores",
+}
+
+
+def flags_of(options: CompileOptions, chip: Chip) -> Flags:
+    """Return the flags that the options become for a board.
+
+    Raises:
+        UsageError: a flag in `flags` is misspelled, or has an option of its own.
+    """
+    name = chip.name
+    extra = _further(options.flags, name)
+    l1_kb, cores = options.l1_size_kb or chip.l1_kb, options.num_mdla or chip.cores
+    flags = [f"--arch={options.arch or chip.arch}", f"-O{options.opt}"]
+    flags += [f"--l1-size-kb={l1_kb}"] if l1_kb else []
+    flags += [f"--num-mdla={cores}"] if chip.npu.engine == "mdla" else []
+    accuracy = not options.opt_aggressive if options.opt_accuracy is None else options.opt_accuracy
+    chosen = {
+        **{name: getattr(options, name) for name in _SWITCHES.values()},
+        "opt_accuracy": accuracy,
+    }
+    flags += [flag for flag, field in _SWITCHES.items() if chosen[field]]
+    return Flags((*flags, *extra), tuple(_notes(options, extra, chip)))
+
+
+def _notes(options: CompileOptions, extra: Sequence[str], chip: Chip) -> Sequence[str]:
+    notes = []
+    if options.suppress_output or "--suppress-output" in extra:
+        notes.append(
+            "--suppress-output leaves the outputs as the NPU writes them: int8, channels before height and "
+            "width, and the width padded to a multiple of 16; `whisperport verify BUNDLE --device-output "
+            "FILE` recognizes this layout, and the compiled file does not run with whisperport"
+        )
+    if "--suppress-input" in extra:
+        notes.append(
+            "--suppress-input expects inputs as the NPU reads them: channels before height and width, and "
+            "the width padded to a multiple of 16; the compiled file does not run with whisperport"
+        )
+    if options.opt_aggressive:
+        notes.append(
+            "--opt-aggressive may lose accuracy: compare the outputs of the board with the reference, "
+            "with `whisperport verify BUNDLE --device-output FILE`"
+        )
+    if not options.relax_fp32:
+        notes.append(
+            "without --relax-fp32, operators in float32 do not run on the NPU, which has no float32"
+        )
+    return notes
+
+
+def _further(text: str, target: str) -> tuple[str, ...]:
+    """Split and check further flags.
+
+    A flag that is not known and not similar to a known one is passed on: newer SDKs have more flags.
+
+    Raises:
+        UsageError: a flag is misspelled, has an option of its own, or is whisperport's own.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"the option `{target}.flags` cannot be read", why=str(error), hint="close every quote"
+        ) from error
+    if words and not words[0].startswith("-"):
+        raise UsageError(
+            f"the option `{target}.flags` begins with `{words[0][:40]}`, which is not a flag",
+            hint="flags begin with a dash, such as --gno=LTS",
+        )
+    for word in words:
+        if word.startswith("-"):
+            _check_flag(word.partition("=")[0], target)
+    return tuple(words)
+
+
+def _check_flag(flag: str, target: str) -> None:
+    shown = f"the flag `{flag[:40]}` of the option `{target}.flags`"
+    if flag in _SWITCHES or flag in _VALUES or flag.startswith("-O"):
+        field = {**_SWITCHES, **_VALUES}.get(flag, "opt").replace("_", "-")
+        raise UsageError(
+            f"{shown} has an option of its own",
+            why="the compiler would receive it twice",
+            hint=f"use `--option {target}.{field}=…`",
+        )
+    if flag in _OWN:
+        raise UsageError(
+            f"{shown} is not for the user",
+            why="whisperport gives this flag itself, or the compiler would do something else with it",
+            hint="remove it",
+        )
+    if flag in _FURTHER:
+        return
+    near = difflib.get_close_matches(flag, _KNOWN, n=1, cutoff=_NEAR)
+    meant = _MISNAMED.get(flag) or (near[0] if near else "")
+    if meant:
+        field = {**_SWITCHES, **_VALUES}.get(meant, "").replace("_", "-")
+        option = f"; use `--option {target}.{field}=…`" if field else ""
+        meaning = f", {_MEANINGS[meant]}" if meant in _MEANINGS else ""
+        raise UsageError(
+            f"{shown} does not exist",
+            why="ncc-tflite has no flag of this name",
+            hint=f"the flag with a similar name is {meant}{meaning}{option}",
+        )
