@@ -52,7 +52,7 @@ LAYERS = (
         ),
         *("fixing", "checking", "emulating", "compiling", "importing", "inspecting"),
     ),
-    ("bench", "doctor", "demo"),
+    ("bench", "doctor", "demo", "probing"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}

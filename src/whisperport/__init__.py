@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from whisperport.inspecting import InspectOptions, inspect
     from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
     from whisperport.lowering import Lowered, LowerOptions, lower
+    from whisperport.probing import Probed, ProbeOptions, probe
     from whisperport.runtime import DecodeOptions, Thresholds
     from whisperport.targets import RunOptions
     from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe
@@ -74,6 +75,8 @@ __all__ = [
     "LoweringError",
     "MissingPackageError",
     "NumericalError",
+    "ProbeOptions",
+    "Probed",
     "ProgramError",
     "Report",
     "RunOptions",
@@ -93,6 +96,7 @@ __all__ = [
     "inspect",
     "load_checkpoint",
     "lower",
+    "probe",
     "transcribe",
     "verify",
     "verify_and_record",
@@ -122,6 +126,8 @@ _MODULES = {
     "LiveUpdate": "live",
     "LowerOptions": "lowering",
     "Lowered": "lowering",
+    "ProbeOptions": "probing",
+    "Probed": "probing",
     "Report": "verification",
     "RunOptions": "targets",
     "Thresholds": "runtime",
@@ -136,6 +142,7 @@ _MODULES = {
     "inspect": "inspecting",
     "load_checkpoint": "checkpoint",
     "lower": "lowering",
+    "probe": "probing",
     "transcribe": "transcription",
     "verify": "verification.bundle_check",
     "verify_and_record": "verification.record_evidence",

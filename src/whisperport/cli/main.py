@@ -31,6 +31,7 @@ from whisperport.cli.export import export
 from whisperport.cli.import_ import import_verb
 from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
+from whisperport.cli.probe import probe
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
 from whisperport.cli.verify import verify
@@ -82,6 +83,7 @@ for verb in (
     verify,
     transcribe,
     bench,
+    probe,
     targets,
     doctor,
     demo,
