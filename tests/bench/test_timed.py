@@ -1,5 +1,8 @@
 """A clock around a runner records each call, and does not change the results."""
 
+import time
+from threading import Thread
+
 import numpy as np
 import pytest
 
@@ -45,6 +48,7 @@ def test_every_call_is_timed_under_the_name_of_its_program() -> None:
     outputs = [runner.run({"x": np.ones(2, np.float32)})["y"] for _ in range(3)]
 
     assert clock.calls == {"doubles": [2.0, 2.0, 2.0]}
+    assert clock.cpu.keys() == clock.calls.keys()
     assert all(np.array_equal(y, [2, 2]) for y in outputs)
 
 
@@ -131,6 +135,30 @@ def test_a_reset_clock_has_seen_nothing() -> None:
     clock.reset()
 
     assert clock.calls == {}
+    assert clock.cpu == {}
+
+
+def test_cpu_time_is_that_of_all_threads_and_not_of_waiting() -> None:
+    # given
+    clock = Clock()
+
+    def work() -> None:
+        ones = np.ones((300, 300))
+        while clock.cpu_now() - started < 0.2:
+            ones = ones @ ones / 300  # NumPy releases Python's lock meanwhile
+
+    # when
+    with clock.timing("waits"):
+        time.sleep(0.1)
+    started = clock.cpu_now()
+    with clock.timing("works in a thread"):
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+
+    # then
+    assert clock.cpu["waits"][0] < 0.05 < clock.calls["waits"][0]
+    assert clock.cpu["works in a thread"][0] >= 0.19
 
 
 def test_a_timed_spectrogram_is_the_same_spectrogram() -> None:

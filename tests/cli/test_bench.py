@@ -29,11 +29,14 @@ def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, audi
     # then
     assert ran.code == 0
     for part in PARTS:
-        assert re.search(rf"^{part} .*\d%$", ran.out, re.MULTILINE), part
+        assert re.search(rf"^{part} .*\d% +\d+\.\d$", ran.out, re.MULTILINE), part
     for normalizer in ("", r" \(Whisper normalizer\)"):
         rate = rf"^word error rate{normalizer} +\d+\.\d% \(\d+ errors in \d+ words\)$"
         assert re.search(rate, ran.out, re.M), normalizer
     assert re.search(r"^real-time factor +\d\.\d+, for 4\.7 s of audio", ran.out, re.MULTILINE)
+    assert re.search(r"^CPU time +\d\.\d{4} s per second of audio, without", ran.out, re.MULTILINE)
+    decoder = r"^CPU time of the decoder +\d\.\d{4} s per .*; of the encoder: \d\.\d{4} s$"
+    assert re.search(decoder, ran.out, re.MULTILINE)
     assert re.search(r"^peak memory +not measured$", ran.out, re.MULTILINE)
     assert "threads: 1" in ran.out
     assert ran.lines[-1].startswith("next: whisperport verify ")
@@ -51,6 +54,8 @@ def test_two_bundles_are_compared_with_their_ratio(run, audio):
     assert ran.code == 0
     assert re.search(r"^ms +A +B +B / A$", ran.out, re.MULTILINE)
     assert re.search(r"^step +\d+\.\d +\d+\.\d +\d+\.\d\d$", ran.out, re.MULTILINE)
+    for label in ("CPU s per audio s", "of the decoder"):
+        assert re.search(rf"^{label} +\d\.\d{{4}} +\d\.\d{{4}} +\d", ran.out, re.MULTILINE), label
     assert re.search(r"^word error rate +\d+\.\d% +\d+\.\d%$", ran.out, re.MULTILINE)
     normalized = r"^word error rate \(Whisper normalizer\) +\d+\.\d% +\d+\.\d%$"
     assert re.search(normalized, ran.out, re.MULTILINE)
@@ -65,7 +70,12 @@ def test_in_json_parts_add_up_and_name_the_machine(run, audio):
     data = json.loads(ran.out)
     result = data["results"][0]
     assert sum(part["total_ms"] for part in result["parts"]) == pytest.approx(result["total_ms"])
-    assert "align" in {part["name"] for part in result["parts"]}
+    cpu = {part["name"]: part["cpu_ms"] for part in result["parts"]}
+    assert "align" in cpu
+    assert result["decoder_cpu_s_per_audio_s"] < result["cpu_s_per_audio_s"]
+    assert result["cpu_s_per_audio_s"] * result["audio_s"] * 1e3 == pytest.approx(
+        sum(cpu.values()) - cpu["load"]
+    )
     assert 0 <= result["wer"] < 0.5
     assert 0 <= result["wer_whisper_normalizer"] < 0.5
     assert data["machine"]["cpu"]

@@ -1,4 +1,4 @@
-"""Measure the time of the functions that a transcription calls, without changing those functions."""
+"""Measure the time and the CPU time of the functions that a transcription calls, without changing them."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,28 +16,35 @@ Now = Callable[[], float]
 
 
 class Clock:
-    """Records how long every call took.
+    """Records how long every call took, and how much CPU time the process used meanwhile.
 
     Attributes:
         calls: name of what was called -> seconds of each call.
+        cpu: name of what was called -> seconds of CPU time in each call.
+
+    Args:
+        now: the time.
+        cpu_now: the CPU time of the process; by default, user and system time of all threads.
     """
 
-    def __init__(self, now: Now = time.perf_counter) -> None:
-        self.now = now
+    def __init__(self, now: Now = time.perf_counter, cpu_now: Now = time.process_time) -> None:
+        self.now, self.cpu_now = now, cpu_now
         self.calls: dict[str, list[float]] = {}
+        self.cpu: dict[str, list[float]] = {}
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
         """Measure the time of the block. A block that raises is counted too."""
-        started = self.now()
+        started, used = self.now(), self.cpu_now()
         try:
             yield
         finally:
+            self.cpu.setdefault(name, []).append(self.cpu_now() - used)
             self.calls.setdefault(name, []).append(self.now() - started)
 
     def reset(self) -> None:
         """Remove all recorded calls, such as those of a warm-up."""
-        self.calls = {}
+        self.calls, self.cpu = {}, {}
 
     def wrap_runner(self, runner: Runner) -> Runner:
         """Return a runner that runs `runner` and records its calls under the program's name."""

@@ -1,4 +1,4 @@
-"""Measure how the time of transcribing splits into programs, spectrogram and Python, and the error rate."""
+"""Measure how time and CPU time of transcribing split into programs and other parts, and the error rate."""
 
 import statistics
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ from whisperport.verification import (
 from whisperport.verification.clips import shipped_audio
 
 LOAD = "load"
+ENCODER = "encoder"
 PYTHON = "Python"
 DEFAULT_AUDIO = "19-long.flac"  # it has three windows, and enough words for an error rate
 UNCACHED_CALLS = 3  # measured calls of the decoder without KV cache, per round
@@ -59,6 +60,8 @@ class Part:
     calls: int  # number of calls in one round; 0 where calls are not counted
     total_ms: float  # time of all calls in the round with the median total time
     median_ms: float | None  # median time of one call, over all rounds
+    # CPU time of all calls in the same round: user and system time of all threads of the process.
+    cpu_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,11 @@ class BenchResult:
     parts: tuple[Part, ...]
     total_ms: float  # loading and transcribing, in the round with the median total time
     real_time_factor: float  # seconds of transcribing, without loading, / seconds of audio
+    # Seconds of CPU time / seconds of audio, in the same round: of transcribing, without loading; of the
+    # encoder; and of all programs of the decoder.
+    cpu_s_per_audio_s: float
+    encoder_cpu_s_per_audio_s: float
+    decoder_cpu_s_per_audio_s: float
     peak_memory_mib: float | None  # None: not measured on this system
     text: str
     errors: TextErrors | None  # None: the correct transcript is not known
@@ -101,6 +109,12 @@ class _Round:
     language: str  # language code
     # Seconds of each call of the decoder without KV cache.
     uncached: list[float] = field(default_factory=list)
+    cpu: dict[str, list[float]] = field(default_factory=dict)  # as `calls`, of CPU time
+    cpu_s: float = 0.0  # as `total_s`, of CPU time
+
+    def cpu_of(self, *names: str) -> float:
+        """Return the CPU time of all calls of some parts, in seconds."""
+        return sum(sum(self.cpu.get(name, ())) for name in names)
 
 
 def run_bench(
@@ -146,20 +160,30 @@ def _one_round(bundle: Bundle, audio: Path, options: BenchOptions, clock: Clock)
         transcriber = Transcriber(
             Bundle.open(bundle.folder), options.run, wrap_runner=clock.wrap_runner
         )
-    load = clock.calls[LOAD]
+    load, load_cpu = clock.calls[LOAD], clock.cpu[LOAD]
     transcriber.transcribe(audio, TranscribeOptions(clip_timestamps=(0.0, WARM_UP_S)))
     clock.reset()
-    started = clock.now()
+    started, used = clock.now(), clock.cpu_now()
     mel = TimedMel(audio, transcriber.engine.dims, clock)
     try:
         transcript = transcriber.transcribe_mel(mel, transcribe)
     finally:
         mel.close()
+    cpu_s = clock.cpu_now() - used
     transcribing_s = clock.now() - started
-    calls = {LOAD: load, **clock.calls}
+    calls, cpu = {LOAD: load, **clock.calls}, {LOAD: load_cpu, **clock.cpu}
     duration, text, language = transcript.duration_s, transcript.text, transcript.language
     uncached = time_uncached(transcriber.engine, clock)
-    return _Round(calls, transcribing_s + load[0], duration, text, language, uncached)
+    return _Round(
+        calls,
+        transcribing_s + load[0],
+        duration,
+        text,
+        language,
+        uncached,
+        cpu,
+        cpu_s + load_cpu[0],
+    )
 
 
 def time_uncached(engine: Engine, clock: Clock) -> list[float]:
@@ -190,6 +214,7 @@ def _result(
 ) -> BenchResult:
     typical = sorted(rounds, key=lambda r: r.total_s)[(len(rounds) - 1) // 2]
     loading = sum(typical.calls[LOAD])
+    programs = [entry.spec.name for entry in bundle.manifest.programs]
     if transcript is None:
         transcript = _known_transcript(audio)
     errors = whisper_errors = None
@@ -201,9 +226,13 @@ def _result(
         name=bundle.manifest.name,
         audio=audio.name,
         audio_s=typical.audio_s,
-        parts=_parts(typical, rounds, [e.spec.name for e in bundle.manifest.programs]),
+        parts=_parts(typical, rounds, programs),
         total_ms=1e3 * typical.total_s,
         real_time_factor=(typical.total_s - loading) / typical.audio_s,
+        cpu_s_per_audio_s=(typical.cpu_s - typical.cpu_of(LOAD)) / typical.audio_s,
+        encoder_cpu_s_per_audio_s=typical.cpu_of(ENCODER) / typical.audio_s,
+        decoder_cpu_s_per_audio_s=typical.cpu_of(*(name for name in programs if name != ENCODER))
+        / typical.audio_s,
         peak_memory_mib=peak_memory_mib,
         text=typical.text,
         errors=errors,
@@ -228,9 +257,12 @@ def _parts(typical: _Round, rounds: Sequence[_Round], programs: Sequence[str]) -
         if calls := typical.calls.get(name):
             everywhere = [second for r in rounds for second in r.calls.get(name, ())]
             median = 1e3 * statistics.median(everywhere)
-            parts.append(Part(name, len(calls), 1e3 * sum(calls), median))
+            parts.append(
+                Part(name, len(calls), 1e3 * sum(calls), median, 1e3 * typical.cpu_of(name))
+            )
     rest = 1e3 * typical.total_s - sum(part.total_ms for part in parts)
-    return (*parts, Part(PYTHON, 0, rest, None))
+    cpu_rest = 1e3 * typical.cpu_s - sum(part.cpu_ms or 0.0 for part in parts)
+    return (*parts, Part(PYTHON, 0, rest, None, cpu_rest))
 
 
 def _known_transcript(audio: Path) -> str | None:

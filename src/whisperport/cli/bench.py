@@ -43,7 +43,7 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
 
 @click.command(
     cls=Verb,
-    short_help="Measure time, memory and error rate of transcribing with one or more bundles.",
+    short_help="Measure time, CPU time, memory and error rate of transcribing with bundles.",
     target_options=RUN_OPTIONS,
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]... [AUDIO]")
@@ -95,12 +95,12 @@ def bench(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Measure time, memory and error rate of transcribing AUDIO with one or more bundles.
+    """Measure time, CPU time, memory and error rate of transcribing AUDIO with one or more bundles.
 
-    The time is split into loading, mel spectrogram, each program, and the rest (Python code). Each BUNDLE
-    is a folder. Several bundles run in turn, round by round, and are compared. Without BUNDLE, the small
-    model that comes with whisperport is measured; without AUDIO, an audio file that comes with whisperport
-    is used.
+    The time is split into loading, mel spectrogram, each program, and the rest (Python code). CPU time is
+    user and system time of all threads of the process. Each BUNDLE is a folder. Several bundles run in
+    turn, round by round, and are compared. Without BUNDLE, the small model that comes with whisperport is
+    measured; without AUDIO, an audio file that comes with whisperport is used.
 
     \b
     Examples:
@@ -162,9 +162,10 @@ def _text(path: Path) -> str:
 def _print_result(result: BenchResult) -> None:
     """Print the times, the error rates, the real-time factor and the memory of one bundle."""
     print_lines(f"{result.name}: {shown_path(result.bundle)}", "")
-    total = Part("total", 0, result.total_ms, None)
+    total_cpu_ms = sum(part.cpu_ms or 0.0 for part in result.parts)
+    total = Part("total", 0, result.total_ms, None, total_cpu_ms)
     print_table(
-        ("part", "calls", "ms per call", "ms", "share"),
+        ("part", "calls", "ms per call", "ms", "share", "CPU ms"),
         [_cells(part, result.total_ms) for part in (*result.parts, total)],
     )
     if result.uncached is not None:
@@ -178,6 +179,10 @@ def _print_result(result: BenchResult) -> None:
         *_rate_lines(result),
         f"{'real-time factor':<{LABEL_WIDTH}}  {result.real_time_factor:.4f}, for "
         f"{result.audio_s:.1f} s of audio ({result.audio}), without loading",
+        f"{'CPU time':<{LABEL_WIDTH}}  {result.cpu_s_per_audio_s:.4f} s per second of audio, without "
+        "loading",
+        f"{'CPU time of the decoder':<{LABEL_WIDTH}}  {result.decoder_cpu_s_per_audio_s:.4f} s per "
+        f"second of audio; of the encoder: {result.encoder_cpu_s_per_audio_s:.4f} s",
         f"{'peak memory':<{LABEL_WIDTH}}  {_memory(result)}",
         "",
     )
@@ -190,6 +195,7 @@ def _cells(part: Part, total_ms: float) -> tuple[str, ...]:
         "" if part.median_ms is None else f"{part.median_ms:.2f}",
         f"{part.total_ms:.1f}",
         f"{part.total_ms / total_ms:.1%}",
+        UNKNOWN if part.cpu_ms is None else f"{part.cpu_ms:.1f}",
     )
 
 
@@ -203,6 +209,10 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     rows.append(_compared("total", [result.total_ms for result in results]))
     rates = [result.real_time_factor for result in results]
     rows.append(_compared("real-time factor", rates, digits=4))
+    used = [result.cpu_s_per_audio_s for result in results]
+    rows.append(_compared("CPU s per audio s", used, digits=4))
+    decoding = [result.decoder_cpu_s_per_audio_s for result in results]
+    rows.append(_compared("of the decoder", decoding, digits=4))
     peaks = [result.peak_memory_mib for result in results]
     rows.append(_compared("peak memory, MiB", peaks))
     for name, errors in (
