@@ -1,12 +1,14 @@
 """`whisperport probe`"""
 
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from whisperport.cli.console import (
+    WIDTH,
     Argument,
     print_json,
     print_lines,
@@ -23,7 +25,14 @@ from whisperport.probing.bundle_probe import MAX_TIMEOUT_S
 from whisperport.probing.choice import option_sets
 from whisperport.ranges import MAX_REPEAT
 
-HEADINGS = ("program", "session", "nodes there", "nodes elsewhere", "SQNR", "repeats")
+HEADINGS: tuple[str, ...] = (
+    "program",
+    "session",
+    "nodes there",
+    "nodes elsewhere",
+    "SQNR",
+    "repeats",
+)
 HEADINGS += ("ms", "ms on CPU")
 
 
@@ -131,16 +140,28 @@ def probe(
 def _print(probed: Probed) -> None:
     for options in option_sets(probed.attempts):
         of_set = [attempt for attempt in probed.attempts if attempt.options == options]
-        print_lines(f"{probed.provider} {_with(options)}:", "")
+        _print_wrapped([f"{probed.provider} {_with(options)}:"])
+        print_lines("")
         print_table(HEADINGS, [_row(probed, attempt) for attempt in of_set])
         print_lines("")
-        print_lines(*(line for attempt in of_set for line in _details(attempt)))
-    print_lines("", *_opsets(probed), "", *_recommendation(probed), "")
-    print_lines(
-        f"inputs: {probed.clip}; SQNR: the lowest of all outputs, in dB, against ONNX Runtime's CPU "
-        "provider;",
-        f"limits: {probed.precision}; ONNX Runtime {probed.version}",
+        _print_wrapped([line for attempt in of_set for line in _details(attempt)])
+        print_lines("")
+    _print_wrapped(_opsets(probed))
+    print_lines("")
+    _print_wrapped(_recommendation(probed))
+    print_lines("")
+    _print_wrapped(
+        [
+            f"inputs: those of {probed.clip}; SQNR: the lowest of all outputs, in dB, against ONNX "
+            f"Runtime's CPU provider, with the limits of {probed.precision}; ONNX Runtime {probed.version}"
+        ]
     )
+
+
+def _print_wrapped(lines: Sequence[str]) -> None:
+    for line in lines:
+        further = "    " if line.startswith("  ") else "  "
+        print_lines(*textwrap.wrap(line, WIDTH, subsequent_indent=further, break_on_hyphens=False))
 
 
 def _row(probed: Probed, attempt: Attempt) -> tuple[str, ...]:

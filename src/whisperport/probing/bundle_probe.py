@@ -112,11 +112,9 @@ def probe(
         expected = {name: _on_cpu(setup, name, progress) for name in used}
         attempts = []
         for number, one in enumerate(facts.option_sets(chosen.provider_options)):
-            label = f"options {number + 1}, " if number else ""
+            say = _labelled(progress, f"options {number + 1}, " if number else "")
             for name in used:
-                attempt, outputs = setup.attempt(
-                    name, provider, one, lambda stage, label=label: progress(f"{label}{stage}")
-                )
+                attempt, outputs = setup.attempt(name, provider, one, say)
                 attempts.append(compared(attempt, outputs, expected[name][1], gate))
     on_cpu = {name: attempt for name, (attempt, _) in expected.items()}
     calls = {name: recorded[name].calls for name in used}
@@ -147,7 +145,7 @@ def probe(
 
 def _on_cpu(setup: Setup, name: str, progress: Progress) -> tuple[Attempt, dict[str, Array]]:
     """Run a program on the CPU provider, whose outputs are the reference."""
-    attempt, outputs = setup.attempt(name, CPU, {}, lambda stage: progress(f"CPU, {stage}"))
+    attempt, outputs = setup.attempt(name, CPU, {}, _labelled(progress, "CPU, "))
     if attempt.status != "ran":
         raise BundleError(
             f"ONNX Runtime's CPU provider cannot run `{name}`",
@@ -155,6 +153,10 @@ def _on_cpu(setup: Setup, name: str, progress: Progress) -> tuple[Attempt, dict[
             hint="free memory, or raise the time limit; otherwise export the bundle again",
         )
     return attempt, outputs
+
+
+def _labelled(progress: Progress, label: str) -> Progress:
+    return lambda stage: progress(f"{label}{stage}")
 
 
 def _entries(bundle: Bundle, wanted: Sequence[str]) -> list[ProgramEntry]:

@@ -134,7 +134,8 @@ def require_provider(provider: str) -> Any:
         raise LoweringError(
             f"ONNX Runtime has no execution provider `{provider}` on this machine",
             why=f"installed are {', '.join(ort.get_available_providers())}",
-            hint=f"install the onnxruntime package that contains it, or use {CPU}",
+            hint="install the onnxruntime package that contains it; a virtual environment sees the "
+            f"system's package only if it was made with --system-site-packages; or use {CPU}",
         )
     return ort
 
