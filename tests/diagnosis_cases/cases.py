@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .device import INTEGERS, Array, Plan, Steps, expected, run
+from .device import INTEGERS, Array, Plan, Steps, expected, representable, run
 from .faults import FAULTS, Fault
 from .worlds import PROGRAMS, RANDOM_SIZES, Input, world
 
@@ -22,6 +22,7 @@ GATE_DB = {
 }  # SQNR that an output of each precision must have
 MARGIN_DB = 4.0  # no case is nearer to its tolerance
 FAINT_DB = 3.0  # of layers' rounding: less than this is no output any more
+CLIPPED_DB = 45.0  # clipping that changes less cannot be seen beside the rounding to 8 bits
 CLEAN_SHARE = 0.1
 PAIR_SHARE = 1 / 3
 LARGEST_HALF = 65504
@@ -38,7 +39,7 @@ class Case:
         labels: the causes that the file shows; empty: none.
         accepted: sets of causes that give the same bytes; `labels` is the first.
         precision: precision of the device's arithmetic, whose tolerance applies.
-        quantized: (dtype, scale, zero point) if the user knows them and they are right.
+        quantized: (dtype, scale, zero point) if the user expects a file of integers and knows them.
         file: the bytes.
         true: the expected output, in its whole shape.
         sqnr_db: of the numbers in the file, if they are as many as expected; NaN otherwise.
@@ -183,9 +184,10 @@ def _labelled(
         return None  # each effect is small, and together they are not, or the other way round
     if "quantization error" in labels and not _is_noise(plan, faults):
         return None
-    known = plan.storage in INTEGERS and not plan.per_channel and random.random() < 0.5
-    raw_is_right = known and plan.dtype == "stored"
-    if raw_is_right:
+    if _is_clipped(plan):
+        return None  # a wrong input leaves the calibrated range: a third mistake
+    known = plan.dtype == "stored" and random.random() < 0.5
+    if known:
         labels -= {"integer file"}
         sqnr = _sqnr(expected(plan), (made.numbers - made.zero_point) * np.float32(made.scale))
     return Case(
@@ -206,11 +208,17 @@ def _labelled(
 def _equivalent(labels: frozenset[str], plan: Plan, made: Steps) -> Iterator[frozenset[str]]:
     """Yield other sets of causes that give exactly the same bytes.
 
-    - With a zero point of 0, "scale not applied" and "not dequantized" are the same numbers.
+    - Integers whose zero point is 0 are the same numbers whether only the scale was not applied, or nothing
+      was. So are integers from which a zero point was subtracted, if they fit into the same signed dtype:
+      a device whose zero point is 0 stores these numbers.
     """
     same = {"not dequantized", "wrong scale"}
-    unscaled = plan.dequantize in ("not at all", "no scale") and made.zero_point == 0
-    if unscaled and len(labels & same) == 1:
+    if len(labels & same) != 1 or plan.factor != 1:
+        return
+    at_zero = plan.dequantize == "not at all" and made.zero_point == 0
+    limit = 2 ** (8 * np.dtype(plan.storage).itemsize - 1)
+    fits = plan.dequantize == "no scale" and bool(np.all(np.abs(made.numbers + 0.5) < limit))
+    if at_zero or fits:
         yield (labels - same) | (same - labels)
 
 
@@ -244,10 +252,28 @@ def _sqnr(true: Array, found: Array) -> float:
 
 
 def _is_noise(plan: Plan, faults: list[Fault]) -> bool:
-    """Return whether the rounding of layers leaves an output that can be recognized."""
+    """Return whether the rounding of layers leaves an output that can be recognized.
+
+    It must be nearer to the expected output than the outputs of other clips are: an error as large as
+    their distance is not the expected output with noise, but any output.
+    """
     others = [fault for fault in faults if fault.slot != "arithmetic"]
     alone = run(_without(plan, others))
-    return _sqnr(expected(plan), alone.numbers) > FAINT_DB
+    here, true = world(plan.world), expected(plan)
+    clips = (c for c in range(len(here.clips)) if c != plan.clip)
+    distances = [_sqnr(true, here.outputs(plan.program, Input(c))[plan.output]) for c in clips]
+    least = max(FAINT_DB, *(d + MARGIN_DB for d in distances if d < np.inf))
+    return _sqnr(true, alone.numbers) > least
+
+
+def _is_clipped(plan: Plan) -> bool:
+    """Return whether integers clip an output although their range was calibrated as it should be."""
+    if plan.storage not in INTEGERS or plan.range_factor != 1 or plan.per_channel:
+        return False
+    right = replace(plan, storage="float32", dequantize="right", dtype="float32", factor=1.0)
+    x = run(right).numbers
+    low, high = representable(plan)
+    return _sqnr(x, np.clip(x, low, high)) < CLIPPED_DB
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}

@@ -248,6 +248,13 @@ def _parameters(plan: Plan) -> tuple[Array | float, int]:
     return scale, int(np.clip(round(lowest - low / scale), lowest, highest))
 
 
+def representable(plan: Plan) -> tuple[float, float]:
+    """Return the smallest and the largest value that the storage of a plan can hold."""
+    scale, zero = _parameters(plan)
+    lowest, highest = INTEGERS[plan.storage]
+    return float((lowest - zero) * np.max(scale)), float((highest - zero) * np.max(scale))
+
+
 def _wrong_scales(scale: Array, plan: Plan) -> Array:
     """Return the scale of each channel that the script uses."""
     match plan.dequantize:
@@ -315,14 +322,10 @@ def _file(numbers: Array, plan: Plan) -> bytes:
     random = np.random.default_rng(plan.seed + 1)
     if plan.bytes_as_numbers:
         data = np.frombuffer(data, plan.bytes_as_numbers).astype("<f4").tobytes()
-    if plan.header == 128:
-        # What `numpy.save` writes before the values, under a name that hides it.
-        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({numbers.size},), }}"
-        data = (
-            b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + text.encode().ljust(117) + b"\n" + data
-        )
-    elif plan.header:
-        data = struct.pack(f"<{plan.header // 4}I", *range(1, plan.header // 4 + 1)) + data
+    if plan.header:
+        # A magic number, the number of dimensions, their sizes, and reserved bytes, as tools write them.
+        words = [0x4C4E4E41, 3, 1, numbers.size // 4, 4]
+        data = struct.pack("<5I", *words).ljust(plan.header, b"\0")[: plan.header] + data
     if plan.extra:
         data += random.integers(0, 256, plan.extra, np.uint8).tobytes()
     return data[: round(plan.kept * len(data))]

@@ -359,7 +359,7 @@ def _bytes_as_numbers(plan: Plan, random: Random) -> Plan | None:
 
 @_fault("header", "extra bytes", "length", "header")
 def _header(plan: Plan, random: Random) -> Plan | None:
-    return replace(plan, header=int(_one(random, 128, 16, 32, 64)))
+    return replace(plan, header=int(_one(random, 8, 16, 20, 32, 64, 128)))
 
 
 @_fault("bytes after the end", "extra bytes", "length", "extra")

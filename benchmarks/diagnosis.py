@@ -1,0 +1,137 @@
+"""Measure how well `diagnose` names the causes of generated wrong outputs, and how long it takes.
+
+    python benchmarks/diagnosis.py [--cases 1000] [--seed 0] [--worlds embedded random-64 ...]
+
+The cases are those of `tests/diagnosis_cases`: outputs of the embedded model and of models with random
+weights, in files that a simulated device and script wrote, with no, one or two mistakes. Writes
+`results/diagnosis_DATE.json`, and prints precision and recall of every cause, what was confused, and the
+time of a case.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several threads are slower at these sizes
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+sys.path.insert(0, str(HERE.parent))
+
+from tests.diagnosis_cases.cases import one  # noqa: E402
+from tests.diagnosis_cases.evaluation import Outcome, Score, evaluate  # noqa: E402
+from tests.diagnosis_cases.package import answer  # noqa: E402
+from whisperport.verification import machine, versions  # noqa: E402
+
+CONFUSIONS = 12  # rows of the list of what was confused
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Precision and recall of the diagnosis.")
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worlds", nargs="*", default=[], help="names of models; default: all")
+    chosen = parser.parse_args()
+    outcomes = []
+    for number in range(chosen.cases):
+        outcomes.append(evaluate(one(chosen.seed, number, worlds=tuple(chosen.worlds)), answer))
+        if number % 50 == 49:
+            score = Score.of(outcomes)
+            shown = f"precision {score.precision:.3f}, recall {score.recall:.3f}"
+            print(f"{number + 1} of {chosen.cases} cases: {shown}", file=sys.stderr, flush=True)
+    write(outcomes, chosen)
+
+
+def write(outcomes: Sequence[Outcome], chosen: argparse.Namespace) -> None:
+    score = Score.of(outcomes)
+    seconds = sorted(outcome.seconds for outcome in outcomes)
+    result = {
+        "what": "causes named by diagnose for generated device outputs, against the true ones",
+        "cases": score.cases,
+        "cases_with_two_mistakes": sum(len(outcome.case.kinds) == 2 for outcome in outcomes),
+        "cases_without_a_visible_mistake": sum(not outcome.case.labels for outcome in outcomes),
+        "exact": score.exact,
+        "precision": score.precision,
+        "recall": score.recall,
+        "median_s": statistics.median(seconds),
+        "p95_s": seconds[int(0.95 * (len(seconds) - 1))],
+        "causes": rows(score),
+        "misses": [miss(outcome) for outcome in outcomes if not outcome.exact],
+        "load": os.getloadavg(),
+        "machine": machine(),
+        "versions": versions(("whisperport", "numpy")),
+        "measured_on": datetime.date.today().isoformat(),
+        "command": f"python benchmarks/diagnosis.py --cases {chosen.cases} --seed {chosen.seed}"
+        + (f" --worlds {' '.join(chosen.worlds)}" if chosen.worlds else ""),
+    }
+    path = RESULTS / f"diagnosis_{result['measured_on']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print_tables(score, outcomes, result)
+
+
+def rows(score: Score) -> list[dict[str, float | str]]:
+    names = sorted({*score.found, *score.missed, *score.wrong})
+    return [
+        {
+            "cause": name,
+            "found": score.found[name],
+            "missed": score.missed[name],
+            "wrong": score.wrong[name],
+        }
+        for name in names
+    ]
+
+
+def miss(outcome: Outcome) -> dict[str, object]:
+    """Return a case that was not named exactly, with what repeats it."""
+    case = outcome.case
+    return {
+        "number": case.number,
+        "model": case.plan.world,
+        "program": case.plan.program,
+        "output": case.plan.output,
+        "mistakes": list(case.kinds),
+        "true": sorted(outcome.right),
+        "named": sorted(outcome.answer.causes),
+        "passed": outcome.answer.passed,
+    }
+
+
+def print_tables(score: Score, outcomes: Sequence[Outcome], result: dict[str, object]) -> None:
+    print("| Cause | Found | Missed | Wrongly named | Precision | Recall |")
+    print("|---|---|---|---|---|---|")
+    for row in result["causes"]:
+        precision, recall = score.of_cause(row["cause"])
+        counts = f"{row['found']} | {row['missed']} | {row['wrong']}"
+        print(f"| {row['cause']} | {counts} | {precision:.3f} | {recall:.3f} |")
+    counts = f"{score.found.total()} | {score.missed.total()} | {score.wrong.total()}"
+    print(f"| all | {counts} | {score.precision:.3f} | {score.recall:.3f} |")
+    print(f"\n{score.exact} of {score.cases} cases are named exactly.")
+    print(
+        f"Median time of a case {result['median_s']:.2f} s, 95 of 100 below {result['p95_s']:.2f} s."
+    )
+    confused = Counter(
+        (" + ".join(sorted(outcome.right)) or "nothing", said(outcome))
+        for outcome in outcomes
+        if not outcome.exact
+    )
+    if confused:
+        print("\n| True | Named | Cases |\n|---|---|---|")
+    for (true, named), count in confused.most_common(CONFUSIONS):
+        print(f"| {true} | {named} | {count} |")
+
+
+def said(outcome: Outcome) -> str:
+    if outcome.answer.passed:
+        return "passed"
+    return " + ".join(sorted(outcome.answer.causes)) or "nothing"
+
+
+if __name__ == "__main__":
+    main()
