@@ -5,7 +5,7 @@ from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.target import Hailo
 from whisperport.targets.litert.target import LiteRt
-from whisperport.targets.mediatek.chips import CHIPS
+from whisperport.targets.mediatek.chips import CHIPS as BOARDS
 from whisperport.targets.mediatek.target import Genio
 from whisperport.targets.onnxruntime import OnnxRuntime
 from whisperport.targets.xnnpack.target import Xnnpack
@@ -17,7 +17,7 @@ TARGETS: tuple[Target, ...] = (
     Hailo(HAILO8),
     Hailo(HAILO8L),
     Hailo(HAILO10H),
-    *map(Genio, CHIPS),
+    *map(Genio, BOARDS),
 )
 
 __all__ = ["TARGETS", "RunOptions", "Target", "get_target"]
