@@ -77,13 +77,13 @@ $(BIN)/python:
 	fi
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "Installing whisperport with torch, ONNX and ExecuTorch into $(VENV)."
+	@echo "Installing whisperport with torch, ONNX, ExecuTorch and LiteRT into $(VENV)."
 	@echo "This is done once; they are large, so it takes a few minutes."
-	@$(PIP) --editable '.[xnnpack]'
+	@$(PIP) --editable '.[xnnpack,litert-export]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing whisperport and what its tests compare it with into $(VENV)."
-	@echo "This is done once; torch, ExecuTorch and transformers are large, so it takes a few minutes."
+	@echo "This is done once; torch, ExecuTorch, LiteRT and transformers are large, so it takes a few minutes."
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed $@

@@ -1,4 +1,4 @@
-"""Demonstrate all steps on the embedded model: export for two targets, verify, transcribe, measure."""
+"""Demonstrate all steps on the embedded model: export for three targets, verify, transcribe, measure."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors, whisper_text_errors
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
-DEMO_TARGETS = ("onnxruntime", "xnnpack")
+DEMO_TARGETS = ("onnxruntime", "xnnpack", "litert")
 STEPS = 32  # number of measured decoding steps
 
 

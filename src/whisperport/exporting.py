@@ -24,7 +24,7 @@ from whisperport.bundle import (
 )
 from whisperport.bundle.origin import record_own
 from whisperport.calibration import CalibrationOptions
-from whisperport.checks import UNCACHED_DECODER
+from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
@@ -73,7 +73,8 @@ class ExportOptions:
         window: length of the window and its padding. Default: the longest window known to compile for the
             encoder's target, or else the checkpoint's window.
         placement: program -> name of its target, for programs that another target than the given one runs.
-            Default: none.
+            With `vocab_projection`, the vocabulary projection is exported as a program of its own, which
+            runs after `step` and `prefill`. Default: none.
         precision: precision of all programs on the given target, such as "fp16". Default: "", the target's
             default precision.
         precisions: program -> precision, for single programs; overrides `precision`. Default: none.
@@ -166,8 +167,9 @@ def export(
 
     with writing_bundle(out) as writer:
         programs = _programs(model, generation, placed, uncached)
-        groups = _grouped(programs, placed, progress)
-        entries, rewrites = _lower(groups, placed, writer.folder, progress)
+        entries, rewrites = _lower(
+            _grouped(programs, placed, progress), placed, writer.folder, progress
+        )
         masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
         progress("writing the embedding, the tokenizer and the reference")
         (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
@@ -230,7 +232,9 @@ def _placed(target: str, options: ExportOptions) -> Placed:
         precisions=options.precisions,
         options=options.options,
     )
-    return place(request, (*program_names(), *[UNCACHED_DECODER] * options.uncached_decoder))
+    requested = {*options.placement, *options.precisions} & {VOCAB_PROJECTION}
+    uncached = [UNCACHED_DECODER] if options.uncached_decoder else []
+    return place(request, (*program_names(), *requested, *uncached))
 
 
 def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:
@@ -298,7 +302,8 @@ def _programs(
 
     chosen = {name: placed.target_of(name).spec.variants for name in placed.placements}
     variants = {name: of[name] for name, of in chosen.items() if name in of}
-    parts = Parts(model, generation.alignment_heads, uncached)
+    projected = VOCAB_PROJECTION not in placed.placements
+    parts = Parts(model, generation.alignment_heads, uncached, projected)
     yield from whisper_programs(parts, tuple(placed.placements), variants)
 
 

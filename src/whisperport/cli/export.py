@@ -74,6 +74,16 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 )
 @target_option
 @option(
+    "--calibration",
+    group="Target",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    show_default="the few audio files that come with whisperport",
+    help="Folder of audio files that resemble what the device will record, or an .npy file of log-mel "
+    "spectrograms (clips, mel bins, frames of one window), for targets that quantize to w8a8 or w8a16 "
+    "during the export",
+)
+@option(
     "--window",
     group="Audio",
     type=float,
@@ -133,6 +143,7 @@ def export(
     precisions: tuple[str, ...],
     uncached_decoder: bool,
     target_options: tuple[str, ...],
+    calibration: Path | None,
     allow_unverified: bool,
     no_preflight: bool,
     stall_after: float,
@@ -151,6 +162,7 @@ def export(
       $ whisperport export default --target onnxruntime --out build/default
       $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
       $ whisperport export tiny.en --target onnxruntime --window 10 --out build/tiny-10s
+      $ whisperport export tiny --target litert --precision w8 --out build/tiny-int8
     """
     options = ExportOptions(
         window=WindowOptions(seconds=window, padding=padding, context_s=pad_to, audio_s=audio),
@@ -158,6 +170,7 @@ def export(
         precision=_common_precision(precisions),
         precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
         options=pairs("--option", target_options),
+        calibration=calibration,
         uncached_decoder=uncached_decoder,
         allow_unverified=allow_unverified,
         preflight=not no_preflight,

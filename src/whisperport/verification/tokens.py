@@ -48,6 +48,7 @@ TOKEN_GATES: Mapping[str, TokenGate] = {
         because="this project's choice; float16 has 11 significant bits, about 66 dB per rounding",
     ),
     "bf16": _INT8,  # 8 significant bits
+    "w8": _INT8,
     "w8a16": _INT8,
     "w8a8": _INT8,
 }

@@ -1,6 +1,7 @@
 """Quantize a .tflite file in place, with the quantizer's output suppressed and its errors explained."""
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def quantized(
     try:
         with quiet(), quiet_natively():
             quantize(path, made, steps, samples)
+        shutil.copymode(path, made)
         os.replace(made, path)
     except ImportError as error:
         raise MissingPackageError(
