@@ -13,6 +13,7 @@ from whisperport.spec import Rejection
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.mediatek import options as own_options
 from whisperport.targets.mediatek.chips import Chip
+from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
@@ -28,6 +29,7 @@ class Genio(Target):
     """The target for one board. Lowered .tflite files can be emulated on the CPU before compilation."""
 
     run_options: ClassVar[type[Any]] = own_options.RunOptions
+    execution_provider = NEURON
 
     def __init__(self, chip: Chip) -> None:
         self.chip, self.spec = chip, spec_of(chip)
