@@ -31,7 +31,8 @@ def likely_map(x: Doubles, r: Doubles) -> ChannelMap | None:
     if np.count_nonzero(certain) < 0.6 * channels:
         return None
     found = _filled(best, certain)
-    if np.array_equal(found, np.arange(channels)) or np.unique(found).size != channels:
+    order = np.arange(channels)
+    if np.array_equal(found, order) or not np.array_equal(np.sort(found), order):
         return None
     return found
 

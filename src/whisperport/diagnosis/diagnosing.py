@@ -140,7 +140,7 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
     before = _before(raw, tensor, gate)
     if constant := _constant(raw):
         return _only(raw, tensor, before, constant)
-    found = search(raw, tensor, expected, COMPLETE)
+    found = search(raw, tensor, expected, COMPLETE if before else SMALLEST)
     best = found.best
     if best is None:
         return _unexplained(raw, tensor, before, found)
@@ -155,7 +155,7 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         )
     after = _after(best, tensor, gate)
     findings = list(best.findings)
-    if not best.is_complete(10 ** (-gate.min_sqnr_db / 10)):
+    if not best.is_complete(10 ** (-gate.min_sqnr_db / 10)) or not findings:
         if not _is_noise(best, tensor, expected):
             return _unexplained(raw, tensor, before, found)
         findings.append(_quantization_error(best))
@@ -206,10 +206,12 @@ def _constant(raw: RawOutput) -> Finding | None:
     else:
         return None
     shown = "0" if not data.any() else f"the bytes {items[0].tobytes().hex(' ')}"
+    is_finite = True
     if itemsize == 4:
-        shown = f"{float(np.frombuffer(items[0].tobytes(), '<f4')[0]):.6g}"
+        value = float(np.frombuffer(items[0].tobytes(), "<f4")[0])
+        shown, is_finite = f"{value:.6g}", math.isfinite(value)
     return Finding(
-        cause=CauseCode.CONSTANT,
+        cause=CauseCode.CONSTANT if is_finite else CauseCode.NOT_FINITE,
         sentence=f"All values of the file are {shown}.",
         advice="Check that the program ran on the device, and that this is the file that it wrote.",
     )

@@ -20,6 +20,8 @@ from whisperport.diagnosis import channels, frames
 from whisperport.diagnosis.buffers import (
     Region,
     constant_run,
+    region_between,
+    split_between,
     stale_finding,
     stale_region,
     tail_finding,
@@ -37,13 +39,16 @@ from whisperport.diagnosis.scales import (
     ScaleFit,
     fits,
     line_findings,
+    swapped_fit,
 )
 
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 ROUNDING_FACTOR = 3.0  # an error up to this multiple of the rounding's mean square is rounding
-NOISE_DB = 3.0  # an SQNR below this is no noise on the expected output but another output
+NO_ERROR = 1e-9  # an error below this part of the mean square is that of float32
+STALE_PART = 0.2  # a part of another output must lower the error to this part: by 7 dB
+UNKNOWN = "another output, or to none"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +143,7 @@ class _Fitted:
     fit: ScaleFit
     floor: float
     cost_db: float
+    has_run: bool  # whether constant values at an end count as a cause
 
 
 def explain(hypothesis: Hypothesis, others: Sequence[ReferenceOutput]) -> Explanation | None:
@@ -199,7 +205,7 @@ def _best(data: _Data) -> _Fitted | None:
 
 
 def _is_done(fitted: _Fitted) -> bool:
-    return fitted.fit.error <= max(ROUNDING_FACTOR * fitted.floor, SMALLEST)
+    return not fitted.has_run and fitted.fit.error <= max(ROUNDING_FACTOR * fitted.floor, SMALLEST)
 
 
 def _geometries(data: _Data) -> Iterator[_Geometry]:
@@ -256,18 +262,29 @@ def _fit(data: _Data, geometry: _Geometry) -> _Fitted | None:
         candidates = [ScaleFit(both.line, 0, both.blocks, both.error)] if both else []
     else:
         candidates = fits(sums)
+        if swapped := swapped_fit(sums, reading):
+            candidates.append(swapped)
     best: _Fitted | None = None
     for fit in candidates:
         floor = reading.rounding / (fit.line.a**2 * sums.mean_square)
-        cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * len(geometry.findings)
+        has_run = any(_is_constant(run, data.exists & held) for run in (data.tail, data.head))
+        cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * (len(geometry.findings) + has_run)
         if best is None or cost < best.cost_db:
-            best = _Fitted(geometry, r, held, fit, floor, cost)
+            best = _Fitted(geometry, r, held, fit, floor, cost, has_run)
     return best
 
 
-def _reference(data: _Data, geometry: _Geometry) -> tuple[Doubles, Mask]:
-    """Return the reference in the order of the file, and where the file holds a value of it."""
-    r = data.hypothesis.reference.frames
+def _reference(
+    data: _Data, geometry: _Geometry, output: ReferenceOutput | None = None
+) -> tuple[Doubles, Mask]:
+    """Return the reference in the order of the file, and where the file holds a value of it.
+
+    Args:
+        data: the file.
+        geometry: the order of frames and channels.
+        output: another output than that of the hypothesis.
+    """
+    r = (output or data.hypothesis.reference).frames
     held = np.ones(r.shape[0], bool)
     if geometry.frame_map is not None:
         held = geometry.frame_map >= 0
@@ -290,10 +307,10 @@ def _explanation(
     findings: list[Finding] = []
     used = data.exists & fitted.held & ~data.tail.mask & ~data.head.mask
     predicted = line.a * fitted.r + line.b
-    stale = stale_region(fitted.fit.blocks, fitted.floor, data.x, predicted, used)
-    if stale:
-        findings.append(_stale(data, stale, line.a, line.b, others, fitted.floor))
-        used &= ~stale.mask
+    if stale := _stale(data, fitted, predicted, used, others):
+        region, origin = stale
+        findings.append(stale_finding(region, data.x.size, origin or UNKNOWN))
+        used &= ~region.mask
     factor_code: list[str] = []
     corrected = (data.x - line.b) / line.a
     error = _mean_error(corrected, fitted.r, used & ~data.limits.mask, mean_square)
@@ -310,9 +327,9 @@ def _explanation(
         findings.append(saturated)
         used &= ~data.limits.mask
     error = _mean_error(corrected, fitted.r, used, mean_square)
-    if _is_constant_tail(data.tail, data.exists & fitted.held):
+    if _is_constant(data.tail, data.exists & fitted.held):
         findings.insert(0, tail_finding(data.tail, data.x.size))
-    elif _is_constant_tail(data.head, data.exists & fitted.held):
+    elif _is_constant(data.head, data.exists & fitted.held):
         findings.insert(0, stale_finding(data.head, data.x.size, ""))
     if data.not_finite:
         findings.append(_not_finite(data))
@@ -327,8 +344,8 @@ def _explanation(
     )
     floor = reading.rounding / (line.a**2 * mean_square)
     cost = 10 * math.log10(max(error, floor, SMALLEST)) + PER_CAUSE_DB * len(everything)
-    if stale and "another output" in findings[0].sentence:
-        cost += PER_CAUSE_DB
+    if stale and not stale[1]:
+        cost += PER_CAUSE_DB  # any rest can be called another output
     restored = _restored(data, fitted.geometry, corrected, used)
     code = (
         *hypothesis.code,
@@ -352,21 +369,34 @@ def _mean_error(corrected: Doubles, r: Doubles, used: Mask, mean_square: float) 
 
 def _stale(
     data: _Data,
-    stale: Region,
-    a: float,
-    b: float,
+    fitted: _Fitted,
+    predicted: Doubles,
+    used: Mask,
     others: Sequence[ReferenceOutput],
-    floor: float,
-) -> Finding:
-    """Return the finding for a part of the file that holds something else, with its origin if known."""
-    where = stale.mask & data.exists & ~data.limits.mask
+) -> tuple[Region, str] | None:
+    """Return the part of the file that holds something else, and what; "" if that is not known."""
+    if fitted.fit.error <= max(ROUNDING_FACTOR * fitted.floor, NO_ERROR):
+        return None
+    usable = data.usable & used
+    own = BlockSums(data.x, fitted.r, usable)
+    own_errors = own.errors(fitted.fit.line) * own.n * own.mean_square
+    best: tuple[float, int, bool, Doubles, str] | None = None
     for other in others:
-        r = data.hypothesis.layout.arrange(other.array)
-        if _mean_error((data.x - b) / a, r, where, other.mean_square) <= max(
-            10 * ROUNDING_FACTOR * floor, 1e-3
-        ):
-            return stale_finding(stale, data.x.size, other.described)
-    return stale_finding(stale, data.x.size, "another output")
+        r, _ = _reference(data, fitted.geometry, other)
+        sums = BlockSums(data.x, r, usable)
+        if not sums.mean_square > 0:
+            continue
+        errors = sums.errors(fitted.fit.line) * sums.n * sums.mean_square
+        if (found := split_between(own_errors, errors)) and (not best or found[0] < best[0]):
+            best = (*found, r, other.described)
+    if best is None or best[0] > STALE_PART:
+        region = stale_region(fitted.fit.blocks, fitted.floor, data.x, predicted, used)
+        return (region, "") if region else None
+    _, split, at_end, r, described = best
+    a, b = fitted.fit.line.a, fitted.fit.line.b
+    mine = np.where(used, np.square(data.x - predicted), 0.0)
+    others_errors = np.where(used, np.square(data.x - a * r - b), 0.0)
+    return region_between(mine, others_errors, own.starts, split, at_end=at_end), described
 
 
 def _factors(
@@ -387,7 +417,7 @@ def _factors(
     return corrected, lower, channels.factor_finding(found)
 
 
-def _is_constant_tail(region: Region, there: Mask) -> bool:
+def _is_constant(region: Region, there: Mask) -> bool:
     return bool(np.count_nonzero(region.mask & there) >= 8)
 
 

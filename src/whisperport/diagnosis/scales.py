@@ -217,12 +217,10 @@ def _not_dequantized(a: float, b: float, reading: Reading) -> Finding | None:
     """Return the finding if the values can be stored integers of 8 or 16 bits with a usual zero point."""
     finite = reading.values[np.isfinite(reading.values)]
     low, high = float(finite.min()), float(finite.max())
-    for name, first, last in (
-        ("int8", -128, 127),
-        ("uint8", 0, 255),
-        ("int16", -32768, 32767),
-        ("uint16", 0, 65535),
-    ):
+    types = (("int8", -128, 127), ("uint8", 0, 255))
+    if high - low > 255:
+        types = (("int16", -32768, 32767), ("uint16", 0, 65535))
+    for name, first, last in types:
         if first <= low and high <= last:
             return Finding(
                 cause=CauseCode.NOT_DEQUANTIZED,
@@ -233,11 +231,23 @@ def _not_dequantized(a: float, b: float, reading: Reading) -> Finding | None:
     return None
 
 
+def swapped_fit(sums: BlockSums, reading: Reading) -> ScaleFit | None:
+    """Return the fit of exchanged scale and zero point, which is one cause; None if it does not apply."""
+    if reading.are_stored or reading.step < 0.99:
+        return None
+    both = sums.fit(scale=True, offset=True)
+    if both is None or _swapped(both.line.a, both.line.b, reading) is None:
+        return None
+    return ScaleFit(both.line, 1, both.blocks, both.error)
+
+
 def _swapped(a: float, b: float, reading: Reading) -> Finding | None:
     """Return the finding if x = (q - scale) * zero_point: the step of the grid is the zero point."""
     zero_point = reading.step
     if zero_point < 0.99 or abs(zero_point - round(zero_point)) > 0.01 * zero_point:
         return None
+    if round(zero_point) == 1 and abs(a) > 1:
+        return None  # the integers themselves
     for sign in (1, -1):
         z = sign * round(zero_point)
         scale = z / a

@@ -9,6 +9,7 @@
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -28,10 +29,12 @@ from whisperport.diagnosis.reference_outputs import (
     of_other_output,
 )
 from whisperport.diagnosis.result import Finding
+from whisperport.diagnosis.scales import PER_CAUSE_DB, SMALLEST
 
 Doubles = NDArray[np.float64]
 
-FITTED = 6  # hypotheses that are fitted in each round
+FITTED = 5  # hypotheses that are fitted in each round
+KEPT = 8  # readings with layouts that are compared with the outputs for wrong inputs
 SAMPLED = 40_000  # values that are compared in step 2
 LEAST = 0.1  # similarity below which a hypothesis is not fitted
 LONGEST_EXTRA = 0.5  # part of the output's size that may precede or follow it
@@ -87,9 +90,11 @@ def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected, tolerance
         return Search(best, tuple(tried))
     wrong = [r for a in expected.alternatives if (r := of_alternative(tensor, a))]
     if wrong:
-        best = _best_of([*exact, *inexact], wrong, [*references, *wrong], best)
+        best = _again(best, [*references, *wrong])
+        likely = [*_likely(exact, references), *_likely(inexact, references)]
+        best = _best_of(likely, wrong, [*references, *wrong], best)
         tried += [f"Not the output for another input: {r.findings[0].sentence}" for r in wrong]
-    return Search(_with_stale_origin(best, [*references, *wrong], tolerance), tuple(tried))
+    return Search(best, tuple(tried))
 
 
 def _is_done(best: Explanation | None, tolerance: float) -> bool:
@@ -100,15 +105,22 @@ def _is_done(best: Explanation | None, tolerance: float) -> bool:
     )
 
 
-def _with_stale_origin(
-    best: Explanation | None, others: Sequence[ReferenceOutput], tolerance: float
-) -> Explanation | None:
-    """Fit a stale buffer again with every output that its other part may hold."""
-    if best is None or CauseCode.STALE_BUFFER not in {f.cause for f in best.findings}:
-        return best
-    same = [r for r in others if r.array.shape == best.hypothesis.reference.array.shape]
+def _likely(
+    candidates: Sequence[_Candidate], references: Sequence[ReferenceOutput]
+) -> list[_Candidate]:
+    """Return the candidates that are most similar to any reference."""
+    pairs = heapq.nlargest(KEPT, _scored(candidates, references), key=lambda pair: pair[0])
+    return list(dict.fromkeys(candidate for _, candidate, _ in pairs))
+
+
+def _again(best: Explanation | None, others: Sequence[ReferenceOutput]) -> Explanation | None:
+    """Fit the best hypothesis again: a part of the file may hold the output for another input."""
+    if best is None:
+        return None
+    reference = best.hypothesis.reference
+    same = [o for o in others if o is not reference and o.array.shape == reference.array.shape]
     again = explain(best.hypothesis, same)
-    return again if again and again.cost_db <= best.cost_db + 1e-6 else best
+    return again if again and again.cost_db <= best.cost_db + 1e-9 else best
 
 
 def _other_outputs(tensor: ExpectedTensor, expected: Expected) -> list[ReferenceOutput]:
@@ -193,8 +205,10 @@ def _best_of(
     """Fit the most similar pairs of a candidate and a reference; return the cheapest explanation."""
     pairs = heapq.nlargest(FITTED, _scored(candidates, references), key=lambda pair: pair[0])
     for similarity, candidate, reference in pairs:
-        if similarity < LEAST and best is not None:
-            break
+        if best is not None and (
+            similarity < LEAST or _cheapest_db(candidate, reference) >= best.cost_db - 1e-9
+        ):
+            continue
         hypothesis = Hypothesis(
             candidate.reading, candidate.layout, reference, candidate.findings, candidate.code
         )
@@ -203,6 +217,13 @@ def _best_of(
         if found and (best is None or found.cost_db < best.cost_db - 1e-9):
             best = found
     return best
+
+
+def _cheapest_db(candidate: _Candidate, reference: ReferenceOutput) -> float:
+    """Return the lowest cost that an explanation can have: no error, and the causes that are certain."""
+    causes = len(candidate.findings) + len(candidate.reading.findings)
+    causes += len(candidate.layout.findings) + len(reference.findings)
+    return 10 * math.log10(SMALLEST) + PER_CAUSE_DB * causes
 
 
 def _scored(
