@@ -10,7 +10,7 @@ from whisperport.model.short_window import AudioPadding
 from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program
 from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts, prefill, uncached_decoder
+from whisperport.programs.whisper import Parts, prefill, uncached_decoder, vocab_projection
 from whisperport.signatures import (
     CacheForm,
     KvLayout,
@@ -22,6 +22,7 @@ from whisperport.signatures import (
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
 
+from .extent import core_or_all
 from .micro import DIMS
 
 NAMES = ("encoder", "cross_kv", "prefill_4", "step", "align")
@@ -50,7 +51,7 @@ def test_all_programs_of_a_complete_window_have_the_expected_signatures(micro: A
 RANK4 = {"cross_kv": "rank4", "prefill_4": "rank4", "step": "rank4"}
 
 
-@pytest.mark.parametrize("window", [None, SHORT])
+@pytest.mark.parametrize("window", core_or_all([SHORT], [None, SHORT]))
 def test_rank_4_programs_have_the_expected_signatures(micro: Any, window: Window | None) -> None:
     # given
     model = Whisper(DIMS, window).eval().requires_grad_(False)
@@ -68,6 +69,32 @@ def test_rank_4_programs_have_the_expected_signatures(micro: Any, window: Window
         assert standard_form(other.spec) == other.spec
         assert form_of(program.spec, DIMS, window) == form_of(other.spec, DIMS, window)
         assert roles(program.spec) == roles(other.spec)
+
+
+@pytest.mark.parametrize(
+    ("variants", "names"),
+    core_or_all(
+        [({}, ["step"]), (RANK4, ["prefill_4"])],
+        [({}, ["prefill_4", "step"]), (RANK4, ["prefill_4", "step"])],
+    ),
+)
+def test_programs_without_the_projection_have_the_expected_signatures(
+    micro: Any, variants: dict[str, str], names: list[str]
+) -> None:
+    parts = Parts(micro, [(0, 0)], projected=False)
+
+    programs = list(whisper_programs(parts, names, variants))
+
+    assert check(programs, window=None) == names
+    rows = {"prefill_4": 2, "step": 1}
+    for program in programs:
+        assert program.spec.outputs[0].name == "hidden"
+        assert program.spec.outputs[0].shape[-2:] == (rows[program.name], 16)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4])
+def test_the_projection_has_the_expected_signature(micro: Any, pieces: int) -> None:
+    assert check([vocab_projection(Parts(micro, []), pieces)], window=None) == ["vocab_projection"]
 
 
 def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any) -> None:
@@ -103,6 +130,8 @@ def test_the_decoder_without_a_cache_has_the_expected_signature(
         ProgramSpec("prefill_4097", (), ()),
         ProgramSpec("align", (), ()),
         ProgramSpec("align", (TensorSpec("x", (1,)),), ()),
+        ProgramSpec("vocab_projection", (), ()),
+        ProgramSpec("vocab_projection", (), (TensorSpec("logits", (1, 70)),) * 71),
         ProgramSpec("uncached_decoder", (), ()),
         ProgramSpec("uncached_decoder", (), (TensorSpec("logits_0", (1,)),)),
         ProgramSpec("uncached_decoder", (TensorSpec("a", ()), TensorSpec("b", (1, 16, 7, 1))), ()),

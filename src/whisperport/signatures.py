@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.dims import Dims
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
@@ -19,7 +20,7 @@ from whisperport.window import Window
 # no-speech probability.
 PICKED_ROWS = 2
 MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
-MAX_PIECES = 1024  # largest number of outputs of `uncached_decoder`; the default is 4
+MAX_PIECES = 1024  # largest number of pieces of the logits; the default of `uncached_decoder` is 4
 
 RANK4_PROGRAMS = ("cross_kv", "step")  # and `prefill_P`: programs that have a `rank4` variant
 
@@ -149,16 +150,20 @@ def _expected_standard(
     sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(found, dims, window)))
     prefill = _PREFILL.fullmatch(found.name)
     if prefill:
-        return _prefill(sizes, _in_range("tokens", int(prefill[1]), 1, MAX_TOKENS))
+        return _prefill(sizes, _in_range("tokens", int(prefill[1]), 1, MAX_TOKENS), _result(found))
     if found.name == "encoder":
         return _encoder(dims, nchw=_rank(found, 0) == 4)
     if found.name == "cross_kv":
         return ProgramSpec("cross_kv", (_features(dims),), _cross_cache(sizes))
     if found.name == "step":
-        return _step(sizes)
+        return _step(sizes, _result(found))
     if found.name == "align":
         return _align(sizes, heads, _in_range("tokens", _size(found, 0, 1), 1, MAX_TOKENS))
-    if found.name == "uncached_decoder":
+    if found.name == VOCAB_PROJECTION:
+        return _vocab_projection(
+            dims, _in_range("pieces", len(found.outputs), 1, min(MAX_PIECES, dims.n_vocab))
+        )
+    if found.name == UNCACHED_DECODER:
         return _uncached_decoder(dims, _uncached_form(found, dims))
     raise ValueError(f"this version of whisperport has no program named {found.name[:80]!r}")
 
@@ -177,20 +182,41 @@ def _encoder(dims: Dims, *, nchw: bool) -> ProgramSpec:
     return ProgramSpec("encoder", (TensorSpec("mel", shape),), (_features(dims),))
 
 
-def _prefill(sizes: _Sizes, tokens: int) -> ProgramSpec:
+def _result(found: ProgramSpec) -> str:
+    """Return the name of a program's first output: "hidden", or "logits" for any other."""
+    return "hidden" if found.outputs and found.outputs[0].name == "hidden" else "logits"
+
+
+def _prefill(sizes: _Sizes, tokens: int, result: str) -> ProgramSpec:
     pick = TensorSpec("pick", (1, PICKED_ROWS, tokens))
-    logits = TensorSpec("logits", (PICKED_ROWS, sizes.dims.n_vocab))
     return ProgramSpec(
         f"prefill_{tokens}",
         (*_token_inputs(sizes, tokens), pick, *_caches(sizes)),
-        (logits, *_new_rows(sizes, tokens)),
+        (_rows(sizes.dims, result, PICKED_ROWS), *_new_rows(sizes, tokens)),
     )
 
 
-def _step(sizes: _Sizes) -> ProgramSpec:
-    logits = TensorSpec("logits", (1, sizes.dims.n_vocab))
-    return ProgramSpec(
-        "step", (*_token_inputs(sizes, 1), *_caches(sizes)), (logits, *_new_rows(sizes, 1))
+def _step(sizes: _Sizes, result: str) -> ProgramSpec:
+    outputs = (_rows(sizes.dims, result, 1), *_new_rows(sizes, 1))
+    return ProgramSpec("step", (*_token_inputs(sizes, 1), *_caches(sizes)), outputs)
+
+
+def _rows(dims: Dims, result: str, rows: int) -> TensorSpec:
+    """Return the output of the logits, or of the hidden states that `vocab_projection` reads."""
+    return TensorSpec(result, (rows, dims.n_text_state if result == "hidden" else dims.n_vocab))
+
+
+def _vocab_projection(dims: Dims, pieces: int) -> ProgramSpec:
+    logits = _pieces(dims, pieces, 1) if pieces > 1 else (TensorSpec("logits", (1, dims.n_vocab)),)
+    return ProgramSpec(VOCAB_PROJECTION, (_rows(dims, "hidden", 1),), logits)
+
+
+def _pieces(dims: Dims, pieces: int, *leading: int) -> tuple[TensorSpec, ...]:
+    """Return the outputs of logits in pieces, whose sizes differ by at most 1."""
+    ends = [dims.n_vocab * i // pieces for i in range(pieces + 1)]
+    return tuple(
+        TensorSpec(f"logits_{i}", (*leading, end - start))
+        for i, (start, end) in enumerate(pairwise(ends))
     )
 
 
@@ -206,12 +232,8 @@ def _align(sizes: _Sizes, heads: int, tokens: int) -> ProgramSpec:
 
 def _uncached_decoder(dims: Dims, form: UncachedForm) -> ProgramSpec:
     embeddings = TensorSpec("embeddings", (1, dims.n_text_state, *form.layout))
-    ends = [dims.n_vocab * i // form.pieces for i in range(form.pieces + 1)]
-    logits = (
-        TensorSpec(f"logits_{i}", (1, form.sequence_length, end - start))
-        for i, (start, end) in enumerate(pairwise(ends))
-    )
-    return ProgramSpec("uncached_decoder", (_features(dims), embeddings), tuple(logits))
+    logits = _pieces(dims, form.pieces, 1, form.sequence_length)
+    return ProgramSpec(UNCACHED_DECODER, (_features(dims), embeddings), logits)
 
 
 def _uncached_form(found: ProgramSpec, dims: Dims) -> UncachedForm:
@@ -312,8 +334,8 @@ def _in_rank4(program: ProgramSpec) -> ProgramSpec:
 
 
 def _has_leading_axis(tensor: TensorSpec) -> bool:
-    """Whether a tensor has one axis more in the `rank4` variant: mask, logits, K/V of layers."""
-    return tensor.name in ("mask", "logits") or _LAYER.search(tensor.name) is not None
+    """Whether a tensor has one axis more in the `rank4` variant: mask, logits or hidden states, K/V."""
+    return tensor.name in ("mask", "logits", "hidden") or _LAYER.search(tensor.name) is not None
 
 
 def _rank(found: ProgramSpec, tensor: int) -> int:

@@ -16,8 +16,12 @@ from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import LOWERED
 from whisperport.window import Window
 
+from ..extent import core_or_all
 
-@pytest.fixture(scope="module", params=["micro", "tiny", "embedded"])
+
+@pytest.fixture(
+    scope="module", params=core_or_all(["micro", "embedded"], ["micro", "tiny", "embedded"])
+)
 def model(request: pytest.FixtureRequest) -> Whisper:
     """The micro model, a random one with the vocabulary of tiny, and the model of the package."""
     if request.param == "micro":

@@ -111,11 +111,11 @@ def test_the_decoder_without_a_cache_attends_to_no_padding(
     ],
 )
 def test_pieces_of_the_vocabulary_differ_by_one_column(n_vocab: int, columns: list[int]) -> None:
-    from whisperport.model.uncached_decoder import _pieces
+    from whisperport.model.vocab_projection import vocabulary_pieces
 
     table = torch.arange(n_vocab, dtype=torch.float32)[:, None]
 
-    pieces = _pieces(table, 4)
+    pieces = vocabulary_pieces(table, 4)
 
     assert [piece.out_features for piece in pieces] == columns
     np.testing.assert_array_equal(torch.cat([p.weight for p in pieces]), table)

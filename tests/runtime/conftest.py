@@ -1,13 +1,17 @@
 """Decoders over the micro model, and audio features for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from whisperport.checks import VOCAB_PROJECTION
 from whisperport.generation import Generation
 from whisperport.model.whisper import Whisper
+from whisperport.programs.program import Program
+from whisperport.programs.variants import whisper_programs
+from whisperport.programs.whisper import Parts
 from whisperport.runtime import Decoder, Engine
 
 from ..micro import DIMS, GENERATION
@@ -24,6 +28,26 @@ def micro_decoder(micro: Whisper, eager_runners: Callable[..., Any]) -> Callable
         positions = micro.decoder.positional_embedding.numpy()
         runners = eager_runners(micro, prefill_rows, ((0, 1), (1, 0), (1, 1)), align_rows=5)
         return Engine(DIMS, generation, runners, embedding, positions).decoder()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def traced(micro: Whisper) -> Callable[..., dict[str, Program]]:
+    """`traced(variants, projected=True)`: the programs of the micro model, each traced once per run."""
+    made: dict[tuple[str, str, bool], Program] = {}
+
+    def trace(name: str, variant: str, projected: bool) -> Program:
+        key = name, variant, projected or not name.startswith(("prefill", "step"))
+        if key not in made:
+            parts = Parts(micro, [(0, 1), (1, 0)], projected=projected)
+            (made[key],) = whisper_programs(parts, [name], {name: variant} if variant else {})
+        return made[key]
+
+    def make(variants: Mapping[str, str], *, projected: bool = True) -> dict[str, Program]:
+        names = ["encoder", "cross_kv", "prefill_4", "step", "align"]
+        names += [] if projected else [VOCAB_PROJECTION]
+        return {name: trace(name, variants.get(name, ""), projected) for name in names}
 
     return make
 

@@ -1,89 +1,21 @@
 """Programs of other variants run through the same engine, and their arrays are not copied."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import Program
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
-from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
+from whisperport.runner import Array
+from whisperport.runtime import DecodeOptions, Decoder, decode_window
 from whisperport.runtime.standard_rank import in_standard_form
 
-from ..micro import DIMS, GENERATION
+from ..micro import DIMS
+from .traced_runners import TorchRunner, engine_of
 
-NAMES = ("encoder", "cross_kv", "prefill_4", "step", "align")
 RANK4 = {"cross_kv": "rank4", "prefill_4": "rank4", "step": "rank4"}
-
-
-class TorchRunner(Runner):
-    """Runs a traced program in torch; its bindings record what they are told."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program.spec)
-        self.call: Any = program.exported.module(check_guards=False)
-        self.bindings: list[RecordingBinding] = []
-
-    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        single: list[Any] = []
-        layered: dict[str, list[torch.Tensor]] = {}
-        for tensor, array in zip(self.spec.inputs, inputs, strict=True):
-            kind, _, layer = tensor.name.rpartition("_")
-            if layer.isdigit():
-                layered.setdefault(kind, []).append(torch.from_numpy(array))
-            else:
-                single.append(torch.from_numpy(array))
-        with torch.no_grad():
-            outputs = self.call(*single, *layered.values())
-        return (
-            [output.numpy() for output in outputs]
-            if isinstance(outputs, tuple)
-            else [outputs.numpy()]
-        )
-
-    def binding(self) -> Binding:
-        self.bindings.append(RecordingBinding(self))
-        return self.bindings[-1]
-
-
-class RecordingBinding(Binding):
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(runner)
-        self.bound: dict[str, Array] = {}
-        self.parts: list[tuple[str, Part]] = []
-
-    def _bind(self, name: str, array: Array) -> None:
-        self.bound[name] = array
-
-    def changed(self, name: str, part: Part) -> None:
-        self.parts.append((name, part))
-
-
-@pytest.fixture(scope="module")
-def traced(micro: Whisper) -> Callable[[Mapping[str, str]], dict[str, Program]]:
-    made: dict[tuple[str, str], Program] = {}
-
-    def make(variants: Mapping[str, str]) -> dict[str, Program]:
-        for name in NAMES:
-            key = name, variants.get(name, "")
-            if key not in made:
-                chosen = {name: key[1]} if key[1] else {}
-                (made[key],) = whisper_programs(Parts(micro, [(0, 1), (1, 0)]), [name], chosen)
-        return {name: made[name, variants.get(name, "")] for name in NAMES}
-
-    return make
-
-
-def engine_of(micro: Whisper, programs: Mapping[str, Program]) -> tuple[Engine, dict[str, Any]]:
-    tables = (micro.decoder.token_embedding.weight, micro.decoder.positional_embedding)
-    runners = {name: TorchRunner(program) for name, program in programs.items()}
-    return Engine(DIMS, GENERATION, runners, *(t.numpy() for t in tables)), runners
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 
 from whisperport.bundle import Bundle
 from whisperport.calibration.audio_files import Floats
-from whisperport.checks import UNCACHED_DECODER
+from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
 from whisperport.runtime import (
@@ -27,7 +27,9 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 
-CALLS = 4  # largest number of `step` calls recorded per window: the calls of one window are similar
+CALLS = (
+    4  # largest number of calls of `step` recorded per window: the calls of one window are similar
+)
 
 
 def program_inputs(
@@ -35,7 +37,7 @@ def program_inputs(
 ) -> Iterator[Sequence[Array]]:
     """Yield samples of a program's inputs, each a sequence of arrays in the order of `spec.inputs`.
 
-    A window gives up to `CALLS` samples of `step`, and up to one of any other program.
+    A window gives up to `CALLS` samples of `step` and `vocab_projection`, and one of any other program.
 
     Args:
         bundle: the bundle whose programs transcribe.
@@ -66,7 +68,7 @@ def program_inputs(
 
 def samples_per_window(spec: ProgramSpec) -> int:
     """Return the largest number of calls of a program that are recorded per window."""
-    return CALLS if spec.name == "step" else 1
+    return CALLS if spec.name in ("step", VOCAB_PROJECTION) else 1
 
 
 class _Recorder(Runner):

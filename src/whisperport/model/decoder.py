@@ -93,21 +93,26 @@ class CrossKV(nn.Module):
 class Decode(nn.Module):
     """Run P new tokens with a KV cache: the `step` program with P = 1, and the base of other programs."""
 
-    def __init__(self, decoder: Decoder, heads: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        heads: Sequence[tuple[int, int]] = (),
+        *,
+        projected: bool = True,
+    ) -> None:
         """Share the weights of `decoder`.
 
         Args:
             decoder: the decoder whose weights are used.
             heads: (layer, head) pairs of the cross-attention whose scores `hidden` returns.
+            projected: return logits. False: return the hidden states that the program `vocab_projection`
+                turns into logits, in place of them.
         """
         super().__init__()
         self.heads = tuple(heads)
         self.blocks = decoder.blocks
         self.ln = decoder.ln
-        n_vocab, width = decoder.token_embedding.weight.shape
-        self.head = nn.Linear(width, n_vocab, bias=False, device="meta")
-        # The weight is tied to the embedding and constant, so that targets delegate a linear layer.
-        self.head.weight = decoder.token_embedding.weight
+        self.head: nn.Module = _projection(decoder) if projected else nn.Identity()
 
     def hidden(
         self,
@@ -154,10 +159,22 @@ class Decode(nn.Module):
             cross_v: L × (H, T, D) cross-attention values.
 
         Returns:
-            Logits (1, V), then L new keys (H, D, 1), then L new values (H, 1, D).
+            Logits (1, V), or hidden states (1, d) if not `projected`; then L new keys (H, D, 1), then L new
+            values (H, 1, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
         return (self.head(hidden).reshape(1, -1), *new_k, *new_v)
+
+
+def _projection(decoder: Decoder) -> nn.Linear:
+    """Return the vocabulary projection, whose weight is tied to the embedding.
+
+    The weight is constant, so that targets delegate a linear layer.
+    """
+    n_vocab, width = decoder.token_embedding.weight.shape
+    head = nn.Linear(width, n_vocab, bias=False, device="meta")
+    head.weight = decoder.token_embedding.weight
+    return head
 
 
 class Align(Decode):
@@ -217,7 +234,8 @@ class Prefill(Decode):
             cross_v: L × (H, T, D) cross-attention values.
 
         Returns:
-            Logits (R, V), then L new keys (H, D, P), then L new values (H, P, D).
+            Logits (R, V), or hidden states (R, d) if not `projected`; then L new keys (H, D, P), then L new
+            values (H, P, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
         picked = torch.bmm(pick, hidden)

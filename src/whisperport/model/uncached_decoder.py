@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.rank4_attention import attend
+from whisperport.model.vocab_projection import vocabulary_pieces
 from whisperport.spec import UncachedForm
 
 # -inf as in the published graphs that are known to compile; the targets that export this program name them.
@@ -33,7 +34,7 @@ class UncachedDecoder(nn.Module):
         if form.positions == "graph":
             positions = decoder.positional_embedding[: form.sequence_length].clone()
             self.register_buffer("positions", positions, persistent=False)
-        self.heads = nn.ModuleList(_pieces(decoder.token_embedding.weight, form.pieces))
+        self.heads = nn.ModuleList(vocabulary_pieces(decoder.token_embedding.weight, form.pieces))
 
     def forward(self, features: Tensor, embeddings: Tensor) -> tuple[Tensor, ...]:
         """Decode a sequence of S tokens. The caller ignores the outputs after its last token.
@@ -56,19 +57,3 @@ class UncachedDecoder(nn.Module):
             x = x + cast(Tensor, block.mlp(block.mlp_ln(x)))
         x = self.ln(x)
         return tuple(head(x) for head in self.heads)
-
-
-def _pieces(table: Tensor, count: int) -> list[nn.Linear]:
-    """Split the vocabulary into consecutive parts, and return a linear layer for each.
-
-    The sizes of the parts differ by at most 1. 51865 tokens in four parts are 12966, 12966, 12966 and
-    12967, as in the published graphs.
-    """
-    n_vocab, width = table.shape
-    pieces = []
-    for i in range(count):
-        part = table[n_vocab * i // count : n_vocab * (i + 1) // count]
-        piece = nn.Linear(width, len(part), bias=False, device="meta")
-        piece.weight = nn.Parameter(part, requires_grad=False)
-        pieces.append(piece)
-    return pieces

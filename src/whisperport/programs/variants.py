@@ -16,9 +16,12 @@ from whisperport.programs.whisper import (
     rank4_step,
     step,
     uncached_decoder,
+    vocab_projection,
 )
 
 PREFILLS = (4, 64)  # tokens per run: the start tokens (at most 4); a text prompt in pieces of 64
+
+PIECES = 4  # of the vocabulary, in the published graphs that have pieces
 
 Builder = Callable[[Parts], Program]
 
@@ -36,8 +39,10 @@ VARIANTS: Mapping[tuple[str, str], Builder] = {
     ("step", "rank4"): rank4_step,
     ("align", "cached"): align,
     ("uncached_decoder", "uncached"): uncached_decoder,
+    ("vocab_projection", "whole"): vocab_projection,
+    ("vocab_projection", "pieces"): partial(vocab_projection, pieces=PIECES),
 }
-ON_REQUEST = ("uncached_decoder",)  # programs that are exported on request only
+ON_REQUEST = ("uncached_decoder", "vocab_projection")  # programs that are exported on request only
 
 
 def program_names() -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from whisperport.model.nchw_encoder import NchwEncoder
 from whisperport.model.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
 from whisperport.model.short_window import PaddedCrossKV
 from whisperport.model.uncached_decoder import UncachedDecoder
+from whisperport.model.vocab_projection import VocabProjection
 from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program, trace
 from whisperport.signatures import PICKED_ROWS
@@ -26,6 +27,12 @@ class Parts:
     model: Whisper
     alignment_heads: Sequence[tuple[int, int]]  # (decoder layer, head); at least one
     uncached: UncachedForm | None = None  # for the decoder without KV cache only
+    projected: bool = True  # False: `step` and `prefill` return what `vocab_projection` reads
+
+    @property
+    def result(self) -> str:
+        """Name of the first output of `step` and `prefill`."""
+        return "logits" if self.projected else "hidden"
 
 
 def encoder(parts: Parts) -> Program:
@@ -60,32 +67,39 @@ def prefill(parts: Parts, tokens: int) -> Program:
     """Trace `prefill_P` with P = `tokens` tokens per run."""
     dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
     inputs = (*_tokens(dims, tokens), pick, *_caches(parts.model))
-    names = ["logits", *_layers(dims, "new_k", "new_v")]
-    return trace(f"prefill_{tokens}", Prefill(parts.model.decoder), inputs, names)
+    names = [parts.result, *_layers(dims, "new_k", "new_v")]
+    return trace(
+        f"prefill_{tokens}", Prefill(parts.model.decoder, projected=parts.projected), inputs, names
+    )
 
 
 def step(parts: Parts) -> Program:
     """Trace `step`: one token to its logits (1, V)."""
     dims = parts.model.dims
     inputs = (*_tokens(dims, 1), *_caches(parts.model))
-    names = ["logits", *_layers(dims, "new_k", "new_v")]
-    return trace("step", Decode(parts.model.decoder), inputs, names)
+    names = [parts.result, *_layers(dims, "new_k", "new_v")]
+    return trace("step", Decode(parts.model.decoder, projected=parts.projected), inputs, names)
 
 
 def rank4_prefill(parts: Parts, tokens: int) -> Program:
     """Trace `prefill_P` with rank-4 attention and P = `tokens` tokens per run."""
     dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
     inputs = (*_rank4_tokens(dims, tokens), pick, *_rank4_caches(parts.model))
-    names = ["logits", *_layers(dims, "new_k", "new_v")]
-    return trace(f"prefill_{tokens}", Rank4Prefill(parts.model.decoder), inputs, names)
+    names = [parts.result, *_layers(dims, "new_k", "new_v")]
+    return trace(
+        f"prefill_{tokens}",
+        Rank4Prefill(parts.model.decoder, projected=parts.projected),
+        inputs,
+        names,
+    )
 
 
 def rank4_step(parts: Parts) -> Program:
     """Trace `step` with rank-4 K/V: one token to its logits (1, 1, V)."""
     dims = parts.model.dims
     inputs = (*_rank4_tokens(dims, 1), *_rank4_caches(parts.model))
-    names = ["logits", *_layers(dims, "new_k", "new_v")]
-    return trace("step", Rank4Decode(parts.model.decoder), inputs, names)
+    names = [parts.result, *_layers(dims, "new_k", "new_v")]
+    return trace("step", Rank4Decode(parts.model.decoder, projected=parts.projected), inputs, names)
 
 
 def align(parts: Parts) -> Program:
@@ -94,6 +108,13 @@ def align(parts: Parts) -> Program:
     inputs = (*_tokens(dims, ALIGN_TOKENS), *_caches(parts.model))
     names = ["rows", "scores", *_layers(dims, "new_k", "new_v")]
     return trace("align", Align(parts.model.decoder, heads), inputs, names)
+
+
+def vocab_projection(parts: Parts, pieces: int = 1) -> Program:
+    """Trace `vocab_projection`: a hidden state (1, d) to logits (1, V), whole or in pieces."""
+    hidden = torch.zeros(1, parts.model.dims.n_text_state)
+    names = [f"logits_{piece}" for piece in range(pieces)] if pieces > 1 else ["logits"]
+    return trace("vocab_projection", VocabProjection(parts.model.decoder, pieces), (hidden,), names)
 
 
 def uncached_decoder(parts: Parts) -> Program:

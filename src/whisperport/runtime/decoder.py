@@ -12,6 +12,8 @@ from whisperport.runtime.finite import check_embedded, check_outputs
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine
 
+RESULTS = ("logits", "hidden")  # outputs of `step` and `prefill`, which have one of them
+
 
 class Decoder:
     """Decodes window after window with an engine's programs, and holds the state between runs.
@@ -105,9 +107,9 @@ class Decoder:
         """
         cache = cache or self.cache
         inputs: dict[str, Array] = {"x": self._rows([token], cache), "mask": cache.step_mask}
-        outputs = self._run(self.engine.step, inputs, cache, ("logits",))
+        outputs = self._run(self.engine.step, inputs, cache, RESULTS)
         cache.store(outputs, 1)
-        logits: Floats = outputs["logits"][0]
+        logits: Floats = self.engine.logits_from(outputs)[0]
         return logits
 
     def align(self, tokens: Sequence[int]) -> tuple[Floats, Floats]:
@@ -151,9 +153,10 @@ class Decoder:
         pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
         mask = cache.mask(rows, self.engine.mask_of(runner))
         inputs: dict[str, Array] = {"x": x, "mask": mask, "pick": pick}
-        outputs = self._run(runner, inputs, cache, ("logits",))
+        outputs = self._run(runner, inputs, cache, RESULTS)
         cache.store(outputs, len(tokens))
-        return outputs["logits"][0], outputs["logits"][1]
+        logits = self.engine.logits_from(outputs)
+        return logits[0], logits[1]
 
     def _run(
         self, runner: Runner, inputs: dict[str, Array], cache: Cache, checked: tuple[str, ...]
@@ -162,11 +165,13 @@ class Decoder:
 
         Args:
             inputs: the inputs beside the cache and the cross-attention K/V, by name.
-            checked: names of the outputs to check.
+            checked: names of the outputs to check, if the program has them.
         """
         binding = cache.bindings.get(runner) or self._bound(runner, cache)
         outputs = binding.run(inputs)
-        check_outputs(runner.spec.name, {name: outputs[name] for name in checked})
+        check_outputs(
+            runner.spec.name, {name: outputs[name] for name in checked if name in outputs}
+        )
         return outputs
 
     def _bound(self, runner: Runner, cache: Cache) -> Binding:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER
+from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
@@ -74,6 +74,10 @@ class Engine:
         self.align = _required(runners, "align")
         self.cache_form = CacheForm(**form_of(self.step.spec, dims, window))
         self._prefills = _prefills(runners)
+        results = {
+            out.name for r in (self.step, *self._prefills.values()) for out in r.spec.outputs
+        }
+        self._projection = _required(runners, VOCAB_PROJECTION) if "hidden" in results else None
         self._uncached = runners.get(UNCACHED_DECODER)
         self._masks = dict(masks or {})
         self._embedding = embedding
@@ -131,6 +135,39 @@ class Engine:
         rows: Floats = self._embedding[list(tokens)].astype(np.float32)
         rows += self._positions[start : start + len(tokens)]
         return rows
+
+    def logits_from(self, outputs: Mapping[str, Array]) -> Floats:
+        """Return the logits (R, V) of the outputs of `step` or `prefill`, which the caller may change.
+
+        A program that returns hidden states in place of logits is followed by `vocab_projection`.
+
+        Raises:
+            NumericalError: the hidden states or their logits contain a NaN or an infinity.
+        """
+        logits: Floats | None = outputs.get("logits")
+        return self.project(outputs["hidden"]) if logits is None else logits
+
+    def project(self, hidden: Floats) -> Floats:
+        """Run the program `vocab_projection` on each of the hidden states (R, d): logits (R, V).
+
+        Raises:
+            ValueError: the bundle has no such program.
+            NumericalError: the program returned a NaN or an infinity.
+        """
+        if self._projection is None:
+            raise ValueError(f"the bundle has no program {VOCAB_PROJECTION!r}")
+        rows = []
+        for row in hidden:
+            outputs = self._projection.run({"hidden": row[None]})
+            check_outputs(VOCAB_PROJECTION, outputs)
+            pieces = tuple(outputs.values())
+            rows.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1))
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    @property
+    def projects(self) -> bool:
+        """Whether the vocabulary projection is a program of its own."""
+        return self._projection is not None
 
     def logits_of(self, rows: Floats) -> Floats:
         """Multiply hidden states (S, d) by the embedding: logits (S, V)."""

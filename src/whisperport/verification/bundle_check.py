@@ -10,7 +10,7 @@ import numpy as np
 
 from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER, Check, Level
+from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
 from whisperport.dims import Dims
 from whisperport.errors import NumericalError
 from whisperport.generation import Generation
@@ -203,8 +203,12 @@ def _clip_checks(
         yield Check.of("arrays", "step", clip.name, later)
         ends = compare("logits", _prompted_logits(decoder, clip), clip.logits[[0, -1]], gate)
         yield Check.of("arrays", "prefill, longer", clip.name, ends)
-    aligned = compare("logits", _aligned_logits(decoder, clip), clip.logits, gate)
+    hidden = _aligned_hidden(decoder, clip)
+    aligned = compare("logits", decoder.engine.logits_of(hidden), clip.logits, gate)
     yield Check.of("arrays", "align", clip.name, aligned)
+    if decoder.engine.projects:
+        projected = compare("logits", decoder.engine.project(hidden), clip.logits, gate)
+        yield Check.of("arrays", VOCAB_PROJECTION, clip.name, projected)
     if by_words:
         forced = compare_logits(logits, clip.logits, TOKEN_GATES[of_decoder])
         yield Check.of(
@@ -245,10 +249,10 @@ def _prompted_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
     return np.stack([first, last])
 
 
-def _aligned_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
-    """Return the forced logits (K, V), computed from the outputs of the `align` program."""
+def _aligned_hidden(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
+    """Return the hidden states (K, d) of the forced logits, computed by the `align` program."""
     _, hidden = decoder.align(_forced_tokens(clip))
-    return decoder.engine.logits_of(hidden[len(clip.prompt) - 1 :])
+    return hidden[len(clip.prompt) - 1 :]
 
 
 def _uncached_logits(
