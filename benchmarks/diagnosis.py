@@ -27,6 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 from tests.diagnosis_cases.cases import one  # noqa: E402
 from tests.diagnosis_cases.evaluation import Outcome, Score, evaluate  # noqa: E402
 from tests.diagnosis_cases.package import answer  # noqa: E402
+
 from whisperport.verification import machine, versions  # noqa: E402
 
 CONFUSIONS = 12  # rows of the list of what was confused

@@ -497,6 +497,64 @@ def _load_audio(folder: Path) -> None:
         raise ArithmeticError("samples beyond 1, or no numbers")
 
 
+# Outputs of a device.
+
+DEVICE_OUTPUTS = {"features": (1, 40, 16), "keys": (2, 8, 40)}
+
+
+def _device_output(folder: Path) -> Any:
+    """Return the expected outputs that every file is compared with."""
+    import numpy as np
+
+    from whisperport.diagnosis.causes import CauseCode
+    from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor
+
+    random = np.random.default_rng(0)
+    arrays = {
+        name: random.standard_normal(shape).astype(np.float32)
+        for name, shape in DEVICE_OUTPUTS.items()
+    }
+    other = {name: array[..., ::-1].copy() for name, array in arrays.items()}
+    tensors = tuple(ExpectedTensor(name, array, 1) for name, array in arrays.items())
+    alternatives = (Alternative(CauseCode.OTHER_CLIP, "The file holds another clip.", other),)
+    return Expected("encoder", "clip", tensors, make_alternatives=lambda: alternatives)
+
+
+def _make_device_outputs(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    """Make a folder with one file per output: raw in some dtype, or `.npy`, then damaged."""
+    import numpy as np
+
+    outputs = folder / "outputs"
+    outputs.mkdir()
+    dtypes = ("<f4", "<f4", "<f4", "<f2", ">f4", "<f8", "i1", "u1", "<i2")
+    for tensor in _device_output(folder).tensors:
+        dtype = random.choice(dtypes)
+        array = (tensor.array * (20 if dtype[-2] in "iu" else 1)).astype(dtype)
+        if random.random() < 0.3:
+            file = io.BytesIO()
+            np.save(file, array)
+            data = _hostile_table(file.getvalue(), [array.tobytes()], random, outside)
+        else:
+            data = raw.mutated(array.tobytes(), random, [tensor.array.tobytes()])
+        suffix = random.choice((".bin", ".bin", ".npy", ".raw"))
+        (outputs / f"{tensor.name}{suffix}").write_bytes(data)
+    if random.random() < 0.1:
+        names = sorted(path.name for path in outputs.iterdir())
+        folders.mutate(outputs, names, random, outside, without=folders.LINKS)
+
+
+def _diagnose(folder: Path) -> None:
+    """Diagnose the files, and check every text that would be printed."""
+    from fuzz.command_line import check_printed
+    from whisperport.diagnosis.diagnosing import diagnose
+
+    found = diagnose(_device_output(folder), folder / "outputs")
+    for output in found.outputs:
+        texts = [text for finding in output.findings for text in (finding.sentence, finding.advice)]
+        check_printed("".join((*texts, *output.excluded, output.before.reason)))
+        compile(output.fix, "fix", "exec")
+
+
 def _bundle_format(name: str, group: str, change: Any, share: int) -> Format:
     return Format(name, "transcribe", (group,), partial(_bundle, group, change), _transcribe, share)
 
@@ -525,5 +583,6 @@ FORMATS = (
     Format(".pte", "read_pte", ("pte",), _make_pte, _read_pte, 750),
     Format(".pte, run", "inspect", ("pte",), _make_pte, _inspect, 100),
     Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
+    Format("device outputs", "diagnose", (), _make_device_outputs, _diagnose, 1000),
     Format("audio", "load_audio", ("audio",), _make_audio, _load_audio, 1000),
 )
