@@ -83,10 +83,11 @@ class Attempt:
             return f"it {self.status}: {self.reason}"
         if not self.on_provider:
             return "the provider declined all nodes, so that the CPU ran them"
-        wrong = [one for one in self.comparisons if not one]
-        if wrong or not self.comparisons:
-            first = wrong[0] if wrong else None
-            return f"output `{first.output}`: {first.reason}" if first else "it has no outputs"
+        if not self.comparisons:
+            return "it has no outputs"
+        for one in self.comparisons:
+            if not one:
+                return f"output `{one.output}`: {one.reason}"
         if not self.deviation <= max_deviation:
             return (
                 f"its outputs differ between runs on the same inputs, by {self.deviation:.1e} of the "
