@@ -36,8 +36,12 @@ def tflite_file(
     outputs: Sequence[int],
     *,
     outside: Mapping[int, tuple[int, int]] | None = None,
+    signature: tuple[str, Sequence[str], Sequence[str]] | None = None,
 ) -> bytes:
-    """Write a .tflite; `outside` maps tensors stored after the tables to offset and size in the file."""
+    """Write a .tflite; `outside` maps tensors stored after the tables to offset and size in the file.
+
+    `signature` is a name, and a name for each input and each output.
+    """
     b = flatbuffers.Builder(1024)
     places = outside or {}
     buffers = [_buffer(b, b"")]
@@ -49,11 +53,14 @@ def tflite_file(
     codes_at = _offsets(b, codes)
     graphs_at = _offsets(b, [graph])
     buffers_at = _offsets(b, buffers)
+    signatures_at = _offsets(b, [_signature(b, signature, inputs, outputs)]) if signature else None
     tflite.ModelStart(b)
     tflite.ModelAddVersion(b, 3)
     tflite.ModelAddOperatorCodes(b, codes_at)
     tflite.ModelAddSubgraphs(b, graphs_at)
     tflite.ModelAddBuffers(b, buffers_at)
+    if signatures_at is not None:
+        tflite.ModelAddSignatureDefs(b, signatures_at)
     b.Finish(tflite.ModelEnd(b), file_identifier=b"TFL3")
     return bytes(b.Output())
 
@@ -75,6 +82,33 @@ def outside_file(offset: int, size: int) -> bytes:
     tensors = [T((2, 3)), T((4, 3)), T((2, 4))]
     operators = [Op("FULLY_CONNECTED", [0, 1], [2])]
     return tflite_file(tensors, operators, [0], [2], outside={1: (offset, size)})
+
+
+def _signature(
+    b: flatbuffers.Builder,
+    signature: tuple[str, Sequence[str], Sequence[str]],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+) -> int:
+    key, *names = signature
+    name = b.CreateString(key)
+    sides = [
+        _offsets(b, [_tensor_map(b, *pair) for pair in zip(side, places, strict=True)])
+        for side, places in zip(names, (inputs, outputs), strict=True)
+    ]
+    tflite.SignatureDefStart(b)
+    tflite.SignatureDefAddInputs(b, sides[0])
+    tflite.SignatureDefAddOutputs(b, sides[1])
+    tflite.SignatureDefAddSignatureKey(b, name)
+    return tflite.SignatureDefEnd(b)
+
+
+def _tensor_map(b: flatbuffers.Builder, name: str, tensor: int) -> int:
+    at = b.CreateString(name)
+    tflite.TensorMapStart(b)
+    tflite.TensorMapAddName(b, at)
+    tflite.TensorMapAddTensorIndex(b, tensor)
+    return tflite.TensorMapEnd(b)
 
 
 def _offsets(b: flatbuffers.Builder, offsets: Sequence[int]) -> int:

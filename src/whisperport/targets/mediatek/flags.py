@@ -10,7 +10,7 @@ import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from whisperport.errors import UsageError
 from whisperport.targets.mediatek.chips import Chip
@@ -25,17 +25,6 @@ class CompileOptions:
         UsageError: a number is out of its range.
     """
 
-    samples: Annotated[
-        int,
-        Option("Number of calibration samples, for the precisions w8a8 and w8a16 only", low=1),
-    ] = 32
-    quantize: Annotated[
-        Literal["linear", "all"],
-        Option(
-            "Operators in 8 or 16 bits, for the precisions w8a8 and w8a16 only: linears and convolutions, "
-            "with the rest in float16 (linear); or every operator, with much less accuracy in w8a8 (all)"
-        ),
-    ] = "linear"
     arch: Annotated[
         str | None,
         Option(

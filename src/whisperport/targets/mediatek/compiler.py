@@ -1,0 +1,247 @@
+"""MediaTek's compiler, `ncc-tflite`: its stages, the check of compiled files, and its errors in words."""
+
+import json
+import mmap
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, cast, final
+
+from whisperport.dims import Dims
+from whisperport.errors import BundleError
+from whisperport.regular_file import other_kind
+from whisperport.spec import ProgramSpec
+from whisperport.targets.compiler import (
+    CalibrationNeed,
+    CompilePlan,
+    Compiler,
+    CompileRequest,
+)
+from whisperport.targets.mediatek import stages
+from whisperport.targets.mediatek.chips import Chip
+from whisperport.targets.mediatek.flags import CompileOptions, flags_of
+from whisperport.targets.mediatek.plan import notes_of, printable, read_io, read_plan
+from whisperport.targets.mediatek.tflite_io import read_device_io
+from whisperport.toolchain import Failure, Stage
+
+MODEL, COMPILED = ".tflite", ".dla"
+PLAN, IO, BUILT, NOTES = "plan.txt", "io.txt", "built.json", "notes.json"
+MAX_TEXT = 8 * 2**20  # characters of a file beside the compiled one that are read
+
+# Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "UnsupportedOperatorError": (
+        "does not support an operator",
+        "`whisperport check BUNDLE --target {board}` lists the rejected nodes with rewrites; or place the "
+        "program on the CPU: export with `--placement {program}=litert`",
+    ),
+    "UnsupportedTypeError": (
+        "does not support the type of a tensor",
+        "export in another precision: `--precision {program}=fp16`; the NPU has float16, 8-bit integers "
+        "and, from MDLA 3.0 on, 16-bit activations",
+    ),
+    "UnknownFlagError": (
+        "does not have one of the flags",
+        "turn the option of this flag off with `--option {board}.NAME=off`, or remove it from "
+        "`{board}.flags`: `ncc-tflite --help` lists the flags of this version",
+    ),
+    "OutOfMemoryError": (
+        "ran out of memory",
+        "use a machine with more memory; or try `--option {board}.opt=1`, and `--option "
+        "{board}.relax-fp32=off`, with which the encoder of large-v3-turbo compiled for a user",
+    ),
+    "MissingLibraryError": (
+        "cannot load one of its libraries",
+        "name the folder of the complete SDK, with host/lib beside host/bin: `--toolchain "
+        "mediatek=/path/to/sdk`; on Debian, the package libc++1 has libc++.so.1",
+    ),
+    "MissingConfigurationError": (
+        "cannot read the configuration of this machine",
+        "use the SDK's host/bin/ncc-tflite on a PC; on a board, install the image's Neuron configuration "
+        "(commonly /vendor/etc/armnn_app.config)",
+    ),
+    "NotWrittenError": (
+        "reported success and wrote no file",
+        "read the log of the stage compile, and check the free disk space",
+    ),
+}
+
+# A record in the files of NeuroPilot's compilers. Source: a user's report on genio-community.mediatek.com,
+# t/1907: {"CompilerName": "adapter", "CompilerVersion": "9.2.1", "Neuron SHA1": "b3a8289961"}.
+_RECORD = re.compile(rb'"CompilerVersion"\s*:\s*"([0-9][0-9A-Za-z.+-]{0,30})"')
+
+
+@final
+class NccCompiler(Compiler):
+    """`ncc-tflite` for one board."""
+
+    toolchain: ClassVar[str] = "mediatek"
+    sdk: ClassVar[str] = stages.COMMAND
+    is_command: ClassVar[bool] = True
+    variables: ClassVar[tuple[str, ...]] = stages.VARIABLES[1:]
+    source: ClassVar[str] = (
+        "x86-64 Linux, NeuroPilot SDK from MediaTek, or a Genio board's own image"
+    )
+    script: ClassVar[Path] = Path(stages.__file__)
+    options: ClassVar[type[Any]] = CompileOptions
+    suffix: ClassVar[str] = COMPILED
+
+    def __init__(self, chip: Chip) -> None:
+        self._chip = chip
+        versions = " or ".join(str(major) for major in chip.sdks)
+        self.title = f"ncc-tflite of NeuroPilot {versions}"
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "board": self._chip.name,
+            "arch": self._chip.arch,
+            "sdks": list(self._chip.sdks),
+        }
+
+    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
+        return None  # `export` writes the quantized file
+
+    def plan(self, request: CompileRequest) -> CompilePlan:
+        name = request.spec.name
+        chosen = flags_of(cast(CompileOptions, request.options), self._chip)
+        model, artifact = f"{name}{MODEL}", f"{name}{COMPILED}"
+        (request.folder / NOTES).write_text(json.dumps(chosen.notes), encoding="utf-8")
+        return CompilePlan(
+            stages=(
+                Stage("check", (model,), ("check.txt",)),
+                Stage("describe", (model,), (IO,)),
+                Stage("compile", (model,), (artifact, PLAN, BUILT)),
+            ),
+            artifact=artifact,
+            settings={"model": model, "artifact": artifact, "flags": list(chosen.flags)},
+        )
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        """Check what can be known of a compiled file.
+
+        MediaTek does not publish the format of .dla files, so that its contents are not checked. Inputs and
+        outputs are compared as the compiler describes them, if its description is beside the file.
+        """
+        _check_file(artifact)
+        folder = artifact.parent
+        built = _built(folder / BUILT)
+        plan = read_plan(_text(folder / PLAN))
+        facts: dict[str, Any] = {
+            "compiler": _recorded_version(artifact) or built.get("version", ""),
+            "compiled_for": self._chip.arch,
+            "compiler_flags": built.get("flags", []),
+            "plan": plan.targets,
+            "inputs_and_outputs_compared": _compared(folder, spec, artifact),
+        }
+        facts["notes"] = [
+            *_noted(folder / NOTES),
+            *notes_of(plan, self._chip.npu.plan_target, self._chip.board),
+        ]
+        return facts
+
+    def explain(self, failure: Failure) -> tuple[str, str]:
+        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
+        happened, hint = known or super().explain(failure)
+        words = {"{board}": self._chip.name, "{program}": failure.program}
+        for word, value in words.items():
+            hint = hint.replace(word, value)
+        return happened, hint
+
+
+def _check_file(path: Path) -> None:
+    """
+    Raises:
+        BundleError: this is no file, is empty, or is a file of another known format.
+    """
+    kind = other_kind(path) or ("" if path.is_file() else "missing")
+    head = b"" if kind else _head(path)
+    why = f"the path is {kind}" if kind else ""
+    if not kind and not head:
+        why = "the file is empty"
+    elif head[4:8] == b"TFL3":
+        why = "the file is a .tflite, the input of the compiler and not its output"
+    if why:
+        raise BundleError(
+            f"{path.name} is not a file that ncc-tflite compiled",
+            why=why,
+            hint="compile the bundle again with `whisperport compile`",
+        )
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(16)
+
+
+def _recorded_version(path: Path) -> str:
+    """Return the compiler's version that a compiled file states, "" if it states none."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = _RECORD.search(data)
+        return found[1].decode("ascii") if found else ""
+
+
+def _compared(folder: Path, spec: ProgramSpec, artifact: Path) -> bool:
+    """Compare the inputs and outputs that the compiler described with those of the .tflite.
+
+    Returns:
+        False if the compiler's description is missing or not understood.
+
+    Raises:
+        BundleError: they differ.
+    """
+    inputs, outputs = read_io(_text(folder / IO))
+    model = folder / f"{spec.name}{MODEL}"
+    if not inputs or not outputs or not model.is_file():
+        return False
+    io = read_device_io(model, spec)
+    for kind, found, expected in (
+        ("inputs", inputs, io.inputs),
+        ("outputs", outputs, io.outputs),
+    ):
+        described = Counter((tensor.dtype, tensor.shape) for tensor in found)
+        wanted = Counter((tensor.dtype, tensor.shape) for tensor in expected)
+        if described != wanted:
+            raise BundleError(
+                f"{artifact.name} does not compute `{spec.name}`",
+                why=f"the compiler describes its {kind} as {_shown(described)}; expected {_shown(wanted)}",
+                hint="compile the bundle again with `whisperport compile`",
+            )
+    return True
+
+
+def _shown(tensors: Mapping[tuple[str, tuple[int, ...]], int]) -> str:
+    some = [f"{dtype or 'unknown'}{list(shape)}" for dtype, shape in tensors][:4]
+    return ", ".join(some) + (", …" if len(tensors) > 4 else "")
+
+
+def _built(path: Path) -> Mapping[str, Any]:
+    """Return what the stage compile wrote: the compiler's version, and its flags."""
+    try:
+        data = json.loads(_text(path))
+    except ValueError:
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    flags = data.get("flags")
+    return {
+        "version": printable(str(data.get("version", ""))),
+        "flags": [printable(str(flag)) for flag in flags] if isinstance(flags, list) else [],
+    }
+
+
+def _noted(path: Path) -> list[str]:
+    try:
+        data = json.loads(_text(path))
+    except ValueError:
+        return []
+    return [str(note) for note in data] if isinstance(data, list) else []
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, "" if it is missing; only the first part of a long one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_TEXT).decode("utf-8", "replace")
+    except OSError:
+        return ""

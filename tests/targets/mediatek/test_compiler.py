@@ -1,0 +1,389 @@
+"""MediaTek's compiler, driven with a fake `ncc-tflite` that checks flags and prints text; see the fake.
+
+The tests show what whisperport does with an SDK. They show nothing about MediaTek's compiler.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whisperport.errors import BundleError, UsageError
+from whisperport.targets import get_target
+from whisperport.targets.mediatek.chips import CHIPS, GENIO510, GENIO720
+from whisperport.targets.mediatek.compiler import NccCompiler
+from whisperport.targets.mediatek.flags import CompileOptions
+from whisperport.toolchain import Failure, has_unfinished_stages, probe, run_driver
+
+from ...toolchain.test_toolchain import _has_ended
+from . import fake_ncc_tflite as fake
+from .compiling_parts import SPEC, work_folder
+
+COMPILER = NccCompiler(GENIO720)
+
+
+@pytest.fixture(autouse=True)
+def no_sdk(monkeypatch):
+    for name in ("WHISPERPORT_TOOLCHAIN_MEDIATEK", "MTK_NEURON_SDK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def io_lines(dtype: str, shape: str) -> list[str]:
+    return [f" ├ Type: kTfLite{dtype}", f" └ Shape: {{{shape}}}"]
+
+
+def run(sdk: Path, work: Path) -> Failure | None:
+    installed = COMPILER.installed({"mediatek": str(sdk)})
+    assert installed is not None
+    return run_driver(installed, work, lambda _: None)
+
+
+def checked(folder: Path, plan: list[str] = [], io: list[str] = []) -> dict[str, Any]:  # noqa: B006
+    """Check a compiled file, after a compiler that printed this."""
+    program = work_folder(folder) / "encoder"
+    (program / "encoder.dla").write_bytes(b"compiled")
+    (program / "plan.txt").write_text("\n".join(plan))
+    (program / "io.txt").write_text("\n".join(io))
+    return COMPILER.check(program / "encoder.dla", SPEC)
+
+
+def test_every_stage_runs_once_with_the_flags_of_the_board(tmp_path):
+    sdk, work = fake.install(tmp_path / "sdk"), work_folder(tmp_path)
+
+    assert run(sdk, work) is None
+    assert run(sdk, work) is None
+
+    flags = ["--arch=mdla5.3,edma3.6", "-O3", "--l1-size-kb=256", "--num-mdla=1", "--relax-fp32"]
+    flags += ["--opt-accuracy", "--opt-footprint", "--fc-to-conv"]
+    assert fake.calls(sdk) == [
+        ["encoder.tflite", *flags, "--check-target-only"],
+        ["encoder.tflite", *flags, "--show-io-info"],
+        [
+            *("encoder.tflite", *flags, "--show-exec-plan", "--show-memory-summary"),
+            *("-d", "partial.encoder.dla"),
+        ],
+    ]
+    assert not has_unfinished_stages(work)
+    assert not (work / "encoder" / "partial.encoder.dla").exists()
+    assert "$ ncc-tflite encoder.tflite" in (work / "encoder" / "compile.log").read_text()
+
+
+def test_what_is_known_of_a_compiled_file_is_stated_and_nothing_more(tmp_path):
+    work = work_folder(tmp_path)
+    assert run(fake.install(tmp_path / "sdk"), work) is None
+
+    facts = COMPILER.check(work / "encoder" / "encoder.dla", SPEC)
+
+    assert facts["compiler"] == "8.0.10"
+    assert facts["plan"] == {"MDLA_5_3": 1}
+    assert facts["inputs_and_outputs_compared"] is True
+    assert "--relax-fp32" in facts["compiler_flags"]
+    assert facts["notes"] == []
+    json.dumps(facts)
+
+
+def test_the_version_in_a_compiled_file_is_preferred(tmp_path):
+    record = b'\0{"CompilerName": "ncc", "CompilerVersion": "8.2.31", "Neuron SHA1": "b3a8"}\0'
+    sdk, work = fake.install(tmp_path / "sdk", bytes=list(record)), work_folder(tmp_path)
+    assert run(sdk, work) is None
+    assert COMPILER.check(work / "encoder" / "encoder.dla", SPEC)["compiler"] == "8.2.31"
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (["Target: MDLA_5_3", "Target: EDMA_3_6"], ""),
+        (["Target: MDLA_5_3", "Target: EDPA_1_2"], "1 part of the execution plan runs on EDPA_1_2"),
+        (
+            ["Target: CPU", "Target: MDLA_5_3", "Target: CPU"],
+            "2 parts of the execution plan run on CPU",
+        ),
+        (
+            ["Target: MDLA_5_3", "OP[3]: GATHER", " fallback"],
+            "GATHER: the compiler printed: fallback",
+        ),
+        (["\x1b]0;title\x07 done"], "not understood"),
+    ],
+    ids=["edma", "edpa", "cpu", "operator", "unknown"],
+)
+def test_what_does_not_run_on_the_npu_is_a_note(tmp_path, plan, expected):
+    notes = checked(tmp_path, plan)["notes"]
+
+    assert [expected in note for note in notes] == [True] * bool(expected)
+
+
+def test_suppressed_outputs_are_a_note(tmp_path):
+    program = work_folder(tmp_path, CompileOptions(suppress_output=True)) / "encoder"
+    (program / "encoder.dla").write_bytes(b"compiled")
+    (program / "plan.txt").write_text("Target: MDLA_5_3")
+    (note,) = COMPILER.check(program / "encoder.dla", SPEC)["notes"]
+    assert "padded to a multiple of 16" in note
+
+
+@pytest.mark.parametrize(
+    ("io", "outcome"),
+    [
+        (["# of output tensors: 1"], False),
+        (["nothing", "of", "this"], False),
+        (
+            [*io_lines("Int8", "2,3"), "# of output tensors: 1", *io_lines("Int8", "2,4")],
+            "describes its inputs as int8",
+        ),
+        (
+            [*io_lines("Float32", "2,3"), "# of output tensors: 1", *io_lines("Float32", "2,16")],
+            "describes its outputs as float32[2, 16]; expected float32[2, 4]",
+        ),
+    ],
+    ids=["empty", "unknown", "dtype", "shape"],
+)
+def test_inputs_and_outputs_are_compared_where_the_compiler_describes_them(tmp_path, io, outcome):
+    if isinstance(outcome, bool):
+        assert checked(tmp_path, io=io)["inputs_and_outputs_compared"] is outcome
+        return
+    with pytest.raises(BundleError, match="does not compute `encoder`") as raised:
+        checked(tmp_path, io=io)
+    assert outcome in raised.value.why
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "missing"), (b"", "empty"), (b"\x1c\0\0\0TFL3" + bytes(20), "a .tflite")],
+    ids=["missing", "empty", "tflite"],
+)
+def test_what_is_no_compiled_file_is_rejected(tmp_path, content, why):
+    artifact = tmp_path / "encoder.dla"
+    if content is not None:
+        artifact.write_bytes(content)
+    with pytest.raises(BundleError, match="is not a file that ncc-tflite compiled") as raised:
+        COMPILER.check(artifact, SPEC)
+    assert why in raised.value.why
+
+
+def test_a_compiled_file_with_hostile_files_beside_it_is_checked_without_them(tmp_path):
+    (tmp_path / "encoder.dla").write_bytes(b"\0" * 100)
+    (tmp_path / "plan.txt").write_bytes(b"\xff\xfe\x1b[2J" * 1000)
+    (tmp_path / "io.txt").write_bytes(b"# of output tensors" * 1000)
+    (tmp_path / "built.json").write_text('{"flags": {"a": 1}, "version": ["\\u001b"]}')
+    (tmp_path / "notes.json").write_text("[" * 100)
+
+    facts = COMPILER.check(tmp_path / "encoder.dla", SPEC)
+
+    assert facts["inputs_and_outputs_compared"] is False
+    assert "\x1b" not in json.dumps(facts, ensure_ascii=False)
+    assert facts["compiler_flags"] == []
+
+
+UNSUPPORTED = ["OP[11]: ADD", "OP[12]: GATHER", "    MDLA: unsupported operation"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "lines", "kind", "message", "happened"),
+    [
+        (
+            *("check", UNSUPPORTED, "UnsupportedOperatorError"),
+            *("OP[12]: GATHER: MDLA: unsupported operation", "does not support an operator"),
+        ),
+        (
+            *(
+                "compile",
+                ["OP[0]: ADD", "MDLA: unsupported data type FLOAT64"],
+                "UnsupportedTypeError",
+            ),
+            *("OP[0]: ADD: MDLA: unsupported data type FLOAT64", "does not support the type"),
+        ),
+        (
+            *("compile", ["terminate called: std::bad_alloc"], "OutOfMemoryError"),
+            *("terminate called: std::bad_alloc", "ran out of memory"),
+        ),
+        (
+            *("describe", ["Can't open config file", "ERROR: x"], "MissingConfigurationError"),
+            *("Can't open config file", "cannot read the configuration"),
+        ),
+        (
+            *("compile", ["line", "ERROR: \x1b[2Jodd", "later"], "NccError"),
+            *("ERROR:  [2Jodd", "failed"),
+        ),
+        ("compile", [], "NccError", "it ended with exit status 1 and printed nothing", "failed"),
+    ],
+)
+def test_a_failure_of_a_stage_is_explained(tmp_path, stage, lines, kind, message, happened):
+    sdk, work = fake.install(tmp_path / "sdk", **{stage: lines}), work_folder(tmp_path)
+
+    failure = run(sdk, work)
+
+    assert failure is not None
+    assert (failure.kind, failure.stage, failure.classes[0]) == ("failed", stage, kind)
+    assert failure.message == message
+    words, hint = COMPILER.explain(failure)
+    assert happened in words
+    assert "{" not in hint
+    assert not (work / "encoder" / "encoder.dla").exists()
+
+
+def test_a_failed_stage_runs_again_and_earlier_ones_are_kept(tmp_path):
+    sdk, work = fake.install(tmp_path / "sdk", compile=["ERROR: once"]), work_folder(tmp_path)
+    assert run(sdk, work) is not None
+    fake.change(sdk)
+
+    assert run(sdk, work) is None
+
+    assert [call[-1] for call in fake.calls(sdk)] == [
+        *("--check-target-only", "--show-io-info", "partial.encoder.dla", "partial.encoder.dla")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("faults", "kind"),
+    [
+        ({"empty": True}, "NotWrittenError"),
+        ({"signal": 11}, "NccError"),
+        ({"signal": 9}, "OutOfMemoryError"),
+    ],
+    ids=["nothing written", "crash", "killed"],
+)
+def test_a_compiler_that_writes_nothing_fails(tmp_path, faults, kind):
+    failure = run(fake.install(tmp_path / "sdk", **faults), work_folder(tmp_path))
+    assert failure is not None
+    assert failure.classes[0] == kind
+
+
+def test_a_flag_that_this_version_does_not_have_is_explained(tmp_path):
+    work = work_folder(tmp_path, CompileOptions(flags="--newer-flag"))
+    failure = run(fake.install(tmp_path / "sdk"), work)
+    assert failure is not None
+    assert failure.message == "ncc-tflite: unknown option --newer-flag"
+    assert "ncc-tflite --help" in COMPILER.explain(failure)[1]
+
+
+def test_an_interrupt_ends_the_compiler_and_its_children(tmp_path):
+    sdk, work = fake.install(tmp_path / "sdk", hang="compile"), work_folder(tmp_path)
+    pids = work / "encoder" / "pids"
+
+    def interrupted(message: str) -> None:
+        while message.endswith("compile") and not pids.exists():
+            pass
+        if pids.exists():
+            raise KeyboardInterrupt
+
+    installed = COMPILER.installed({"mediatek": str(sdk)})
+    with pytest.raises(KeyboardInterrupt):
+        run_driver(installed, work, interrupted)
+
+    assert all(_has_ended(int(pid)) for pid in pids.read_text().split())
+    assert not (work / "encoder" / "encoder.dla").exists()
+    assert has_unfinished_stages(work)
+
+
+@pytest.mark.parametrize(
+    "place", [".", "neuron_sdk", "neuron_sdk/host", "neuron_sdk/host/bin/ncc-tflite"]
+)
+def test_the_sdk_may_be_named_by_any_of_its_folders_or_by_its_program(tmp_path, place):
+    sdk = fake.install(tmp_path / "sdk")
+    installed = COMPILER.installed({"mediatek": str(sdk / place)})
+    assert installed is not None
+    assert probe(installed, COMPILER.script, COMPILER.settings()) is None
+
+
+def test_the_sdk_is_found_in_the_order_option_own_variable_vendors_variable_path(
+    tmp_path, monkeypatch
+):
+    first, second, third, last = (fake.install(tmp_path / name) for name in "1234")
+    monkeypatch.setenv("PATH", str(last / "neuron_sdk/host/bin"))
+    assert COMPILER.installed({}).path == last / "neuron_sdk/host/bin/ncc-tflite"
+    monkeypatch.setenv("MTK_NEURON_SDK", str(third))
+    assert COMPILER.installed({}).path == third
+    monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_MEDIATEK", str(second))
+    assert COMPILER.installed({}).path == second
+    assert COMPILER.installed({"mediatek": str(first)}).path == first
+    with pytest.raises(UsageError, match="has no SDK at"):
+        COMPILER.installed({"mediatek": str(tmp_path / "missing")})
+
+
+def test_without_an_sdk_there_is_none(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert COMPILER.installed({}) is None
+
+
+def _broken(folder: Path, how: str) -> Path:
+    sdk = fake.install(folder / "sdk")
+    program = sdk / "neuron_sdk/host/bin/ncc-tflite"
+    if how == "wrong folder":
+        program.unlink()
+    elif how == "not executable":
+        program.chmod(0o644)
+    elif how == "another processor":
+        program.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(100))
+    elif how == "missing library":
+        loader = "error while loading shared libraries: libc++.so.1: cannot open shared object file"
+        program.write_text(f"#!/bin/sh\necho 'ncc-tflite: {loader}' >&2\nexit 127\n")
+    return sdk
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("wrong folder", "looked in it and in neuron_sdk/host/bin"),
+        ("not executable", "chmod +x"),
+        ("another processor", "Exec format error"),
+        ("missing library", "libc++.so.1"),
+    ],
+)
+def test_an_sdk_that_cannot_be_started_is_explained(tmp_path, how, message):
+    installed = COMPILER.installed({"mediatek": str(_broken(tmp_path, how))})
+    failure = probe(installed, COMPILER.script, COMPILER.settings())
+    assert failure is not None
+    assert failure.kind == "missing"
+    assert message in failure.message
+
+
+def test_an_sdk_without_the_boards_architecture_is_unsuitable(tmp_path):
+    sdk = fake.install(tmp_path / "sdk", arch=["Available:", "  - mdla3.0", "  - vpu"])
+    installed = COMPILER.installed({"mediatek": str(sdk)})
+
+    failure = probe(installed, COMPILER.script, COMPILER.settings())
+
+    assert failure is not None
+    assert failure.kind == "unsuitable"
+    assert "needs the architecture mdla5.3" in failure.message
+    assert "mdla3.0, vpu" in failure.message
+    other = NccCompiler(GENIO510)
+    assert probe(installed, other.script, other.settings()) is None
+
+
+def test_an_sdk_that_lists_no_architectures_and_no_version_is_tried(tmp_path):
+    sdk = fake.install(tmp_path / "sdk", arch=["?"], version=["?"])
+    installed = COMPILER.installed({"mediatek": str(sdk)})
+    assert probe(installed, COMPILER.script, COMPILER.settings()) is None
+
+
+def test_the_work_folder_compiles_on_another_machine_with_the_vendors_variable(tmp_path):
+    work = work_folder(tmp_path)
+    other = shutil.copytree(work, tmp_path / "other machine" / "work")
+    sdk = fake.install(tmp_path / "other sdk")
+    environment = {**os.environ, "MTK_NEURON_SDK": str(sdk)}
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        other / "compile.py",
+    ]  # without whisperport, or any package
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[0] == "compiler version: 8.0.10"
+    shutil.copytree(other, work, dirs_exist_ok=True)
+    assert not has_unfinished_stages(work)
+    assert COMPILER.check(work / "encoder" / "encoder.dla", SPEC)["compiler"] == "8.0.10"
+
+
+def test_every_board_has_the_compiler():
+    for chip in CHIPS:
+        compiler = get_target(chip.name).compiler
+        assert compiler.settings()["arch"] == chip.arch
+        assert compiler.calibration(SPEC, None, compiler.options()) is None
