@@ -13,6 +13,7 @@ from whisperport.spec import Rejection
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.mediatek import options as own_options
 from whisperport.targets.mediatek.chips import Chip
+from whisperport.targets.mediatek.compiler import NccCompiler
 from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import spec_of
@@ -33,6 +34,7 @@ class Genio(Target):
 
     def __init__(self, chip: Chip) -> None:
         self.chip, self.spec = chip, spec_of(chip)
+        self.compiler = NccCompiler(chip)
         self.partitioner = LiteRtPartitioner(chip)
 
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
