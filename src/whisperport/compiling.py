@@ -332,14 +332,8 @@ def _without_stale_evidence(manifest: Manifest) -> Manifest:
 def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
     """Return path in the bundle -> source file, the artifact first; all files have the program's name."""
     stem = f"{entry.target}/{entry.spec.name}"
-    beside = {f"{stem}{_ending(path, entry.spec.name)}": path for path in artifact.beside}
+    beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
     return {f"{stem}{artifact.suffix}": artifact.path, **beside}
-
-
-def _ending(path: Path, program: str) -> str:
-    """Return what follows the program's name in a file's name, else the suffix."""
-    ending = path.name.removeprefix(program)
-    return ending if ending != path.name and ending.startswith(".") else path.suffix
 
 
 def _groups(opened: Bundle, options: CompileOptions, work: Path) -> list[_Group]:
@@ -403,8 +397,7 @@ def _prepared(
 def _planned(
     group: _Group, entry: ProgramEntry, opened: Bundle, options: CompileOptions, progress: Progress
 ) -> _Planned:
-    folder, dims = group.work / entry.spec.name, opened.manifest.dims
-    compiler = group.compiler.for_precision(entry.precision)
+    folder, compiler, dims = group.work / entry.spec.name, group.compiler, opened.manifest.dims
     folder.mkdir(parents=True, exist_ok=True)
     run = _run_options(options)
     need = compiler.calibration(entry.spec, dims, group.options)
@@ -532,8 +525,7 @@ def _checks(
 def _artifact(
     group: _Group, entry: ProgramEntry, plan: _Planned, checks: tuple[Check, ...]
 ) -> Artifact:
-    compiler = group.compiler.for_precision(entry.precision)
-    facts = dict(compiler.check(plan.artifact, entry.spec))
+    facts = dict(group.compiler.check(plan.artifact, entry.spec))
     if plan.samples:
         facts["calibration_samples"] = plan.samples
     measured: dict[str, float] = {}

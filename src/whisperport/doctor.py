@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from whisperport import targets
 from whisperport.errors import UsageError
 from whisperport.spec import Package
-from whisperport.toolchain import find_interpreter, variable
+from whisperport.toolchain import variable
 from whisperport.verification.machine import versions
 
 # pip extra -> packages that show whether it is installed; "" is the core. The specs of targets list more.
@@ -25,7 +25,6 @@ GENERAL: dict[str, tuple[Package, ...]] = {
         Package("safetensors", "safetensors"),
         Package("huggingface_hub", "huggingface-hub"),
     ),
-    "litert": (Package("ai_edge_litert", "ai-edge-litert"),),
     "live": (Package("sounddevice", "sounddevice"),),
     "openvino": (Package("openvino", "openvino"),),
     "xnnpack": (
@@ -88,20 +87,19 @@ def _finding(extra: str, package: Package) -> Finding:
 
 
 def _toolchains() -> Iterator[Finding]:
-    """Yield a finding for the SDK of every vendor's compiler: the interpreter that has it, if any."""
+    """Yield a finding for the SDK of every vendor's compiler: where it is, if it is here."""
     compilers = [t.compiler for t in targets.TARGETS if t.compiler is not None]
-    for toolchain, sdk in {compiler.toolchain: compiler.sdk for compiler in compilers}.items():
+    for toolchain, compiler in {compiler.toolchain: compiler for compiler in compilers}.items():
         try:
-            interpreter = find_interpreter(toolchain, sdk, {})
-        except UsageError:  # the environment variable names an interpreter that does not exist
-            interpreter = None
+            found = compiler.installed({})
+        except UsageError:  # the environment variable names a path that does not exist
+            found = None
+        owner = "folder of the SDK" if compiler.is_command else "Python interpreter"
         yield Finding(
-            sdk,
-            f"in {interpreter}" if interpreter else "not installed",
+            compiler.sdk,
+            f"in {found.path}" if found else "not installed",
             f"compiling with {toolchain}",
-            ""
-            if interpreter
-            else f"set {variable(toolchain)} to the Python interpreter that has it",
+            "" if found else f"set {variable(toolchain)} to the {owner} that has it",
         )
 
 

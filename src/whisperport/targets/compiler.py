@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from whisperport.dims import Dims
 from whisperport.runner import Array
@@ -107,10 +107,6 @@ class Compiler(ABC):
             return find_command(self.toolchain, self.sdk, self.variables, given)
         interpreter = find_interpreter(self.toolchain, self.sdk, given)
         return Installed(interpreter, interpreter) if interpreter is not None else None
-
-    def for_precision(self, precision: str) -> Self:
-        """Return the compiler for programs of a precision, such as "w8a16"."""
-        return self
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
