@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from whisperport.cli.console import WIDTH
 from whisperport.targets.options import describe
 
 FEW = 6  # a verb with fewer options shows them under one heading
@@ -50,7 +51,8 @@ class Verb(click.Command):
         for options in dict.fromkeys(targets.values()):
             names = ", ".join(name for name, one in targets.items() if one is options)
             if described := describe(options):
-                groups[f"Options of {names}, given as {option} TARGET.NAME=VALUE"] = [
+                heading = f"Options of {names}, given as {option} TARGET.NAME=VALUE"
+                groups[textwrap.fill(heading, WIDTH - 1, break_on_hyphens=False)] = [
                     (one.name, f"{one.help}  [{_default(one.default)}values: {one.values}]")
                     for one in described
                 ]
