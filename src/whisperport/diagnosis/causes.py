@@ -64,6 +64,7 @@ class CauseCode(StrEnum):
     SILENT_INPUT = "silent-input"
     AUDIO_NOT_SCALED = "audio-not-scaled"
     WRONG_MEL_BINS = "wrong-mel-bins"
+    WRONG_MEL_FRAMES = "wrong-mel-frames"
     MEL_TRANSPOSED = "mel-transposed"
     MEL_NOT_NORMALIZED = "mel-not-normalized"
     MEL_NOT_CLAMPED = "mel-not-clamped"
@@ -179,6 +180,11 @@ CAUSES: Mapping[CauseCode, Cause] = MappingProxyType(
             "input",
             "The spectrogram had another number of mel bins (80 or 128); the input holds its first bins, "
             "or its bins and then zeros.",
+        ),
+        _C.WRONG_MEL_FRAMES: Cause(
+            "input",
+            "The frames of the spectrogram do not begin every 160 samples, or they are not centred: the "
+            "audio was not padded with 200 reflected samples at its ends.",
         ),
         _C.MEL_TRANSPOSED: Cause(
             "input", "The spectrogram was stored as (frames, bins) instead of (bins, frames)."

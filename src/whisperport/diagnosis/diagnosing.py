@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from whisperport.diagnosis.result import Diagnosis, Finding, OutputDiagnosis
 from whisperport.diagnosis.scales import SMALLEST
 from whisperport.diagnosis.search import Search, search
 from whisperport.diagnosis.sizes import size_sentences
+from whisperport.diagnosis.verdict import Verdict, verdict_of
 from whisperport.errors import UsageError
 from whisperport.progress import Progress
 from whisperport.runner import Array
@@ -46,6 +47,8 @@ class DiagnoseOptions:
             reference.
         quantization: output name -> dtype, scale and zero point that the device stores it with. Default:
             none, so that every output is expected in float32.
+        simulated: the output of the simulated quantization, in the forms of the device's output; it is
+            compared with the device and with float32. Default: None, not known.
         precision: precision of the device, whose tolerances apply, such as "w8a8". Default: "", that of the
             bundle's program, or "fp16" for a program in float32.
         run: how the bundle's programs are run here, for expected outputs and for wrong inputs.
@@ -54,6 +57,7 @@ class DiagnoseOptions:
     program: str = "encoder"
     clip: str = ""
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
+    simulated: DeviceOutput | Mapping[str, DeviceOutput] | None = None
     precision: str = ""
     run: RunOptions = field(default_factory=RunOptions)
 
@@ -90,13 +94,44 @@ def diagnose(
     for name, raw in raws.items():
         progress(f"diagnosing the output {name}")
         found.append(_diagnosed(raw, expected.tensor(name), expected))
+    verdict = _verdict(found, options.simulated, expected, progress)
     return Diagnosis(
         program=expected.program,
         clip=expected.clip,
         outputs=tuple(found),
         expected_from=expected.source,
+        verdict=verdict.sentence if verdict else "",
+        numbers=verdict.numbers if verdict else {},
         missing=tuple(t.name for t in expected.tensors if t.name not in raws),
     )
+
+
+def _verdict(
+    found: Sequence[OutputDiagnosis],
+    simulated: DeviceOutput | Mapping[str, DeviceOutput] | None,
+    expected: Expected,
+    progress: Progress,
+) -> Verdict | None:
+    """Compare the corrected outputs with the simulated quantization; None if nothing can be compared."""
+    if simulated is None:
+        return None
+    simulation = {
+        one.output: one.corrected
+        for one in diagnose(expected, simulated, progress=progress).outputs
+    }
+    names, device, quantized = [], [], []
+    for one in found:
+        other = simulation.get(one.output)
+        if one.corrected is not None and other is not None:
+            names.append(one.output)
+            device.append(one.corrected)
+            quantized.append(other)
+    if not names:
+        return Verdict(
+            sentence="No output is known of both the device and the simulation.", numbers={}
+        )
+    arrays = [expected.tensor(name).array for name in names]
+    return verdict_of(device, quantized, arrays, GATES["w8a8"])
 
 
 def _expected(
@@ -152,6 +187,7 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
             findings=(),
             before=before,
             after=before,
+            corrected=_values(best, tensor),
         )
     after = _after(best, tensor, gate)
     findings = list(best.findings)
@@ -167,7 +203,7 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         before=before,
         after=after,
         fix=fix_program(best, raw, tensor),
-        excluded=(),
+        corrected=_values(best, tensor),
     )
 
 
@@ -193,6 +229,12 @@ def _after(best: Explanation, tensor: ExpectedTensor, gate: Gate) -> Comparison:
     if known.all():
         return compare(reference.name, actual, wanted, gate, frame_axis=reference.frame_axis)
     return compare(reference.name, actual[known], wanted[known], gate)
+
+
+def _values(best: Explanation, tensor: ExpectedTensor) -> Array:
+    """Return the corrected values in the output's shape."""
+    values: Array = best.corrected.astype(np.float32).reshape(tensor.array.shape)
+    return values
 
 
 def _constant(raw: RawOutput) -> Finding | None:

@@ -58,8 +58,8 @@ def expected_outputs(
         MissingPackageError: a target's runtime is not installed.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-    source = _Source(opened, _spec(opened, program), run or RunOptions(), progress)
-    found = _clip(source.clips, clip)
+    source = _Source(opened, spec_of(opened, program), run or RunOptions(), progress)
+    found = reference_clip(opened, clip)
     arrays = source.outputs(found)
     declared = quantization or {}
     tensors = tuple(
@@ -117,7 +117,7 @@ class _Source:
     def alternatives(self, clip: ReferenceClip) -> Iterator[Alternative]:
         """Yield the outputs for other clips and, for the encoder and `cross_kv`, for wrong spectrograms."""
         for other in self.clips:
-            if other is not clip:
+            if other.name != clip.name:
                 yield Alternative(
                     CauseCode.OTHER_CLIP,
                     f"The file holds the output for the clip `{other.name}`.",
@@ -171,7 +171,12 @@ def inputs_of(
     return samples[-1]
 
 
-def _spec(bundle: Bundle, program: str) -> ProgramSpec:
+def spec_of(bundle: Bundle, program: str) -> ProgramSpec:
+    """Return the signature of a program.
+
+    Raises:
+        UsageError: the bundle has no such program.
+    """
     specs = {entry.spec.name: entry.spec for entry in bundle.manifest.programs}
     if program not in specs:
         raise UsageError(
@@ -181,7 +186,13 @@ def _spec(bundle: Bundle, program: str) -> ProgramSpec:
     return specs[program]
 
 
-def _clip(clips: Sequence[ReferenceClip], name: str) -> ReferenceClip:
+def reference_clip(bundle: Bundle, name: str) -> ReferenceClip:
+    """Return a clip of the reference by its name; the first for "".
+
+    Raises:
+        UsageError: the reference has no such clip.
+    """
+    clips = Reference.from_arrays(bundle.reference()).clips
     for clip in clips:
         if name in ("", clip.name):
             return clip

@@ -306,3 +306,16 @@ def _first_levels(lowest: float, step: float, span: int) -> tuple[int, ...]:
     if step == 1 and lowest == int(lowest) and -128 <= lowest <= 255:
         return (int(lowest),)
     return (-128, 0) if span == LEVELS - 1 else ()
+
+
+def read_as(data: Bytes, dtype: str, *, is_big_endian: bool = False) -> Floats:
+    """Return bytes as the values of one dtype, (n,) float32. Bytes after the last value are ignored.
+
+    Args:
+        data: the bytes of a file.
+        dtype: name of a dtype in `FORMATS`, such as "int8" or "bfloat16".
+        is_big_endian: whether the bytes of each value are in the opposite order.
+    """
+    named = [form for form in FORMATS if form.name == dtype]
+    form = next((f for f in named if (f.code[0] == ">") == is_big_endian), named[0])
+    return _values(data[: data.size // form.itemsize * form.itemsize], form)

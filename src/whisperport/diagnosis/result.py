@@ -1,10 +1,12 @@
 """The result of a diagnosis: which causes explain the device's output, with numbers before and after."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from whisperport.diagnosis.causes import CauseCode
+from whisperport.runner import Array
 from whisperport.verification.compare import Comparison
 
 
@@ -47,6 +49,9 @@ class OutputDiagnosis:
         after: the comparison with all corrections applied; the same as `before` if there are none.
         fix: a short numpy program that reads the file and applies all corrections; empty if there are none.
         excluded: what was tried and does not explain the file, one sentence each.
+        corrected: the values with all corrections, float32 in the output's shape, NaN where the file holds
+            none; None if nothing explains the file. If the input or the output was another one, these are
+            the values of that one.
     """
 
     output: str
@@ -57,6 +62,20 @@ class OutputDiagnosis:
     after: Comparison
     fix: str = ""
     excluded: tuple[str, ...] = ()
+    corrected: Array | None = field(default=None, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object, without the corrected values."""
+        return {
+            "output": self.output,
+            "source": self.source,
+            "passed": self.passed,
+            "causes": [finding.to_json() for finding in self.findings],
+            "before": _numbers(self.before),
+            "after": _numbers(self.after),
+            "fix": self.fix,
+            "excluded": list(self.excluded),
+        }
 
     @property
     def explained(self) -> bool:
@@ -100,3 +119,32 @@ class Diagnosis:
         """All causes that were found, each once, in the order of `CauseCode`; empty if there are none."""
         found = {finding.cause for output in self.outputs for finding in output.findings}
         return tuple(cause for cause in CauseCode if cause in found)
+
+    @property
+    def unexplained(self) -> tuple[str, ...]:
+        """Names of the outputs that are wrong for a reason that was not found."""
+        return tuple(output.output for output in self.outputs if not output.explained)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; numbers that are not finite are strings."""
+        return {
+            "program": self.program,
+            "clip": self.clip,
+            "passed": self.passed,
+            "causes": [cause.value for cause in self.causes],
+            "outputs": [output.to_json() for output in self.outputs],
+            "missing": list(self.missing),
+            "expected_from": self.expected_from,
+            "verdict": self.verdict,
+            "numbers": {name: _finite(number) for name, number in self.numbers.items()},
+        }
+
+
+def _numbers(comparison: Comparison) -> dict[str, Any]:
+    numbers = {name: _finite(number) for name, number in comparison.numbers().items()}
+    return {"passed": bool(comparison), "reason": comparison.reason, **numbers}
+
+
+def _finite(number: float) -> float | str:
+    """Return a number as JSON can hold it."""
+    return number if math.isfinite(number) else str(number)

@@ -73,6 +73,7 @@ def wrong_inputs(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
     )
     if n_mels in OTHER_BINS:
         yield _other_bins(audio, dims)
+    yield from _other_frames(audio, dims)
     yield WrongInput(
         _C.MEL_TRANSPOSED,
         f"The spectrogram is stored as ({n_frames}, {n_mels}), not as ({n_mels}, {n_frames}).",
@@ -134,6 +135,36 @@ def _other_bins(audio: Floats, dims: Dims) -> WrongInput:
         f"bins{rest}.",
         used,
     )
+
+
+def _other_frames(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
+    """Yield spectrograms with another hop length, and the one without padding at the ends of the audio."""
+    window = _window(audio, dims)
+    for hop in OTHER_HOPS:
+        yield WrongInput(
+            _C.WRONG_MEL_FRAMES,
+            f"The frames of the spectrogram begin every {hop} samples, not every {HOP_LENGTH}.",
+            _framed(np.pad(window, N_FFT // 2, mode="reflect"), hop, dims),
+        )
+    yield WrongInput(
+        _C.WRONG_MEL_FRAMES,
+        "The frames of the spectrogram are not centred: the audio was not padded with 200 reflected "
+        "samples at its ends.",
+        _framed(window, HOP_LENGTH, dims),
+    )
+
+
+def _framed(samples: Floats, hop: int, dims: Dims) -> Floats:
+    """Return a spectrogram whose frames begin every `hop` samples, cut or padded with zeros to 2T frames."""
+    frames = sliding_window_view(samples, N_FFT)[::hop][: dims.n_frames]
+    power = np.empty((dims.n_mels, len(frames)), np.float32)
+    for start in range(0, len(frames), FRAMES_AT_ONCE):
+        part = np.ascontiguousarray(frames[start : start + FRAMES_AT_ONCE]).reshape(-1)
+        # Frames that lie end to end: every (N_FFT / HOP_LENGTH)th frame of the function is one of them.
+        power[:, start : start + FRAMES_AT_ONCE] = _log_power_of_frames(part, dims.n_mels)
+    used = np.zeros((dims.n_mels, dims.n_frames), np.float32)
+    used[:, : len(frames)] = to_whisper_scale(power, float(power.max()))
+    return used
 
 
 def _other_windows(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
