@@ -115,13 +115,29 @@ def quantize(
     from ai_edge_quantizer import quantizer
 
     made = quantizer.Quantizer(str(source), [dict(step) for step in steps])
-    ranges = None
-    if made.need_calibration:
-        ranges = made.calibrate(
-            {name: list(_samples(arrays)) for name, arrays in (samples or {}).items()},
-            num_threads=threads,
-        )
+    ranges = _ranges(source, steps, samples or {}, threads) if made.need_calibration else None
     made.quantize(ranges).export_model(str(out), overwrite=True)
+
+
+def _ranges(
+    source: Path, steps: Recipe, samples: Mapping[str, Mapping[str, Path]], threads: int
+) -> Any:
+    """Return the range of every tensor: from its smallest to its largest value in all samples.
+
+    `Quantizer.calibrate` would return a moving average of each sample's range, and values outside of the
+    average are cut off. Measured on the trained encoder in w8a16, linears quantized, 32 samples: the
+    largest error of six clips is 0.080 of the largest value with the average, and 0.032 with this range.
+    """
+    from ai_edge_quantizer import calibrator, recipe_manager
+    from ai_edge_quantizer.utils import qsv_utils
+
+    manager = recipe_manager.RecipeManager()
+    manager.load_quantization_recipe([dict(step) for step in steps])
+    found = calibrator.Calibrator(
+        str(source), num_threads=threads, qsv_update_func=qsv_utils.min_max_update
+    )
+    found.calibrate({name: list(_samples(arrays)) for name, arrays in samples.items()}, manager)
+    return found.get_model_qsvs()
 
 
 def _samples(arrays: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
