@@ -56,14 +56,17 @@ def log_mel(
     return to_whisper_scale(power, float(power.max()))
 
 
-def mel_log_power(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
+def mel_log_power(
+    samples: NDArray[np.float32], n_mels: int, hop: int = HOP_LENGTH
+) -> NDArray[np.float32]:
     """Return log10 of the mel power of every complete frame, (n_mels, n) float32, at least -10.
 
     Args:
-        samples: (n_samples,) float32. Frames of 400 samples begin every 160 samples; there is no padding.
+        samples: (n_samples,) float32. Frames of 400 samples begin every `hop` samples; there is no padding.
         n_mels: number of mel bands.
+        hop: samples from one frame to the next. Whisper was trained with 160 only.
     """
-    frames = sliding_window_view(samples, N_FFT)[::HOP_LENGTH]  # (n, 400), a view
+    frames = sliding_window_view(samples, N_FFT)[::hop]  # (n, 400), a view
     filters, window = mel_filters(n_mels), _hann_window()
     mel = np.empty((n_mels, len(frames)), np.float32)
     for start in range(0, len(frames), _FRAMES_AT_ONCE):
