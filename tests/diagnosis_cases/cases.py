@@ -22,7 +22,6 @@ GATE_DB = {
 }  # SQNR that an output of each precision must have
 MARGIN_DB = 4.0  # no case is nearer to its tolerance
 FAINT_DB = 3.0  # of layers' rounding: less than this is no output any more
-CLIPPED_DB = 45.0  # clipping that changes less cannot be seen beside the rounding to 8 bits
 CLEAN_SHARE = 0.1
 PAIR_SHARE = 1 / 3
 LARGEST_HALF = 65504
@@ -273,7 +272,8 @@ def _is_clipped(plan: Plan) -> bool:
     right = replace(plan, storage="float32", dequantize="right", dtype="float32", factor=1.0)
     x = run(right).numbers
     low, high = representable(plan)
-    return _sqnr(x, np.clip(x, low, high)) < CLIPPED_DB
+    margin = (high - low) / 256  # one step of 8 bits
+    return bool(np.any((x < low - margin) | (x > high + margin)))
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}
