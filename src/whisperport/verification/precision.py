@@ -10,7 +10,7 @@ from whisperport.verification.tolerances import GATES
 
 
 def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
-    """Return the precision in which each program runs. Emulation runs in float32.
+    """Return the precision in which each program runs. Emulation runs in the precision of the lowered file.
 
     Args:
         bundle: the bundle.
@@ -25,11 +25,10 @@ def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
     options = run.options if run else {}
     found = {}
     for entry in bundle.manifest.programs:
-        spec = get_target(entry.target).spec
-        emulated = is_emulated(entry.target, options)
-        precision = entry.precision
-        if emulated:
-            precision = "fp32"
+        target = get_target(entry.target)
+        spec, precision = target.spec, entry.precision
+        if is_emulated(entry.target, options):
+            precision = target.emulated_precision(precision)
         elif precision == "fp32" and precision not in spec.precisions:  # stored so in format 1
             precision = spec.precisions[0]
         found[entry.spec.name] = precision

@@ -1,10 +1,23 @@
-"""Options of the MediaTek targets for running; lowering has none."""
+"""Options of the MediaTek targets, for lowering and for running."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.targets.mediatek.run_options import DeviceOptions
 from whisperport.targets.options import Option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerOptions:
+    """Options for lowering."""
+
+    static: Annotated[
+        Literal["linear", "all"],
+        Option(
+            "Operators that w8a8 and w8a16 quantize: linears and convolutions, while all others compute in "
+            "float16; or all that the quantizer supports"
+        ),
+    ] = "linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +31,7 @@ class RunOptions(DeviceOptions):
     emulation: Annotated[
         Literal["tflite"] | None,
         Option(
-            "Run the lowered .tflite files on the CPU in float32 with LiteRT, not the compiled files on "
-            "the NPU; the default is the NPU"
+            "Run the lowered .tflite files on the CPU with LiteRT, not the compiled files on the NPU; the "
+            "default is the NPU"
         ),
     ] = None

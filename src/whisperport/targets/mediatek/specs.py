@@ -7,8 +7,14 @@ from whisperport.targets.mediatek.chips import (
     MODEL_ZOO,
     VPU,
     Chip,
+    Npu,
 )
-from whisperport.targets.mediatek.limits import limits_of, operators_of, operators_source
+from whisperport.targets.mediatek.limits import (
+    ACTIVATIONS,
+    limits_of,
+    operators_of,
+    operators_source,
+)
 
 FALLBACK = "litert"
 ON_THE_NPU = frozenset(
@@ -31,10 +37,11 @@ def spec_of(chip: Chip) -> TargetSpec:
     npu = chip.npu
     return TargetSpec(
         name=chip.name,
-        summary=f"{chip.board} ({chip.soc}) with {npu.name}: {_runs(chip)}",
+        summary=f"{chip.board}{_runs(npu)}",
         operators=operators_of(npu),
         operators_observed=npu is VPU,
         max_rank=4,
+        dtypes=ACTIVATIONS,
         formats=frozenset({"torch", "tflite"}),
         limits=limits_of(npu),
         suggested_rewrites={
@@ -56,7 +63,7 @@ def spec_of(chip: Chip) -> TargetSpec:
         run_extra="litert",
         sources={
             "operators": operators_source(npu),
-            "dtypes": f"{MODEL_ZOO} whisper: float32 inputs and outputs, tokens looked up on the host",
+            "dtypes": f"{MDLA_3_0_GUIDE}: data types; {MODEL_ZOO} whisper: tokens looked up on the host",
             "max_rank": f"{MDLA_3_0_GUIDE}: 5 axes for 3-D convolutions and pooling only, else up to 4",
             "formats": "ncc-tflite reads .tflite; torch programs are converted by litert_torch first",
             "domains": f"{LITERT}: TFLite's own operators",
@@ -66,7 +73,9 @@ def spec_of(chip: Chip) -> TargetSpec:
     )
 
 
-def _runs(chip: Chip) -> str:
-    if chip.npu.transformer is False:
-        return "no attention on the NPU"
-    return "encoder and cross_kv on the NPU, decoder on the CPU"
+def _runs(npu: Npu) -> str:
+    if npu is VPU:
+        return " has no MDLA: its CPU runs Whisper, with another target"
+    if npu.transformer is False:
+        return f", {npu.name}: linears such as cross_kv on the NPU, and no attention"
+    return f", {npu.name}: the encoder on the NPU; the decoder on the CPU"

@@ -1,44 +1,62 @@
-"""The MediaTek targets: write .tflite files for the compiler; run or emulate programs."""
+"""The MediaTek targets: write and quantize .tflite files for the compiler; run or emulate programs."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, LoweringError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import Rejection
+from whisperport.spec import ProgramSpec, Rejection
 from whisperport.targets.base import RunOptions, Target, Unsupported
+from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.mediatek import options as own_options
 from whisperport.targets.mediatek.chips import Chip
 from whisperport.targets.mediatek.compiler import NccCompiler
+from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
-from whisperport.targets.mediatek.specs import spec_of
+from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
+from whisperport.targets.tflite_quantization import ALL, LINEAR, STATIC_BITS, recipe
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 COMPILED, LOWERED = ".dla", ".tflite"
+DEVICE_IO = "device_io"  # in `ProgramEntry.delegation`: inputs and outputs of the .tflite
+SAMPLES = 32  # of calibration
+
+log = logging.getLogger(__name__)
 
 
 @final
 class Genio(Target):
     """The target for one board. Lowered .tflite files can be emulated on the CPU before compilation."""
 
+    lower_options: ClassVar[type[Any]] = own_options.LowerOptions
     run_options: ClassVar[type[Any]] = own_options.RunOptions
     execution_provider = NEURON
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Chip, options: own_options.LowerOptions | None = None) -> None:
         self.chip, self.spec = chip, spec_of(chip)
+        self.options = options or own_options.LowerOptions()
         self.compiler = NccCompiler(chip)
         self.partitioner = LiteRtPartitioner(chip)
 
+    def configured(self, options: Any) -> Self:
+        return type(self)(self.chip, options)
+
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
         return unsupported(self.chip, program, precision)
+
+    def emulated_precision(self, precision: str) -> str:
+        """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
+        return "fp32" if precision == FLOAT else precision
 
     def check(self, program: "Program") -> list[Rejection]:
         from whisperport.targets.graph_check import rejections
@@ -48,90 +66,116 @@ class Genio(Target):
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
-        """Write each program to a .tflite file of its own in float32, as MediaTek's compiler reads it."""
+        """Write each program in float32 to a .tflite file of its own, as MediaTek's compiler reads it."""
         from whisperport.targets.tflite_lowering import lower_to_tflite
 
+        name = self.spec.name
         for program in programs:
-            self._check_accepted(program)
+            self._reject(program.name, self.check(program))
         entries = []
         for program in programs:
-            file = f"{self.spec.name}/{program.name}{LOWERED}"
-            facts = lower_to_tflite(
-                [program],
-                folder / file,
-                progress,
-                target=self.spec.name,
-                extra=self.spec.extra,
-            )[program.name]
-            self._check_written(folder / file, program.name)
-            entries.append(
-                ProgramEntry(
-                    spec=program.spec,
-                    placement=Placement(self.spec.name, self.spec.precisions[0]),
-                    method=program.name,
-                    files=(file,),
-                    delegation={
-                        "delegated": facts.nodes,
-                        "undelegated": [],
-                        "subgraphs": 1,
-                        "operators": dict(facts.operators),
-                    },
-                )
+            file = f"{name}/{program.name}{LOWERED}"
+            lower_to_tflite([program], folder / file, progress, target=name, extra=self.spec.extra)
+            entry = ProgramEntry(
+                spec=program.spec,
+                placement=Placement(name, FLOAT),
+                method=program.name,
+                files=(file,),
             )
+            entries.append(self._checked(entry, folder))
         return entries
+
+    def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
+        if precision not in STATIC_BITS:
+            return None
+        return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
+
+    def quantize(
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+    ) -> ProgramEntry:
+        from whisperport.targets.tflite_quantizing import quantize_in_place
+
+        name, operators = entry.spec.name, LINEAR if self.options.static == "linear" else ALL
+        if name == "encoder" and entry.precision == "w8a8":
+            log.warning(
+                "`encoder` in w8a8 on %s: an activation has one 8-bit scale for all channels, and "
+                "Whisper's encoder has channels with outliers; %s",
+                self.spec.name,
+                "MediaTek's own export of Whisper uses w8a16 by default"
+                if "w8a16" in self.spec.precisions
+                else f"{FLOAT} has no such error",
+            )
+        progress(f"quantizing {name} to {entry.precision}")
+        quantize_in_place(
+            folder / self._file(entry, LOWERED),
+            recipe(entry.precision, operators),
+            {name: arrays},
+            target=self.spec.name,
+            extra=self.spec.extra,
+        )
+        return self._checked(entry, folder)
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
+        suffix = LOWERED if chosen.emulation else COMPILED
+        files = {e.spec.name: regular_file(folder, self._file(e, suffix)) for e in entries}
         if chosen.emulation:
             from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
 
+            extra = self.spec.run_extra
             return {
                 entry.spec.name: TfliteRunner(
-                    entry.spec,
-                    TfliteFile(
-                        regular_file(folder, self._file(entry, LOWERED)),
-                        options.threads,
-                        extra=self.spec.run_extra,
-                    ),
+                    entry.spec, TfliteFile(files[entry.spec.name], options.threads, extra=extra)
                 )
                 for entry in entries
             }
         from whisperport.targets.mediatek.runtime import load_dlas
 
-        files = {e.spec.name: regular_file(folder, self._file(e, COMPILED)) for e in entries}
-        return load_dlas(self.chip, [entry.spec for entry in entries], files, chosen)
+        io = {
+            entry.spec.name: DeviceIo.from_json(entry.delegation[DEVICE_IO], entry.spec)
+            for entry in entries
+            if DEVICE_IO in entry.delegation
+        }
+        return load_dlas(self.chip, [entry.spec for entry in entries], files, chosen, io)
 
-    def _check_accepted(self, program: "Program") -> None:
-        """Check a program before it is lowered.
-
-        Raises:
-            LoweringError: the NPU does not support one of its nodes.
-        """
-        if rejected := self.check(program):
-            raise self._not_supported(program.name, rejected)
-
-    def _check_written(self, path: Path, program: str) -> None:
-        """Check the operators of a lowered file, which the converter chose.
+    def _checked(self, entry: ProgramEntry, folder: Path) -> ProgramEntry:
+        """Check the operators of a program's .tflite file, and describe it in the program's entry.
 
         Raises:
-            LoweringError: the NPU does not support one of them; the file is deleted.
+            LoweringError: the NPU does not support one of its nodes; the file is deleted.
         """
         from whisperport.inspection.check import rejections
         from whisperport.inspection.read_tflite import read_tflite
+        from whisperport.targets.mediatek.tflite_io import read_device_io
 
-        rejected = [found for graph in read_tflite(path) for found in rejections(graph, self.spec)]
+        path = folder / self._file(entry, LOWERED)
+        (graph,) = read_tflite(path)
+        rejected = rejections(graph, self.spec)
         if rejected:
             path.unlink()
-            raise self._not_supported(program, rejected)
+        self._reject(entry.spec.name, rejected)
+        facts = {
+            "delegated": len(graph.nodes),
+            "undelegated": [],
+            "subgraphs": 1,
+            DEVICE_IO: read_device_io(path, entry.spec).to_json(),
+        }
+        return replace(entry, delegation=facts)
 
-    def _not_supported(self, program: str, rejected: Sequence[Rejection]) -> LoweringError:
-        return LoweringError(
-            f"`{self.spec.name}` does not support the program `{program}`",
-            why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
-            hint=f"place it on the fallback target: `--placement {program}={self.spec.fallback}`",
-        )
+    def _reject(self, program: str, rejected: Sequence[Rejection]) -> None:
+        """
+        Raises:
+            LoweringError: there are rejections.
+        """
+        if rejected:
+            raise LoweringError(
+                f"`{self.spec.name}` does not support the program `{program}`",
+                why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
+                hint="place it on the fallback target: "
+                f"`--placement {program}={self.spec.fallback}`",
+            )
 
     def _file(self, entry: ProgramEntry, suffix: str) -> str:
         """Return the file of a program with this suffix.
@@ -142,17 +186,16 @@ class Genio(Target):
         for file in entry.files:
             if file.endswith(suffix):
                 return file
-        listed = ", ".join(entry.files)
+        name, listed = self.spec.name, ", ".join(entry.files)
         if suffix == COMPILED:
             raise BundleError(
-                f"`{entry.spec.name}` is not compiled for `{self.spec.name}` yet",
+                f"`{entry.spec.name}` is not compiled for `{name}` yet",
                 why=f"the bundle contains {listed} for MediaTek's compiler, and no {COMPILED} file",
                 hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
-                f"`--run-option {self.spec.name}.emulation=tflite`",
+                f"`--run-option {name}.emulation=tflite`",
             )
         raise BundleError(
-            f"cannot emulate `{entry.spec.name}` of `{self.spec.name}` on the CPU",
+            f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
             why=f"the bundle contains {listed}, and no {LOWERED} file",
-            hint=f"export it again with `whisperport export CHECKPOINT --target {self.spec.name} "
-            "--out BUNDLE`",
+            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
         )
