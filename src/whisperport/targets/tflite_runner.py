@@ -34,18 +34,21 @@ class TfliteFile:
         path: of the file.
         threads: CPU threads; None: one per logical CPU.
         extra: pip extra that installs the runtime, for messages.
+        target: name of the target, for messages.
 
     Raises:
         MissingPackageError: ai-edge-litert is not installed.
         BundleError: LiteRT cannot load the file.
     """
 
-    def __init__(self, path: Path, threads: int | None, *, extra: str) -> None:
+    def __init__(
+        self, path: Path, threads: int | None, *, extra: str, target: str = "a .tflite file"
+    ) -> None:
         self.name = path.name
         self.lock = Lock()  # of all programs of the file: they share the interpreter's memory
         from whisperport.inspection.quiet import quiet, quiet_natively
 
-        litert = import_litert(extra)
+        litert = import_litert(extra, target)
         with quiet(), quiet_natively():
             try:
                 self.interpreter = litert.Interpreter(
@@ -65,7 +68,7 @@ class TfliteFile:
         )
 
 
-def import_litert(extra: str) -> Any:
+def import_litert(extra: str, target: str) -> Any:
     """Return LiteRT's Python module of interpreters.
 
     Raises:
@@ -78,7 +81,7 @@ def import_litert(extra: str) -> Any:
             from ai_edge_litert import interpreter
     except ImportError as error:
         raise MissingPackageError(
-            "cannot run a .tflite file: LiteRT is not installed",
+            f"cannot run {target}: LiteRT is not installed",
             why=str(error),
             hint=f'pip install "whisperport[{extra}]"',
         ) from error

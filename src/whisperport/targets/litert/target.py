@@ -96,7 +96,6 @@ class LiteRt(Target):
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
-        (folder / FOLDER).mkdir(exist_ok=True)
         entries: dict[str, ProgramEntry] = {}
         for name, group in self._files(programs).items():
             entries |= self._lower_group(group, folder / FOLDER / f"{name}.tflite", progress)
@@ -135,7 +134,8 @@ class LiteRt(Target):
     ) -> dict[str, Runner]:
         paths = {entry.files[0]: regular_file(folder, entry.files[0]) for entry in entries}
         files = {
-            name: TfliteFile(path, options.threads, extra=RUN_EXTRA) for name, path in paths.items()
+            name: TfliteFile(path, options.threads, extra=RUN_EXTRA, target=self.spec.name)
+            for name, path in paths.items()
         }
         return {
             entry.spec.name: TfliteRunner(entry.spec, files[entry.files[0]]) for entry in entries

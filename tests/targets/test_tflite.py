@@ -1,0 +1,309 @@
+"""Lowering to .tflite and running .tflite files: names, order, dtypes, quantized inputs, damage."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whisperport.errors import BundleError, LoweringError, MissingPackageError, ProgramError
+from whisperport.inspection.tflite_signatures import read_signatures
+from whisperport.programs.program import Program, trace
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets.tflite_lowering import lower_to_tflite
+from whisperport.targets.tflite_quantization import ALL, LINEAR, quantize, recipe
+from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+
+
+class Both(nn.Module):
+    """Two inputs and two outputs of equal shapes, so that only names tell them apart."""
+
+    def forward(self, b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        return a - 2 * b, a + 3 * b
+
+
+class Lookup(nn.Module):
+    """An integer input, and an integer output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table(tokens), tokens + 1
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def written(path: Path, *programs: Program) -> Path:
+    lower_to_tflite(programs, path, silent, target="one", extra="litert-export")
+    return path
+
+
+def runner(path: Path, spec: ProgramSpec) -> TfliteRunner:
+    return TfliteRunner(spec, TfliteFile(path, 1, extra="litert"))
+
+
+@pytest.fixture(scope="module")
+def rows() -> Program:
+    torch.manual_seed(0)
+    return trace("rows", Rows(), (torch.zeros(1, 3, 64),), ["y"])
+
+
+@pytest.fixture(scope="module")
+def rows_file(rows: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("tflite") / "rows.tflite", rows)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("samples") / "x.npy"
+    np.save(path, np.random.default_rng(0).standard_normal((16, 1, 3, 64)).astype(np.float32))
+    return path
+
+
+# Lowering ----------------------------------------------------------------------------------------
+
+
+def test_names_and_order_are_those_of_the_program(tmp_path: Path) -> None:
+    # given
+    program = trace("both", Both(), (torch.zeros(1, 4), torch.zeros(1, 4)), ["less", "more"])
+
+    # when
+    path = written(tmp_path / "both.tflite", program)
+    found = read_signatures(path)["both"]
+    b, a = (np.full((1, 4), value, np.float32) for value in (1, 10))
+    outputs = runner(path, program.spec).run({"a": a, "b": b})
+
+    # then
+    assert [tensor.name for tensor in found.inputs] == ["b", "a"]
+    assert [tensor.name for tensor in found.outputs] == ["less", "more"]
+    np.testing.assert_array_equal(outputs["less"], a - 2 * b)
+    np.testing.assert_array_equal(outputs["more"], a + 3 * b)
+
+
+def test_64_bit_integers_are_stored_in_32_and_stay_64_for_the_caller(tmp_path: Path) -> None:
+    # given
+    program = trace("lookup", Lookup(), (torch.zeros(1, 3, dtype=torch.int64),), ["rows", "next"])
+    path = written(tmp_path / "lookup.tflite", program)
+    tokens = np.array([[1, 9, 0]])
+
+    # when
+    outputs = runner(path, program.spec).run({"tokens": tokens})
+
+    # then
+    assert read_signatures(path)["lookup"].inputs[0].dtype == "int32"
+    assert outputs["next"].dtype == np.int64
+    np.testing.assert_array_equal(outputs["next"], tokens + 1)
+    with pytest.raises(ValueError, match="more than 32 bits"):
+        runner(path, program.spec).run({"tokens": np.array([[1, 2**31, 0]])})
+
+
+def test_programs_in_one_file_store_an_equal_weight_once_and_run_as_alone(
+    rows_file: Path, tmp_path: Path
+) -> None:
+    # given
+    module, x = Rows(), torch.randn(1, 3, 64)
+    programs = [trace("rows", module, (x,), ["y"]), trace("longer", module, (x[:, :2],), ["y"])]
+
+    # when
+    path = written(tmp_path / "two.tflite", *programs)
+
+    # then
+    assert list(read_signatures(path)) == ["rows", "longer"]
+    assert path.stat().st_size < 1.5 * rows_file.stat().st_size
+    for program, given in zip(programs, (x, x[:, :2].contiguous()), strict=True):
+        found = runner(path, program.spec).run({"x": given.numpy()})["y"]
+        np.testing.assert_allclose(found, module(given).detach(), atol=1e-5)  # sums of 64 products
+
+
+def test_a_program_that_cannot_be_converted_leaves_no_file(tmp_path: Path) -> None:
+    # given
+    class Unknown(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.svdvals(x)
+
+    program = trace("unknown", Unknown(), (torch.eye(3),), ["y"])
+
+    # when
+    with pytest.raises(LoweringError, match="could not convert unknown") as failed:
+        written(tmp_path / "unknown.tflite", program)
+
+    # then
+    assert 0 < len(failed.value.why) <= 300
+    assert "whisperport check" in failed.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_converter_prints_is_suppressed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = trace("quiet", nn.Linear(4, 4), (torch.zeros(1, 4),), ["y"])
+
+    written(tmp_path / "quiet.tflite", program)
+    runner(tmp_path / "quiet.tflite", program.spec).run({"input": np.zeros((1, 4), np.float32)})
+
+    printed = capfd.readouterr()
+    assert printed.out == printed.err == ""
+    os.write(2, b"printed again")
+    assert capfd.readouterr().err == "printed again"
+
+
+# Running -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("w8a8", "int8"), ("w8a16", "int16")])
+def test_quantized_inputs_and_outputs_are_float32_for_the_caller(
+    precision: str, dtype: str, rows: Program, rows_file: Path, samples: Path, tmp_path: Path
+) -> None:
+    # given
+    path = tmp_path / "quantized.tflite"
+    quantize(rows_file, path, recipe(precision, ALL), {"rows": {"x": samples}})
+    x = np.load(samples)[3]
+    expected = runner(rows_file, rows.spec).run({"x": x})["y"]
+
+    # when
+    found = runner(path, rows.spec).run({"x": x})["y"]
+
+    # then
+    signature = read_signatures(path)["rows"]
+    assert (signature.inputs[0].dtype, signature.outputs[0].dtype) == (dtype, dtype)
+    assert found.dtype == np.float32
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert 0 < error < 0.05  # 1/128 of the range for input, weight and output each
+
+
+def test_values_outside_the_calibrated_range_are_clipped_and_do_not_wrap_around(
+    rows: Program, rows_file: Path, samples: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "quantized.tflite"
+    quantize(rows_file, path, recipe("w8a8", ALL), {"rows": {"x": samples}})
+    run = runner(path, rows.spec).run
+    x = np.load(samples)[3]
+
+    far, farther = (run({"x": np.sign(x) * np.float32(value)})["y"] for value in (1e2, 1e4))
+
+    np.testing.assert_array_equal(far, farther)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "w8"])
+def test_quantization_without_calibration_makes_the_file_smaller_and_keeps_the_values(
+    precision: str, rows: Program, rows_file: Path, samples: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "quantized.tflite"
+    quantize(rows_file, path, recipe(precision))
+    x = np.load(samples)[0]
+
+    expected, found = (runner(p, rows.spec).run({"x": x})["y"] for p in (rows_file, path))
+
+    assert path.stat().st_size < 0.75 * rows_file.stat().st_size
+    assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
+    assert (found != expected).any()
+
+
+def test_only_linear_operators_are_quantized_unless_all_are_asked_for() -> None:
+    assert [step["operation"] for step in recipe("w8a8")] == list(LINEAR)
+    assert [step["operation"] for step in recipe("w8a8", ALL)] == ["*"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "word"),
+    [
+        (("x", "other"), ("y",), "'other' is only in the manifest"),
+        (("x",), ("y", "z"), "'z' is only in the manifest"),
+        ((), ("y",), "'x' is only in the file"),
+    ],
+)
+def test_a_file_with_other_names_is_not_loaded(
+    inputs: tuple[str, ...], outputs: tuple[str, ...], word: str, rows_file: Path
+) -> None:
+    shape = (1, 3, 64)
+    spec = ProgramSpec(
+        "rows",
+        tuple(TensorSpec(name, shape) for name in inputs),
+        tuple(TensorSpec(name, shape) for name in outputs),
+    )
+
+    with pytest.raises(BundleError, match="another signature") as failed:
+        runner(rows_file, spec)
+
+    assert word in failed.value.why
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "bool"])
+def test_a_file_of_another_dtype_is_not_loaded(dtype: str, rows: Program, rows_file: Path) -> None:
+    spec = ProgramSpec("rows", (TensorSpec("x", (1, 3, 64), dtype),), rows.spec.outputs)
+
+    with pytest.raises(BundleError, match="another signature") as failed:
+        runner(rows_file, spec)
+
+    assert dtype in failed.value.why
+
+
+def test_a_program_without_a_signature_is_found_by_position(rows: Program, rows_file: Path) -> None:
+    """Files of other converters have no signature, or one with another name."""
+    renamed = ProgramSpec(
+        "encoder", (TensorSpec("mel", (1, 3, 64)),), (TensorSpec("features", (1, 3, 64)),)
+    )
+    x = np.ones((1, 3, 64), np.float32)
+
+    found = runner(rows_file, renamed).run({"mel": x})["features"]
+
+    np.testing.assert_array_equal(found, runner(rows_file, rows.spec).run({"x": x})["y"])
+
+
+def test_a_missing_runtime_is_named(rows_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+
+    with pytest.raises(MissingPackageError, match="LiteRT is not installed") as missing:
+        TfliteFile(rows_file, 1, extra="litert")
+
+    assert missing.value.hint == 'pip install "whisperport[litert]"'
+
+
+# Signatures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [0, 3, 40, 400, 2000])
+def test_a_cut_file_has_no_signatures(end: int, rows_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.tflite"
+    path.write_bytes(rows_file.read_bytes()[:end])
+
+    with pytest.raises(ProgramError, match="damaged"):
+        read_signatures(path)
+
+
+def test_changed_bytes_never_raise_anything_but_a_program_error(
+    rows_file: Path, tmp_path: Path
+) -> None:
+    # given
+    whole, path = rows_file.read_bytes(), tmp_path / "changed.tflite"
+    random, refused = np.random.default_rng(0), 0
+
+    # when
+    for _ in range(200):
+        data = bytearray(whole)
+        for place in random.integers(0, len(data), 40):
+            data[place] = random.integers(256)
+        path.write_bytes(data)
+        try:
+            read_signatures(path)
+        except ProgramError:
+            refused += 1
+
+    # then
+    assert refused
