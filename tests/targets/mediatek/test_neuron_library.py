@@ -199,5 +199,6 @@ def test_a_library_that_is_missing_or_too_old_is_an_error(tmp_path):
 
 
 def test_an_option_without_effect_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="boost` has no effect"):
-        load(tmp_path / "x.so", tmp_path, boost=3)
+    for option in ({"boost": 3}, {"files": tmp_path}):
+        with pytest.raises(UsageError, match=f"{next(iter(option))}` has no effect"):
+            load(tmp_path / "x.so", tmp_path, **option)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -171,6 +172,35 @@ def test_a_fault_is_an_error_that_names_it(command, tmp_path, monkeypatch, fault
     assert caught.value.hint
 
 
+def test_the_raw_files_are_kept_also_if_their_size_is_wrong(command, tmp_path, monkeypatch):
+    # given
+    kept = tmp_path / "kept" / "files"
+    program = runner(command, tmp_path, files=kept)
+
+    # when
+    program.run(INPUTS)
+    complete = {path.name: path.read_bytes() for path in kept.iterdir()}
+    monkeypatch.setenv("FAKE_NEURONRT", "truncated")
+    with pytest.raises(BundleError, match="44 bytes"):
+        program.run(INPUTS)
+
+    # then
+    assert complete["encoder.x.in.bin"] == X.tobytes()
+    assert complete["encoder.hidden.out.bin"] == expected()["hidden"].tobytes()
+    assert len(complete) == 4
+    assert (kept / "encoder.soft.out.bin").read_bytes() == complete["encoder.soft.out.bin"][:-4]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(command, tmp_path):
+    # given
+    (tmp_path / "file").write_text("")
+    program = runner(command, tmp_path, files=tmp_path / "file" / "folder")
+
+    # then
+    with pytest.raises(LoweringError, match="cannot be kept in"):
+        program.run(INPUTS)
+
+
 def test_a_file_of_another_neuropilot_version_is_named(command, tmp_path):
     # given
     program = runner(command, tmp_path)
@@ -204,6 +234,33 @@ def test_a_call_that_hangs_ends_with_all_its_processes(command, tmp_path, monkey
     # when
     with pytest.raises(LoweringError, match="within 2 s"):
         program.run(INPUTS)
+
+    # then
+    assert _ended(int(pid_file.read_text()))
+
+
+def test_an_interrupt_ends_the_call_with_all_its_processes(command, tmp_path, monkeypatch):
+    # given
+    program = runner(command, tmp_path)
+    pid_file = tmp_path / "pid"
+    monkeypatch.setenv("FAKE_NEURONRT", "hangs")
+    monkeypatch.setenv("FAKE_PID_FILE", str(pid_file))
+
+    def interrupt(*_: Any) -> None:
+        if pid_file.exists() and pid_file.read_text():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+
+    # when
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            program.run(INPUTS)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
     # then
     assert _ended(int(pid_file.read_text()))

@@ -97,6 +97,7 @@ class NeuronrtRunner(Runner):
                 tensor = self._io.inputs[place]
                 tensor.to_device(array, self.spec.name).tofile(folder / f"{place}.in")
             printed = self._call(folder)
+            self._keep(folder)
             found = {
                 tensor.name: self._read(folder / f"{index}.out", tensor, printed)
                 for index, tensor in enumerate(self._io.outputs)
@@ -152,6 +153,32 @@ class NeuronrtRunner(Runner):
         if status:
             raise self._failed(status, printed)
         return printed
+
+    def _keep(self, folder: Path) -> None:
+        """Copy the raw files to the folder of the run option `files`, whatever their sizes.
+
+        Raises:
+            LoweringError: a file cannot be written.
+        """
+        kept = self._options.files
+        if kept is None:
+            return
+        try:
+            kept.mkdir(parents=True, exist_ok=True)
+            for side, tensors in (("in", self._io.inputs), ("out", self._io.outputs)):
+                for index, tensor in enumerate(tensors):
+                    source = folder / f"{index}.{side}"
+                    target = kept / f"{self.spec.name}.{tensor.name}.{side}.bin"
+                    if source.is_file():
+                        partial = target.with_name(f".{target.name}.partial")
+                        shutil.copyfile(source, partial)
+                        partial.replace(target)
+        except OSError as error:
+            raise LoweringError(
+                f"the files of {self._what} cannot be kept in {kept}",
+                why=str(error),
+                hint="name another folder with the run option `files`",
+            ) from error
 
     def _failed(self, status: int, printed: str) -> LoweringError:
         ended = f"exit status {status}"
@@ -241,7 +268,7 @@ def _parent(needed: int) -> str | None:
 
 
 def _status(arguments: Sequence[str], output: IO[bytes], timeout: float) -> int:
-    """Run a command to its end; no process of it is left, whatever happens.
+    """Run a command to its end. If it is interrupted or takes too long, its complete group is killed.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than `timeout` seconds.
@@ -257,9 +284,10 @@ def _status(arguments: Sequence[str], output: IO[bytes], timeout: float) -> int:
     try:
         return process.wait(timeout)
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _tail(output: IO[bytes]) -> str:

@@ -36,6 +36,13 @@ class DeviceOptions:
         int,
         Option("Time limit in seconds of one neuronrt call, for api=command", low=1, high=3600),
     ] = 60
+    files: Annotated[
+        Path | None,
+        Option(
+            "Folder in which the raw input and output files of each program's last call are kept, for "
+            "api=command; `whisperport verify --device-output` reads such files"
+        ),
+    ] = None
     boost: Annotated[
         int | None,
         Option(

@@ -50,12 +50,13 @@ def load_dlas(
             spec.name: NeuronrtRunner(chip.name, spec, files[spec.name], ios[spec.name], options)
             for spec in specs
         }
-    if options.boost is not None:
-        raise UsageError(
-            f"the option `{chip.name}.boost` has no effect with `{chip.name}.api=library`",
-            why="it is an argument of neuronrt",
-            hint=f"leave it out, or use `{chip.name}.api=command`",
-        )
+    for name, value in (("boost", options.boost), ("files", options.files)):
+        if value is not None:
+            raise UsageError(
+                f"the option `{chip.name}.{name}` has no effect with `{chip.name}.api=library`",
+                why="it is for neuronrt, which exchanges data through files",
+                hint=f"leave it out, or use `{chip.name}.api=command`",
+            )
     library = NeuronLibrary(chip.name, options.library)
     return {
         spec.name: LibraryRunner(library, spec, files[spec.name], ios[spec.name]) for spec in specs
