@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.bundle import MANIFEST, Bundle
+from whisperport.bundle import Bundle
 from whisperport.errors import WhisperportError
 from whisperport.preflight import requires_torch
 from whisperport.progress import Progress
@@ -25,7 +25,7 @@ class Partitioned:
     """The answer of a vendor's partitioner about one file.
 
     Attributes:
-        program: name of the program.
+        program: name of the program in the file; several are separated by commas.
         partitioner: name of the partitioner, with the device that it was asked for.
         partition: which operators it accepts; None: it could not be asked.
         reason: why it could not be asked; empty if it was.
@@ -138,14 +138,14 @@ def _partitioned(target: Target, name: str, file: Path, progress: Progress) -> P
 
 
 def _tflite_files(path: Path) -> dict[str, Path]:
-    """Return program -> its `.tflite` file."""
-    if path.is_dir():
-        bundle = Bundle.open(path) if (path / MANIFEST).is_file() else None
-        return {
-            entry.spec.name: bundle.path(file)
-            for entry in (bundle.manifest.programs if bundle else ())
-            for file in entry.files
-            if bundle is not None and file.endswith(PARTITIONED)
-        }
-    with path.open("rb") as file:  # its content, as `read_graphs` does
-        return {path.stem: path} if file.read(8)[4:] == b"TFL3" else {}
+    """Return the programs of each `.tflite` file, as text -> the file."""
+    if not path.is_dir():
+        with path.open("rb") as file:  # its content, as `read_graphs` does
+            return {path.stem: path} if file.read(8)[4:] == b"TFL3" else {}
+    bundle = Bundle.open(path)
+    programs: dict[Path, list[str]] = {}
+    for entry in bundle.manifest.programs:
+        for name in entry.files:
+            if name.endswith(PARTITIONED):
+                programs.setdefault(bundle.path(name), []).append(entry.spec.name)
+    return {", ".join(names): file for file, names in programs.items()}

@@ -381,7 +381,7 @@ def _check_sdk(group: _Group) -> None:
         return
     failure = probe(group.installed, group.compiler.script, group.compiler.settings())
     if failure is not None:
-        raise _lowering_error(group, failure)
+        raise _lowering_error(group, failure, prepared=False)
 
 
 def _prepared(
@@ -465,18 +465,27 @@ def _compile(groups: Sequence[_Group], progress: Progress) -> None:
         raise _lowering_error(group, Failure(kind="missing", message=_missing(group.compiler)))
 
 
-def _lowering_error(group: _Group, failure: Failure) -> LoweringError:
+def _lowering_error(group: _Group, failure: Failure, *, prepared: bool = True) -> LoweringError:
+    """Return the error for a failure; `prepared`: the work folder holds what another machine needs."""
     compiler, name = group.compiler, group.target.spec.name
     path = "/path/to/sdk" if compiler.is_command else "/path/to/python"
     option = f"`--toolchain {compiler.toolchain}={path}`"
+    if failure.kind == "missing" and not prepared:
+        return MissingPackageError(
+            f"{compiler.title} cannot be used",
+            why=failure.message,
+            hint=f"name {_owner(compiler)} that has it with {option} or the variable "
+            f"{variable(compiler.toolchain)}; without both, `whisperport compile` prepares a folder for a "
+            "machine that has it",
+        )
     if failure.kind == "missing":
         return MissingPackageError(
             f"not compiled yet: {compiler.title} is not installed here",
             why=failure.message,
             hint=f"if {_owner(compiler)} on this machine has it, name it with {option} or the variable "
             f"{variable(compiler.toolchain)}. If not, copy {group.work}, which holds all inputs, to a "
-            f"machine that has it ({compiler.source}), run `python compile.py` there, copy the folder "
-            "back, and repeat this command",
+            f"machine that has it ({compiler.source}), run `{_on_another_machine(compiler)}` there, copy "
+            "the folder back, and repeat this command",
         )
     if failure.kind == "unsuitable":
         return LoweringError(
@@ -505,6 +514,11 @@ def _missing(compiler: Compiler) -> str:
     if compiler.is_command:
         return f"the program {compiler.sdk} is not in PATH"
     return f"No module named '{compiler.sdk}'"
+
+
+def _on_another_machine(compiler: Compiler) -> str:
+    setting = f"{compiler.variables[0]}=/path/to/sdk " if compiler.variables else ""
+    return f"{setting}python compile.py"
 
 
 def _owner(compiler: Compiler) -> str:

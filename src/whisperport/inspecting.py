@@ -138,11 +138,12 @@ def _files_of(path: Path) -> Sequence[Path]:
 
 
 def _from_json(found: dict[str, Any]) -> "Inspected":
-    from whisperport.inspection.lowered import Inspected
+    from whisperport.inspection.lowered import Inspected, Plan
     from whisperport.inspection.profile import NodeProfile, Profile
 
     profiles = []
     for profile in found["profiles"]:
         nodes = tuple(NodeProfile(**node) for node in profile["nodes"])
         profiles.append(Profile(**{**profile, "nodes": nodes, "notes": tuple(profile["notes"])}))
-    return Inspected(tuple(profiles), tuple(found["skipped"]))
+    plans = tuple(Plan(**{**plan, "notes": tuple(plan["notes"])}) for plan in found["plans"])
+    return Inspected(tuple(profiles), tuple(found["skipped"]), plans)

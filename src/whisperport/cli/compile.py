@@ -140,7 +140,7 @@ def compile_verb(
         print_table(
             ("program", "target", "MB", "compiler", "calibration"),
             [
-                (p.name, p.target, f"{p.bytes / 1e6:.1f}", p.compiler, f"{p.samples} samples")
+                (p.name, p.target, f"{p.bytes / 1e6:.1f}", p.compiler, _samples(p.samples))
                 for p in compiled.programs
             ],
         )
@@ -163,6 +163,10 @@ def compile_verb(
             )
     print_note(how_to_record(bundle, compiled.bundle.manifest))
     print_next("transcribe", "talk.mp3", "--bundle", bundle)
+
+
+def _samples(samples: int) -> str:
+    return f"{samples} samples" if samples else "not needed"
 
 
 def _to_json(program: CompiledProgram) -> dict[str, object]:

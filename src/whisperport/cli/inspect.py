@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from whisperport.inspecting import inspect as run_inspect
 from whisperport.ranges import MAX_REPEAT
 
 if TYPE_CHECKING:  # torch may be missing at run time
+    from whisperport.inspection.lowered import Plan
     from whisperport.inspection.profile import NodeProfile, Profile
 
 GAIN = (
@@ -126,10 +128,13 @@ def inspect(
         inspected = run_inspect(path, options, progress=progress)
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
-        print_json({"programs": programs_as_json, "skipped": list(inspected.skipped)})
+        plans = [asdict(plan) for plan in inspected.plans]
+        skipped = list(inspected.skipped)
+        print_json({"programs": programs_as_json, "skipped": skipped, "plans": plans})
     else:
         for profile in inspected.profiles:
             _print_profile(profile, top)
+        _print_plans(inspected.plans)
     if inspected.skipped:
         print_warning(
             f"not measured, since no installed runtime can: {', '.join(inspected.skipped)}"
@@ -154,6 +159,18 @@ def _print_profile(profile: "Profile", top: int) -> None:
     for note in _footnotes(profile, len(shown)):
         _print_wrapped(note)
     print_lines("")
+
+
+def _print_plans(plans: "Sequence[Plan]") -> None:
+    """Print where compiled programs run that cannot be measured here."""
+    rows = [(p.program, engine, str(n)) for p in plans for engine, n in p.engines.items()]
+    if rows:
+        print_lines("planned by the vendor's compiler, not measured:", "")
+        print_table(("program", "engine", "parts"), rows)
+        print_lines("")
+    for plan in plans:
+        for note in plan.notes:
+            print_warning(f"{plan.program}: {note}")
 
 
 def _print_wrapped(text: str) -> None:

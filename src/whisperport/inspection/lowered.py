@@ -20,11 +20,29 @@ HINT = "give a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle"
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the vendor's compiler planned to run a program; nothing was measured.
+
+    Attributes:
+        program: name of the program.
+        engines: engine of the device -> number of parts of the program that it runs.
+        notes: what the compiler printed about parts that do not run on the accelerator.
+    """
+
+    program: str
+    engines: dict[str, int]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Inspected:
     """The profiles of all programs in a file or bundle."""
 
     profiles: tuple[Profile, ...]
     skipped: tuple[str, ...]  # names of a bundle's programs whose format cannot be measured
+    plans: tuple[
+        Plan, ...
+    ] = ()  # of programs that cannot be measured, as their compiler planned them
 
 
 def inspect_lowered(
@@ -103,6 +121,7 @@ def _inspect_bundle(
     wanted = [bundle.manifest.program(name) for name in options.programs]
     profiles: list[Profile] = []
     skipped: list[str] = []
+    plans: list[Plan] = []
     for entries in _by_file(wanted or bundle.manifest.programs):
         file = bundle.path(entries[0].files[0])
         names = [entry.spec.name for entry in entries]
@@ -115,7 +134,17 @@ def _inspect_bundle(
             profiles.append(replace(one, program=names[0]))
         else:
             skipped += names
-    return Inspected(tuple(profiles), tuple(skipped))
+            plans += filter(None, map(_plan, entries))
+    return Inspected(tuple(profiles), tuple(skipped), tuple(plans))
+
+
+def _plan(entry: ProgramEntry) -> Plan | None:
+    """Return the plan that a compiler left in a program's facts; None: there is none."""
+    engines, notes = entry.delegation.get("plan"), entry.delegation.get("notes", ())
+    if not isinstance(engines, dict) or not isinstance(notes, list | tuple):
+        return None
+    parts = {str(engine): parts for engine, parts in engines.items() if isinstance(parts, int)}
+    return Plan(entry.spec.name, parts, tuple(map(str, notes)))
 
 
 def _by_file(entries: Sequence[ProgramEntry]) -> Iterator[list[ProgramEntry]]:

@@ -68,12 +68,12 @@ def _of_bundle(folder: Path) -> list[Graph]:
             f"the folder {folder} is not a bundle", why=f"it has no {MANIFEST}", hint=HINT
         )
     bundle = Bundle.open(folder)
-    files = {
-        entry.spec.name: bundle.path(file)
+    files = dict.fromkeys(
+        bundle.path(file)
         for entry in bundle.manifest.programs
         for file in entry.files
         if file.endswith((".onnx", ".tflite"))
-    }
+    )
     if not files:
         raise ProgramError(
             f"the programs of {folder} are already compiled",
@@ -82,6 +82,6 @@ def _of_bundle(folder: Path) -> list[Graph]:
         )
     return [
         graph
-        for file in files.values()
+        for file in files
         for graph in (read_tflite(file) if file.suffix == ".tflite" else [read_onnx(file)])
     ]

@@ -8,6 +8,7 @@ is set on the command line as `--option TARGET.epochs=4`. A field has the type i
 Literal of ints and strings; each of them may be combined with None.
 """
 
+import difflib
 import math
 import re
 import types
@@ -85,7 +86,8 @@ def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> 
     for name, text in given.items():
         if name not in known:
             raise UsageError(
-                f"`{target}` has no option `{name}` for this command",
+                f"`{target}` has no option `{name[:40]}` for this command",
+                why=_similar(options, name, target),
                 hint=f"its options are {', '.join(f'{target}.{one}' for one in known)}"
                 if known
                 else f"`{target}` has no options for this command",
@@ -99,6 +101,15 @@ def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> 
                 hint=f"expected {_values(kind, about)}",
             ) from error
     return options(**values)
+
+
+def _similar(options: type[Any], name: str, target: str) -> str:
+    """Return the option whose name is the most similar one, with its help; "" if none is similar."""
+    helps = {one.name: one.help for one in describe(options)}
+    near = difflib.get_close_matches(name, helps, n=1, cutoff=0.75)
+    return (
+        f"the option with a similar name is `{target}.{near[0]}`: {helps[near[0]]}" if near else ""
+    )
 
 
 def by_target(given: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dict[str, Any]:

@@ -179,7 +179,10 @@ def test_an_answer_in_another_form_is_an_error_and_not_an_acceptance(output, why
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("selected 2 ops, from a total of 9 ops. resulted in 1 partitions", "counted 9"),
+        (
+            "selected 2 ops, from a total of 9 ops. resulted in 1 partitions",
+            "counted 9 operators in subgraph 0, which has 3",
+        ),
         (
             "selected 3 ops, from a total of 3 ops. resulted in 1 partitions",
             "1 are not in its result",

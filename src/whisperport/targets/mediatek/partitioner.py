@@ -43,8 +43,8 @@ SECONDS, SECONDS_PER_GB = 60, 120
 
 # "Partitioned subgraph<0>, selected 213 ops, from a total of 213 ops. resulted in 1 partitions."
 _ANSWER = re.compile(
-    r"Partitioned subgraph<(\d+)>, selected (\d+) ops, from a total of (\d+) ops\. "
-    r"resulted in (\d+) partitions"
+    r"Partitioned subgraph<(\d{1,9})>, selected (\d{1,9}) ops, from a total of (\d{1,9}) ops\. "
+    r"resulted in (\d{1,9}) partitions"
 )
 _ERROR = re.compile(r"^ERROR: (?:\[[^\]]*\] )?(.+)$", re.MULTILINE)
 
@@ -130,19 +130,22 @@ def ask(progress: Progress, path: str, soc: str) -> dict[str, Any]:
         _build_stub(folder)
         progress("asking the partitioner")
         output = _run(Path(path), soc, folder)
-        total, accepted, partitions = _numbers(output)
-        if total != len(before[0]):
-            raise _not_understood(
-                f"it counted {total} operators in a file with {len(before[0])}", output
-            )
+        answers = _numbers(output)
+        for index, (_, total, _) in answers.items():
+            found = len(before[index]) if index < len(before) else 0
+            if total != found:
+                raise _not_understood(
+                    f"it counted {total} operators in subgraph {index}, which has {found}", output
+                )
         after = list_operators(folder / "partitioned.tflite")[len(before) :]
     taken = Counter((one.name, one.tensor) for subgraph in after for one in subgraph)
     declined = []
-    for one in before[0]:
+    for one in (one for index in answers for one in before[index]):
         if taken[one.name, one.tensor]:
             taken[one.name, one.tensor] -= 1
         else:
             declined.append((one.name, one.tensor, _reason(one.dtypes)))
+    accepted, total, partitions = map(sum, zip(*answers.values(), strict=True))
     if len(declined) != total - accepted:
         raise _not_understood(
             f"it accepted {accepted} of {total} operators, and {len(declined)} are not in its result",
@@ -163,16 +166,18 @@ def _reason(dtypes: Sequence[str]) -> str:
     return "the plugin's list does not have this operator, or not with these types"
 
 
-def _numbers(output: str) -> tuple[int, int, int]:
-    """Return the numbers of operators, accepted operators and partitions of the first subgraph.
+def _numbers(output: str) -> dict[int, tuple[int, int, int]]:
+    """Return subgraph -> numbers of accepted operators, of operators, and of partitions.
 
-    A file can have more subgraphs, for control flow; the interpreter starts with the first one.
+    A file can have several subgraphs: one per signature, and those for control flow.
     """
     found = {int(index): numbers for index, *numbers in _ANSWER.findall(output)}
     if 0 not in found:
         raise _not_understood("its answer has no line about the first subgraph", output)
-    accepted, total, partitions = (int(number[:9]) for number in found[0])
-    return total, accepted, partitions
+    return {
+        index: (int(accepted), int(total), int(partitions))
+        for index, (accepted, total, partitions) in sorted(found.items())
+    }
 
 
 def _run(path: Path, soc: str, folder: Path) -> str:
