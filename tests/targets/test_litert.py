@@ -1,0 +1,216 @@
+"""The target `litert`: its files, what XNNPACK runs of them, and quantization during an export."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whisperport.bundle import Bundle
+from whisperport.calibration import CalibrationOptions
+from whisperport.errors import LoweringError, VerificationError
+from whisperport.exporting import ExportOptions, export
+from whisperport.inspection.tflite_signatures import read_signatures
+from whisperport.placement import Placement
+from whisperport.placing import Placed
+from whisperport.programs.program import Program, trace
+from whisperport.quantizing import quantize_programs
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.litert.delegation import xnnpack_delegation
+from whisperport.targets.litert.target import LiteRt
+from whisperport.verification.clips import shipped_clips
+from whisperport.verification.compare import compare
+from whisperport.verification.tolerances import GATES
+
+from ..extent import EVERYTHING
+
+LITERT = get_target("litert")
+ONE_THREAD = RunOptions(threads=1)
+
+
+class Head(nn.Module):
+    """A linear whose weight other programs share."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x))
+
+
+def silent(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def three() -> list[Program]:
+    """Two programs that share a weight, `step` the second of them; and one with a weight of its own."""
+    torch.manual_seed(0)
+    shared, own = nn.Linear(64, 64), nn.Linear(64, 64)
+    modules = {"prefill": Head(shared), "own": Head(own), "step": Head(shared)}
+    return [trace(name, module, (torch.randn(1, 64),), ["y"]) for name, module in modules.items()]
+
+
+def test_programs_that_share_weights_share_a_file_in_which_step_is_first(
+    three: list[Program], tmp_path: Path
+) -> None:
+    # when
+    entries = LITERT.lower(three, tmp_path, silent)
+
+    # then
+    files = {entry.spec.name: entry.files for entry in entries}
+    assert files["prefill"] == files["step"] != files["own"]
+    signatures = read_signatures(tmp_path / files["step"][0])
+    assert {key: one.subgraph for key, one in signatures.items()} == {"step": 0, "prefill": 1}
+
+
+def test_programs_of_different_precisions_have_different_files(
+    three: list[Program], tmp_path: Path
+) -> None:
+    # given
+    target = LITERT.with_precisions({"prefill": "w8", "own": "w8a8", "step": "fp32"})
+
+    # when
+    entries = {entry.spec.name: entry for entry in target.lower(three, tmp_path, silent)}
+
+    # then
+    sizes = {n: (tmp_path / e.files[0]).stat().st_size for n, e in entries.items()}
+    assert len({entry.files for entry in entries.values()}) == 3
+    assert {name: entry.precision for name, entry in entries.items()} == target.precisions
+    assert sizes["prefill"] < 0.6 * sizes["step"]
+    assert sizes["own"] > 0.9 * sizes["step"]  # quantized after calibration
+
+
+def test_the_nodes_of_every_program_are_listed_and_the_file_is_unchanged(
+    three: list[Program], tmp_path: Path
+) -> None:
+    """Only the first program of a file can be listed, so the others are moved there for a moment."""
+    # given
+    entries = LITERT.lower(three, tmp_path, silent)
+    path = tmp_path / next(entry.files[0] for entry in entries if entry.spec.name == "prefill")
+    before = path.read_bytes()
+
+    # when
+    found = {name: xnnpack_delegation(path, name) for name in read_signatures(path)}
+
+    # then
+    assert path.read_bytes() == before
+    assert found["step"] == found["prefill"]
+    assert found["step"] == {"delegated": 1, "subgraphs": 1, "undelegated": []}
+
+
+def test_a_node_that_xnnpack_does_not_run_is_named(tmp_path: Path) -> None:
+    class Cumulative(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, 1) + 1
+
+    program = trace("sums", Cumulative(), (torch.zeros(1, 8),), ["y"])
+
+    (entry,) = LITERT.lower([program], tmp_path, silent)
+
+    assert entry.delegation["undelegated"]
+    assert all(name.isupper() for name in entry.delegation["undelegated"])
+
+
+def test_xnnpack_runs_every_node_of_the_built_in_programs(exported: Callable[..., Bundle]) -> None:
+    bundle = exported("litert")
+
+    for entry in bundle.manifest.programs:
+        assert entry.delegation["undelegated"] == [], entry.spec.name
+        assert entry.delegation["subgraphs"] == 1
+    assert len({entry.files for entry in bundle.manifest.programs}) == 2
+
+
+@pytest.fixture
+def static(exported: Callable[..., Bundle], tmp_path: Path) -> tuple[Bundle, Placed]:
+    """A copy of a bundle whose encoder is to be quantized to 8 bits."""
+    bundle = exported("litert")
+    folder = Path(shutil.copytree(bundle.folder, tmp_path / "bundle"))
+    placements = {
+        entry.spec.name: Placement(
+            "litert", "w8a8" if entry.spec.name == "encoder" else "fp32", mask=entry.placement.mask
+        )
+        for entry in bundle.manifest.programs
+    }
+    entries = tuple(
+        replace(entry, placement=placements[entry.spec.name]) for entry in bundle.manifest.programs
+    )
+    precisions = {name: one.precision for name, one in placements.items()}
+    copy = Bundle(folder, replace(bundle.manifest, programs=entries))
+    return copy, Placed(placements, {"litert": LiteRt(precisions=precisions)})
+
+
+def test_a_static_program_is_quantized_with_the_shipped_audio_and_still_computes_its_outputs(
+    static: tuple[Bundle, Placed],
+) -> None:
+    # given
+    bundle, placed = static
+    mel = np.random.default_rng(0).uniform(-1, 1, (1, 80, 200)).astype(np.float32)
+    before = LITERT.load(bundle.folder, bundle.manifest.programs[:1], ONE_THREAD)
+    expected = before["encoder"].run({"mel": mel})["features"]
+
+    # when
+    entries = quantize_programs(bundle, placed, CalibrationOptions(run=ONE_THREAD), silent)
+
+    # then
+    names = [entry.spec.name for entry in entries]
+    assert names == [entry.spec.name for entry in bundle.manifest.programs]
+    assert entries[0].placement == placed.placements["encoder"]
+    assert entries[1:] == bundle.manifest.programs[1:]
+    assert sorted(p.name for p in bundle.folder.rglob("*") if p.name[0] == ".") == []
+    found = LITERT.load(bundle.folder, entries[:1], ONE_THREAD)["encoder"].run({"mel": mel})
+    compared = compare("features", found["features"], expected, GATES["w8a8"])
+    assert compared, compared.reason
+    assert not np.array_equal(found["features"], expected)
+
+
+def test_a_quantizer_that_fails_leaves_the_file_as_it_was(
+    static: tuple[Bundle, Placed], tmp_path: Path
+) -> None:
+    # given
+    bundle, placed = static
+    entry = bundle.manifest.programs[0]
+    path, samples = bundle.folder / entry.files[0], tmp_path / "wrong.npy"
+    np.save(samples, np.zeros((2, 1, 3, 5), np.float32))  # of another shape than the input
+    before = path.read_bytes()
+
+    # when
+    with pytest.raises(LoweringError, match="could not quantize"):
+        placed.target_of("encoder").quantize(entry, bundle.folder, {"mel": samples}, silent)
+
+    # then
+    assert path.read_bytes() == before
+    assert list(path.parent.glob("*.quantized*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not EVERYTHING, reason="exports the trained model four times")
+@pytest.mark.parametrize(
+    ("options", "is_good"),
+    [
+        (ExportOptions(precision="fp16"), True),
+        (ExportOptions(precision="w8"), True),
+        (ExportOptions(precisions={"encoder": "w8a8"}), True),
+        (ExportOptions(precisions={"encoder": "w8a8"}, options={"litert.static": "all"}), False),
+    ],
+    ids=["fp16", "w8", "w8a8", "w8a8, all operators"],
+)
+def test_the_trained_model_is_quantized_and_verified_or_refused_with_numbers(
+    options: ExportOptions, is_good: bool, tmp_path: Path
+) -> None:
+    how = replace(options, clips=shipped_clips()[:2], run=ONE_THREAD)
+    if is_good:
+        bundle = export("default", "litert", tmp_path / "bundle", how)
+        assert bundle.manifest.verification["passed"]
+        return
+
+    with pytest.raises(VerificationError) as refused:
+        export("default", "litert", tmp_path / "bundle", how)
+
+    assert any(character.isdigit() for character in refused.value.why)
+    assert not (tmp_path / "bundle").exists()
