@@ -14,6 +14,8 @@ from .device import INTEGERS, Plan, expected, position_axis
 from .spectrogram import Spectrogram
 from .worlds import Input, world
 
+FEWEST_OF_A_CHANNEL = 8  # values that show that a channel has a factor of its own
+
 Random = np.random.Generator
 Change = Callable[[Plan, Random], Plan | None]
 
@@ -266,6 +268,8 @@ def _channel_scales(plan: Plan, random: Random) -> Plan | None:
         return None  # the channels are the last axis
     if plan.output == "logits":
         return None  # a matrix product has no scale per word
+    if expected(plan).size < FEWEST_OF_A_CHANNEL * expected(plan).shape[-1]:
+        return None  # a factor for each channel explains any output then
     wrong = ("one scale", "largest scale", "next channel", "reversed channels")
     return replace(plan, storage="int8", per_channel=True, dequantize=_one(random, *wrong))
 

@@ -24,6 +24,7 @@ RANDOM_SIZES = {
         128, 500, 72, 3, 2, 3, 48, 611
     ),  # 10 s, 128 bins, a width of no power of two
     "random-48": Sizes(80, 1500, 48, 2, 1, 1, 32, 300),  # 30 s
+    "random-32": Sizes(80, 200, 32, 2, 2, 2, 24, 300),  # 4 s
     "random-96": Sizes(128, 250, 96, 6, 3, 2, 40, 1000),  # 5 s, heads of 16
 }
 PROGRAMS = ("encoder", "cross_kv", "step", "prefill_4")
