@@ -1,0 +1,224 @@
+"""Whisper's programs on the NPU: their operators are in the list, and they compute what torch does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tflite
+import torch
+from tflite.BuiltinOperator import BuiltinOperator
+from torch import Tensor, nn
+
+from whisperport.bundle import Bundle
+from whisperport.checking import check
+from whisperport.errors import BundleError, LoweringError
+from whisperport.programs.program import trace
+from whisperport.programs.variants import program_names
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.mediatek.limits import OPERATORS
+from whisperport.verification.bundle_check import verify
+
+from ...extent import core_or_all
+from ...inspection.tflite_file import INT64, Op, T, tflite_file
+
+BOARD = "genio720"
+ALL = dict.fromkeys(program_names(), BOARD)
+EMULATED = RunOptions(threads=1, options={f"{BOARD}.emulation": "tflite"})
+
+# From the part of the vendor's list that names what MDLA 5.3 does not support.
+NOT_SUPPORTED = {
+    *("GATHER", "SELECT", "SELECT_V2", "TOPK_V2", "FILL", "CEIL", "FLOOR", "LOG", "ROUND"),
+    *("EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "NOT_EQUAL", "LOGICAL_AND"),
+    *("LOGICAL_NOT", "LOGICAL_OR", "LEAKY_RELU", "LOG_SOFTMAX", "REDUCE_ANY", "EMBEDDING_LOOKUP"),
+}
+
+
+@pytest.fixture(scope="module", params=core_or_all(["tiny"], ["tiny", "default"]))
+def bundle(exported: Callable[..., Bundle], request: pytest.FixtureRequest) -> Bundle:
+    """Every program on the NPU: of random weights, and in `make test-all` of the embedded model too."""
+    return exported(BOARD, request.param, placement=ALL)
+
+
+def contents(path: Path) -> tuple[set[str], list[list[int]]]:
+    """Return the operators and the shapes of all tensors in a .tflite, read with flatc's classes."""
+    model = tflite.Model.GetRootAs(path.read_bytes())
+    names = {number: name for name, number in vars(BuiltinOperator).items()}
+    codes = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
+    graph = model.Subgraphs(0)
+    operators = {
+        names[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+        for code in (
+            codes[graph.Operators(i).OpcodeIndex()] for i in range(graph.OperatorsLength())
+        )
+    }
+    tensors = [graph.Tensors(i) for i in range(graph.TensorsLength())]
+    return operators, [[t.Shape(axis) for axis in range(t.ShapeLength())] for t in tensors]
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def test_no_file_of_a_decoder_on_the_npu_has_an_operator_outside_of_the_list(
+    bundle: Bundle,
+) -> None:
+    for entry in bundle.manifest.programs:
+        # when
+        operators, shapes = contents(bundle.path(entry.files[0]))
+
+        # then
+        assert entry.target == BOARD
+        assert operators <= OPERATORS.keys(), entry.spec.name
+        assert not operators & NOT_SUPPORTED
+        assert max(map(len, shapes)) <= 4
+        assert min(map(min, filter(None, shapes))) >= 1
+
+
+def test_the_host_passes_caches_of_four_axes_and_a_bounded_mask(bundle: Bundle) -> None:
+    step = bundle.manifest.program("step")
+    shapes = {tensor.name: tensor.shape for tensor in step.spec.inputs}
+
+    assert len(shapes["mask"]) == len(shapes["self_k_0"]) == len(shapes["cross_v_0"]) == 4
+    assert -100 < step.placement.mask <= -16
+    assert step.placement.precision == "fp16"
+
+
+def test_the_check_finds_nothing_to_reject_in_the_bundle(bundle: Bundle) -> None:
+    found = check(bundle.folder, BOARD)
+
+    assert bool(found)
+    assert len(found.programs) == len(program_names())
+    assert {group.rule for one in found.programs for group in one.findings} == {"WP502"}
+
+
+def test_a_bundle_on_the_npu_is_verified_by_emulation_and_claims_no_more(bundle: Bundle) -> None:
+    assert bundle.manifest.verified
+    for name in program_names():
+        kinds = {one.kind for one in bundle.manifest.evidence(name)}
+        assert "emulated" in kinds
+        assert not kinds & {"run", "compiled", "simulated"}
+
+
+def test_a_bundle_that_is_not_compiled_says_how_to_go_on(bundle: Bundle) -> None:
+    entries = bundle.manifest.programs
+
+    with pytest.raises(BundleError, match="is not compiled for `genio720` yet") as raised:
+        get_target(BOARD).load(bundle.folder, entries, RunOptions(threads=1))
+
+    assert "whisperport compile" in raised.value.hint
+    assert "genio720.emulation=tflite" in raised.value.hint
+
+
+def test_the_linears_alone_on_the_npu_beside_another_runtime_are_verified(
+    exported: Callable[..., Bundle],
+) -> None:
+    # given: cross_kv has four axes on the NPU, and the decoder on the CPU has three
+    bundle = exported("onnxruntime", placement={"cross_kv": BOARD})
+
+    # when
+    report = verify(bundle, run=EMULATED)
+
+    # then
+    assert report
+    assert bundle.manifest.program("cross_kv").target == BOARD
+    assert bundle.manifest.program("step").target == "onnxruntime"
+
+
+# What the NPU does not support --------------------------------------------------------------------
+
+
+def rejected(path: Path, target: str = BOARD) -> dict[str, tuple[str, str]]:
+    """Return rule -> operator and reason of what the check rejects in a file."""
+    (program,) = check(path, target).programs
+    return {group.rule: (group.operator, group.occurrences[0].reason) for group in program.rejected}
+
+
+def test_a_lookup_of_tokens_is_named_with_its_reason(tmp_path: Path) -> None:
+    # given: a table (40, 16), and tokens (1, 8) in int64
+    path = tmp_path / "lookup.tflite"
+    table = T((40, 16), data=bytes(40 * 16 * 4))
+    tensors = [table, T((1, 8), INT64), T((1, 8, 16))]
+    path.write_bytes(tflite_file(tensors, [Op("GATHER", [0, 1], [2])], [1], [2]))
+
+    # when
+    found = rejected(path)
+
+    # then
+    assert found["WP101"] == ("gather", "GATHER (gather) is not in the list of supported operators")
+    assert "input of dtype int64" in found["WP202"][1]
+
+
+@pytest.mark.parametrize("name", ["SELECT", "TOPK_V2", "FILL", "LOG_SOFTMAX", "CUMSUM"])
+def test_an_operator_that_no_mdla_has_is_rejected_on_every_board_with_one(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "one.tflite"
+    path.write_bytes(tflite_file([T((1, 8)), T((1, 8))], [Op(name, [0], [1])], [0], [1]))
+
+    for board in ("genio510", "genio520", "genio700", "genio720", "genio1200"):
+        assert list(rejected(path, board)) == ["WP101"], board
+
+
+def test_a_file_of_five_axes_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "deep.tflite"
+    deep = T((1, 1, 1, 2, 3))
+    path.write_bytes(tflite_file([deep, deep], [Op("ABS", [0], [1])], [0], [1]))
+
+    assert rejected(path) == {"WP201": ("abs", "rank 5 is above the limit of 4; fold axes")}
+
+
+def test_attention_is_rejected_on_mdla_2_not_seen_on_mdla_3_and_accepted_on_mdla_5(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "attention.tflite"
+    sides = [T((1, 4, 8)), T((1, 8, 4)), T((1, 4, 4))]
+    path.write_bytes(tflite_file(sides, [Op("BATCH_MATMUL", [0, 1], [2])], [0, 1], [2]))
+
+    kinds = {}
+    for board in ("genio1200", "genio700", "genio720"):
+        (program,) = check(path, board).programs
+        kinds[board] = [(group.rule, group.kind) for group in program.findings]
+
+    assert kinds == {
+        "genio1200": [("WP101", "rejected")],
+        "genio700": [("WP104", "not seen")],
+        "genio720": [],
+    }
+
+
+class Lookup(nn.Module):
+    """A table inside of the program, which needs GATHER."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 16)
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.table(tokens)
+
+
+class Integers(nn.Module):
+    """Integers between two nodes: each operator is in the list, but no integer of 32 bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.int32).to(torch.float32) + x
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (lambda: trace("lookup", Lookup(), (torch.zeros(1, 8, dtype=torch.int64),)), "int64"),
+        (lambda: trace("integers", Integers(), (torch.zeros(1, 8),)), "int32"),
+    ],
+    ids=["in the torch graph", "in the file"],
+)
+def test_a_program_with_a_node_that_is_not_supported_is_not_written(
+    program: Callable[[], Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LoweringError, match="`genio720` does not support the program") as raised:
+        get_target(BOARD).lower([program()], tmp_path, silent)
+
+    assert reason in raised.value.why
+    assert "--placement" in raised.value.hint
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
