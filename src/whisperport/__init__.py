@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from whisperport.checking import Checked, check
     from whisperport.checkpoint import Checkpoint, load_checkpoint
     from whisperport.compiling import Compiled, CompileOptions, compile
+    from whisperport.diagnosis.device_inputs import DeviceInputs, write_device_inputs
+    from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
+    from whisperport.diagnosis.expected_outputs import expected_outputs
+    from whisperport.diagnosis.result import Diagnosis
     from whisperport.errors import (
         AudioError,
         BundleError,
@@ -43,7 +47,15 @@ if TYPE_CHECKING:
     from whisperport.probing import Probed, ProbeOptions, probe
     from whisperport.runtime import DecodeOptions, Thresholds
     from whisperport.targets import RunOptions
-    from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe
+    from whisperport.transcription import (
+        FeatureOptions,
+        FeatureStorage,
+        TranscribeOptions,
+        Transcriber,
+        Transcript,
+        transcribe,
+        transcribe_features,
+    )
     from whisperport.verification import Report
     from whisperport.verification.bundle_check import verify
     from whisperport.verification.record_evidence import verify_and_record
@@ -60,7 +72,12 @@ __all__ = [
     "CompileOptions",
     "Compiled",
     "DecodeOptions",
+    "DeviceInputs",
+    "DiagnoseOptions",
+    "Diagnosis",
     "ExportOptions",
+    "FeatureOptions",
+    "FeatureStorage",
     "Fixed",
     "ForkError",
     "ImportOptions",
@@ -90,6 +107,8 @@ __all__ = [
     "WhisperportError",
     "check",
     "compile",
+    "diagnose",
+    "expected_outputs",
     "export",
     "fix",
     "import_artifact",
@@ -98,8 +117,10 @@ __all__ = [
     "lower",
     "probe",
     "transcribe",
+    "transcribe_features",
     "verify",
     "verify_and_record",
+    "write_device_inputs",
     "write_fixed",
 ]
 
@@ -117,7 +138,12 @@ _MODULES = {
     "CompileOptions": "compiling",
     "Compiled": "compiling",
     "DecodeOptions": "runtime",
+    "DeviceInputs": "diagnosis.device_inputs",
+    "DiagnoseOptions": "diagnosis.diagnosing",
+    "Diagnosis": "diagnosis.result",
     "ExportOptions": "exporting",
+    "FeatureOptions": "transcription",
+    "FeatureStorage": "transcription",
     "Fixed": "fixing",
     "ImportOptions": "importing",
     "InspectOptions": "inspecting",
@@ -136,6 +162,8 @@ _MODULES = {
     "Transcript": "transcription",
     "check": "checking",
     "compile": "compiling",
+    "diagnose": "diagnosis.diagnosing",
+    "expected_outputs": "diagnosis.expected_outputs",
     "export": "exporting",
     "fix": "fixing",
     "import_artifact": "importing",
@@ -144,8 +172,10 @@ _MODULES = {
     "lower": "lowering",
     "probe": "probing",
     "transcribe": "transcription",
+    "transcribe_features": "transcription",
     "verify": "verification.bundle_check",
     "verify_and_record": "verification.record_evidence",
+    "write_device_inputs": "diagnosis.device_inputs",
     "write_fixed": "fixing",
 }
 

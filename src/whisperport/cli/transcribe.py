@@ -18,6 +18,7 @@ from whisperport.cli.console import (
     print_next,
     print_note,
     print_warning,
+    stages,
     write,
 )
 from whisperport.cli.decoding_options import (
@@ -26,6 +27,7 @@ from whisperport.cli.decoding_options import (
     transcribe_options,
     word_options,
 )
+from whisperport.cli.feature_options import check_features, chosen_features, feature_options
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
 from whisperport.cli.options import (
     RUN_OPTIONS,
@@ -41,12 +43,19 @@ from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
 from whisperport.text import SubtitleOptions, write_as
 from whisperport.text.printable import one_line
-from whisperport.transcription import TranscribeOptions, Transcript
+from whisperport.transcription import (
+    FeatureOptions,
+    TranscribeOptions,
+    Transcript,
+    transcribe_features,
+)
 from whisperport.transcription import transcribe as run_transcribe
 
 
 @click.command(
-    cls=Verb, short_help="Transcribe an audio file or live audio.", target_options=RUN_OPTIONS
+    cls=Verb,
+    short_help="Transcribe an audio file, live audio or a device's features.",
+    target_options=RUN_OPTIONS,
 )
 @click.argument("audio", required=False)
 @option(
@@ -59,6 +68,7 @@ from whisperport.transcription import transcribe as run_transcribe
     help="Bundle to transcribe with: a folder that `whisperport export` or `import` wrote",
 )
 @audio_options
+@feature_options
 @live_options
 @option(
     "--output-format",
@@ -88,6 +98,7 @@ def transcribe(
     audio: str | None,
     bundle: Path | None,
     output_format: str,
+    feature_files: tuple[Path, ...],
     live: bool,
     raw_rate: int | None,
     device: str | None,
@@ -100,23 +111,30 @@ def transcribe(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Transcribe an audio file or live audio, and print the transcript.
+    """Transcribe an audio file, live audio or a device's features, and print the transcript.
 
     AUDIO is any audio or video file that FFmpeg reads, or - for standard input. With --live it may be
-    omitted: the microphone is used.
+    omitted: the microphone is used. With --features it is omitted: the encoder ran on a device, and the
+    bundle's decoder transcribes its output.
 
     \b
     Examples:
       $ whisperport transcribe talk.mp3
       $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack --output-format srt > talk.srt
       $ whisperport transcribe --live
+      $ whisperport transcribe --bundle build/small --features output.bin
     """
-    check_live(audio, live, raw_rate, device)
+    stored = chosen_features(chosen)
+    check_features(feature_files, stored, audio, live=live, vad=vad)
+    if not feature_files:
+        check_live(audio, live, raw_rate, device)
     options = transcribe_options(chosen, run_options_of(threads, run_options, trust=trust))
     options = with_chunks(options, vad, workers)
     word_timestamps = options.word_timestamps or live  # a live transcript always has them
     subtitles = chosen_subtitles(chosen, "json" if as_json else output_format, word_timestamps)
-    if live or audio is None:
+    if feature_files:
+        job = partial(_transcribe_features, feature_files, bundle, options, stored)
+    elif live or audio is None:
         live_opts = LiveOptions(transcribe=options, step_s=step_s)
         screen = Screen(text=output_format == "txt" and not as_json)
         job = partial(transcribe_live, audio, bundle, live_opts, screen, raw_rate, device)
@@ -134,7 +152,7 @@ def transcribe(
     if failure is not None:
         _print_incomplete(transcript, failure)
         sys.exit(1 if isinstance(failure, IncompleteError) else interrupts.exit_status())
-    if not as_json:
+    if not as_json and not feature_files:
         source = [] if audio is None else [audio]
         with_bundle = [] if bundle is None else ["--bundle", str(bundle)]
         otherwise = ["--output-format", "srt"] if output_format == "txt" else ["--json"]
@@ -162,6 +180,15 @@ def _run(
 def _transcribe_file(audio: str, bundle: Path | None, options: TranscribeOptions) -> Transcript:
     with audio_bar("standard input" if audio == "-" else Path(audio).name) as bar:
         return run_transcribe(audio, bundle, options, progress=bar)
+
+
+def _transcribe_features(
+    files: tuple[Path, ...], bundle: Path | None, options: TranscribeOptions, stored: FeatureOptions
+) -> Transcript:
+    with stages() as progress:
+        return transcribe_features(
+            files, bundle, options, stored, stages=progress, recognized=print_note
+        )
 
 
 def _print(

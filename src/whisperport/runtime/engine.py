@@ -14,6 +14,7 @@ from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
+from whisperport.runtime.not_loaded import NotLoaded
 from whisperport.runtime.standard_rank import in_standard_form
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.uncached_decoder import UncachedDecoder
@@ -179,6 +180,8 @@ def load_engine(
     bundle: Bundle,
     options: RunOptions | None = None,
     wrap_runner: RunnerWrapper = lambda runner: runner,
+    *,
+    encoder: bool = True,
 ) -> Engine:
     """Load every program of a bundle with its target's runtime.
 
@@ -188,6 +191,7 @@ def load_engine(
         bundle: an open bundle.
         options: threads, trust and the targets' options; None: defaults.
         wrap_runner: called with each runner; returns the runner that the engine uses.
+        encoder: False does not load the encoder, whose output then comes from elsewhere.
 
     Raises:
         MissingPackageError: a target's runtime is not installed.
@@ -200,15 +204,21 @@ def load_engine(
     _check_options(options, names)
     ensure_tried(bundle, options)
     with bundle.unchanged():
-        used = {name: wrap_runner(runner) for name, runner in load_runners(bundle, options).items()}
+        loaded = load_runners(bundle, options, encoder=encoder)
+        used = {name: wrap_runner(runner) for name, runner in loaded.items()}
         embedding, positions = bundle.embedding(), bundle.positions()
     masks = {entry.spec.name: entry.placement.mask for entry in manifest.programs}
     tables = embedding, positions
     return Engine(manifest.dims, manifest.generation, used, *tables, manifest.window, masks)
 
 
-def load_runners(bundle: Bundle, options: RunOptions) -> dict[str, Runner]:
+def load_runners(bundle: Bundle, options: RunOptions, *, encoder: bool = True) -> dict[str, Runner]:
     """Load every program of a bundle with its target's runtime, without a trial run.
+
+    Args:
+        bundle: an open bundle.
+        options: threads, trust and the targets' options.
+        encoder: False does not load the encoder; its runner then raises UsageError.
 
     Returns:
         Runners by program name.
@@ -219,6 +229,9 @@ def load_runners(bundle: Bundle, options: RunOptions) -> dict[str, Runner]:
     """
     programs = bundle.manifest.programs
     runners: dict[str, Runner] = {}
+    if not encoder:
+        runners |= {e.spec.name: NotLoaded(e.spec) for e in programs if e.spec.name == "encoder"}
+        programs = tuple(entry for entry in programs if entry.spec.name not in runners)
     for name in dict.fromkeys(entry.target for entry in programs):
         entries = [entry for entry in programs if entry.target == name]
         runners |= get_target(name).load(bundle.folder, entries, options)

@@ -107,8 +107,7 @@ class Session:
             Interrupted: Ctrl-C was pressed.
         """
         with incomplete_as_error(self.transcript):
-            asked = self.options.decode.language
-            self.detected = spoken_language(self.decoder, asked, self.mel, 0)
+            self.detected = self._spoken_language()
             self.language = self.detected.code
             for seek, mel, n_frames in self._windows():
                 self._window(seek, mel, n_frames, self.language)
@@ -125,6 +124,10 @@ class Session:
             duration_s=self.mel.duration_s or self.processed_s,
             truncated=tuple(self.truncated),
         )
+
+    def _spoken_language(self) -> "Language":
+        """Return the language of the audio, detected in the first window if none is given."""
+        return spoken_language(self.decoder, self.options.decode.language, self.mel, 0)
 
     def _windows(self) -> Iterator[tuple[int, Floats, int]]:
         """Yield each window: first mel frame, spectrogram (n_mels, 2T), number of frames with audio.
@@ -158,10 +161,7 @@ class Session:
         if is_silence(decoded, self.options.thresholds):
             self.seek += n_frames
             return
-        begin = self.engine.generation.timestamp_begin
-        used = complete = split_segments(decoded.tokens, begin, n_frames)
-        if self.engine.window is not None and n_frames == self.engine.audio_frames:
-            used = drop_unreliable_end(complete, begin, n_frames)
+        used, complete = self._segments_of(decoded, n_frames)
         if not decoded.ended and used == complete:  # an incomplete segment is decoded again
             self.truncated.append(seek / FRAMES_PER_SECOND)
         segments = [self._segment(segment, seek, decoded, ratio) for segment in used.segments]
@@ -172,6 +172,16 @@ class Session:
         self.seek = kept.seek if kept.seek > seek else seek + n_frames
         if not kept.restart:
             self._keep([_cleared(segment) for segment in kept.segments], decoded)
+
+    def _segments_of(
+        self, decoded: Decoded, n_frames: int
+    ) -> tuple[SegmentedWindow, SegmentedWindow]:
+        """Return the segments of a window that are used, and all of them."""
+        begin = self.engine.generation.timestamp_begin
+        complete = split_segments(decoded.tokens, begin, n_frames)
+        if self.engine.window is not None and n_frames == self.engine.audio_frames:
+            return drop_unreliable_end(complete, begin, n_frames), complete
+        return complete, complete
 
     def _features(self, mel: Floats) -> Floats:
         """Return the features (T, d) of a window (n_mels, 2T). The first one may already be encoded."""
@@ -324,16 +334,23 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
         start: first mel frame of the window for the detection.
     """
     engine = decoder.engine
-    known = engine.generation.languages
-    if asked is not None:
-        return Language(language_code(asked, known))
-    if not known or engine.generation.language:
-        return Language(detect_language(decoder))  # needs no audio
+    if code := known_language(decoder, asked):
+        return Language(code)
     window, _ = mel.window(start)
     window[:, engine.audio_frames :] = 0
     features = engine.encode(window)
     decoder.start_window(features)
     return Language(detect_language(decoder), (window, features))
+
+
+def known_language(decoder: Decoder, asked: str | None) -> str | None:
+    """Return the language that is known without audio: the given one, or the checkpoint's own."""
+    generation = decoder.engine.generation
+    if asked is not None:
+        return language_code(asked, generation.languages)
+    if not generation.languages or generation.language:
+        return detect_language(decoder)  # needs no audio
+    return None
 
 
 def _cleared(segment: Segment) -> Segment:

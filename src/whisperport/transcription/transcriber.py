@@ -1,6 +1,7 @@
 """Transcribe audio with a loaded bundle."""
 
 import os
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,10 +10,15 @@ from whisperport.audio.mel_windows import can_be_read_twice
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, UsageError
 from whisperport.progress import ProgressCallback
-from whisperport.runtime import Engine, RunnerWrapper, TokenSampler, load_engine
+from whisperport.runtime import Engine, Floats, RunnerWrapper, TokenSampler, load_engine
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.transcription.chunked import ChunkedTranscription
+from whisperport.transcription.feature_session import (
+    FeatureSession,
+    check_options,
+    checked_features,
+)
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Session, clip_frames
 from whisperport.transcription.transcript import Transcript
@@ -40,6 +46,8 @@ class Transcriber:
         wrap_runner: called with every runner; returns the runner to use, such as one that measures time.
         max_concurrent: maximum number of concurrent calls, 1 or more; None: the number of CPU cores that
             this process may use.
+        encoder: False does not load the encoder. Only `transcribe_features` can be used then, and the
+            memory of the encoder's weights is saved.
 
     Raises:
         BundleError: the bundle is damaged or missing.
@@ -54,11 +62,12 @@ class Transcriber:
         *,
         wrap_runner: RunnerWrapper = lambda runner: runner,
         max_concurrent: int | None = None,
+        encoder: bool = True,
     ) -> None:
         self.turns = Turns(max_concurrent)
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
         self.bundle = opened
-        self.engine: Engine = load_engine(opened, run, wrap_runner)
+        self.engine: Engine = load_engine(opened, run, wrap_runner, encoder=encoder)
         self.tokenizer = Tokenizer.from_json(opened.tokenizer_json(), self.engine.generation)
 
     def transcribe(
@@ -125,6 +134,40 @@ class Transcriber:
             raise UsageError("`vad` cannot be used with a spectrogram", hint="use `transcribe`")
         with self.turns.turn():
             return self._session(mel, options, sampler).run(progress)
+
+    def transcribe_features(
+        self,
+        features: Floats | Sequence[Floats],
+        options: TranscribeOptions | None = None,
+        *,
+        progress: ProgressCallback = lambda _done, _of: None,
+        sampler: TokenSampler | None = None,
+    ) -> Transcript:
+        """Transcribe the encoder's output of consecutive windows, computed elsewhere, such as on a device.
+
+        The bundle's encoder is not used. Each window begins where the one before it ends. A segment that
+        the end of a window cuts ends there.
+
+        Args:
+            features: (T, d), (n, T, d) or a sequence of (T, d) floats, one for each window, in order.
+            options: transcription options without `clip_timestamps`, `vad` and
+                `hallucination_silence_threshold`; None: defaults.
+            progress: called after every window with the seconds done and the total.
+            sampler: see `transcribe`.
+
+        Raises:
+            UsageError: the features have another shape, or an option needs the audio.
+            NumericalError: the features contain, or a program returned, a NaN or an infinity.
+            IncompleteError: the transcription failed after some text was transcribed.
+            ForkError: this process is a fork of the process that loaded the bundle.
+        """
+        options = options or TranscribeOptions()
+        check_options(options)
+        windows = checked_features(self.engine, features)
+        with self.turns.turn():
+            decoder = self.engine.decoder()
+            session = FeatureSession(decoder, self.tokenizer, options, windows, sampler)
+            return session.run(progress)
 
     def _session(
         self, mel: MelWindows, options: TranscribeOptions, sampler: TokenSampler | None

@@ -1,0 +1,151 @@
+"""Transcribe features: the encoder's output of consecutive windows, computed elsewhere."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from whisperport.audio import FRAMES_PER_SECOND
+from whisperport.errors import NumericalError, UsageError
+from whisperport.runtime import (
+    Decoded,
+    Decoder,
+    Engine,
+    Floats,
+    SegmentedWindow,
+    TokenSampler,
+    WindowSegment,
+    detect_language,
+    split_segments,
+)
+from whisperport.text import Tokenizer
+from whisperport.transcription.options import TranscribeOptions
+from whisperport.transcription.session import Language, Session, known_language
+
+
+class FeatureSession(Session):
+    """The transcription of the features of consecutive windows; each window follows the one before it.
+
+    Without the audio, no window can begin where the text of the previous one ended. A segment that the end
+    of a window cuts is therefore kept, and ends there.
+
+    Args:
+        decoder: used by this session only.
+        tokenizer: of the bundle.
+        options: transcription options; see `check_options`.
+        features: (n, T, d) float32, the encoder's output of each window.
+        sampler: see `Transcriber.transcribe`.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        options: TranscribeOptions,
+        features: Sequence[Floats],
+        sampler: TokenSampler | None,
+    ) -> None:
+        frames = decoder.engine.audio_frames
+        mel = _NoAudio(len(features) * frames / FRAMES_PER_SECOND)
+        super().__init__(decoder, tokenizer, options, mel, sampler, [(0, None)])
+        self._all, self._current = features, features[0]
+
+    def _spoken_language(self) -> Language:
+        if code := known_language(self.decoder, self.options.decode.language):
+            return Language(code)
+        self.decoder.start_window(self._current)
+        return Language(detect_language(self.decoder))
+
+    def _windows(self) -> Iterator[tuple[int, Floats, int]]:
+        frames = self.engine.audio_frames
+        for number, features in enumerate(self._all):
+            self._current, self.seek = features, number * frames
+            yield self.seek, np.empty((0, 0), np.float32), frames
+
+    def _features(self, mel: Floats) -> Floats:
+        return self._current
+
+    def _segments_of(
+        self, decoded: Decoded, n_frames: int
+    ) -> tuple[SegmentedWindow, SegmentedWindow]:
+        """Return the segments of a window, with the one that the end of the window cuts."""
+        begin = self.engine.generation.timestamp_begin
+        split = split_segments(decoded.tokens, begin, n_frames)
+        done = sum(len(segment.tokens) for segment in split.segments)
+        rest = decoded.tokens[done:]
+        if any(token < self.engine.generation.end_of_text for token in rest):
+            start = (
+                max(0, rest[0] - begin) * 2 / FRAMES_PER_SECOND
+            )  # timestamps are in units of 20 ms
+            cut = WindowSegment(start, n_frames / FRAMES_PER_SECOND, rest)
+            split = replace(split, segments=(*split.segments, cut))
+        return split, split
+
+
+class _NoAudio:
+    """The place of the spectrogram in a session that has features instead."""
+
+    def __init__(self, duration_s: float) -> None:
+        self.duration_s: float | None = duration_s
+
+    def window(self, start: int) -> tuple[Floats, int]:
+        raise AssertionError("features are not computed from a spectrogram")
+
+
+def check_options(options: TranscribeOptions) -> None:
+    """Check that a transcription of features needs no audio.
+
+    Raises:
+        UsageError: an option selects parts of the audio.
+    """
+    chosen = (
+        ("clip_timestamps", bool(options.clip_timestamps)),
+        ("vad", options.vad is not None),
+        (
+            "hallucination_silence_threshold",
+            options.hallucination_silence_threshold is not None,
+        ),
+    )
+    for name, is_set in chosen:
+        if is_set:
+            raise UsageError(
+                f"`{name}` cannot be used with features",
+                why="it selects parts of the audio, and features are those of complete windows",
+                hint=f"do not set `{name}`, or transcribe the audio",
+            )
+
+
+def checked_features(engine: Engine, features: Floats | Sequence[Floats]) -> list[Floats]:
+    """Return the features of every window as (T, d) float32.
+
+    Args:
+        engine: the loaded programs.
+        features: (T, d) or (n, T, d), or a sequence of (T, d); floats.
+
+    Raises:
+        UsageError: there is no window, or an array has another shape or holds no floats.
+        NumericalError: an array contains a NaN or an infinity.
+    """
+    dims = engine.dims
+    shape = (dims.n_audio_ctx, dims.n_audio_state)
+    single = isinstance(features, np.ndarray) and features.ndim == 2
+    windows = [np.asarray(one) for one in ([features] if single else features)]
+    if not windows:
+        raise UsageError("no features were given", hint="give the features of at least one window")
+    for number, window in enumerate(windows, start=1):
+        which = f"the features of window {number} of {len(windows)}"
+        if window.shape != shape or window.dtype.kind != "f":
+            raise UsageError(
+                f"{which} are {window.dtype} of shape {window.shape}",
+                why=f"this bundle's decoder reads floats of shape {shape}: positions of 20 ms, channels",
+                hint="convert the array, or choose the bundle of the same checkpoint as the encoder",
+            )
+        if not np.isfinite(window).all():
+            bad = int(np.count_nonzero(~np.isfinite(window)))
+            raise NumericalError(
+                f"{which} contain {bad:,} values that are not finite",
+                "encoder",
+                why="the encoder's output has a NaN or an infinity, or was read in another dtype",
+                hint="`whisperport verify BUNDLE --device-output FILE` finds the cause",
+            )
+    return [np.ascontiguousarray(window, np.float32) for window in windows]
