@@ -113,7 +113,9 @@ def parse(arguments: list[str]) -> dict[str, str]:
 
 
 def described(model: Path) -> list[str]:
-    """Print the file beside the model that says what a real compiler reads from it."""
+    """Return a description from a file beside the model; a real compiler reads the model."""
+    if not model.with_suffix(".fake.json").exists():
+        return ["this fake has no description of the model"]
     inputs, outputs = json.loads(model.with_suffix(".fake.json").read_text())
     lines = [f"# of input tensors: {len(inputs)}"]
     for index, (name, tensors) in enumerate((("input", inputs), ("output", outputs))):

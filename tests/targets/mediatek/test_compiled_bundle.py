@@ -1,0 +1,112 @@
+"""A bundle with every program on the NPU: accepted by the partitioner, and compiled with a fake SDK.
+
+The partitioner is the real one. The SDK is a fake: it shows what whisperport does with files and text.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.compiling import CompileOptions, compile
+from whisperport.errors import LoweringError, MissingPackageError, UsageError
+from whisperport.inspecting import inspect
+from whisperport.targets import get_target
+
+from . import fake_ncc_tflite as fake
+from .test_programs import ALL, BOARD
+
+REASON = get_target(BOARD).partitioner.unavailable()
+
+
+@pytest.fixture
+def bundle(
+    exported: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    for name in ("WHISPERPORT_TOOLCHAIN_MEDIATEK", "MTK_NEURON_SDK"):
+        monkeypatch.delenv(name, raising=False)
+    return shutil.copytree(exported(BOARD, placement=ALL).folder, tmp_path / "bundle")
+
+
+@pytest.mark.skipif(bool(REASON), reason=REASON)
+def test_export_records_that_the_partitioner_accepts_every_operator_of_every_program(bundle):
+    manifest = Bundle.open(bundle).manifest
+    for entry in manifest.programs:
+        (evidence,) = [
+            one for one in manifest.evidence(entry.spec.name) if one.kind == "partitioned"
+        ]
+        assert evidence.passed
+        assert "ai-edge-litert" in evidence.runtime
+        (check,) = evidence.checks
+        assert check.level == "operators"
+        assert check.value["accepted"] == check.value["operators"] > 10
+        assert manifest.status(entry.spec.name) == "accepted by the vendor's partitioner"
+
+
+def test_without_an_sdk_a_work_folder_is_left_for_another_machine(bundle, tmp_path, monkeypatch):
+    before = Bundle.open(bundle).manifest
+    work = bundle.with_name("bundle.compile") / BOARD
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(MissingPackageError) as raised:
+        compile(bundle)
+    assert "MTK_NEURON_SDK=/path/to/sdk python compile.py" in raised.value.hint
+    assert Bundle.open(bundle).manifest == before
+    sdk = fake.install(tmp_path / "sdk")  # on another machine
+
+    subprocess.run(
+        [sys.executable, "-I", "-S", work / "compile.py"],
+        env={"MTK_NEURON_SDK": str(sdk), "PATH": "/usr/bin:/bin"},
+        check=True,
+        capture_output=True,
+    )
+    made = compile(bundle)
+
+    assert {program.name for program in made.programs} == set(ALL)
+    assert {program.compiler for program in made.programs} == {"8.0.10"}
+    (evidence,) = [e for e in made.bundle.manifest.evidence("step") if e.kind == "compiled"]
+    assert evidence.machine == {}  # whose machine it was is not known
+
+
+def test_a_compiled_bundle_has_the_compiled_files_first_and_keeps_the_others(bundle, tmp_path):
+    sdk = fake.install(tmp_path / "sdk", plan=["Target: MDLA_5_3", "OP[7]: MEAN", "Target: CPU"])
+
+    made = compile(bundle, CompileOptions(toolchains={"mediatek": str(sdk)}))
+
+    for entry in made.bundle.manifest.programs:
+        name = entry.spec.name
+        assert entry.files == (f"{BOARD}/{name}.dla", f"{BOARD}/{name}.tflite")
+        assert entry.delegation["plan"] == {"MDLA_5_3": 1, "CPU": 1}
+        assert made.bundle.manifest.status(name) == "compiled here"
+        assert not made.bundle.manifest.is_verified(name)  # the compiled file was never run
+        kinds = {one.kind for one in made.bundle.manifest.evidence(name)}
+        assert "run" not in kinds
+        assert kinds >= {"compiled", "emulated"}
+    (note,) = made.programs[0].notes
+    assert "on CPU, not on MDLA_5_3" in note
+    inspected = inspect(bundle)
+    assert [plan.engines for plan in inspected.plans] == [{"MDLA_5_3": 1, "CPU": 1}] * len(ALL)
+    assert inspected.plans[0].notes == (note,)
+
+
+def test_a_stage_that_fails_leaves_the_bundle_and_names_what_to_do(bundle, tmp_path):
+    before = Bundle.open(bundle).manifest
+    sdk = fake.install(tmp_path / "sdk", check=["OP[3]: GATHER", "MDLA: unsupported operation"])
+
+    with pytest.raises(LoweringError, match="does not support an operator") as raised:
+        compile(bundle, CompileOptions(toolchains={"mediatek": str(sdk)}))
+
+    assert raised.value.why.endswith("OP[3]: GATHER: MDLA: unsupported operation")
+    assert "--placement encoder=litert" in raised.value.hint
+    assert "check.log" in raised.value.hint
+    assert Bundle.open(bundle).manifest == before
+
+
+def test_a_misspelled_flag_is_rejected_before_anything_is_written(bundle):
+    options = {f"{BOARD}.flags": "--opt-aggression"}
+    with pytest.raises(UsageError, match="--opt-aggression") as raised:
+        compile(bundle, CompileOptions(options=options))
+    assert "--opt-aggressive, which prefers speed to accuracy" in raised.value.hint
