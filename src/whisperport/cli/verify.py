@@ -15,6 +15,13 @@ from whisperport.cli.console import (
     print_warning,
     stages,
 )
+from whisperport.cli.device_output import (
+    device_options,
+    diagnose_options,
+    outputs_of,
+    print_device_inputs,
+    print_diagnosis,
+)
 from whisperport.cli.evidence_words import verified_words
 from whisperport.cli.options import (
     RUN_OPTIONS,
@@ -26,6 +33,11 @@ from whisperport.cli.options import (
     trust,
 )
 from whisperport.cli.verb import Verb, option
+from whisperport.diagnosis.device_inputs import write_device_inputs
+from whisperport.diagnosis.diagnosing import diagnose
+from whisperport.diagnosis.layers import compare_layers, layer_sentences
+from whisperport.errors import UsageError
+from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify as run_verify
 from whisperport.verification.record_evidence import verify_and_record
 
@@ -42,6 +54,7 @@ from whisperport.verification.record_evidence import verify_and_record
     is_flag=True,
     help="Add the result to the bundle's manifest, as evidence that its files ran on this machine",
 )
+@device_options
 @as_json
 @threads
 @run_option
@@ -53,6 +66,15 @@ def verify(
     trust: bool,
     record: bool,
     as_json: bool,
+    device_inputs: Path | None,
+    device_outputs: tuple[str, ...],
+    program: str,
+    clips: tuple[str, ...],
+    quantization: Path | None,
+    device_precision: str | None,
+    simulated: str | None,
+    device_layers: Path | None,
+    reference_layers: Path | None,
 ) -> None:
     """Run a bundle's programs on this machine and compare them with its reference.
 
@@ -69,14 +91,31 @@ def verify(
     PyTorch is needed only if a runtime of the bundle needs it. The exit status is 1 if a comparison
     fails.
 
+    With --device-output, a file that a device wrote is compared with the expected output of one program
+    instead, and the causes of a difference are named: dtype, scale and zero point, layout, padding, window,
+    spectrogram, stale buffer, quantization error and others.
+
     \b
     Examples:
       $ whisperport verify build/tiny-xnnpack
       $ whisperport verify build/tiny-xnnpack --record
+      $ whisperport verify build/small --device-inputs inputs
+      $ whisperport verify build/small --device-output output.bin
+      $ whisperport verify build/small --program step --device-output outputs/
     """
+    run = run_options_of(threads, run_options, trust=trust)
+    options = (program, clips, quantization, device_precision, simulated, run)
+    if device_layers or reference_layers:
+        _compare_layers(device_layers, reference_layers, as_json=as_json)
+        return
+    if device_inputs:
+        _write_inputs(bundle, device_inputs, options, as_json=as_json)
+        return
+    if device_outputs:
+        _diagnose(bundle, device_outputs, options, as_json=as_json)
+        return
     opened = Bundle.open(bundle)
     with stages() as progress:
-        run = run_options_of(threads, run_options, trust=trust)
         report = (verify_and_record if record else run_verify)(opened, run=run, progress=progress)
     if as_json:
         print_json(report.to_json())
@@ -95,3 +134,45 @@ def verify(
         sys.exit(1)
     same = run_option_arguments(run_options, trust=trust)
     print_next("transcribe", "talk.mp3", "--bundle", bundle, *same)
+
+
+_Options = tuple[str, tuple[str, ...], Path | None, str | None, str | None, RunOptions]
+
+
+def _write_inputs(bundle: Path, folder: Path, options: _Options, *, as_json: bool) -> None:
+    """Write the inputs of a program for a device."""
+    with stages() as progress:
+        written = write_device_inputs(
+            bundle, folder, diagnose_options(*options), clips=options[1], progress=progress
+        )
+    if as_json:
+        print_json(written.to_json())
+    else:
+        print_device_inputs(written, bundle)
+
+
+def _diagnose(bundle: Path, outputs: tuple[str, ...], options: _Options, *, as_json: bool) -> None:
+    """Diagnose the outputs of a device; exit with status 1 if they are wrong."""
+    with stages() as progress:
+        found = diagnose(bundle, outputs_of(outputs), diagnose_options(*options), progress=progress)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_diagnosis(found)
+    if not found:
+        sys.exit(1)
+
+
+def _compare_layers(device: Path | None, reference: Path | None, *, as_json: bool) -> None:
+    """Compare the layers that a device dumped with those in float32."""
+    if device is None or reference is None:
+        raise UsageError(
+            "--device-layers and --reference-layers belong together",
+            hint="give the folder of the device's layers and that of the same layers in float32",
+        )
+    with stages() as progress:
+        layers = compare_layers(device, reference, progress=progress)
+    if as_json:
+        print_json([layer.to_json() for layer in layers])
+    else:
+        print_lines(*layer_sentences(layers))

@@ -9,7 +9,8 @@ the same bytes; they have one cause:
 - A zero point that was not subtracted, was subtracted with the wrong sign, or is another number adds one
   constant to every value: `wrong-zero-point`. A scale that was not applied multiplies every value by one
   constant: `wrong-scale`. Only if neither was applied, so that the values are the stored integers, the
-  cause is `not-dequantized`; with a zero point of 0 this is the same as a scale that was not applied.
+  cause is `not-dequantized`; with a zero point of 0, or if the integers minus the zero point also fit the
+  dtype, this is the same as a scale that was not applied.
 - A permutation that moves only axes of size 1 changes nothing. The layouts NCHW and NHWC of a tensor with
   one spatial axis are permutations: `axes-permuted`.
 - The outputs of two clips exchanged are, for each file, `other-clip`.
@@ -50,6 +51,7 @@ class CauseCode(StrEnum):
     WRONG_SCALE = "wrong-scale"
     WRONG_ZERO_POINT = "wrong-zero-point"
     SCALE_AND_ZERO_POINT_SWAPPED = "scale-and-zero-point-swapped"
+    WRONG_SIGNEDNESS = "wrong-signedness"
     WRONG_CHANNEL_SCALES = "wrong-channel-scales"
     SATURATED = "saturated"
     AXES_PERMUTED = "axes-permuted"
@@ -90,7 +92,7 @@ CAUSES: Mapping[CauseCode, Cause] = MappingProxyType(
         ),
         _C.FLOATS_READ_AS_INTEGERS: Cause(
             "bytes",
-            "The bytes of floats were read as 8-bit integers, and each byte became one number.",
+            "The file holds floats where integers are expected, or each byte of a float became one number.",
         ),
         _C.HALF_PRECISION: Cause("bytes", "The file holds float16 where float32 is expected."),
         _C.BFLOAT16: Cause("bytes", "The file holds bfloat16 where float32 is expected."),
@@ -129,6 +131,10 @@ CAUSES: Mapping[CauseCode, Cause] = MappingProxyType(
         _C.SCALE_AND_ZERO_POINT_SWAPPED: Cause(
             "quantization",
             "Scale and zero point are exchanged: value = (q - scale) * zero_point.",
+        ),
+        _C.WRONG_SIGNEDNESS: Cause(
+            "quantization",
+            "Signed 8-bit integers were read as unsigned ones, or the reverse, and then dequantized.",
         ),
         _C.WRONG_CHANNEL_SCALES: Cause(
             "quantization",

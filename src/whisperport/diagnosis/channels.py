@@ -11,6 +11,8 @@ ChannelMap = NDArray[np.int64]
 
 FEWEST_FRAMES = 16  # frames that are needed to recognize a channel
 FRAMES = 512  # frames that channels are compared with
+BLOCK_COUNTS = (2, 3, 4, 6, 8, 12, 16)  # blocks of channels that are looked for in few frames
+SMALLEST_BLOCK = 8  # values of one block
 CERTAIN = 0.8  # correlation from which on a channel is recognized
 
 
@@ -21,7 +23,9 @@ def likely_map(x: Doubles, r: Doubles) -> ChannelMap | None:
     recognized are filled in from their neighbours.
     """
     frames, channels = x.shape
-    if frames < FEWEST_FRAMES or not 4 <= channels <= 4096:
+    if frames < FEWEST_FRAMES:
+        return _blocks(x, r)
+    if not 4 <= channels <= 4096:
         return None
     step = max(1, frames // FRAMES)
     u, v = _unit(x[::step]), _unit(r[::step])
@@ -35,6 +39,25 @@ def likely_map(x: Doubles, r: Doubles) -> ChannelMap | None:
     if np.array_equal(found, order) or not np.array_equal(np.sort(found), order):
         return None
     return found
+
+
+def _blocks(x: Doubles, r: Doubles) -> ChannelMap | None:
+    """Return the order of equal blocks of channels of few frames; None if no order is much better."""
+    channels = x.shape[1]
+    for count in BLOCK_COUNTS:
+        if channels % count or channels * x.shape[0] // count < SMALLEST_BLOCK:
+            continue
+        u, v = (
+            a.reshape(a.shape[0], count, -1).transpose(1, 0, 2).reshape(count, -1) for a in (x, r)
+        )
+        similar = _unit(u.T).T @ _unit(v.T)
+        best = similar.argmax(axis=1)
+        is_certain = similar[np.arange(count), best].min() >= CERTAIN
+        if is_certain and np.unique(best).size == count and np.any(best != np.arange(count)):
+            width = channels // count
+            order: ChannelMap = (best[:, None] * width + np.arange(width)).reshape(-1)
+            return order
+    return None
 
 
 def _unit(a: Doubles) -> Doubles:

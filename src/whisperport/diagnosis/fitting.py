@@ -49,6 +49,8 @@ ROUNDING_FACTOR = 3.0  # an error up to this multiple of the rounding's mean squ
 NO_ERROR = 1e-9  # an error below this part of the mean square is that of float32
 STALE_PART = 0.2  # a part of another output must lower the error to this part: by 7 dB
 UNKNOWN = "another output, or to none"
+TRIALS = 1e5  # hypotheses that are compared for one file: readings, layouts, outputs, shifts
+SIGNIFICANT = 0.6  # the error must be below this part of what chance explains: by 2 dB
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +164,18 @@ def explain(hypothesis: Hypothesis, others: Sequence[ReferenceOutput]) -> Explan
     best = _best(data)
     if best is None:
         return None
-    return _explanation(data, best, others)
+    found = _explanation(data, best, others)
+    if found is None or found.error > _chance(int(np.count_nonzero(np.isfinite(found.corrected)))):
+        return None
+    return found
+
+
+def _chance(count: int) -> float:
+    """Return the largest error that is not chance when many hypotheses are fitted to `count` values.
+
+    The largest squared correlation of unrelated values in M trials is about 2 ln(M) / count.
+    """
+    return SIGNIFICANT * max(0.0, 1 - 2 * math.log(TRIALS) / count) if count else 0.0
 
 
 def _data(hypothesis: Hypothesis) -> _Data:
@@ -238,6 +251,10 @@ def _geometries(data: _Data) -> Iterator[_Geometry]:
             yield _Geometry(map_, order, (finding, *findings), (*shift, *code))
     for sentence, map_ in frames.repeated_maps(count):
         yield _Geometry(map_, None, (frames.repeat_finding(sentence),))
+    found = frames.replaced_frames(x, r)
+    if found is not None:
+        replaced, sentence = found
+        yield _Geometry(replaced, None, (frames.repeat_finding(sentence),))
 
 
 def _listed(order: channels.ChannelMap) -> str:
@@ -268,7 +285,9 @@ def _fit(data: _Data, geometry: _Geometry) -> _Fitted | None:
     for fit in candidates:
         floor = reading.rounding / (fit.line.a**2 * sums.mean_square)
         has_run = any(_is_constant(run, data.exists & held) for run in (data.tail, data.head))
-        cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * (len(geometry.findings) + has_run)
+        # Of other windows, only some are known: a shift to the nearest one is no cause of its own.
+        moved = 0 if data.hypothesis.reference.is_window else len(geometry.findings)
+        cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * (moved + has_run)
         if best is None or cost < best.cost_db:
             best = _Fitted(geometry, r, held, fit, floor, cost, has_run)
     return best
@@ -337,7 +356,7 @@ def _explanation(
         *hypothesis.findings,
         *reading.findings,
         *hypothesis.layout.findings,
-        *fitted.geometry.findings,
+        *(() if reference.is_window else fitted.geometry.findings),
         *line_found,
         *findings,
         *reference.findings,
@@ -412,8 +431,8 @@ def _factors(
         return None
     corrected = data.in_file(x / found)
     lower = _mean_error(corrected, fitted.r, used, data.hypothesis.reference.mean_square)
-    if 10 * math.log10(max(error, 1e-30) / max(lower, SMALLEST)) < 2 * PER_CAUSE_DB:
-        return None
+    if lower > max(error / 100, ROUNDING_FACTOR * fitted.floor, SMALLEST) or lower > error / 4:
+        return None  # factors of channels also fit errors that are constant over time
     return corrected, lower, channels.factor_finding(found)
 
 

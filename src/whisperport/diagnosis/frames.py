@@ -16,6 +16,7 @@ FrameMap = NDArray[np.int64]
 CHANNELS = 64  # channels that a shift is estimated with
 SMALLEST_OVERLAP = 0.15  # part of the frames that a shift must leave
 FEWEST_FRAMES = 8  # fewer frames are not compared with each other
+MOST_REPLACED = 0.4  # part of the frames that may hold a copy of another one
 REPEATS = (2, 3, 4, 5, 8)  # how often a frame can be repeated
 
 
@@ -104,13 +105,48 @@ def repeated_maps(frames: int) -> list[tuple[str, FrameMap]]:
     return found
 
 
-def nearest_map(x: Doubles, r: Doubles) -> FrameMap:
-    """Return, for every frame of x, the most similar frame of r; both have the same scale."""
+def replaced_frames(x: Doubles, r: Doubles) -> tuple[FrameMap, str] | None:
+    """Return the frame map of single frames that hold another frame; None if there are none or too many.
+
+    Most frames must hold themselves, so that scale and offset are known from them.
+    """
+    count = x.shape[0]
+    if count < FEWEST_FRAMES or x.shape[1] < FEWEST_FRAMES:
+        return None
     step = max(1, x.shape[1] // 256)
-    x, r = x[:, ::step], r[:, ::step]
-    distance = (r * r).sum(axis=1)[None, :] - 2 * (x @ r.T)
-    nearest: FrameMap = distance.argmin(axis=1)
-    return nearest
+    x, r = _aligned_to(x[:, ::step], r[:, ::step])
+    own = np.square(x - r).sum(axis=1)
+    usual = float(np.median(own))
+    suspects = np.flatnonzero(own > 10 * max(usual, 1e-12 * float(np.square(r).sum()) / count))
+    if not 1 <= suspects.size <= MOST_REPLACED * count:
+        return None
+    distance = (r * r).sum(axis=1)[None, :] - 2 * (x[suspects] @ r.T)
+    nearest = distance.argmin(axis=1)
+    better = np.square(x[suspects] - r[nearest]).sum(axis=1) < own[suspects] / 4
+    map_ = np.arange(count)
+    map_[suspects[better]] = nearest[better]
+    changed = int(np.count_nonzero(map_ != np.arange(count)))
+    if changed < 0.5 * suspects.size:
+        return None
+    return map_, f"{changed} of {count} frames hold a copy of another frame."
+
+
+def _aligned_to(x: Doubles, r: Doubles) -> tuple[Doubles, Doubles]:
+    """Return x on the scale of r, by the line through the frames that agree best."""
+    chosen = np.arange(x.shape[0])
+    a, b = 1.0, 0.0
+    for _ in range(3):
+        u, v = x[chosen].reshape(-1), r[chosen].reshape(-1)
+        spread = float(np.var(v))
+        if not spread > 0:
+            return x, r
+        a = float(np.mean((u - u.mean()) * (v - v.mean()))) / spread
+        b = float(u.mean() - a * v.mean())
+        if abs(a) < 1e-30:
+            return x, r
+        error = np.square((x - b) / a - r).sum(axis=1)
+        chosen = np.argsort(error)[: max(4, x.shape[0] * 6 // 10)]
+    return (x - b) / a, r
 
 
 def repeat_finding(sentence: str) -> Finding:

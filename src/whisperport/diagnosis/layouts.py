@@ -112,7 +112,7 @@ def common_layouts(shape: tuple[int, ...]) -> tuple[Layout, ...]:
     found = list(_unpadded(shape))
     for order in _orders(shape):
         sizes = tuple(shape[axis] for axis in order)
-        for position in range(len(sizes)):
+        for position in range(1, len(sizes)):  # padding of the outermost axis is at the end
             for padded in _aligned(sizes[position]):
                 found.append(_padded(shape, order, {position: padded}))
     return tuple(dict.fromkeys(found))

@@ -108,6 +108,7 @@ def readings(
     counts = _counts(expected_size)
     yield from _of_bytes(raw.data, counts, declared, ())
     yield from _stated(raw)
+    yield from _other_signedness(raw, counts)
     for data, finding, code in _joined_bytes(raw, expected_size):
         for reading in _of_bytes(data, counts, None, (finding,), code):
             if not reading.are_stored:
@@ -191,6 +192,43 @@ def _expected_integers(form: _Format, declared: Quantization) -> Finding:
         sentence=f"The file holds {form.name}, not {declared.dtype} as the output is declared.",
         advice="Read the file as floats, without scale and zero point.",
     )
+
+
+def _other_signedness(raw: RawOutput, counts: range) -> Iterator[Reading]:
+    """Yield readings of values that were dequantized from integers of the other signedness.
+
+    Half of the 256 levels are then too high, or too low, by 256 steps. The levels 0 and 255 of the wrong
+    dtype stand for neighbours of the right one, so that all 256 levels are used.
+    """
+    count = raw.data.size // 4
+    if count not in counts or (raw.dtype is not None and raw.dtype != np.float32):
+        return
+    values = np.frombuffer(raw.data[: 4 * count], "<f4")
+    step = _grid_step(values)
+    if not step:
+        return
+    lowest = float(np.nanmin(values))
+    index = np.rint((values - lowest) / step)
+    if np.nanmax(index) != LEVELS - 1:
+        return
+    half = LEVELS // 2
+    for is_high, wrong, shift in (
+        (index >= half, "unsigned", -LEVELS),
+        (index < half, "signed", LEVELS),
+    ):
+        finding = Finding(
+            cause=_C.WRONG_SIGNEDNESS,
+            sentence=f"The integers were read as {wrong} 8-bit integers before they were dequantized.",
+            advice="Read the file with the dtype of the compiled model's output.",
+        )
+        side = ">=" if wrong == "unsigned" else "<"
+        limit = lowest + (half - 0.5) * step
+        code = (
+            'x = load(path, "<f4")',
+            f"x = np.where(x {side} {limit:.9g}, x + ({shift * step:.9g}), x)",
+        )
+        right = np.where(is_high, values + np.float32(shift * step), values).astype(np.float32)
+        yield Reading("float32", right, (finding,), code, step**2 / 12, step)
 
 
 def _stated(raw: RawOutput) -> Iterator[Reading]:

@@ -58,6 +58,11 @@ class ReferenceOutput:
         """Mean square of the values."""
         return float(np.mean(np.square(self.array)))
 
+    @property
+    def is_window(self) -> bool:
+        """Whether it is the output for another window of the clip."""
+        return any(finding.cause is CauseCode.OTHER_WINDOW for finding in self.findings)
+
     def in_frames(self, values: Doubles) -> Doubles:
         """Return values of the output's shape as (F, C)."""
         if self.frame_axis is None:

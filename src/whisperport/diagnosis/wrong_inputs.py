@@ -7,14 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.audio import HOP_LENGTH, log_mel
-from whisperport.audio.mel import DYNAMIC_RANGE, N_FFT, mel_log_power
+from whisperport.audio.mel import DYNAMIC_RANGE, N_FFT, mel_log_power, to_whisper_scale
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.dims import SAMPLES_PER_POSITION, SECONDS_PER_POSITION, Dims
 
 Floats = NDArray[np.float32]
 
 OTHER_BINS = {80: 128, 128: 80}  # numbers of mel bins that Whisper models have
-STEPS_OF_WINDOWS = 4  # windows are tried that begin at multiples of 1/4 window
+OTHER_HOPS = (128, 200, 256, 320)  # samples: 8, 12.5, 16 and 20 ms are usual in other front ends
+LATER_WINDOWS = 6  # windows are tried that begin within the clip
+EARLIER_S = (0.25, 1.0, 3.0, 8.0)  # and windows that begin so many seconds before it
 
 _C = CauseCode
 _FRONT_END = (
@@ -50,7 +52,7 @@ def wrong_inputs(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
     right = log_mel(audio, n_mels, n_frames=n_frames)
     power = _log_power(audio, dims)
     peak = float(power.max())
-    clamped = np.maximum(power, np.float32(peak - DYNAMIC_RANGE))
+    clamped: Floats = np.maximum(power, np.float32(peak - DYNAMIC_RANGE)).astype(np.float32)
     yield WrongInput(
         _C.MEL_NOT_NORMALIZED,
         "The spectrogram is max(log10, maximum - 8), without the last step (x + 4) / 4.",
@@ -59,12 +61,14 @@ def wrong_inputs(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
     yield WrongInput(
         _C.MEL_NOT_CLAMPED,
         "The spectrogram is (log10 + 4) / 4, without the floor at 8 below its maximum.",
-        (power + 4) / 4,
+        (power + np.float32(4)) / np.float32(4),
     )
     natural = power * np.float32(np.log(10))
-    natural = np.maximum(natural, np.float32(natural.max() - DYNAMIC_RANGE))
+    natural = np.maximum(natural, np.float32(natural.max() - DYNAMIC_RANGE)).astype(np.float32)
     yield WrongInput(
-        _C.NATURAL_LOG, "The spectrogram has the natural logarithm, not log10.", (natural + 4) / 4
+        _C.NATURAL_LOG,
+        "The spectrogram has the natural logarithm, not log10.",
+        (natural + np.float32(4)) / np.float32(4),
     )
     yield WrongInput(
         _C.AUDIO_NOT_SCALED,
@@ -115,10 +119,14 @@ def shifted_window(audio: Floats, dims: Dims, positions: int) -> WrongInput:
     )
 
 
-def _log_power(audio: Floats, dims: Dims) -> Floats:
+def _window(audio: Floats, dims: Dims) -> Floats:
+    """Return the samples of one window, padded with zeros."""
     samples = audio[: dims.n_frames * HOP_LENGTH].astype(np.float32)
-    samples = np.pad(samples, (0, dims.n_frames * HOP_LENGTH - samples.size))
-    padded = np.pad(samples, N_FFT // 2, mode="reflect")
+    return np.pad(samples, (0, dims.n_frames * HOP_LENGTH - samples.size))
+
+
+def _log_power(audio: Floats, dims: Dims) -> Floats:
+    padded = np.pad(_window(audio, dims), N_FFT // 2, mode="reflect")
     return mel_log_power(padded[: dims.n_frames * HOP_LENGTH + N_FFT - 1], dims.n_mels)
 
 
@@ -155,24 +163,25 @@ def _other_frames(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
 
 
 def _framed(samples: Floats, hop: int, dims: Dims) -> Floats:
-    """Return a spectrogram whose frames begin every `hop` samples, cut or padded with zeros to 2T frames."""
-    frames = sliding_window_view(samples, N_FFT)[::hop][: dims.n_frames]
-    power = np.empty((dims.n_mels, len(frames)), np.float32)
-    for start in range(0, len(frames), FRAMES_AT_ONCE):
-        part = np.ascontiguousarray(frames[start : start + FRAMES_AT_ONCE]).reshape(-1)
-        # Frames that lie end to end: every (N_FFT / HOP_LENGTH)th frame of the function is one of them.
-        power[:, start : start + FRAMES_AT_ONCE] = _log_power_of_frames(part, dims.n_mels)
-    used = np.zeros((dims.n_mels, dims.n_frames), np.float32)
-    used[:, : len(frames)] = to_whisper_scale(power, float(power.max()))
-    return used
+    """Return a spectrogram with a frame every `hop` samples, cut or padded with zeros to 2T frames."""
+    power = mel_log_power(samples, dims.n_mels, hop)[:, : dims.n_frames]
+    mel = np.zeros((dims.n_mels, dims.n_frames), np.float32)
+    mel[:, : power.shape[1]] = to_whisper_scale(power, float(power.max()))
+    return mel
 
 
 def _other_windows(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
-    """Yield the windows that begin at multiples of a quarter window, and one that ends with the audio."""
+    """Yield windows that begin within the clip or before it, and the one that ends with the audio.
+
+    A file of another window is most similar to that of the nearest one.
+    """
     window = dims.n_audio_ctx
     length = -(-audio.size // SAMPLES_PER_POSITION)
-    quarter = max(1, window // STEPS_OF_WINDOWS)
-    for start in range(quarter, min(length, 4 * window), quarter):
+    starts = {length * i // LATER_WINDOWS for i in range(1, LATER_WINDOWS)}
+    starts |= set(range(window, min(length, 4 * window), window))
+    for start in sorted(starts - {0}):
         yield shifted_window(audio, dims, -start)
-    if 0 < length < window:
-        yield shifted_window(audio, dims, window - length)
+    delays = {round(s / SECONDS_PER_POSITION) for s in EARLIER_S} | {window - length}
+    for delay in sorted(delays):
+        if 0 < delay < window:
+            yield shifted_window(audio, dims, delay)

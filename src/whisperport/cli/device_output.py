@@ -1,0 +1,193 @@
+"""Options of `whisperport verify` for the inputs and outputs of a device, and the text of a diagnosis."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from whisperport.cli.console import print_lines, print_next, print_note
+from whisperport.cli.verb import option, together
+from whisperport.diagnosis.device_inputs import DeviceInputs
+from whisperport.diagnosis.diagnosing import DiagnoseOptions
+from whisperport.diagnosis.quantization_file import read_quantization
+from whisperport.diagnosis.result import Diagnosis, OutputDiagnosis
+from whisperport.targets import RunOptions
+from whisperport.verification.compare import Comparison
+from whisperport.verification.tolerances import GATES
+
+DEVICE = "Output of a device"
+device_options = together(
+    option(
+        "--device-inputs",
+        group=DEVICE,
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Write the inputs of one program as headerless files for a device, with a manifest and the "
+        "expected outputs, to a new folder. Nothing is verified",
+    ),
+    option(
+        "--device-output",
+        "device_outputs",
+        group=DEVICE,
+        multiple=True,
+        metavar="[NAME=]PATH",
+        help="Diagnose a file that a device wrote for these inputs, headerless or .npy; or a folder with a "
+        "file NAME.bin for each output of the program; may be repeated with the names of outputs",
+    ),
+    option(
+        "--program",
+        group=DEVICE,
+        metavar="NAME",
+        default="encoder",
+        show_default=True,
+        help="Program that the device runs, such as encoder, cross_kv, prefill_4 or step",
+    ),
+    option(
+        "--clip",
+        "clips",
+        group=DEVICE,
+        multiple=True,
+        metavar="NAME",
+        show_default="the first clip",
+        help="Clip of the bundle's reference that the device is given; may be repeated for "
+        "--device-inputs",
+    ),
+    option(
+        "--quantization",
+        group=DEVICE,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        show_default="float32 values",
+        help="JSON file that says how the device stores tensors: "
+        '{"NAME": {"dtype": "int8", "scale": 0.05, "zero_point": 3}}',
+    ),
+    option(
+        "--device-precision",
+        group=DEVICE,
+        type=click.Choice(tuple(GATES)),
+        show_default="the program's precision, at least fp16",
+        help="Precision whose tolerances decide whether the output of the device passes",
+    ),
+    option(
+        "--simulated",
+        group=DEVICE,
+        metavar="PATH",
+        help="Output of the simulated quantization, as a file or folder like that of the device. It shows "
+        "whether the quantization or the device is wrong",
+    ),
+    option(
+        "--device-layers",
+        group=DEVICE,
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Folder with the layers that the device dumped, NAME.npy or NAME.bin; requires "
+        "--reference-layers",
+    ),
+    option(
+        "--reference-layers",
+        group=DEVICE,
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Folder with the same layers in float32, NAME.npy, that those of the device are "
+        "compared with",
+    ),
+)
+
+
+def diagnose_options(
+    program: str,
+    clips: tuple[str, ...],
+    quantization: Path | None,
+    precision: str | None,
+    simulated: str | None,
+    run: RunOptions,
+) -> DiagnoseOptions:
+    """Return the options of a diagnosis.
+
+    Raises:
+        UsageError: the file of the quantization cannot be read.
+    """
+    return DiagnoseOptions(
+        program=program,
+        clip=clips[0] if clips else "",
+        quantization=read_quantization(quantization) if quantization else {},
+        simulated=simulated,
+        precision=precision or "",
+        run=run,
+    )
+
+
+def outputs_of(values: tuple[str, ...]) -> str | Mapping[str, str]:
+    """Return the values of `--device-output`: one path, or paths by the name of the output.
+
+    Raises:
+        click.BadParameter: several paths are given without names, or a name is given twice.
+    """
+    if len(values) == 1 and ("=" not in values[0] or Path(values[0]).exists()):
+        return values[0]
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not equals or not name or not path or name in found:
+            raise click.BadParameter(
+                f"expected NAME=PATH with a new name, got {value!r}", param_hint="--device-output"
+            )
+        found[name] = path
+    return found
+
+
+def print_device_inputs(written: DeviceInputs, bundle: Path) -> None:
+    """Print which files were written."""
+    for clip in written.manifest["clips"]:
+        for entry in clip["inputs"]:
+            shape = " x ".join(map(str, entry["shape"]))
+            print_lines(
+                f"{written.folder / entry['file']}: {entry['dtype']}, {shape}, {entry['bytes']:,} bytes"
+            )
+    print_note(f"{written.folder / 'manifest.json'} lists the files and the expected outputs")
+    program = () if written.program == "encoder" else ("--program", written.program)
+    print_next("verify", bundle, *program, "--device-output", "OUTPUT.bin")
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print the diagnosis of every output, and the verdict."""
+    print_lines(
+        f"program {diagnosis.program}, clip {diagnosis.clip}",
+        f"expected outputs: {diagnosis.expected_from or 'given'}",
+    )
+    for output in diagnosis.outputs:
+        _print_output(output)
+    if diagnosis.missing:
+        print_lines("", f"no file was given for {', '.join(diagnosis.missing)}")
+    if diagnosis.verdict:
+        print_lines("", f"verdict: {diagnosis.verdict}")
+
+
+def _print_output(output: OutputDiagnosis) -> None:
+    print_lines("", f"{output.output}: {output.source}", f"  as it is: {_measured(output.before)}")
+    if output.passed:
+        print_lines("  the output is as expected")
+        return
+    for finding in output.findings:
+        print_lines("", f"  {finding.cause}", f"    {finding.sentence}")
+        if finding.advice:
+            print_lines(f"    {finding.advice}")
+    if output.findings:
+        print_lines("", f"  corrected: {_measured(output.after)}")
+    else:
+        print_lines("", "  no cause explains this file; excluded:")
+        print_lines(*(f"    {sentence}" for sentence in output.excluded))
+    if output.fix:
+        print_lines("", "  these lines correct the file:", "")
+        print_lines(*(f"    {line}" for line in output.fix.split("\n")))
+
+
+def _measured(comparison: Comparison) -> str:
+    numbers = comparison.numbers()
+    if numbers["sqnr_db"] != numbers["sqnr_db"]:
+        return comparison.reason
+    largest = numbers["max_relative"]
+    return (
+        f"SQNR {numbers['sqnr_db']:.1f} dB, cosine {numbers['cosine']:.5f}, largest error {largest:.1e} of "
+        "the largest value"
+    )
