@@ -88,3 +88,16 @@ def test_what_is_unknown_or_out_of_range_is_rejected_with_what_is_valid(
 
     assert words in rejected.value.what
     assert hint in rejected.value.hint
+
+
+def test_a_program_on_request_is_placed_only_if_it_is_named() -> None:
+    def programs(**asked: object) -> list[str]:
+        request = PlacementRequest(target=CPU, **asked)  # type: ignore[arg-type]
+        return list(place(request, NAMES, ["projection"]).placements)
+
+    assert programs() == list(NAMES)
+    assert programs(programs={"projection": "xnnpack"}) == [*NAMES, "projection"]
+    assert programs(precisions={"projection": "fp32"}) == [*NAMES, "projection"]
+    with pytest.raises(UsageError) as caught:
+        programs(programs={"projektion": "xnnpack"})
+    assert "align, projection" in caught.value.hint

@@ -232,9 +232,8 @@ def _placed(target: str, options: ExportOptions) -> Placed:
         precisions=options.precisions,
         options=options.options,
     )
-    requested = {*options.placement, *options.precisions} & {VOCAB_PROJECTION}
     uncached = [UNCACHED_DECODER] if options.uncached_decoder else []
-    return place(request, (*program_names(), *requested, *uncached))
+    return place(request, (*program_names(), *uncached), [VOCAB_PROJECTION])
 
 
 def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:

@@ -45,7 +45,9 @@ class Placed:
         return self.targets[self.placements[program].target]
 
 
-def place(request: PlacementRequest, programs: Sequence[str]) -> Placed:
+def place(
+    request: PlacementRequest, programs: Sequence[str], on_request: Sequence[str] = ()
+) -> Placed:
     """Choose the target, precision and options of every program.
 
     A program is placed on the target that the request names for it, or else on `request.target`. If
@@ -53,14 +55,16 @@ def place(request: PlacementRequest, programs: Sequence[str]) -> Placed:
 
     Args:
         request: the placement that the user asks for.
-        programs: names of all programs.
+        programs: names of the programs of every bundle.
+        on_request: names of further programs, which are placed if the request names them.
 
     Raises:
         UsageError: a target, program, precision or option does not exist, or a value is out of range.
         LoweringError: a target cannot run a program that is placed on it.
     """
-    for asked in (request.programs, request.precisions):
-        _check_known(asked, programs)
+    asked = {*request.programs, *request.precisions}
+    _check_known(asked, (*programs, *on_request))
+    programs = (*programs, *(name for name in on_request if name in asked))
     names = {program: _target_of(program, request) for program in programs}
     configured = _configured(names.values(), request.options)
     placements = {
@@ -108,7 +112,7 @@ def _precision(program: str, target: Target, request: PlacementRequest) -> str:
 
 
 def _check_known(asked: Iterable[str], programs: Sequence[str]) -> None:
-    for name in asked:
+    for name in sorted(asked):
         if name not in programs:
             raise UsageError(
                 f"there is no program `{name[:40]}` to place on a target",

@@ -53,7 +53,8 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     multiple=True,
     metavar="PROGRAM=TARGET",
     show_default="the target of --target",
-    help="Run one program on another target, for example encoder=xnnpack; may be repeated",
+    help="Run one program on another target, for example encoder=xnnpack; may be repeated. "
+    "vocab_projection=TARGET makes the computation of the logits a program of its own",
 )
 @option(
     "--precision",
