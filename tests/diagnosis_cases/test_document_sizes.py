@@ -4,6 +4,7 @@ A bundle of Whisper small takes minutes to make. These tests use the embedded bu
 Whisper small, and random features: the programs are not run.
 """
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from whisperport.bundle import MANIFEST, Bundle, FileEntry
 from whisperport.bundle.folder import file_sha256
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import diagnose
+from whisperport.diagnosis.sizes import explain_size
 from whisperport.signatures import expected_signature
 from whisperport.transcription import default_bundle
 
@@ -120,16 +122,74 @@ def test_the_fix_of_the_small_file_restores_the_features(
     assert np.abs(restored - _features(small)).max() <= 0.51 * scale
 
 
+def test_the_command_line_explains_the_small_file(
+    small: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a file of 1.2 MB with the features in int8
+    path = tmp_path / "output.bin"
+    values, _ = _in_int8(_features(small))
+    values.tofile(path)
+    # when `whisperport verify` is called with it
+    code, printed = _verify(capsys, small.folder, "--device-output", path)
+    # then the exit status is 1, and dtype, size and scale are printed
+    assert code == 1
+    assert "1,152,000 bytes; expected 4,608,000" in printed
+    assert "integers-read-as-floats" in printed
+    assert "int8" in printed
+    assert "corrected: SQNR" in printed
+
+
+def test_the_command_line_passes_the_large_file(
+    small: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a file of 4.6 MB with the features in float32
+    path = tmp_path / "output.bin"
+    _features(small).tofile(path)
+    # when `whisperport verify` is called with it
+    code, printed = _verify(capsys, small.folder, "--device-output", path)
+    # then it passes
+    assert code == 0
+    assert "as expected" in printed
+
+
+def test_the_command_line_passes_the_small_file_if_its_quantization_is_stated(
+    small: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a file of 1.2 MB with the features in int8, and a file that says so
+    path, stated = tmp_path / "output.bin", tmp_path / "quantization.json"
+    values, scale = _in_int8(_features(small))
+    values.tofile(path)
+    stated.write_text(json.dumps({"features": {"dtype": "int8", "scale": scale, "zero_point": 0}}))
+    options = ("--quantization", stated, "--device-precision", "w8a8")
+    # when `whisperport verify` is called with both
+    code, printed = _verify(capsys, small.folder, "--device-output", path, *options)
+    # then it passes
+    assert code == 0, printed
+
+
+def _verify(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Call `whisperport verify`; return its exit status and what it printed."""
+    from whisperport.cli.main import cli
+
+    capsys.readouterr()
+    code = 0
+    try:
+        cli(["verify", *map(str, arguments)], prog_name="whisperport", standalone_mode=False)
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
 def test_the_size_of_a_small_file_of_noise_is_explained(small: Bundle, tmp_path: Path) -> None:
     # given a file of 1.2 MB with the output of an unknown model
     path = tmp_path / "output.bin"
     path.write_bytes(np.random.default_rng(1).bytes(INT8_BYTES))
-    # when it is diagnosed with expected outputs that no program has to compute
-    from whisperport.diagnosis.sizes import explain_size
-
-    # then its size is explained: every value has one byte
+    # when its size is explained
     (sentence, *_) = explain_size(path.stat().st_size, "features", (1, T, WIDTH))
+    # then every value has one byte
     assert "1,152,000 bytes are exactly 1500 x 768 values of 1 byte" in sentence
+    # and every value of a file of 4.6 MB has four
     (sentence, *_) = explain_size(FLOAT32_BYTES, "features", (1, T, WIDTH))
     assert "4,608,000 bytes are exactly 1500 x 768 values of 4 byte" in sentence
     assert "float32" in sentence
