@@ -368,7 +368,7 @@ def test_the_interpreter_that_is_named_goes_before_that_of_the_environment(
 
 
 def test_an_interpreter_without_the_sdk_is_no_compiler(bundle, recordings):
-    with pytest.raises(MissingPackageError, match="not compiled yet") as caught:
+    with pytest.raises(MissingPackageError, match="cannot be used") as caught:
         compile(bundle, _options(recordings, toolchains={"hailo": sys.executable}))
     assert "hailo_sdk_client" in caught.value.why
 
