@@ -12,9 +12,11 @@ import pytest
 from whisperport.errors import UsageError
 from whisperport.toolchain import (
     Failure,
+    Installed,
     Job,
     Stage,
     driver,
+    find_command,
     find_interpreter,
     has_unfinished_stages,
     prepare,
@@ -226,6 +228,38 @@ def test_an_interpreter_is_found_in_the_order_option_environment_this_one(tmp_pa
     assert find_interpreter("some-npu", "no_such_sdk", {}) is None
     with pytest.raises(UsageError, match="has no interpreter"):
         find_interpreter("some-npu", "json", {"some-npu": str(tmp_path / "missing")})
+
+
+def test_an_sdk_that_is_a_program_is_found_in_the_order_option_environment_path(
+    tmp_path, monkeypatch
+):
+    program = tmp_path / "some-compiler"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    arguments = ("some-npu", "some-compiler", ("VENDORS_SDK",))
+    own = "WHISPERPORT_TOOLCHAIN_SOME_NPU"
+    assert find_command(*arguments, {}) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_command(*arguments, {})
+    assert (found.path, found.interpreter) == (program, HERE)
+    for place, where in (("vendor", "VENDORS_SDK"), ("own", own)):
+        (tmp_path / place).mkdir()
+        monkeypatch.setenv(where, str(tmp_path / place))
+        assert find_command(*arguments, {}).path == tmp_path / place
+    (tmp_path / "given").mkdir()
+    found = find_command(*arguments, {"some-npu": str(tmp_path / "given")})
+    assert found.environment == {own: str(tmp_path / "given")}  # its stages read this variable
+    with pytest.raises(UsageError, match="has no SDK at"):
+        find_command(*arguments, {"some-npu": str(tmp_path / "missing")})
+
+
+def test_the_stages_of_an_sdk_that_is_a_program_see_its_path(tmp_path):
+    work = _work(tmp_path)
+    script = work / "stages.py"
+    script.write_text(script.read_text().replace('"1.2"', 'os.environ["SDK_OF_THE_TEST"]'))
+    installed = Installed(tmp_path, HERE, {"SDK_OF_THE_TEST": "3.4"})
+    assert run_driver(installed, work, lambda _: None) is None
+    assert json.loads((work / "state.json").read_text())["p"]["copy"]["compiler"] == "3.4"
 
 
 def test_the_job_is_plain_json(tmp_path):
