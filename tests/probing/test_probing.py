@@ -15,7 +15,7 @@ from whisperport.errors import LoweringError, UsageError
 from whisperport.probing import Attempt, NodeCount, ProbeOptions, attempts, bundle_probe
 from whisperport.probing.choice import choose
 from whisperport.probing.inputs import record_inputs
-from whisperport.probing.session import _repeated
+from whisperport.probing.session import _message, _repeated
 from whisperport.targets import RunOptions
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.mediatek.neuron_provider import NEURON
@@ -70,7 +70,7 @@ def fake(probe: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """As `probe`, on the fake provider."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(attempts, "JOB", "fake_provider:run")
-    monkeypatch.setattr(bundle_probe, "require_provider", lambda _: None)
+    monkeypatch.setattr(bundle_probe, "require_provider", lambda _: pytest)  # a `__version__`
     return lambda provider=FAKE, **options: probe(provider, **options)
 
 
@@ -212,6 +212,17 @@ def test_the_documented_options_are_tried_and_the_limits_are_those_of_float16(fa
 def test_a_program_that_the_bundle_does_not_have_is_an_error(probe: Any) -> None:
     with pytest.raises(UsageError, match="no program `nothing`"):
         probe(CPU, ("nothing",))
+
+
+def test_a_message_is_shown_without_its_place_in_the_sources() -> None:
+    # as ONNX Runtime 1.24 raised it for OpenVINO
+    text = (
+        "/onnxruntime/python/state.cc:1053 std::shared_ptr<X> onnxruntime::python::Create(const A&, "
+        "const std::string&) Invalid OpenVINO EP option: nonsense\nsecond line"
+    )
+
+    assert _message(RuntimeError(text)) == "Invalid OpenVINO EP option: nonsense"
+    assert _message(RuntimeError("unordered_map::at")) == "unordered_map::at"
 
 
 def test_deviation_is_the_largest_difference_between_runs() -> None:

@@ -152,8 +152,9 @@ def _print(probed: Probed) -> None:
     print_lines("")
     _print_wrapped(
         [
+            "nodes: after ONNX Runtime's fusions; a provider that compiles subgraphs runs each as one node",
             f"inputs: those of {probed.clip}; SQNR: the lowest of all outputs, in dB, against ONNX "
-            f"Runtime's CPU provider, with the limits of {probed.precision}; ONNX Runtime {probed.version}"
+            f"Runtime's CPU provider, with the limits of {probed.precision}; ONNX Runtime {probed.version}",
         ]
     )
 
@@ -168,19 +169,24 @@ def _row(probed: Probed, attempt: Attempt) -> tuple[str, ...]:
     cpu_ms = f"{probed.on_cpu[attempt.program].ms:.1f}"
     if attempt.status != "ran":
         return (attempt.program, attempt.status, "", "", "", "", "", cpu_ms)
-    elsewhere = sum(attempt.elsewhere.values())
+    elsewhere, all_nodes = sum(attempt.elsewhere.values()), _count(probed.on_cpu[attempt.program])
     wrong = not attempt.comparisons or not all(attempt.comparisons)
     return (
         attempt.program,
         f"created in {attempt.create_s:.1f} s",
         str(attempt.on_provider),
-        str(elsewhere),
+        f"{elsewhere} of {all_nodes}",
         ("identical" if attempt.sqnr_db == float("inf") else f"{attempt.sqnr_db:.1f}")
         + (" WRONG" if wrong else ""),
         "identical" if attempt.identical else f"differ by {attempt.deviation:.1e}",
         f"{attempt.ms:.1f}",
         cpu_ms,
     )
+
+
+def _count(on_cpu: Attempt) -> int:
+    """Return the number of nodes that the CPU provider runs if it runs all."""
+    return sum(node.count for node in on_cpu.nodes)
 
 
 def _details(attempt: Attempt) -> list[str]:
@@ -218,7 +224,13 @@ def _recommendation(probed: Probed) -> list[str]:
             f"recommended: run {', '.join(choice.programs)} on {probed.provider} {_with(choice.options)}; "
             f"estimated saving {choice.saved_ms:.0f} ms per window"
         )
-    return [first, *(f"  {name} on the CPU: {why}" for name, why in choice.because.items())]
+    return [first, *(f"  {name} on the CPU: {_short(why)}" for name, why in choice.because.items())]
+
+
+def _short(why: str) -> str:
+    """Return a reason without the text of an error, which is printed below the table."""
+    ended = ("it failed", "it crashed")
+    return next((words for words in ended if why.startswith(f"{words}:")), why)
 
 
 def _run_options(probed: Probed) -> list[Argument]:

@@ -21,7 +21,6 @@ from whisperport.runner import Array
 from whisperport.targets import TARGETS, RunOptions
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.onnx_runner import CPU, require_provider
-from whisperport.verification.machine import versions
 from whisperport.verification.tolerances import GATES
 
 TARGET = "onnxruntime"  # whose programs are ONNX files for any provider
@@ -90,7 +89,7 @@ def probe(
         MissingPackageError: a target's runtime is not installed.
     """
     chosen = options or ProbeOptions()
-    require_provider(provider)
+    version = str(require_provider(provider).__version__)
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     entries = _entries(opened, chosen.programs)
     facts = _facts(provider)
@@ -127,7 +126,7 @@ def probe(
     return Probed(
         bundle=opened.manifest.name,
         provider=provider,
-        version=versions(("onnxruntime",)).get("onnxruntime", ""),
+        version=version,
         clip=clip,
         calls=calls,
         opsets={name: opset for name, (opset, _) in graphs.items()},

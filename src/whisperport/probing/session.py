@@ -7,6 +7,7 @@ This uses only what ONNX Runtime 1.20 and 1.31 have.
 
 import json
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -25,6 +26,7 @@ from whisperport.runner import Array
 from whisperport.targets.onnx_runner import require_provider, session_settings
 
 CREATING, FIRST_RUN, RUNNING = "creating the session", "first run", "repeated runs"
+LOCATION = re.compile(r"/\S+\.(?:cc|cpp|h):[0-9]+ [^)\n]*\) ?")  # file, line and C++ function
 KERNEL = "_kernel_time"  # the end of the name of a node's entry in the trace
 
 
@@ -90,7 +92,7 @@ def run_session(
     except WhisperportError:
         raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base class but Exception
-        return {"failed": f"{type(error).__name__}: {first_line(error)}", "stage": stage}
+        return {"failed": f"{type(error).__name__}: {_message(error)}", "stage": stage}
     return {
         "providers": list(session.get_providers()),
         "nodes": _nodes(trace),
@@ -99,6 +101,11 @@ def run_session(
         "deviation": deviation,
         "identical": identical,
     }
+
+
+def _message(error: Exception) -> str:
+    """Return the first line of an error, without the place in the runtime's sources that raised it."""
+    return first_line(Exception(re.sub(LOCATION, "", str(error))))
 
 
 def _graph(folder: Path, program: str) -> OnnxGraph:
