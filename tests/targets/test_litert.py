@@ -1,6 +1,8 @@
 """The target `litert`: its files, what XNNPACK runs of them, and quantization during an export."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -214,3 +216,32 @@ def test_the_trained_model_is_quantized_and_verified_or_refused_with_numbers(
 
     assert any(character.isdigit() for character in refused.value.why)
     assert not (tmp_path / "bundle").exists()
+
+
+ON_A_BOARD = """
+import sys
+for name in ("torch", "litert_torch", "ai_edge_quantizer", "tflite", "onnx"):
+    sys.modules[name] = None
+from whisperport.bundle import Bundle
+from whisperport.runtime import load_engine
+from whisperport.targets import RunOptions
+import numpy as np
+
+bundle = Bundle.open(sys.argv[1])
+engine = load_engine(bundle, RunOptions(threads=1))
+dims = bundle.manifest.dims
+features = engine.encode(np.zeros((dims.n_mels, dims.n_frames), np.float32))
+decoder = engine.decoder()
+decoder.start_window(features)
+decoder.prefill([engine.generation.start_of_transcript])
+print(decoder.step(5).shape == (dims.n_vocab,), np.isfinite(decoder.step(5)).all())
+"""
+
+
+def test_a_board_needs_neither_torch_nor_a_converter(exported: Callable[..., Bundle]) -> None:
+    command = [sys.executable, "-c", ON_A_BOARD, str(exported("litert").folder)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    assert done.stdout.strip() == "True True", done.stderr[-500:]
+    assert done.stderr == ""
