@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from whisperport.bundle import Manifest
+from whisperport.bundle import Manifest, ProgramEntry
 from whisperport.cli.console import (
     Argument,
     print_json,
@@ -28,7 +28,7 @@ from whisperport.cli.options import (
 from whisperport.cli.verb import Verb, option
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
-from whisperport.targets import TARGETS, RunOptions
+from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.watchdog import run_watched
 from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 
@@ -214,6 +214,16 @@ def _common_precision(precisions: tuple[str, ...]) -> str:
 
 
 def _next_command(out: Path, manifest: Manifest) -> tuple[Argument, ...]:
-    if emulated_targets(manifest):
+    if not emulated_targets(manifest):
+        return "transcribe", "talk.mp3", "--bundle", out
+    if any(_is_calibrated(entry, manifest) for entry in manifest.programs):
         return "compile", out, "--calibration", "AUDIO_DIR"
-    return "transcribe", "talk.mp3", "--bundle", out
+    return "compile", out
+
+
+def _is_calibrated(entry: ProgramEntry, manifest: Manifest) -> bool:
+    """Whether the compiler of a program's target needs a calibration set for it."""
+    compiler = get_target(entry.target).compiler
+    if compiler is None:
+        return False
+    return compiler.calibration(entry.spec, manifest.dims, compiler.options()) is not None
