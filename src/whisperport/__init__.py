@@ -4,7 +4,7 @@
                                                                  └────► verification
 
 Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
-`transcribe`; and for single programs `check`, `fix`, `lower` and `inspect`. Importing the package,
+`transcribe`; for single programs `check`, `fix`, `lower` and `inspect`; and `probe`. Importing the package,
 transcribing and verifying do not need torch. Each name is imported when it is first used, so that importing
 the package is fast.
 """
