@@ -10,6 +10,7 @@ from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
+from whisperport.ranges import MAX_THREADS
 from whisperport.runner import Runner
 from whisperport.spec import LoweringCost, Rejection, TargetSpec
 from whisperport.targets.base import RunOptions, Target
@@ -62,6 +63,19 @@ class ProviderOptions:
             "on the CPU; the default is all programs"
         ),
     ] = None
+    decoder_threads: Annotated[
+        int | None,
+        Option(
+            "Number of CPU threads of all programs but the encoder. With 1, decoding needs less CPU time; "
+            "the default is --threads",
+            low=1,
+            high=MAX_THREADS,
+        ),
+    ] = None
+
+    def threads_of(self, program: str, threads: int | None) -> int | None:
+        """Return the CPU threads of a program; `threads` is the number for all, None the runtime's."""
+        return threads if program == "encoder" else self.decoder_threads or threads
 
     def on_provider(self, program: str) -> bool:
         """Return whether a program runs on the execution provider."""
@@ -205,7 +219,7 @@ class OnnxRuntime(Target):
             entry.spec.name: OnnxRunner(
                 entry.spec,
                 graph,
-                options.threads,
+                chosen.threads_of(entry.spec.name, options.threads),
                 provider,
                 weights if graph in weights else None,
                 pairs if provider != CPU else None,
