@@ -502,8 +502,12 @@ def _load_audio(folder: Path) -> None:
 DEVICE_OUTPUTS = {"features": (1, 40, 16), "keys": (2, 8, 40)}
 
 
-def _device_output(folder: Path) -> Any:
-    """Return the expected outputs that every file is compared with."""
+def _device_output(quantization: Any) -> Any:
+    """Return the expected outputs that every file is compared with.
+
+    Args:
+        quantization: name -> how the device stores an output.
+    """
     import numpy as np
 
     from whisperport.diagnosis.causes import CauseCode
@@ -515,19 +519,26 @@ def _device_output(folder: Path) -> Any:
         for name, shape in DEVICE_OUTPUTS.items()
     }
     other = {name: array[..., ::-1].copy() for name, array in arrays.items()}
-    tensors = tuple(ExpectedTensor(name, array, 1) for name, array in arrays.items())
+    tensors = tuple(
+        ExpectedTensor(name, array, 1, quantization.get(name)) for name, array in arrays.items()
+    )
     alternatives = (Alternative(CauseCode.OTHER_CLIP, "The file holds another clip.", other),)
     return Expected("encoder", "clip", tensors, make_alternatives=lambda: alternatives)
 
 
 def _make_device_outputs(random: Random, seeds: Path, folder: Path, outside: str) -> None:
-    """Make a folder with one file per output: raw in some dtype, or `.npy`, then damaged."""
+    """Make one file per output, raw in some dtype or `.npy`, and how a device stores them; then damage."""
     import numpy as np
 
     outputs = folder / "outputs"
     outputs.mkdir()
     dtypes = ("<f4", "<f4", "<f4", "<f2", ">f4", "<f8", "i1", "u1", "<i2")
-    for tensor in _device_output(folder).tensors:
+    stated = {name: {"dtype": "int8", "scale": 0.05, "zero_point": 3} for name in DEVICE_OUTPUTS}
+    text = json.dumps(stated).encode()
+    if random.random() < 0.5:
+        text = json_values.mutated(text, random, outside)
+    (folder / "quantization.json").write_bytes(text)
+    for tensor in _device_output({}).tensors:
         dtype = random.choice(dtypes)
         array = (tensor.array * (20 if dtype[-2] in "iu" else 1)).astype(dtype)
         if random.random() < 0.3:
@@ -547,8 +558,11 @@ def _diagnose(folder: Path) -> None:
     """Diagnose the files, and check every text that would be printed."""
     from fuzz.command_line import check_printed
     from whisperport.diagnosis.diagnosing import diagnose
+    from whisperport.diagnosis.quantization_file import read_quantization
 
-    found = diagnose(_device_output(folder), folder / "outputs")
+    is_stated = _one_of(("stated", "not stated"), folder / "quantization.json") == "stated"
+    stated = read_quantization(folder / "quantization.json") if is_stated else {}
+    found = diagnose(_device_output(stated), folder / "outputs")
     for output in found.outputs:
         texts = [text for finding in output.findings for text in (finding.sentence, finding.advice)]
         check_printed("".join((*texts, *output.excluded, output.before.reason)))
