@@ -67,23 +67,34 @@ class Genio(Target):
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
         """Write each program in float32 to a .tflite file of its own, as MediaTek's compiler reads it."""
-        from whisperport.targets.tflite_lowering import lower_to_tflite
-
-        name = self.spec.name
         for program in programs:
             self._reject(program.name, self.check(program))
+        name = self.spec.name
         entries = []
         for program in programs:
-            file = f"{name}/{program.name}{LOWERED}"
-            lower_to_tflite([program], folder / file, progress, target=name, extra=self.spec.extra)
-            entry = ProgramEntry(
-                spec=program.spec,
-                placement=Placement(name, FLOAT),
-                method=program.name,
-                files=(file,),
-            )
-            entries.append(self._checked(entry, folder))
+            path = folder / name / f"{program.name}{LOWERED}"
+            entry, _ = self.lower_file(program, path, progress)
+            entries.append(replace(entry, files=(f"{name}/{path.name}",)))
         return entries
+
+    def lower_file(
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one program in float32 to a .tflite file."""
+        from whisperport.targets.tflite_lowering import lower_to_tflite
+
+        if simplify:
+            return super().lower_file(program, path, progress, simplify=simplify)
+        target = self.spec.name
+        lower_to_tflite([program], path, progress, target=target, extra=self.spec.extra)
+        entry = ProgramEntry(
+            spec=program.spec,
+            placement=Placement(target, FLOAT),
+            method=program.name,
+            files=(path.name,),
+            delegation=self._checked(path, program.spec),
+        )
+        return entry, {"nodes": entry.delegation["delegated"]}
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
         if precision not in STATIC_BITS:
@@ -106,14 +117,15 @@ class Genio(Target):
                 else f"{FLOAT} has no such error",
             )
         progress(f"quantizing {name} to {entry.precision}")
+        path = folder / self._file(entry, LOWERED)
         quantize_in_place(
-            folder / self._file(entry, LOWERED),
+            path,
             recipe(entry.precision, operators),
             {name: arrays},
             target=self.spec.name,
             extra=self.spec.extra,
         )
-        return self._checked(entry, folder)
+        return replace(entry, delegation=self._checked(path, entry.spec))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -140,8 +152,8 @@ class Genio(Target):
         }
         return load_dlas(self.chip, [entry.spec for entry in entries], files, chosen, io)
 
-    def _checked(self, entry: ProgramEntry, folder: Path) -> ProgramEntry:
-        """Check the operators of a program's .tflite file, and describe it in the program's entry.
+    def _checked(self, path: Path, spec: ProgramSpec) -> dict[str, Any]:
+        """Check the operators of a .tflite file, and describe the file for the program's entry.
 
         Raises:
             LoweringError: the NPU does not support one of its nodes; the file is deleted.
@@ -150,19 +162,17 @@ class Genio(Target):
         from whisperport.inspection.read_tflite import read_tflite
         from whisperport.targets.mediatek.tflite_io import read_device_io
 
-        path = folder / self._file(entry, LOWERED)
         (graph,) = read_tflite(path)
         rejected = rejections(graph, self.spec)
         if rejected:
             path.unlink()
-        self._reject(entry.spec.name, rejected)
-        facts = {
+        self._reject(spec.name, rejected)
+        return {
             "delegated": len(graph.nodes),
             "undelegated": [],
             "subgraphs": 1,
-            DEVICE_IO: read_device_io(path, entry.spec).to_json(),
+            DEVICE_IO: read_device_io(path, spec).to_json(),
         }
-        return replace(entry, delegation=facts)
 
     def _reject(self, program: str, rejected: Sequence[Rejection]) -> None:
         """
