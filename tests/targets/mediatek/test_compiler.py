@@ -117,6 +117,17 @@ def test_what_does_not_run_on_the_npu_is_a_note(tmp_path, plan, expected):
     assert [expected in note for note in notes] == [True] * bool(expected)
 
 
+def test_what_the_check_of_the_target_printed_is_a_note_too(tmp_path):
+    program = work_folder(tmp_path) / "encoder"
+    (program / "encoder.dla").write_bytes(b"compiled")
+    (program / "check.txt").write_text("OP[4]: GATHER\nMDLA: unsupported operation")
+    (program / "plan.txt").write_text(
+        "Target: MDLA_5_3\nOP[4]: GATHER\nMDLA: unsupported operation"
+    )
+    notes = COMPILER.check(program / "encoder.dla", SPEC)["notes"]
+    assert notes == ["GATHER: the compiler printed: MDLA: unsupported operation"]
+
+
 def test_suppressed_outputs_are_a_note(tmp_path):
     program = work_folder(tmp_path, CompileOptions(suppress_output=True)) / "encoder"
     (program / "encoder.dla").write_bytes(b"compiled")

@@ -5,6 +5,7 @@ import mmap
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
@@ -26,7 +27,8 @@ from whisperport.targets.mediatek.tflite_io import read_device_io
 from whisperport.toolchain import Failure, Stage
 
 MODEL, COMPILED = ".tflite", ".dla"
-PLAN, IO, BUILT, NOTES = "plan.txt", "io.txt", "built.json", "notes.json"
+CHECKED, IO, PLAN = "check.txt", "io.txt", "plan.txt"  # what the stages printed
+BUILT, NOTES = "built.json", "notes.json"
 MAX_TEXT = 8 * 2**20  # characters of a file beside the compiled one that are read
 
 # Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
@@ -109,7 +111,7 @@ class NccCompiler(Compiler):
         (request.folder / NOTES).write_text(json.dumps(chosen.notes), encoding="utf-8")
         return CompilePlan(
             stages=(
-                Stage("check", (model,), ("check.txt",)),
+                Stage("check", (model,), (CHECKED,)),
                 Stage("describe", (model,), (IO,)),
                 Stage("compile", (model,), (artifact, PLAN, BUILT)),
             ),
@@ -127,6 +129,8 @@ class NccCompiler(Compiler):
         folder = artifact.parent
         built = _built(folder / BUILT)
         plan = read_plan(_text(folder / PLAN))
+        checked = read_plan(_text(folder / CHECKED))
+        plan = replace(plan, problems=tuple(dict.fromkeys((*checked.problems, *plan.problems))))
         facts: dict[str, Any] = {
             "compiler": _recorded_version(artifact) or built.get("version", ""),
             "compiled_for": self._chip.arch,

@@ -7,6 +7,7 @@ of superLin006/MTK_model_zoo@942c4fb. The defaults are those of a transformer th
 """
 
 import difflib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,6 +152,7 @@ _FURTHER = (
 )
 
 _KNOWN = (*_SWITCHES, *_VALUES, *_OWN, *_FURTHER)
+_ARCH = re.compile(r"[A-Za-z][\w.]*(,[A-Za-z][\w.]*)*", re.ASCII)
 _NEAR = 0.75  # ratio of `difflib` from which on a name is taken for a misspelled one
 
 _MISNAMED: Mapping[str, str] = {
@@ -169,10 +171,15 @@ def flags_of(options: CompileOptions, chip: Chip) -> Flags:
     """Return the flags that the options become for a board.
 
     Raises:
-        UsageError: a flag in `flags` is misspelled, or has an option of its own.
+        UsageError: a flag in `flags` is misspelled or has an option of its own, or `arch` is no name.
     """
-    name = chip.name
-    extra = _further(options.flags, name)
+    if options.arch is not None and not _ARCH.fullmatch(options.arch):
+        raise UsageError(
+            f"the option `{chip.name}.arch` cannot be `{options.arch[:40]}`",
+            hint="expected names of architectures, such as mdla3.0 or mdla5.3,edma3.6; "
+            "`ncc-tflite --arch=?` lists them",
+        )
+    extra = _further(options.flags, chip.name)
     l1_kb, cores = options.l1_size_kb or chip.l1_kb, options.num_mdla or chip.cores
     flags = [f"--arch={options.arch or chip.arch}", f"-O{options.opt}"]
     flags += [f"--l1-size-kb={l1_kb}"] if l1_kb else []
