@@ -203,11 +203,14 @@ def _step(sizes: _Sizes, result: str) -> ProgramSpec:
 
 def _rows(dims: Dims, result: str, rows: int) -> TensorSpec:
     """Return the output of the logits, or of the hidden states that `vocab_projection` reads."""
-    return TensorSpec(result, (rows, dims.n_text_state if result == "hidden" else dims.n_vocab))
+    if result == "hidden":
+        return TensorSpec(result, (1, rows, dims.n_text_state))
+    return TensorSpec(result, (rows, dims.n_vocab))
 
 
 def _vocab_projection(dims: Dims, pieces: int) -> ProgramSpec:
-    logits = _pieces(dims, pieces, 1) if pieces > 1 else (TensorSpec("logits", (1, dims.n_vocab)),)
+    whole = (TensorSpec("logits", (1, 1, dims.n_vocab)),)
+    logits = _pieces(dims, pieces, 1, 1) if pieces > 1 else whole
     return ProgramSpec(VOCAB_PROJECTION, (_rows(dims, "hidden", 1),), logits)
 
 
@@ -334,8 +337,8 @@ def _in_rank4(program: ProgramSpec) -> ProgramSpec:
 
 
 def _has_leading_axis(tensor: TensorSpec) -> bool:
-    """Whether a tensor has one axis more in the `rank4` variant: mask, logits or hidden states, K/V."""
-    return tensor.name in ("mask", "logits", "hidden") or _LAYER.search(tensor.name) is not None
+    """Whether a tensor has one axis more in the `rank4` variant: mask, logits, K/V of layers."""
+    return tensor.name in ("mask", "logits") or _LAYER.search(tensor.name) is not None
 
 
 def _rank(found: ProgramSpec, tensor: int) -> int:

@@ -39,7 +39,7 @@ def hidden(name: str, *shape: int) -> Callable[[Document], object]:
 
 
 def projection(
-    *sizes: int, name: str = "logits_{}", shape: tuple[int, ...] = (1, 128)
+    *sizes: int, name: str = "logits_{}", shape: tuple[int, ...] = (1, 1, 128)
 ) -> Callable[[Document], None]:
     """List a program `vocab_projection` with outputs of these sizes, with another program's files."""
 
@@ -49,7 +49,7 @@ def projection(
             "name": "vocab_projection",
             "inputs": [HIDDEN | {"shape": list(shape)}],
             "outputs": [
-                {"name": name.format(i), "shape": [1, size], "dtype": "float32"}
+                {"name": name.format(i), "shape": [1, 1, size], "dtype": "float32"}
                 for i, size in enumerate(sizes)
             ],
         }
@@ -66,27 +66,27 @@ def test_hidden_states_and_a_projection_are_accepted(folder: Path) -> None:
         projection(25932, 25933),
     ):
         manifest = opened(
-            folder, hidden("step", 1, 128), hidden("prefill_4", 2, 128), listed
+            folder, hidden("step", 1, 1, 128), hidden("prefill_4", 1, 2, 128), listed
         ).manifest
 
         assert manifest.program("step").spec.outputs[0].name == "hidden"
-        assert manifest.program("vocab_projection").spec.inputs[0].shape == (1, 128)
+        assert manifest.program("vocab_projection").spec.inputs[0].shape == (1, 1, 128)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        hidden("step", 1, 127),
-        hidden("step", 2, 128),
-        hidden("step", 1, 1, 128),
-        hidden("step", 128),
-        hidden("prefill_64", 1, 128),
+        hidden("step", 1, 1, 127),
+        hidden("step", 1, 2, 128),
+        hidden("step", 1, 1, 1, 128),
+        hidden("step", 1, 128),
+        hidden("prefill_64", 1, 1, 128),
         hidden("align", 1, 128),
         hidden("encoder", 1, 128),
         projection(51865),
         projection(51864, name="logits"),
-        projection(51865, name="logits", shape=(2, 128)),
-        projection(51865, name="logits", shape=(128,)),
+        projection(51865, name="logits", shape=(1, 2, 128)),
+        projection(51865, name="logits", shape=(1, 128)),
         projection(51865, name="logits", shape=()),
         projection(12967, 12966, 12966, 12966),
         projection(12966, 12966, 12966, 12966),
@@ -102,7 +102,7 @@ def test_other_shapes_of_hidden_states_and_pieces_are_rejected(
 
 
 def test_hidden_states_that_nothing_reads_are_found_before_audio_is_read(folder: Path) -> None:
-    bundle = opened(folder, hidden("step", 1, 128))
+    bundle = opened(folder, hidden("step", 1, 1, 128))
 
     with pytest.raises(BundleError):
         load_engine(bundle, RunOptions(threads=1, trust=True))

@@ -121,7 +121,7 @@ def test_a_nan_of_the_projection_names_it(
     engine, runners = engine_of(micro, apart({}))
     decoder = engine.decoder()
     decoder.start_window(audio(0))
-    damaged = np.full((1, DIMS.n_vocab), np.nan, np.float32)
+    damaged = np.full((1, 1, DIMS.n_vocab), np.nan, np.float32)
     projection: TorchRunner = runners[VOCAB_PROJECTION]
     monkeypatch.setattr(projection, "_run", lambda _: [damaged])
 
@@ -185,5 +185,5 @@ def test_an_exported_projection_passes_every_stage_of_a_bundle(exported: Any) ->
     assert manifest.is_verified(VOCAB_PROJECTION)
     assert len(compared) == 2
     assert 2 <= len(recorded) <= 8
-    assert {array.shape for (array,) in recorded} == {(1, manifest.dims.n_text_state)}
+    assert {array.shape for (array,) in recorded} == {(1, 1, manifest.dims.n_text_state)}
     assert texts[0] == texts[1]

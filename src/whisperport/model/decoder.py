@@ -112,6 +112,7 @@ class Decode(nn.Module):
         self.heads = tuple(heads)
         self.blocks = decoder.blocks
         self.ln = decoder.ln
+        self.projected = projected
         self.head: nn.Module = _projection(decoder) if projected else nn.Identity()
 
     def hidden(
@@ -159,11 +160,15 @@ class Decode(nn.Module):
             cross_v: L × (H, T, D) cross-attention values.
 
         Returns:
-            Logits (1, V), or hidden states (1, d) if not `projected`; then L new keys (H, D, 1), then L new
-            values (H, 1, D).
+            Logits (1, V), or hidden states (1, 1, d) if not `projected`; then L new keys (H, D, 1), then L
+            new values (H, 1, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.head(hidden).reshape(1, -1), *new_k, *new_v)
+        return (self.result(hidden), *new_k, *new_v)
+
+    def result(self, hidden: Tensor) -> Tensor:
+        """Return the logits (R, V) of hidden states (1, R, d), or the hidden states if not `projected`."""
+        return self.head(hidden).reshape(hidden.shape[1], -1) if self.projected else hidden
 
 
 def _projection(decoder: Decoder) -> nn.Linear:
@@ -234,9 +239,8 @@ class Prefill(Decode):
             cross_v: L × (H, T, D) cross-attention values.
 
         Returns:
-            Logits (R, V), or hidden states (R, d) if not `projected`; then L new keys (H, D, P), then L new
-            values (H, P, D).
+            Logits (R, V), or hidden states (1, R, d) if not `projected`; then L new keys (H, D, P), then L
+            new values (H, P, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        picked = torch.bmm(pick, hidden)
-        return (self.head(picked).reshape(pick.shape[1], -1), *new_k, *new_v)
+        return (self.result(torch.bmm(pick, hidden)), *new_k, *new_v)

@@ -90,10 +90,15 @@ class Rank4Decode(Decode):
             cross_v: L × (1, H, T, D) cross-attention values.
 
         Returns:
-            Logits (1, 1, V), then L new keys (1, H, D, 1), then L new values (1, H, 1, D).
+            Logits (1, 1, V), or hidden states (1, 1, d) if not `projected`; then L new keys (1, H, D, 1),
+            then L new values (1, H, 1, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.head(hidden), *new_k, *new_v)
+        return (self.result(hidden), *new_k, *new_v)
+
+    def result(self, hidden: Tensor) -> Tensor:
+        """Return the logits (1, R, V) of hidden states (1, R, d), or these states if not `projected`."""
+        return cast(Tensor, self.head(hidden))
 
 
 class Rank4Prefill(Rank4Decode):
@@ -121,10 +126,11 @@ class Rank4Prefill(Rank4Decode):
             cross_v: L × (1, H, T, D) cross-attention values.
 
         Returns:
-            Logits (1, R, V), then L new keys (1, H, D, P), then L new values (1, H, P, D).
+            Logits (1, R, V), or hidden states (1, R, d) if not `projected`; then L new keys (1, H, D, P),
+            then L new values (1, H, P, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.head(torch.bmm(pick, hidden)), *new_k, *new_v)
+        return (self.result(torch.bmm(pick, hidden)), *new_k, *new_v)
 
 
 def _run_layer(

@@ -18,7 +18,7 @@ class VocabProjection(nn.Module):
         self.heads = nn.ModuleList(vocabulary_pieces(decoder.token_embedding.weight, pieces))
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Multiply a hidden state (1, d) by the embedding: the logits of each piece, (1, V / pieces)."""
+        """Multiply a hidden state (1, 1, d) by the embedding: logits (1, 1, V / pieces) of each piece."""
         return tuple(head(hidden) for head in self.heads)
 
 

@@ -111,8 +111,8 @@ def align(parts: Parts) -> Program:
 
 
 def vocab_projection(parts: Parts, pieces: int = 1) -> Program:
-    """Trace `vocab_projection`: a hidden state (1, d) to logits (1, V), whole or in pieces."""
-    hidden = torch.zeros(1, parts.model.dims.n_text_state)
+    """Trace `vocab_projection`: a hidden state (1, 1, d) to logits (1, 1, V), whole or in pieces."""
+    hidden = torch.zeros(1, 1, parts.model.dims.n_text_state)
     names = [f"logits_{piece}" for piece in range(pieces)] if pieces > 1 else ["logits"]
     return trace("vocab_projection", VocabProjection(parts.model.decoder, pieces), (hidden,), names)
 

@@ -146,7 +146,7 @@ class Engine:
             NumericalError: the hidden states or their logits contain a NaN or an infinity.
         """
         logits: Floats | None = outputs.get("logits")
-        return self.project(outputs["hidden"]) if logits is None else logits
+        return self.project(outputs["hidden"][0]) if logits is None else logits
 
     def project(self, hidden: Floats) -> Floats:
         """Run the program `vocab_projection` on each of the hidden states (R, d): logits (R, V).
@@ -157,11 +157,11 @@ class Engine:
         """
         if self._projection is None:
             raise ValueError(f"the bundle has no program {VOCAB_PROJECTION!r}")
-        rows = []
+        rows: list[Floats] = []
         for row in hidden:
-            outputs = self._projection.run({"hidden": row[None]})
+            outputs = self._projection.run({"hidden": row[None, None]})
             check_outputs(VOCAB_PROJECTION, outputs)
-            pieces = tuple(outputs.values())
+            pieces = [piece[0] for piece in outputs.values()]
             rows.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1))
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
