@@ -93,7 +93,7 @@ def probe(
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     entries = _entries(opened, chosen.programs)
     facts = _facts(provider)
-    progress("recording inputs on the CPU")
+    progress("collecting inputs on the CPU")
     run = RunOptions(threads=chosen.threads, trust=chosen.trust)
     clip, recorded = record_inputs(opened, run)
     used = [entry.spec.name for entry in entries if entry.spec.name in recorded]

@@ -46,7 +46,7 @@ class DeviceTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of the tensor's file or buffer: product of the shape times the item size."""
+        """Size in bytes of the tensor's file or buffer: number of elements times the item size."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def to_device(self, array: Array, program: str) -> Array:

@@ -4,7 +4,7 @@ The library has two C interfaces. The older one, NeuronRuntime_*, is not used he
 libneuron_runtime 7.3.15 on Android 16 found that it reads an input at the first inference of a program and
 never again, whatever is set later. The newer one, NeuronRuntimeV2_*, reads its buffers in every run, as
 long as the same descriptors point to the same memory. So every program has one set of buffers for its
-lifetime, and a program is refused if its outputs do not follow its inputs.
+lifetime, and a program is rejected if its outputs do not follow its inputs.
 
 Sources: the headers RuntimeV2.h and Types.h of NeuroPilot's SDK, in MediaTek's published applications, and
 mediatek.gitlab.io aiot-dev-guide, ml-guide/neuron-sdk/neuron_api. This project has never run it on a board:
