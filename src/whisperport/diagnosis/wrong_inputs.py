@@ -8,15 +8,16 @@ from numpy.typing import NDArray
 
 from whisperport.audio import HOP_LENGTH, log_mel
 from whisperport.audio.mel import DYNAMIC_RANGE, N_FFT, mel_log_power, to_whisper_scale
+from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.dims import SAMPLES_PER_POSITION, SECONDS_PER_POSITION, Dims
+from whisperport.dims import Dims
 
 Floats = NDArray[np.float32]
 
 OTHER_BINS = {80: 128, 128: 80}  # numbers of mel bins that Whisper models have
 OTHER_HOPS = (128, 200, 256, 320)  # samples: 8, 12.5, 16 and 20 ms are usual in other front ends
-LATER_WINDOWS = 6  # windows are tried that begin within the clip
-EARLIER_S = (0.25, 1.0, 3.0, 8.0)  # and windows that begin so many seconds before it
+LATER_WINDOWS = 8  # windows are tried that begin at so many multiples of half a second
+EARLIER_S = (0.5, 1.0, 2.0)  # and windows that begin so many seconds before the audio
 
 _C = CauseCode
 _FRONT_END = (
@@ -92,17 +93,17 @@ def wrong_inputs(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
     yield from _other_windows(audio, dims)
 
 
-def shifted_window(audio: Floats, dims: Dims, positions: int) -> WrongInput:
+def shifted_window(audio: Floats, dims: Dims, samples: int) -> WrongInput:
     """Return the spectrogram of a window that begins earlier, in silence, or later in the audio.
 
     Args:
         audio: (n_samples,) float32, the clip.
         dims: sizes of the model.
-        positions: number of positions of 20 ms by which the audio is later in the window.
+        samples: number of samples by which the audio is later in the window; negative: the window begins
+            so much later than the audio.
     """
-    samples = positions * SAMPLES_PER_POSITION
-    seconds = abs(positions) * SECONDS_PER_POSITION
-    if positions >= 0:
+    seconds = abs(samples) / SAMPLE_RATE
+    if samples >= 0:
         moved = np.concatenate([np.zeros(samples, np.float32), audio])
         sentence = (
             f"The audio begins {seconds:g} s after the start of the window; silence precedes it."
@@ -171,17 +172,20 @@ def _framed(samples: Floats, hop: int, dims: Dims) -> Floats:
 
 
 def _other_windows(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
-    """Yield windows that begin within the clip or before it, and the one that ends with the audio.
+    """Yield windows that begin later than the audio, and windows in which silence precedes it.
 
-    A file of another window is most similar to that of the nearest one.
+    The later ones begin every half second, for the first seconds of the audio, and at every whole window.
+    Silence fills the window up to its end, or half of that on either side, or lasts a usual time.
     """
-    window = dims.n_audio_ctx
-    length = -(-audio.size // SAMPLES_PER_POSITION)
-    starts = {length * i // LATER_WINDOWS for i in range(1, LATER_WINDOWS)}
-    starts |= set(range(window, min(length, 4 * window), window))
-    for start in sorted(starts - {0}):
-        yield shifted_window(audio, dims, -start)
-    delays = {round(s / SECONDS_PER_POSITION) for s in EARLIER_S} | {window - length}
+    window = dims.n_frames * HOP_LENGTH
+    half_second = SAMPLE_RATE // 2
+    starts = {half_second * i for i in range(1, LATER_WINDOWS + 1)}
+    starts |= {window * i for i in range(1, 4)}
+    for start in sorted(starts):
+        if start < audio.size - N_FFT:
+            yield shifted_window(audio, dims, -start)
+    rest = window - audio.size
+    delays = {round(s * SAMPLE_RATE) for s in EARLIER_S} | {rest, rest // 2}
     for delay in sorted(delays):
-        if 0 < delay < window:
+        if 0 < delay < window - N_FFT:
             yield shifted_window(audio, dims, delay)
