@@ -67,7 +67,7 @@ SHARED = {
         *("base", "compiler", "importer", "options", "partitioner"),
         "execution_provider",
         *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights"),
-        *("tflite_lowering", "tflite_quantization", "tflite_runner"),
+        *("tflite_lowering", "tflite_quantization", "tflite_quantizing", "tflite_runner"),
     },
     "rewrites": {"base", "graph", "host"},
 }
