@@ -173,22 +173,22 @@ def _outputs(
 def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> OutputDiagnosis:
     gate = GATES[expected.precision]
     before = _before(raw, tensor, gate)
-    if constant := _constant(raw):
-        return _only(raw, tensor, before, constant)
-    found = search(raw, tensor, expected, COMPLETE if before else SMALLEST)
-    best = found.best
-    if best is None:
-        return _unexplained(raw, tensor, before, found)
-    if not best.findings and (before or best.error <= SMALLEST):
+    if before:
         return OutputDiagnosis(
             output=tensor.name,
             source=raw.source,
-            passed=bool(before),
+            passed=True,
             findings=(),
             before=before,
             after=before,
-            corrected=_values(best, tensor),
+            corrected=_as_it_is(raw, tensor),
         )
+    if constant := _constant(raw):
+        return _only(raw, tensor, before, constant)
+    found = search(raw, tensor, expected, SMALLEST)
+    best = found.best
+    if best is None:
+        return _unexplained(raw, tensor, before, found)
     after = _after(best, tensor, gate)
     findings = list(best.findings)
     if not best.is_complete(10 ** (-gate.min_sqnr_db / 10)) or not findings:
@@ -210,16 +210,24 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
 
 def _before(raw: RawOutput, tensor: ExpectedTensor, gate: Gate) -> Comparison:
     """Compare the file as it is read without a diagnosis: in the expected dtype and order."""
-    form = tensor.quantization.dtype if tensor.quantization else "<f4"
-    size = tensor.array.size * np.dtype(form).itemsize
-    if raw.data.size != size:
+    actual = _as_it_is(raw, tensor)
+    if actual is None:
+        form = tensor.quantization.dtype if tensor.quantization else "<f4"
+        size = tensor.array.size * np.dtype(form).itemsize
         reason = f"the file has {raw.data.size:,} bytes; expected {size:,}"
         return Comparison(output=tensor.name, rule=gate.rule, reason=reason)
+    return compare(tensor.name, actual, tensor.array, gate)
+
+
+def _as_it_is(raw: RawOutput, tensor: ExpectedTensor) -> Array | None:
+    """Return the file's values in the expected dtype and order; None if it has another size."""
+    form = tensor.quantization.dtype if tensor.quantization else "<f4"
+    if raw.data.size != tensor.array.size * np.dtype(form).itemsize:
+        return None
     values = np.frombuffer(raw.data, form)
     if declared := tensor.quantization:
         values = (values.astype(np.float32) - declared.zero_point) * np.float32(declared.scale)
-    actual = values.reshape(tensor.array.shape)
-    return compare(tensor.name, actual, tensor.array, gate)
+    return values.reshape(tensor.array.shape)
 
 
 def _after(best: Explanation, tensor: ExpectedTensor, gate: Gate) -> Comparison:
@@ -244,7 +252,7 @@ def _constant(raw: RawOutput) -> Finding | None:
     for itemsize in (1, 2, 4, 8):
         if data.size % itemsize == 0 and data.size > itemsize:
             items = data.reshape(-1, itemsize)
-            if (items == items[0]).all():
+            if (items == items[0]).all() or (itemsize == 4 and _are_zeros(data)):
                 break
     else:
         return None
@@ -258,6 +266,11 @@ def _constant(raw: RawOutput) -> Finding | None:
         sentence=f"All values of the file are {shown}.",
         advice="Check that the program ran on the device, and that this is the file that it wrote.",
     )
+
+
+def _are_zeros(data: NDArray[Any]) -> bool:
+    """Whether all values are 0 or -0 as float32."""
+    return not np.frombuffer(data, "<f4").any()
 
 
 def _only(

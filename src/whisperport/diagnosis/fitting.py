@@ -10,7 +10,7 @@ output. Each part is found from the values, and counts as a cause only if it low
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -50,6 +50,7 @@ NO_ERROR = 1e-9  # an error below this part of the mean square is that of float3
 STALE_PART = 0.2  # a part of another output must lower the error to this part: by 7 dB
 UNKNOWN = "another output, or to none"
 TRIALS = 1e5  # hypotheses that are compared for one file: readings, layouts, outputs, shifts
+MANY = 2  # more causes than this must explain the file completely
 SIGNIFICANT = 0.6  # the error must be below this part of what chance explains: by 2 dB
 
 
@@ -166,6 +167,8 @@ def explain(hypothesis: Hypothesis, others: Sequence[ReferenceOutput]) -> Explan
         return None
     found = _explanation(data, best, others)
     if found is None or found.error > _chance(int(np.count_nonzero(np.isfinite(found.corrected)))):
+        return None
+    if len(found.findings) > MANY and not found.is_complete(SMALLEST):
         return None
     return found
 
@@ -352,9 +355,12 @@ def _explanation(
         findings.insert(0, stale_finding(data.head, data.x.size, ""))
     if data.not_finite:
         findings.append(_not_finite(data))
+    read = reading.findings
+    if reading.are_stored:
+        read = tuple(_with_scale(finding, line_code) for finding in read)
     everything = (
         *hypothesis.findings,
-        *reading.findings,
+        *read,
         *hypothesis.layout.findings,
         *(() if reference.is_window else fitted.geometry.findings),
         *line_found,
@@ -375,6 +381,14 @@ def _explanation(
         *factor_code,
     )
     return Explanation(hypothesis, everything, code, error, floor, cost, restored)
+
+
+def _with_scale(finding: Finding, line_code: list[str]) -> Finding:
+    """Add the fitted zero point and scale to what is said about stored integers."""
+    if finding.cause is not CauseCode.INTEGERS_READ_AS_FLOATS:
+        return finding
+    fitted = line_code[0].partition("  #")[0]
+    return replace(finding, sentence=f"{finding.sentence} This fits them best: {fitted}.")
 
 
 def _mean_error(corrected: Doubles, r: Doubles, used: Mask, mean_square: float) -> float:

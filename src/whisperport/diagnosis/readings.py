@@ -279,14 +279,15 @@ def _grid_step(values: Floats) -> float:
     levels = _levels(values)
     if levels is None:
         return 0.0
-    gaps = np.diff(levels)
-    step = float(gaps.min())
-    count = (levels[-1] - levels[0]) / step
-    if not 1 <= count < LEVELS:
-        return 0.0
-    positions = (levels - levels[0]) / step
-    on_grid = np.abs(positions - np.rint(positions)).max() < 0.02
-    return float((levels[-1] - levels[0]) / np.rint(count)) if on_grid else 0.0
+    smallest, span = float(np.diff(levels).min()), float(levels[-1] - levels[0])
+    for parts in (1, 2, 3, 4):  # of a few values, no two may be neighbours
+        step = smallest / parts
+        if not 1 <= span / step < LEVELS:
+            return 0.0
+        positions = (levels - levels[0]) / step
+        if np.abs(positions - np.rint(positions)).max() < 0.02:
+            return float(span / np.rint(span / step))
+    return 0.0
 
 
 def _levels(values: Floats) -> NDArray[np.float64] | None:

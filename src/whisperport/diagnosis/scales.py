@@ -21,6 +21,7 @@ BLOCKS = 256  # number of blocks that a file is cut into
 WORST = 0.5  # a block's error is counted up to this part of the reference's variance
 SMALLEST = 1e-6  # errors below this part of the variance (60 dB) are equal: float32's tolerance
 PER_CAUSE_DB = 6.0  # a cause must lower the error by this much: half of the amplitude
+WHOLE = 0.1  # a fitted zero point this near to an integer is that integer
 NEGLIGIBLE = (
     1e-3  # a scale within 0.1 % of 1, or an offset below 0.1 % of the deviation, is no cause
 )
@@ -198,7 +199,8 @@ def _one_over(a: float, reading: Reading) -> str:
 
 
 def _dequantization(a: float, b: float) -> list[str]:
-    return [f"x = (x - ({b:.6g})) * {1 / a:.9g}  # zero point, scale"]
+    zero_point = round(b) if abs(b - round(b)) < WHOLE else round(b, 3)
+    return [f"x = (x - ({zero_point})) * {1 / a:.7g}  # zero point, scale"]
 
 
 def _undo(a: float, b: float) -> str:

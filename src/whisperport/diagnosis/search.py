@@ -34,6 +34,8 @@ from whisperport.diagnosis.scales import PER_CAUSE_DB, SMALLEST
 Doubles = NDArray[np.float64]
 
 FITTED = 5  # hypotheses that are fitted in each round
+SMALL = 8192  # values of an output; all that may be right is fitted to a smaller one
+FITTED_IF_SMALL = 30
 KEPT = 8  # readings with layouts that are compared with the outputs for wrong inputs
 SAMPLED = 40_000  # values that are compared in step 2
 LEAST = 0.1  # similarity below which a hypothesis is not fitted
@@ -203,10 +205,13 @@ def _best_of(
     best: Explanation | None,
 ) -> Explanation | None:
     """Fit the most similar pairs of a candidate and a reference; return the cheapest explanation."""
-    pairs = heapq.nlargest(FITTED, _scored(candidates, references), key=lambda pair: pair[0])
+    small = bool(references) and references[0].array.size < SMALL
+    count = FITTED_IF_SMALL if small else FITTED
+    pairs = heapq.nlargest(count, _scored(candidates, references), key=lambda pair: pair[0])
     for similarity, candidate, reference in pairs:
         if best is not None and (
-            similarity < LEAST or _cheapest_db(candidate, reference) >= best.cost_db - 1e-9
+            (similarity < LEAST and not small)
+            or _cheapest_db(candidate, reference) >= best.cost_db - 1e-9
         ):
             continue
         hypothesis = Hypothesis(
