@@ -15,6 +15,7 @@ def test_a_provider_without_nodes_is_shown_and_the_status_is_1(run):
 
     # then
     assert ran.code == 1
+    assert "cross_kv  all nodes declined  0            24 of 24" in ran.out
     assert "cross_kv, not on the provider: 12 Reshape, 6 Transpose" in ran.out
     assert "recommended: run all programs on the CPU" in ran.out
     assert "opset: 20; the provider's documentation" in ran.out

@@ -173,7 +173,7 @@ def _row(probed: Probed, attempt: Attempt) -> tuple[str, ...]:
     wrong = not attempt.comparisons or not all(attempt.comparisons)
     return (
         attempt.program,
-        f"created in {attempt.create_s:.1f} s",
+        f"created in {attempt.create_s:.1f} s" if attempt.on_provider else "all nodes declined",
         str(attempt.on_provider),
         f"{elsewhere} of {all_nodes}",
         ("identical" if attempt.sqnr_db == float("inf") else f"{attempt.sqnr_db:.1f}")
