@@ -196,7 +196,7 @@ CLIPS = core_or_all(
 
 # Options act on the host, in the same way for every target: each is tested on one, and those that use
 # other programs, or run them in another order, on the other target too.
-TARGETS = ["onnxruntime", "xnnpack"]
+TARGETS = core_or_all(["onnxruntime", "xnnpack"], ["onnxruntime", "xnnpack", "litert"])
 OPTIONS = core_or_all(
     [
         *(("onnxruntime", GAPS, case) for case in CASES),

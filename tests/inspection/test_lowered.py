@@ -10,6 +10,8 @@ from whisperport.errors import BundleError, ProgramError, UsageError
 from whisperport.inspection.lowered import inspect_lowered
 from whisperport.inspection.profile import ProfileOptions
 
+from ..extent import core_or_all
+
 ONCE = ProfileOptions(repeat=1, threads=1)
 
 
@@ -32,7 +34,9 @@ def test_every_format_is_known_by_its_bytes_whatever_its_name(
         assert inspect_lowered(path, ONCE, nothing).profiles[0].runtime == runtime
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "xnnpack"])
+@pytest.mark.parametrize(
+    "target", core_or_all(["onnxruntime", "xnnpack"], ["onnxruntime", "xnnpack", "litert"])
+)
 def test_the_programs_of_a_bundle_are_measured_in_its_order(target: str, exported: Any) -> None:
     bundle: Bundle = exported(target)
     messages: list[str] = []

@@ -189,6 +189,6 @@ def test_a_delegate_stands_for_the_nodes_between_its_tensors() -> None:
     # 0 ─ a ─ 1 ─ b ─ 2 ─ c ─ 3, and d beside it: 1, 4 ─ 5
     file = [op(0, (0,), (1,)), op(1, (1,), (2,)), op(2, (2,), (3,)), op(3, (1, 4), (5,))]
 
-    assert profile_tflite._replaced(op(9, (1,), (3,)), file) == {1, 2}
-    assert profile_tflite._replaced(op(9, (0, 4), (3, 5)), file) == {0, 1, 2, 3}
-    assert profile_tflite._replaced(op(9, (4, 1), (5,)), file) == {3}
+    assert profile_tflite.replaced(op(9, (1,), (3,)), file) == {1, 2}
+    assert profile_tflite.replaced(op(9, (0, 4), (3, 5)), file) == {0, 1, 2, 3}
+    assert profile_tflite.replaced(op(9, (4, 1), (5,)), file) == {3}

@@ -16,7 +16,9 @@ from whisperport.bundle import Bundle
 from whisperport.calibration import CalibrationOptions
 from whisperport.errors import LoweringError, VerificationError
 from whisperport.exporting import ExportOptions, export
+from whisperport.inspection.read_tflite import read_tflite
 from whisperport.inspection.tflite_signatures import read_signatures
+from whisperport.inspection.tflite_subgraphs import copy_of_program
 from whisperport.placement import Placement
 from whisperport.placing import Placed
 from whisperport.programs.program import Program, trace
@@ -24,6 +26,8 @@ from whisperport.quantizing import quantize_programs
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.litert.delegation import xnnpack_delegation
 from whisperport.targets.litert.target import LiteRt
+from whisperport.targets.tflite_lowering import lower_to_tflite
+from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
 from whisperport.verification.clips import shipped_clips
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
@@ -104,6 +108,31 @@ def test_the_nodes_of_every_program_are_listed_and_the_file_is_unchanged(
     assert path.read_bytes() == before
     assert found["step"] == found["prefill"]
     assert found["step"] == {"delegated": 1, "subgraphs": 1, "undelegated": []}
+
+
+def test_a_copy_for_the_profiler_runs_another_program_of_the_file(
+    three: list[Program], tmp_path: Path
+) -> None:
+    # given
+    entries = {entry.spec.name: entry for entry in LITERT.lower(three, tmp_path, silent)}
+    path, copy = tmp_path / entries["prefill"].files[0], tmp_path / "copy.tflite"
+    twice = trace("twice", Head(nn.Linear(64, 8)), (torch.zeros(2, 64),), ["y"])
+    lower_to_tflite([*three[:2], twice], path, silent, target="litert", extra="litert-export")
+
+    # when
+    copy_of_program(path, 2, copy)
+
+    # then
+    assert read_signatures(copy) == {}
+    (graph,) = read_tflite(copy)
+    assert graph.inputs[0].shape == (2, 64)
+    x = np.ones((2, 64), np.float32)
+    found = TfliteRunner(twice.spec, TfliteFile(path, 1, extra="litert")).run({"x": x})
+    interpreter = TfliteFile(tmp_path / "copy.tflite", 1, extra="litert").interpreter
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
+    interpreter.invoke()
+    alone = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    np.testing.assert_allclose(alone, found["y"], atol=1e-6)
 
 
 def test_a_node_that_xnnpack_does_not_run_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from whisperport.bundle import MANIFEST, Bundle, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
@@ -12,6 +13,8 @@ from whisperport.inspection.profile_onnx import profile_onnx
 from whisperport.inspection.profile_openvino import profile_openvino
 from whisperport.inspection.profile_pte import Reasons, profile_pte
 from whisperport.inspection.profile_tflite import profile_tflite
+from whisperport.inspection.tflite_signatures import read_signatures
+from whisperport.inspection.tflite_subgraphs import copy_of_program
 from whisperport.progress import Progress
 from whisperport.regular_file import other_kind
 
@@ -132,6 +135,8 @@ def _inspect_bundle(
             OnnxGraph.of(bundle.folder, entries[0]).read()  # checks the paths of its external data
             one = profile_onnx(file, replace(options, programs=()))
             profiles.append(replace(one, program=names[0]))
+        elif file.suffix == ".tflite":
+            profiles += _profile_signatures(file, entries, options)
         else:
             skipped += names
             plans += filter(None, map(_plan, entries))
@@ -166,3 +171,21 @@ def _profile_methods(
     found = profile_pte(file, replace(options, programs=tuple(methods)), reasons, names)
     by_method = {one.program: one for one in found}  # the order in the file may differ
     return [replace(by_method[name], program=entry.spec.name) for name, entry in methods.items()]
+
+
+def _profile_signatures(
+    file: Path, entries: Sequence[ProgramEntry], options: ProfileOptions
+) -> Iterator[Profile]:
+    """Measure programs of one .tflite file. All but the first are measured in a temporary copy."""
+    signatures = read_signatures(file)
+    options = replace(options, programs=())
+    for entry in entries:
+        name = entry.spec.name
+        subgraph = signatures[entry.method].subgraph if entry.method in signatures else 0
+        if len(signatures) == 1 or subgraph == 0:
+            yield replace(profile_tflite(file, options), program=name)
+            continue
+        with TemporaryDirectory() as folder:
+            copy = Path(folder, f"{name}.tflite")
+            copy_of_program(file, subgraph, copy)
+            yield replace(profile_tflite(copy, options), program=name)

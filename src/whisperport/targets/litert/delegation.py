@@ -4,18 +4,12 @@ LiteRT lists the nodes of a file's first subgraph only. To list another one, the
 table of subgraphs are exchanged, and exchanged again afterwards.
 """
 
-import mmap
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from whisperport.targets.tflite_runner import TfliteFile
-
-SUBGRAPHS = (
-    8  # offset of `Model.subgraphs` in the table's index, as flatc generates it for schema.fbs
-)
 
 
 def xnnpack_delegation(path: Path, program: str) -> dict[str, Any]:
@@ -48,22 +42,10 @@ def _as_first(path: Path, subgraph: int) -> Iterator[None]:
     if subgraph == 0:
         yield
         return
-    _exchange(path, subgraph)
+    from whisperport.inspection.tflite_subgraphs import exchange
+
+    exchange(path, subgraph)
     try:
         yield
     finally:
-        _exchange(path, subgraph)
-
-
-def _exchange(path: Path, subgraph: int) -> None:
-    """Exchange the first entry of the table of subgraphs with another. An entry is an offset to itself."""
-    from tflite.Model import Model
-
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        model = Model()
-        model.Init(data, struct.unpack_from("<I", data)[0])
-        start = model._tab.Vector(model._tab.Offset(SUBGRAPHS))
-        places = (start, start + 4 * subgraph)
-        first, other = (place + struct.unpack_from("<I", data, place)[0] for place in places)
-        struct.pack_into("<I", data, places[0], other - places[0])
-        struct.pack_into("<I", data, places[1], first - places[1])
+        exchange(path, subgraph)
