@@ -42,6 +42,16 @@ def test_only_the_named_programs_run_on_the_provider(entries):
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
+def test_a_provider_that_declines_all_nodes_is_a_warning(entries, caplog):
+    # when
+    load(entries[:1], provider=AZURE)
+    load(entries[:1])
+
+    # then
+    (record,) = caplog.records
+    assert f"`{AZURE}` declined all nodes of onnxruntime/cross_kv.onnx" in record.getMessage()
+
+
 def test_options_are_passed_to_the_provider(entries, monkeypatch):
     # given
     import onnxruntime

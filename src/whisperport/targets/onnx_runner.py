@@ -1,5 +1,6 @@
 """Run ONNX files with ONNX Runtime; used by all targets whose programs are ONNX files."""
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from whisperport.runner import Array, Binding, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.onnx_weights import OnnxWeights
 
+log = logging.getLogger(__name__)
+
 CPU = "CPUExecutionProvider"
 ONNX_TYPES = {  # numpy's name of a dtype -> ONNX Runtime's name of the tensor type
     **{
@@ -25,6 +28,8 @@ ONNX_TYPES = {  # numpy's name of a dtype -> ONNX Runtime's name of the tensor t
     "float32": "tensor(float)",
     "float64": "tensor(double)",
 }
+# Lets a session tell which provider has which nodes; since ONNX Runtime 1.24, ignored by older versions.
+ASSIGNMENT = "session.record_ep_graph_assignment_info"
 # Since this version of ONNX Runtime, sessions can use weights in memory of the caller without a copy.
 IN_PLACE_SINCE = (1, 31)
 
@@ -168,6 +173,8 @@ def _session(
 ) -> Any:
     ort = require_provider(provider)
     settings = session_settings(ort, threads)
+    if provider != CPU:
+        settings.add_session_config_entry(ASSIGNMENT, "1")
     in_place = weights if _version(ort.__version__) >= IN_PLACE_SINCE else None
     if not in_place:
         graph.detach()  # checks the graph without keeping it in memory
@@ -200,7 +207,21 @@ def _session(
             why=f"it used {', '.join(session.get_providers())}",
             hint=f"check the installation of this provider, or use {CPU}",
         )
+    if provider != CPU:
+        _warn_if_unused(session, provider, graph.name)
     return session
+
+
+def _warn_if_unused(session: Any, provider: str, name: str) -> None:
+    """Warn if the provider declined all nodes, where ONNX Runtime tells it."""
+    assigned = getattr(session, "get_provider_graph_assignment_info", None)
+    if assigned is not None and provider not in {part.ep_name for part in assigned()}:
+        log.warning(
+            "`%s` declined all nodes of %s, so that the CPU runs them; `whisperport probe` shows where "
+            "nodes run",
+            provider,
+            name,
+        )
 
 
 def _check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
