@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from whisperport.bundle import Bundle
 from whisperport.compiling import CompileOptions, compile
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
 from whisperport.inspecting import inspect
+from whisperport.limited import StoppedError
 from whisperport.targets import get_target
+from whisperport.targets.mediatek import partitioner
+from whisperport.verification.partitions import with_partitions
 
 from . import fake_ncc_tflite as fake
 from .test_programs import ALL, BOARD
@@ -110,3 +114,45 @@ def test_a_misspelled_flag_is_rejected_before_anything_is_written(bundle):
     with pytest.raises(UsageError, match="--opt-aggression") as raised:
         compile(bundle, CompileOptions(options=options))
     assert "--opt-aggressive, which prefers speed to accuracy" in raised.value.hint
+
+
+def test_a_partitioner_that_cannot_be_asked_leaves_no_evidence_and_is_told(bundle, monkeypatch):
+    opened = Bundle.open(bundle)
+    without = replace(
+        opened.manifest, programs=tuple(replace(e, evidence=()) for e in opened.manifest.programs)
+    )
+    monkeypatch.setattr(partitioner, "_package_folder", lambda: None)
+    told: list[str] = []
+
+    after = with_partitions(without, bundle, told.append)
+
+    assert all(not entry.evidence for entry in after.programs)
+    assert len(told) == len(ALL)
+    assert all("ai-edge-litert is not installed" in line for line in told)
+
+
+@pytest.mark.skipif(bool(REASON), reason=REASON)
+def test_a_partitioner_that_declines_gives_failed_evidence_and_one_that_fails_gives_none(
+    bundle, monkeypatch, caplog
+):
+    opened = Bundle.open(bundle)
+    encoder = replace(opened.manifest.program("encoder"), evidence=())
+    only = replace(opened.manifest, programs=(encoder,))
+
+    def declining(*_: object, **__: object) -> dict[str, object]:
+        declined = [("GATHER", "t", "why")]
+        return {"total": 2, "partitions": 1, "declined": declined, "version": "2.3.0"}
+
+    monkeypatch.setattr(partitioner, "run_limited", declining)
+    declined = with_partitions(only, bundle, lambda _: None)
+    (evidence,) = declined.programs[0].evidence
+    assert not evidence.passed
+    assert evidence.checks[0].reason == "1 of 2 operators were declined: GATHER"
+    assert declined.status("encoder") == "checked against vendor documentation"
+
+    def failing(*_: object, **__: object) -> None:
+        raise StoppedError("it took more than 1 seconds")
+
+    monkeypatch.setattr(partitioner, "run_limited", failing)
+    assert with_partitions(only, bundle, lambda _: None) == only
+    assert "it took more than 1 seconds" in caplog.text
