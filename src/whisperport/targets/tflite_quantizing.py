@@ -1,6 +1,7 @@
 """Quantize a .tflite file for a target, in place, with the quantizer's errors explained."""
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def quantize_in_place(
     try:
         with quiet(), quiet_natively():
             quantize(path, made, steps, samples)
+        shutil.copymode(path, made)
         os.replace(made, path)
     except ImportError as error:
         raise MissingPackageError(

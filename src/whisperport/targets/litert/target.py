@@ -121,12 +121,18 @@ class LiteRt(Target):
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
     ) -> ProgramEntry:
-        from whisperport.targets.litert.quantizing import quantized
+        from whisperport.targets.tflite_quantizing import quantize_in_place
 
         operators = LINEAR if self.static == "linear" else ALL
         path = folder / entry.files[0]
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
-        quantized(path, recipe(entry.precision, operators), {entry.spec.name: arrays})
+        quantize_in_place(
+            path,
+            recipe(entry.precision, operators),
+            {entry.spec.name: arrays},
+            target=self.spec.name,
+            extra=EXTRA,
+        )
         return self._entry(entry.spec, path, entry.files[0])
 
     def load(
@@ -164,14 +170,14 @@ class LiteRt(Target):
         self, programs: Sequence["Program"], path: Path, progress: Progress
     ) -> dict[str, ProgramEntry]:
         """Write programs of one precision to a file. Static quantization follows later, see `quantize`."""
-        from whisperport.targets.litert.quantizing import quantized
         from whisperport.targets.tflite_lowering import lower_to_tflite
+        from whisperport.targets.tflite_quantizing import quantize_in_place
 
         lower_to_tflite(programs, path, progress, target=self.spec.name, extra=EXTRA)
         precision = self.precisions.get(programs[0].name, self.spec.precisions[0])
         if precision in PRECISIONS and precision not in STATIC_BITS:
             progress(f"quantizing {path.name} to {precision}")
-            quantized(path, recipe(precision))
+            quantize_in_place(path, recipe(precision), target=self.spec.name, extra=EXTRA)
         return {p.name: self._entry(p.spec, path, path.name) for p in programs}
 
     def _entry(self, spec: ProgramSpec, path: Path, file: str) -> ProgramEntry:

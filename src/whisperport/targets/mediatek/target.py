@@ -136,10 +136,11 @@ class Genio(Target):
         if chosen.emulation:
             from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
 
-            extra = self.spec.run_extra
+            name, extra = self.spec.name, self.spec.run_extra
             return {
                 entry.spec.name: TfliteRunner(
-                    entry.spec, TfliteFile(files[entry.spec.name], options.threads, extra=extra)
+                    entry.spec,
+                    TfliteFile(files[entry.spec.name], options.threads, extra=extra, target=name),
                 )
                 for entry in entries
             }
