@@ -9,7 +9,7 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor
 
 Array = Any
-FRAMES, CHANNELS = 300, 64
+FRAMES, CHANNELS = 180, 64
 _C = CauseCode
 
 
@@ -84,15 +84,15 @@ ONE: dict[str, tuple[Callable[[Array], Array], set[CauseCode]]] = {
     ),
     "truncated": (lambda x: floats(x)[: FRAMES // 2], {_C.TRUNCATED}),
     "zeros at the end": (
-        lambda x: floats(np.where(np.arange(FRAMES)[:, None] < 200, x, 0)),
+        lambda x: floats(np.where(np.arange(FRAMES)[:, None] < 120, x, 0)),
         {_C.ZERO_TAIL},
     ),
     "end of another clip": (
-        lambda x: floats(np.where(np.arange(FRAMES)[:, None] < 200, x, features(2))),
+        lambda x: floats(np.where(np.arange(FRAMES)[:, None] < 120, x, features(2))),
         {_C.STALE_BUFFER},
     ),
     "end of something unknown": (
-        lambda x: floats(np.where(np.arange(FRAMES)[:, None] < 200, x, features(77)[:, ::-1])),
+        lambda x: floats(np.where(np.arange(FRAMES)[:, None] < 120, x, features(77)[:, ::-1])),
         {_C.STALE_BUFFER},
     ),
     "zeros": (lambda x: floats(0 * x), {_C.CONSTANT}),
@@ -160,7 +160,7 @@ TWO: dict[str, tuple[Callable[[Array], Array], set[CauseCode]]] = {
         {_C.HALF_PRECISION, _C.OTHER_CLIP},
     ),
     "truncated, big-endian": (
-        lambda x: x.astype(">f4")[:120],
+        lambda x: x.astype(">f4")[:90],
         {_C.TRUNCATED, _C.BYTE_ORDER},
     ),
 }

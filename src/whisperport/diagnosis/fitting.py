@@ -48,6 +48,7 @@ Mask = NDArray[np.bool_]
 ROUNDING_FACTOR = 3.0  # an error up to this multiple of the rounding's mean square is rounding
 NO_ERROR = 1e-9  # an error below this part of the mean square is that of float32
 STALE_PART = 0.2  # a part of another output must lower the error to this part: by 7 dB
+MOST_REST = 0.01  # error up to which factors of channels explain a file: 20 dB
 UNKNOWN = "another output, or to none"
 TRIALS = 1e5  # hypotheses that are compared for one file: readings, layouts, outputs, shifts
 MANY = 2  # more causes than this must explain the file completely
@@ -445,7 +446,7 @@ def _factors(
         return None
     corrected = data.in_file(x / found)
     lower = _mean_error(corrected, fitted.r, used, data.hypothesis.reference.mean_square)
-    if lower > max(error / 100, ROUNDING_FACTOR * fitted.floor, SMALLEST) or lower > error / 4:
+    if lower > max(error / 100, ROUNDING_FACTOR * fitted.floor, SMALLEST) or lower > MOST_REST:
         return None  # factors of channels also fit errors that are constant over time
     return corrected, lower, channels.factor_finding(found)
 

@@ -19,6 +19,7 @@ Doubles = NDArray[np.float64]
 
 BLOCKS = 256  # number of blocks that a file is cut into
 WORST = 0.5  # a block's error is counted up to this part of the reference's variance
+WORST_OF_COST = 4.0  # the same in the cost, so that a wrong scale costs more than unrelated values
 SMALLEST = 1e-6  # errors below this part of the variance (60 dB) are equal: float32's tolerance
 PER_CAUSE_DB = 6.0  # a cause must lower the error by this much: half of the amplitude
 WHOLE = 0.1  # a fitted zero point this near to an integer is that integer
@@ -53,7 +54,9 @@ class ScaleFit:
 
     def cost_db(self, floor: float) -> float:
         """The error in dB, at least `floor`, plus the price of the causes."""
-        return 10 * math.log10(max(self.error, floor)) + PER_CAUSE_DB * self.causes
+        known = self.blocks[np.isfinite(self.blocks)]
+        error = float(np.mean(np.minimum(known, WORST_OF_COST))) if known.size else 1.0
+        return 10 * math.log10(max(error, floor)) + PER_CAUSE_DB * self.causes
 
 
 class BlockSums:

@@ -1,0 +1,149 @@
+"""Files for a device and their diagnosis, from the command line, with the embedded bundle."""
+
+import hashlib
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from whisperport.cli.main import cli
+from whisperport.diagnosis.device_inputs import write_device_inputs
+from whisperport.diagnosis.diagnosing import DiagnoseOptions
+from whisperport.diagnosis.expected import Quantization
+from whisperport.diagnosis.layers import compare_layers, layer_sentences
+from whisperport.diagnosis.quantization_file import read_quantization
+from whisperport.diagnosis.sizes import explain_size
+from whisperport.errors import UsageError
+
+BUNDLE = str(files("whisperport")) + "/data/bundle"
+
+
+def test_the_inputs_are_written_with_a_manifest_and_the_expected_output_passes(
+    tmp_path: Path,
+) -> None:
+    # when
+    out = tmp_path / "inputs"
+    written = CliRunner().invoke(cli, ["verify", BUNDLE, "--device-inputs", str(out)])
+
+    # then
+    assert written.exit_code == 0, written.output
+    (clip,) = json.loads((out / "manifest.json").read_text())["clips"]
+    for entry in (*clip["inputs"], *clip["expected"]):
+        data = (out / entry["file"]).read_bytes()
+        assert len(data) == entry["bytes"] == 4 * np.prod(entry["shape"])
+        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+    output = out / clip["expected"][0]["file"]
+    done = CliRunner().invoke(cli, ["verify", BUNDLE, "--device-output", str(output), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["passed"] is True
+    assert [path.name for path in tmp_path.iterdir()] == ["inputs"]  # nothing temporary is left
+
+
+def test_a_wrong_file_has_exit_status_1_and_its_cause_is_printed(tmp_path: Path) -> None:
+    # given
+    path = tmp_path / "output.bin"
+    path.write_bytes(bytes(4 * 1500 * 128))
+
+    # when
+    done = CliRunner().invoke(cli, ["verify", BUNDLE, "--device-output", str(path)])
+
+    # then
+    assert done.exit_code == 1
+    assert "constant" in done.stdout
+
+
+def test_integers_are_written_with_their_quantization(tmp_path: Path) -> None:
+    # given
+    stated = {"mel": Quantization("int8", 0.02, -10), "features": Quantization("int16", 0.001, 0)}
+
+    # when
+    options = DiagnoseOptions(quantization=stated)
+    written = write_device_inputs(BUNDLE, tmp_path / "inputs", options)
+
+    # then
+    (clip,) = written.manifest["clips"]
+    assert [entry["dtype"] for entry in (*clip["inputs"], *clip["expected"])] == ["int8", "int16"]
+    assert clip["inputs"][0]["quantization"] == stated["mel"].to_json()
+    assert (written.folder / clip["inputs"][0]["file"]).stat().st_size == 80 * 3000
+
+
+@pytest.mark.parametrize("there", ["file", "folder with a file", "link"])
+def test_existing_files_are_not_replaced(there: str, tmp_path: Path) -> None:
+    # given
+    out = tmp_path / "inputs"
+    if there == "file":
+        out.write_text("mine")
+    elif there == "link":
+        out.symlink_to(tmp_path)
+    else:
+        out.mkdir()
+        (out / "mine").write_text("mine")
+
+    # then
+    with pytest.raises(UsageError, match="cannot write"):
+        write_device_inputs(BUNDLE, out)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1_152_000, "int8"), (4_608_000, "float32"), (2_304_000, "float16")]
+)
+def test_the_sizes_of_whisper_small_are_explained(size: int, dtype: str) -> None:
+    (first, *_) = explain_size(size, "features", (1, 1500, 768))
+
+    assert "exactly 1500 x 768" in first
+    assert dtype in first
+
+
+def test_a_padded_size_and_an_impossible_size_are_explained() -> None:
+    assert "1504" in explain_size(4 * 768 * 1504, "features", (1, 1500, 768))[0]
+    assert "fit no dtype" in explain_size(1_234_567, "features", (1, 1500, 768))[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{", '{"x": 3}', '{"x": {"dtype": "int4", "scale": 1, "zero_point": 0}}'),
+        '{"x": {"dtype": "int8", "scale": 0, "zero_point": 0}}',
+        '{"x": {"dtype": "int8", "scale": 1, "zero_point": 300}}',
+        '{"x": {"dtype": "int8", "scale": 1, "zero_point": 0.5}}',
+    ],
+)
+def test_a_wrong_quantization_is_a_clear_error(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "quantization.json"
+    path.write_text(content)
+
+    with pytest.raises(UsageError):
+        read_quantization(path)
+
+
+def test_a_quantization_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "quantization.json"
+    path.write_text('{"features": {"dtype": "uint8", "scale": 0.5, "zero_point": 128}}')
+
+    assert read_quantization(path) == {"features": Quantization("uint8", 0.5, 128)}
+
+
+def test_the_layer_where_the_error_begins_is_named(tmp_path: Path) -> None:
+    # given
+    device, reference = tmp_path / "device", tmp_path / "reference"
+    device.mkdir()
+    reference.mkdir()
+    random = np.random.default_rng(0)
+    for number in (1, 2, 10):
+        right = random.standard_normal((50, 32)).astype(np.float32)
+        noise = 0.1 if number == 10 else 1e-4
+        wrong = right + noise * random.standard_normal(right.shape).astype(np.float32)
+        np.save(reference / f"block_{number}.npy", right)
+        (device / f"block_{number}.bin").write_bytes(wrong.astype(np.float32).tobytes())
+
+    # when
+    layers = compare_layers(device, reference)
+
+    # then
+    assert [layer.name for layer in layers] == ["block_1", "block_2", "block_10"]
+    assert "begins at the layer block_10" in layer_sentences(layers)[-1]
+    with pytest.raises(UsageError):
+        compare_layers(tmp_path / "missing", reference)
