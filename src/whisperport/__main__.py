@@ -4,9 +4,9 @@ import os
 
 from whisperport import interrupts
 
-# NumPy's matrix multiplications are small here, and waiting threads of its OpenBLAS use the CPU: on a machine
-# with other load, the spectrogram of 77 s of audio needed 1.0 to 1.6 s of CPU time, and 0.1 to 0.2 s with one
-# thread. NumPy reads the variable when it is imported. The user's own value is kept.
+# NumPy's matrix multiplications are small here, and waiting threads of its OpenBLAS use the CPU: on a
+# machine with other load, the spectrogram of 77 s of audio needed 1.0 to 1.6 s of CPU time, and 0.1 to
+# 0.2 s with one thread. NumPy reads the variable when it is imported. The user's own value is kept.
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
