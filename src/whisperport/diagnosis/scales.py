@@ -23,6 +23,8 @@ WORST_OF_COST = 4.0  # the same in the cost, so that a wrong scale costs more th
 SMALLEST = 1e-6  # errors below this part of the variance (60 dB) are equal: float32's tolerance
 PER_CAUSE_DB = 6.0  # a cause must lower the error by this much: half of the amplitude
 WHOLE = 0.1  # a fitted zero point this near to an integer is that integer
+MULTIPLES = 4096  # values that are checked for a common divisor
+NEAR_MULTIPLE = 0.02  # of the divisor
 NEGLIGIBLE = (
     1e-3  # a scale within 0.1 % of 1, or an offset below 0.1 % of the deviation, is no cause
 )
@@ -238,7 +240,7 @@ def _not_dequantized(a: float, b: float, reading: Reading) -> Finding | None:
 
 def swapped_fit(sums: BlockSums, reading: Reading) -> ScaleFit | None:
     """Return the fit of exchanged scale and zero point, which is one cause; None if it does not apply."""
-    if reading.are_stored or reading.step < 0.99:
+    if reading.are_stored or 0 < reading.step < 0.99:
         return None
     both = sums.fit(scale=True, offset=True)
     if both is None or _swapped(both.line.a, both.line.b, reading) is None:
@@ -248,7 +250,7 @@ def swapped_fit(sums: BlockSums, reading: Reading) -> ScaleFit | None:
 
 def _swapped(a: float, b: float, reading: Reading) -> Finding | None:
     """Return the finding if x = (q - scale) * zero_point: the step of the grid is the zero point."""
-    zero_point = reading.step
+    zero_point = reading.step or _common_divisor(a, b, reading)
     if zero_point < 0.99 or abs(zero_point - round(zero_point)) > 0.01 * zero_point:
         return None
     if round(zero_point) == 1 and abs(a) > 1:
@@ -264,6 +266,24 @@ def _swapped(a: float, b: float, reading: Reading) -> Finding | None:
                 advice=f"Compute (q - {z}) * {scale:.6g}.",
             )
     return None
+
+
+def _common_divisor(a: float, b: float, reading: Reading) -> float:
+    """Return the zero point z of 16 bits if the values are (q - scale) z = a e + b; or 0.
+
+    With scale = z / a, the offset b is z² (1 - 1 / a). All values are then multiples of z, less the scale
+    times z, and the scale is far below 1 in 16 bits.
+    """
+    if abs(a) <= 1 or b <= 0:
+        return 0.0
+    guess = round(math.sqrt(b / (1 - 1 / a)))
+    values = reading.values[np.isfinite(reading.values)][:MULTIPLES].astype(np.float64)
+    for z in (guess, guess - 1, guess + 1):
+        if z > 1 and values.size:
+            parts = values / z
+            if float(np.mean(np.abs(parts - np.rint(parts)) < NEAR_MULTIPLE)) > 0.99:
+                return float(z)
+    return 0.0
 
 
 def _usable(a: float, b: float) -> Line | None:
