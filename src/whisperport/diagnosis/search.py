@@ -11,7 +11,7 @@
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,7 @@ def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected, tolerance
         tried.append(_described(inexact, references))
     if _is_done(best, tolerance):
         return Search(best, tuple(tried))
-    wrong = [r for a in expected.alternatives if (r := of_alternative(tensor, a))]
+    wrong = list(_wrong(tensor, expected))
     if wrong:
         best = _again(best, [*references, *wrong])
         likely = [*_likely(exact, references), *_likely(inexact, references)]
@@ -123,6 +123,18 @@ def _again(best: Explanation | None, others: Sequence[ReferenceOutput]) -> Expla
     same = [o for o in others if o is not reference and o.array.shape == reference.array.shape]
     again = explain(best.hypothesis, same)
     return again if again and again.cost_db <= best.cost_db + 1e-9 else best
+
+
+def _wrong(tensor: ExpectedTensor, expected: Expected) -> Iterator[ReferenceOutput]:
+    """Yield the outputs for other inputs, and other outputs for other clips."""
+    for alternative in expected.alternatives:
+        if found := of_alternative(tensor, alternative):
+            yield found
+        if alternative.cause is not CauseCode.OTHER_CLIP:
+            continue
+        for swapped in _other_outputs(tensor, expected):
+            if found := of_alternative(expected.tensor(swapped.name), alternative):
+                yield replace(found, findings=(*found.findings, *swapped.findings))
 
 
 def _other_outputs(tensor: ExpectedTensor, expected: Expected) -> list[ReferenceOutput]:
