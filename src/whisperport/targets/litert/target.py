@@ -58,8 +58,8 @@ class LiteRt(Target):
         lowered_suffix=".tflite",
         precisions=("fp32", *PRECISIONS),
         runtime="ai-edge-litert",
-        # A bundle of tiny was measured with 2.4 GB and 109 s of CPU time. Lowering alone took up to 1.6 GB of
-        # tiny and 4.2 GB of small, so that these factors are too high for large models rather than too low.
+        # A bundle of tiny was measured with 2.4 GB and 109 s of CPU time. Lowering alone took up to 1.6 GB
+        # of tiny and 4.2 GB of small, so these factors are rather too high than too low for large models.
         cost=LoweringCost(
             base_bytes=1.3e9, bundle_factor=7, program_factor=4, base_s=50, s_per_gb=390
         ),
