@@ -210,11 +210,11 @@ def _data(hypothesis: Hypothesis) -> _Data:
 def _best(data: _Data) -> _Fitted | None:
     """Return the cheapest geometry with its line; the search ends when the rest is rounding."""
     best = _fit(data, _Geometry())
-    if best is None or _is_done(best):
+    if best is not None and _is_done(best):
         return best
     for geometry in _geometries(data):
         fitted = _fit(data, geometry)
-        if fitted and fitted.cost_db < best.cost_db - 1e-9:
+        if fitted and (best is None or fitted.cost_db < best.cost_db - 1e-9):
             best = fitted
             if _is_done(best):
                 break
@@ -385,7 +385,7 @@ def _explanation(
 
 
 def _with_scale(finding: Finding, line_code: list[str]) -> Finding:
-    """Add the fitted zero point and scale to what is said about stored integers."""
+    """Add the fitted zero point and scale to the finding about stored integers."""
     if finding.cause is not CauseCode.INTEGERS_READ_AS_FLOATS:
         return finding
     fitted = line_code[0].partition("  #")[0]
