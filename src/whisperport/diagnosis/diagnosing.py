@@ -270,7 +270,7 @@ def _constant(raw: RawOutput) -> Finding | None:
 
 def _are_zeros(data: NDArray[Any]) -> bool:
     """Whether all values are 0 or -0 as float32."""
-    return not np.frombuffer(data, "<f4").any()
+    return not (np.frombuffer(data, "<u4") & 0x7FFFFFFF).any()
 
 
 def _only(
