@@ -15,7 +15,7 @@ Dependencies = Mapping[str, frozenset[str]]
 @rule("WP601", "A decoder projects the encoder's output again for every token")
 def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The cross-attention of a decoder multiplies the encoder's output by the weights of its keys and
-    values. The encoder's output is the same for every token of a window, and so are the products. A decoder
+    values. The encoder's output is the same for every token of a window, and so are the results. A decoder
     that takes the encoder's output as an input computes them for every token, and the caller passes the
     complete encoder's output each time: 1,500 rows in a window of 30 s. In Whisper large-v3-turbo, the
     eight projections need 39 GFLOP (19.7 billion multiply-accumulates) per token, and the encoder's output
