@@ -36,7 +36,7 @@ class Case:
         plan: how the file was made.
         kinds: the mistakes that were made.
         labels: the causes that the file shows; empty: none.
-        accepted: sets of causes that give the same bytes; `labels` is the first.
+        accepted: sets of causes that are true, or give the same bytes; `labels` is the first.
         precision: precision of the device's arithmetic, whose tolerance applies.
         quantized: (dtype, scale, zero point) if the user expects a file of integers and knows them.
         file: the bytes.
@@ -185,6 +185,12 @@ def _labelled(
         return None
     if _is_clipped(plan):
         return None  # a wrong input leaves the calibrated range: a third mistake
+    # A mistake whose effect is within the tolerance need not be named. It is true, so it may be.
+    faint = frozenset(
+        fault.label
+        for fault in faults
+        if fault not in seen and run(_without(plan, [fault])).file != made.file
+    )
     known = plan.dtype == "stored" and random.random() < 0.5
     if known:
         labels -= {"integer file"}
@@ -195,7 +201,7 @@ def _labelled(
         plan,
         tuple(fault.kind for fault in faults),
         labels,
-        (labels, *_equivalent(labels, plan, made)),
+        (labels, *([labels | faint] if labels else []), *_equivalent(labels, plan, made)),
         precision,
         (plan.storage, made.scale, made.zero_point) if known else None,
         made.file,
