@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whisperport.bundle import Bundle
 from whisperport.calibration import CalibrationOptions
-from whisperport.errors import LoweringError, VerificationError
+from whisperport.errors import LoweringError
 from whisperport.exporting import ExportOptions, export
 from whisperport.inspection.read_tflite import read_tflite
 from whisperport.inspection.tflite_signatures import read_signatures
@@ -222,29 +222,27 @@ def test_a_quantizer_that_fails_leaves_the_file_as_it_was(
 @pytest.mark.slow
 @pytest.mark.skipif(not EVERYTHING, reason="exports the trained model four times")
 @pytest.mark.parametrize(
-    ("options", "is_good"),
+    "options",
     [
-        (ExportOptions(precision="fp16"), True),
-        (ExportOptions(precision="w8"), True),
-        (ExportOptions(precisions={"encoder": "w8a8"}), True),
-        (ExportOptions(precisions={"encoder": "w8a8"}, options={"litert.static": "all"}), False),
+        ExportOptions(precision="fp16"),
+        ExportOptions(precision="w8"),
+        ExportOptions(precisions={"encoder": "w8a8"}),
+        ExportOptions(precisions={"encoder": "w8a8"}, options={"litert.static": "all"}),
+        ExportOptions(precisions={"encoder": "w8a16"}),
     ],
-    ids=["fp16", "w8", "w8a8", "w8a8, all operators"],
+    ids=["fp16", "w8", "w8a8", "w8a8, all operators", "w8a16"],
 )
-def test_the_trained_model_is_quantized_and_verified_or_refused_with_numbers(
-    options: ExportOptions, is_good: bool, tmp_path: Path
+def test_the_trained_model_is_quantized_and_verified(
+    options: ExportOptions, tmp_path: Path
 ) -> None:
+    # given
     how = replace(options, clips=shipped_clips()[:2], run=ONE_THREAD)
-    if is_good:
-        bundle = export("default", "litert", tmp_path / "bundle", how)
-        assert bundle.manifest.verification["passed"]
-        return
 
-    with pytest.raises(VerificationError) as refused:
-        export("default", "litert", tmp_path / "bundle", how)
+    # when
+    bundle = export("default", "litert", tmp_path / "bundle", how)
 
-    assert any(character.isdigit() for character in refused.value.why)
-    assert not (tmp_path / "bundle").exists()
+    # then
+    assert bundle.manifest.verification["passed"]
 
 
 ON_A_BOARD = """
