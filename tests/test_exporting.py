@@ -15,7 +15,7 @@ from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, LoweringError, UsageError, VerificationError
 from whisperport.exporting import ExportOptions, export, with_alignment_heads
 from whisperport.runtime import load_engine
-from whisperport.targets import TARGETS, RunOptions
+from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.verification import LEVELS, Report
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
@@ -58,9 +58,8 @@ def test_a_bundle_is_complete_and_verified(
     assert manifest.dims == tiny_checkpoint.dims
     assert manifest.source["sha256"] == dict(tiny_checkpoint.source.sha256)
     assert {entry.target for entry in manifest.programs} == {target}
-    assert {"torch", "whisperport", target.replace("xnnpack", "executorch")} <= set(
-        manifest.versions
-    )
+    runtime = get_target(target).spec.runtime
+    assert {"torch", "whisperport", runtime} <= set(manifest.versions)
     assert bundle.embedding().shape == (51865, 64)
     assert set(manifest.rewrites) == {entry.spec.name for entry in manifest.programs}
 

@@ -72,7 +72,7 @@ def test_only_bundles_of_others_are_limited(
     monkeypatch.setattr(
         inspecting,
         "run_limited",
-        lambda *job: limited.append(job) or {"profiles": [], "skipped": []},
+        lambda *job: limited.append(job) or {"profiles": [], "skipped": [], "plans": []},
     )
     bundle = foreign_bundle(tmp_path / "bundle", name)
     if not is_limited:

@@ -185,9 +185,11 @@ def test_targets_says_what_this_project_did_with_versions_and_what_is_installed(
     assert [spec["name"] for spec in json.loads(run("targets", "--json").out)] == [
         "onnxruntime",
         "xnnpack",
+        "litert",
         "hailo8",
         "hailo8l",
         "hailo10h",
+        *(f"genio{board}" for board in (350, 510, 520, 700, 720, 1200)),
     ]
 
 

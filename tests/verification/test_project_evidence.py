@@ -22,7 +22,11 @@ from whisperport.verification.project_evidence import (
 )
 
 FILES = sorted({evidence_file(target) for target in TARGETS})
-every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.spec.name)
+# `make evidence` exports for every target that runs the encoder.
+RUNS_THE_ENCODER = [t for t in TARGETS if not t.unsupported("encoder", t.spec.precisions[0])]
+every_target = pytest.mark.parametrize(
+    "target", RUNS_THE_ENCODER, ids=lambda target: target.spec.name
+)
 
 
 @every_target
@@ -49,7 +53,7 @@ def test_a_target_that_was_only_emulated_has_the_weakest_status(target: Target) 
 def test_the_files_hold_no_target_that_is_not_there() -> None:
     found = [name for file in FILES for name in json.loads(file.read_bytes())]
 
-    assert sorted(found) == sorted(target.spec.name for target in TARGETS)
+    assert sorted(found) == sorted(target.spec.name for target in RUNS_THE_ENCODER)
 
 
 def test_a_target_without_evidence_has_the_weakest_status(fake_targets: dict[str, Any]) -> None:

@@ -151,13 +151,16 @@ def test_the_uncached_decoder_gives_four_pieces_of_the_vocabulary_and_agrees_wit
 
 
 @pytest.mark.parametrize("program", ["encoder", "uncached_decoder"])
-def test_check_refuses_nothing_and_warns_of_nothing(case: Lowered, program: str) -> None:
+def test_check_refuses_nothing_and_warns_of_repeated_work_only(case: Lowered, program: str) -> None:
     graph = read_onnx(case.file(program))
 
     options = case.target.options
     written = options.encoder_opset if program == "encoder" else options.decoder_opset
     assert graph.opset == written
-    assert check_graph(graph, case.target.spec).findings == ()
+    findings = check_graph(graph, case.target.spec).findings
+    # A decoder without KV cache projects the encoder's output in every run.
+    expected = {("WP601", "warning")} if program == "uncached_decoder" else set()
+    assert {(group.rule, group.kind) for group in findings} == expected
 
 
 def test_encoders_are_written_in_opset_17_and_decoders_in_13_unless_asked_for_otherwise() -> None:
