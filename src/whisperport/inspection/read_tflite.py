@@ -4,15 +4,12 @@ This reads the first subgraph, which the interpreter runs, and every other subgr
 The remaining subgraphs belong to control flow.
 """
 
-import mmap
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.errors import MissingPackageError, ProgramError
 from whisperport.inspection.graph import (
     Graph,
     Node,
@@ -22,6 +19,7 @@ from whisperport.inspection.graph import (
     build,
     without_arguments,
 )
+from whisperport.inspection.tflite_file import opened_tflite
 from whisperport.inspection.vocabulary import TFLITE
 
 CUSTOM = 32  # BuiltinOperator.CUSTOM: an operator with a name, which a vendor's delegate runs
@@ -61,7 +59,7 @@ def read_tflite(path: Path) -> list[Graph]:
         ProgramError: the file is damaged or not a TFLite model.
         MissingPackageError: the package tflite is not installed.
     """
-    with _opened(path) as (model, data):
+    with opened_tflite(path) as (model, data):
         return _graphs(path.stem, model, len(data))
 
 
@@ -90,7 +88,7 @@ def list_operators(path: Path) -> list[list[Operator]]:
         ProgramError: the file is damaged or not a TFLite model.
         MissingPackageError: the package tflite is not installed.
     """
-    with _opened(path) as (model, data):
+    with opened_tflite(path) as (model, data):
         size = len(data)
         codes = [
             _code(model.OperatorCodes(index))[0]
@@ -113,33 +111,6 @@ def _operators(graph: Any, codes: list[str], size: int) -> Iterator[Operator]:
             (name or b"").decode("utf-8", "replace"),
             tuple(dict.fromkeys(dtypes)),
         )
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, mmap.mmap]]:
-    """Open a TFLite model: its root table, and the bytes of the file. Damage raises errors inside.
-
-    Raises:
-        ProgramError: the file is damaged or not a TFLite model; also when it is read in the block.
-        MissingPackageError: the package tflite is not installed.
-    """
-    try:
-        from tflite.Model import Model
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot read a .tflite file: the package tflite is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield Model.GetRootAs(data), data
-    except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        raise ProgramError(
-            f"{path.name} is damaged, or is not a TFLite model",
-            why=f"{type(error).__name__}: {error}"[:200],
-            hint="convert the model again",
-        ) from error
 
 
 def _graphs(name: str, model: Any, size: int) -> list[Graph]:

@@ -1,15 +1,13 @@
 """Read the signatures of a `.tflite` file: inputs, outputs and operators."""
 
-import mmap
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.errors import MissingPackageError, ProgramError
 from whisperport.inspection.read_tflite import DTYPES
+from whisperport.inspection.tflite_file import opened_tflite
 from whisperport.spec import TensorSpec
 
 MAX_RANK = 64
@@ -45,23 +43,8 @@ def read_signatures(path: Path) -> dict[str, TfliteSignature]:
         ProgramError: the file is damaged or not a TFLite model.
         MissingPackageError: the package tflite is not installed.
     """
-    try:
-        from tflite.Model import Model
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot read a .tflite file: the package tflite is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return dict(_signatures(Model.GetRootAs(data), len(data)))
-    except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        raise ProgramError(
-            f"{path.name} is damaged, or is not a TFLite model",
-            why=f"{type(error).__name__}: {error}"[:200],
-            hint="convert the model again",
-        ) from error
+    with opened_tflite(path) as (model, data):
+        return dict(_signatures(model, len(data)))
 
 
 def _signatures(model: Any, size: int) -> Iterator[tuple[str, TfliteSignature]]:
