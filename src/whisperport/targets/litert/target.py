@@ -58,10 +58,10 @@ class LiteRt(Target):
         lowered_suffix=".tflite",
         precisions=("fp32", *PRECISIONS),
         runtime="ai-edge-litert",
-        # A bundle of tiny was measured with 2.4 GB and 109 s of CPU time. Lowering alone took up to 1.6 GB
-        # of tiny and 4.2 GB of small, so these factors are rather too high than too low for large models.
+        # Fitted to bundles of tiny, base and small: 2.27, 3.45 and 8.74 GB, and 52, 116 and 296 s of CPU
+        # time. Lowering one program after another of small took up to 5.8 GB.
         cost=LoweringCost(
-            base_bytes=1.3e9, bundle_factor=7, program_factor=4, base_s=50, s_per_gb=390
+            base_bytes=1.1e9, bundle_factor=8, program_factor=4.8, base_s=25, s_per_gb=290
         ),
         extra=EXTRA,
         run_extra=RUN_EXTRA,
