@@ -26,6 +26,7 @@ from whisperport.verification.reference import Reference
 from whisperport.window import DEFAULT_PADDING, Window, WindowOptions
 
 from .conftest import noise_clips
+from .extent import core_or_all
 
 ONE_THREAD = RunOptions(threads=1)
 ENGLISH = TranscribeOptions(decode=DecodeOptions(language="en"), run=ONE_THREAD)
@@ -67,7 +68,7 @@ def windows(transcript: Transcript) -> list[list[Segment]]:
     return [list(group) for _, group in groupby(transcript.segments, lambda s: s.seek)]
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "xnnpack"])
+@pytest.mark.parametrize("target", core_or_all(["onnxruntime"], ["onnxruntime", "xnnpack"]))
 def test_a_short_bundle_is_verified_and_says_its_window(
     target: str, short: Callable[[str], Bundle]
 ) -> None:

@@ -12,6 +12,8 @@ from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_c
 from whisperport.targets import TARGETS, RunOptions
 from whisperport.transcription import Transcriber
 
+from ..extent import core_or_all
+
 
 @pytest.fixture(scope="session")
 def embedded() -> Checkpoint:
@@ -53,9 +55,10 @@ def hf_model() -> transformers.WhisperForConditionalGeneration:
     return model.eval()
 
 
-@pytest.fixture(
-    scope="session", params=[target.spec.name for target in TARGETS if not target.spec.fallback]
-)
+ALL = [target.spec.name for target in TARGETS if not target.spec.fallback]
+
+
+@pytest.fixture(scope="session", params=core_or_all(["onnxruntime", "xnnpack"], ALL))
 def transcriber(request: pytest.FixtureRequest, exported: Callable[..., Bundle]) -> Transcriber:
     """The embedded model, exported and verified for each target in turn."""
     return Transcriber(exported(request.param, "default"), RunOptions(threads=1))
