@@ -16,10 +16,7 @@ from .worlds import RANDOM_SIZES
 SEED = 5
 COUNT = core_or_all(len(FAULTS), 1000)
 WORLDS: tuple[str, ...] = core_or_all(("random-32", "random-32", "random-96"), ())
-# Of precision and recall. 1,000 cases of seed 777 had 0.969 and 0.935, with one mistake 0.993 and 0.998.
-# The goal for all is 0.98. One case of 45 can be 0.04, and these 45 are named better than the average.
-NEEDED = core_or_all((0.95, 0.95), (0.95, 0.92))
-NEEDED_OF_SINGLES = (0.95, 0.95) if COUNT < 1000 else (0.98, 0.98)
+NEEDED = core_or_all(0.95, 0.98)  # of precision and recall; one case of 45 can be 0.04
 FEWEST_KINDS = 16  # causes that must be named on each kind of model
 
 # Mistakes that are found without running the embedded encoder on wrong spectrograms, which takes seconds.
@@ -69,14 +66,17 @@ def test_every_label_is_a_cause_and_every_cause_has_cases() -> None:
     assert set(CODES.values()) == {cause.value for cause in CauseCode}
 
 
+@pytest.mark.xfail(
+    COUNT == 1000, strict=True, reason="1,000 cases of seed 777 had 0.969 and 0.935; 0.98 is needed"
+)
 def test_causes_are_named_precisely_and_completely(outcomes: list[Outcome]) -> None:
     # given cases of all kinds, a third with two mistakes
     # when they are counted
     score = Score.of(outcomes)
     # then both shares are large enough
     assert score.cases == COUNT
-    assert score.precision >= NEEDED[0], _described(outcomes)
-    assert score.recall >= NEEDED[1], _described(outcomes)
+    assert score.precision >= NEEDED, _described(outcomes)
+    assert score.recall >= NEEDED, _described(outcomes)
 
 
 def test_single_mistakes_are_named_precisely_and_completely(outcomes: list[Outcome]) -> None:
@@ -85,8 +85,8 @@ def test_single_mistakes_are_named_precisely_and_completely(outcomes: list[Outco
     # when they are counted
     score = Score.of(single)
     # then both shares are large enough
-    assert score.precision >= NEEDED_OF_SINGLES[0], _described(single)
-    assert score.recall >= NEEDED_OF_SINGLES[1], _described(single)
+    assert score.precision >= NEEDED, _described(single)
+    assert score.recall >= NEEDED, _described(single)
 
 
 def test_a_file_passes_only_if_nothing_is_wrong_with_it(outcomes: list[Outcome]) -> None:
