@@ -92,6 +92,24 @@ def test_programs_without_the_projection_have_the_expected_signatures(
         assert program.spec.outputs[0].shape[-2:] == (rows[program.name], 16)
 
 
+@pytest.mark.parametrize("projected", core_or_all([False], [False, True]))
+@pytest.mark.parametrize("rows", core_or_all([2], [2, 8]))
+def test_a_batch_step_has_the_expected_signature(micro: Any, rows: int, projected: bool) -> None:
+    (program,) = whisper_programs(Parts(micro, [(0, 0)], projected=projected), [f"step_{rows}"])
+
+    assert check([program], window=None) == [f"step_{rows}"]
+    assert form_of(program.spec, DIMS, None) == {
+        field.name: getattr(CacheForm(), field.name) for field in fields(CacheForm)
+    }
+    assert set(roles(program.spec).values()) == {"input", "state"}
+
+
+@pytest.mark.parametrize("name", ["step_1", "step_65", "step_08", "step_"])
+def test_a_batch_of_one_row_or_of_too_many_is_no_program(name: str) -> None:
+    with pytest.raises(ValueError, match=r"rows|no program"):
+        expected_signature(ProgramSpec(name, (), ()), DIMS, None, 1)
+
+
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4])
 def test_the_projection_has_the_expected_signature(micro: Any, pieces: int) -> None:
     assert check([vocab_projection(Parts(micro, []), pieces)], window=None) == ["vocab_projection"]

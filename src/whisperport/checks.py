@@ -1,6 +1,7 @@
 """Checks: single comparisons of a program with its reference, each passed or failed."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
@@ -14,6 +15,14 @@ ALL_PROGRAMS = (
 )
 UNCACHED_DECODER = "uncached_decoder"
 VOCAB_PROJECTION = "vocab_projection"
+
+_BATCH_STEP = re.compile("step_([1-9][0-9]{0,8})")
+
+
+def batch_rows(program: str) -> int | None:
+    """Return B, the rows of a program `step_B`, which decodes a token of B texts; None: another program."""
+    found = _BATCH_STEP.fullmatch(program)
+    return int(found[1]) if found else None
 
 
 class Compared(Protocol):
@@ -80,12 +89,15 @@ class Check:
     def involves(self, program: str) -> bool:
         """Return whether the named program contributed to the compared result.
 
-        `cross_kv` contributes to every result of the decoder with KV cache, and `vocab_projection` to all
-        but those of `align`, whose logits the host computes.
+        `uncached_decoder` and `step_B` contribute to their own results only. `cross_kv` contributes to every
+        result of the decoder with KV cache, and `vocab_projection` to all but those of `align`, whose
+        logits the host computes.
         """
         if self.program == program:
             return True
-        if program == UNCACHED_DECODER or self.program in ("encoder", UNCACHED_DECODER):
+        if program == UNCACHED_DECODER or batch_rows(program):
+            return False
+        if self.program in ("encoder", UNCACHED_DECODER):
             return False
         if self.program == ALL_PROGRAMS or program == "cross_kv":
             return True

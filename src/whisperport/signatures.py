@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION
+from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.dims import Dims
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
@@ -20,6 +20,7 @@ from whisperport.window import Window
 # no-speech probability.
 PICKED_ROWS = 2
 MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
+MAX_BATCH = 64  # largest B, rows of a `step_B`; `export` writes up to 16
 MAX_PIECES = 1024  # largest number of pieces of the logits; the default of `uncached_decoder` is 4
 
 RANK4_PROGRAMS = ("cross_kv", "step")  # and `prefill_P`: programs that have a `rank4` variant
@@ -42,6 +43,9 @@ _RUN_ONCE = {
     "encoder",
     "cross_kv",
 }  # run once per window, so binding their inputs would save nothing
+_BATCH_ROLES: Mapping[str, Role] = dict.fromkeys(
+    ("self_k", "self_v", "cross_k", "cross_v"), "state"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,12 @@ def roles(program: ProgramSpec) -> dict[str, Role]:
 
     input     a new array for every run
     constant  one array per window: the cross-attention K/V or the encoder's features
-    state     the self-attention cache (KV cache), to which the host appends rows between runs
+    state     the self-attention cache (KV cache), to which the host appends rows between runs; in a batch
+              also the cross-attention K/V, because the rows of a batch begin their windows independently
     """
     known = {} if program.name in _RUN_ONCE else _ROLES
+    if batch_rows(program.name):
+        known = _BATCH_ROLES
     return {
         tensor.name: known.get(_LAYER.sub("", tensor.name), "input") for tensor in program.inputs
     }
@@ -112,11 +119,13 @@ def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, 
     found = standard_form(found)
     lengths = {"self": dims.n_text_ctx, "cross": _positions(dims, window)}
     tensors = {tensor.name: tensor for tensor in (*found.outputs, *found.inputs)}
+    heads = (batch_rows(found.name) or 1) * dims.n_text_head
     form: dict[str, Any] = {}
     for cache, length in lengths.items():
         for name in (f"{cache}_k", f"{cache}_v"):
             if tensor := tensors.get(f"{name}_0"):
-                form[name] = _layout_of(tensor, getattr(CacheForm(), name).axis, dims, length)
+                usual = getattr(CacheForm(), name).axis
+                form[name] = _layout_of(tensor, usual, (heads, dims.text_head_width), length)
     if mask := tensors.get("mask"):
         form["mask"] = _float(mask)
     return form
@@ -137,7 +146,7 @@ def expected_signature(
         heads: number of alignment heads.
 
     Raises:
-        ValueError: no program has this name, or the number of tokens or pieces is out of range.
+        ValueError: no program has this name, or the number of tokens, rows or pieces is out of range.
     """
     expected = _expected_standard(standard_form(found), dims, window, heads)
     return _in_rank4(expected) if _has_rank4_form(found) else expected
@@ -157,6 +166,9 @@ def _expected_standard(
         return ProgramSpec("cross_kv", (_features(dims),), _cross_cache(sizes))
     if found.name == "step":
         return _step(sizes, _result(found))
+    if batch := batch_rows(found.name):
+        rows = _in_range("rows", batch, 2, MAX_BATCH)
+        return _step(replace(sizes, batch=rows), _result(found))
     if found.name == "align":
         return _align(sizes, heads, _in_range("tokens", _size(found, 0, 1), 1, MAX_TOKENS))
     if found.name == VOCAB_PROJECTION:
@@ -175,6 +187,7 @@ class _Sizes:
     dims: Dims
     cross: int  # T: audio positions that the cross-attention reads
     form: CacheForm
+    batch: int = 1  # B: rows that the program decodes
 
 
 def _encoder(dims: Dims, *, nchw: bool) -> ProgramSpec:
@@ -197,8 +210,10 @@ def _prefill(sizes: _Sizes, tokens: int, result: str) -> ProgramSpec:
 
 
 def _step(sizes: _Sizes, result: str) -> ProgramSpec:
-    outputs = (_rows(sizes.dims, result, 1), *_new_rows(sizes, 1))
-    return ProgramSpec("step", (*_token_inputs(sizes, 1), *_caches(sizes)), outputs)
+    """Return the signature of `step`, or of `step_B` if there are several rows."""
+    name = "step" if sizes.batch == 1 else f"step_{sizes.batch}"
+    outputs = (_rows(sizes.dims, result, sizes.batch), *_new_rows(sizes, 1))
+    return ProgramSpec(name, (*_token_inputs(sizes, 1), *_caches(sizes)), outputs)
 
 
 def _rows(dims: Dims, result: str, rows: int) -> TensorSpec:
@@ -260,36 +275,38 @@ def _features(dims: Dims) -> TensorSpec:
 
 
 def _token_inputs(sizes: _Sizes, tokens: int) -> tuple[TensorSpec, TensorSpec]:
-    x = TensorSpec("x", (1, tokens, sizes.dims.n_text_state))
-    return x, TensorSpec("mask", (1, tokens, sizes.dims.n_text_ctx + tokens), sizes.form.mask)
+    x = TensorSpec("x", (sizes.batch, tokens, sizes.dims.n_text_state))
+    mask = (sizes.batch, tokens, sizes.dims.n_text_ctx + tokens)
+    return x, TensorSpec("mask", mask, sizes.form.mask)
 
 
 def _caches(sizes: _Sizes) -> tuple[TensorSpec, ...]:
     own, length = sizes.form, sizes.dims.n_text_ctx
     return (
-        *_layers(sizes.dims, "self_k", own.self_k, length),
-        *_layers(sizes.dims, "self_v", own.self_v, length),
+        *_layers(sizes, "self_k", own.self_k, length),
+        *_layers(sizes, "self_v", own.self_v, length),
         *_cross_cache(sizes),
     )
 
 
 def _cross_cache(sizes: _Sizes) -> tuple[TensorSpec, ...]:
     return (
-        *_layers(sizes.dims, "cross_k", sizes.form.cross_k, sizes.cross),
-        *_layers(sizes.dims, "cross_v", sizes.form.cross_v, sizes.cross),
+        *_layers(sizes, "cross_k", sizes.form.cross_k, sizes.cross),
+        *_layers(sizes, "cross_v", sizes.form.cross_v, sizes.cross),
     )
 
 
 def _new_rows(sizes: _Sizes, tokens: int) -> tuple[TensorSpec, ...]:
     return (
-        *_layers(sizes.dims, "new_k", sizes.form.self_k, tokens),
-        *_layers(sizes.dims, "new_v", sizes.form.self_v, tokens),
+        *_layers(sizes, "new_k", sizes.form.self_k, tokens),
+        *_layers(sizes, "new_v", sizes.form.self_v, tokens),
     )
 
 
-def _layers(dims: Dims, name: str, layout: KvLayout, length: int) -> Iterator[TensorSpec]:
+def _layers(sizes: _Sizes, name: str, layout: KvLayout, length: int) -> Iterator[TensorSpec]:
     """Yield the tensor of keys, or of values, of every decoder layer."""
-    shape = layout.shape(dims.n_text_head, dims.text_head_width, length)
+    dims = sizes.dims
+    shape = layout.shape(sizes.batch * dims.n_text_head, dims.text_head_width, length)
     return (TensorSpec(f"{name}_{i}", shape, layout.dtype) for i in range(dims.n_text_layer))
 
 
@@ -298,11 +315,18 @@ def _positions(dims: Dims, window: Window | None) -> int:
     return window.context_positions if window else dims.n_audio_ctx
 
 
-def _layout_of(tensor: TensorSpec, usual: int, dims: Dims, length: int) -> KvLayout:
-    """Return the layout of a tensor of `length` rows; `usual` is the row axis of the default layout."""
-    heads, width, dtype = dims.n_text_head, dims.text_head_width, _float(tensor)
+def _layout_of(tensor: TensorSpec, usual: int, heads: tuple[int, int], length: int) -> KvLayout:
+    """Return the layout of a tensor of `length` rows.
+
+    Args:
+        tensor: keys or values.
+        usual: the row axis of the default layout.
+        heads: number of heads, and the width of each.
+        length: number of rows.
+    """
+    width, dtype = heads[1], _float(tensor)
     other = KvLayout(3 - usual, dtype)
-    if tensor.shape == other.shape(heads, width, length) and length != width:
+    if tensor.shape == other.shape(*heads, length) and length != width:
         return other
     return KvLayout(usual, dtype)
 

@@ -7,6 +7,7 @@ from whisperport.programs.program import Program
 from whisperport.programs.whisper import (
     Parts,
     align,
+    batch_step,
     cross_kv,
     encoder,
     nchw_encoder,
@@ -20,6 +21,8 @@ from whisperport.programs.whisper import (
 )
 
 PREFILLS = (4, 64)  # tokens per run: the start tokens (at most 4); a text prompt in pieces of 64
+
+BATCHES = (2, 4, 8, 16)  # numbers of texts that a `step_B` decodes together
 
 PIECES = 4  # of the vocabulary, in the published graphs that have pieces
 
@@ -37,17 +40,19 @@ VARIANTS: Mapping[tuple[str, str], Builder] = {
     },
     ("step", "cached"): step,
     ("step", "rank4"): rank4_step,
+    **{(f"step_{rows}", "cached"): partial(batch_step, rows=rows) for rows in BATCHES},
     ("align", "cached"): align,
     ("uncached_decoder", "uncached"): uncached_decoder,
     ("vocab_projection", "whole"): vocab_projection,
     ("vocab_projection", "pieces"): partial(vocab_projection, pieces=PIECES),
 }
-ON_REQUEST = ("uncached_decoder", "vocab_projection")  # programs that are exported on request only
+# Programs that only some bundles have: on request, or because the target of `step` asks for a batch.
+OPTIONAL = ("uncached_decoder", "vocab_projection", *(f"step_{rows}" for rows in BATCHES))
 
 
 def program_names() -> tuple[str, ...]:
     """Return the names of the programs of every bundle, in the order of export."""
-    return tuple(dict.fromkeys(name for name, _ in VARIANTS if name not in ON_REQUEST))
+    return tuple(dict.fromkeys(name for name, _ in VARIANTS if name not in OPTIONAL))
 
 
 def whisper_programs(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from whisperport.dims import Dims
+from whisperport.model.batch_decoder import BatchDecode
 from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
 from whisperport.model.nchw_encoder import NchwEncoder
 from whisperport.model.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
@@ -81,6 +82,16 @@ def step(parts: Parts) -> Program:
     return trace("step", Decode(parts.model.decoder, projected=parts.projected), inputs, names)
 
 
+def batch_step(parts: Parts, rows: int) -> Program:
+    """Trace `step_B` with B = `rows`: one token of each of B texts to its logits (B, V)."""
+    dims = parts.model.dims
+    x = torch.zeros(rows, 1, dims.n_text_state)
+    mask = torch.zeros(rows, 1, dims.n_text_ctx + 1)
+    names = [parts.result, *_layers(dims, "new_k", "new_v")]
+    module = BatchDecode(parts.model.decoder, projected=parts.projected)
+    return trace(f"step_{rows}", module, (x, mask, *_caches(parts.model, rows)), names)
+
+
 def rank4_prefill(parts: Parts, tokens: int) -> Program:
     """Trace `prefill_P` with rank-4 attention and P = `tokens` tokens per run."""
     dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
@@ -151,9 +162,9 @@ def _rank4_caches(model: Whisper) -> tuple[list[torch.Tensor], ...]:
     return tuple([tensor[None] for tensor in layers] for layers in _caches(model))
 
 
-def _caches(model: Whisper) -> tuple[list[torch.Tensor], ...]:
+def _caches(model: Whisper, rows: int = 1) -> tuple[list[torch.Tensor], ...]:
     dims = model.dims
-    heads, width, cached = dims.n_text_head, dims.text_head_width, dims.n_text_ctx
+    heads, width, cached = rows * dims.n_text_head, dims.text_head_width, dims.n_text_ctx
     cross = model.window.context_positions if model.window else dims.n_audio_ctx
     shapes = (
         (heads, width, cached),
