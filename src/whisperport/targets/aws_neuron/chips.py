@@ -1,0 +1,232 @@
+"""AWS's chips and the EC2 instances that have them, as data, each value with its source.
+
+Nothing here was run: this project had neither the SDK nor a device. The sources are pages of
+aws-neuron/aws-neuron-sdk at commit 81ce03a (release 2.32.0). What they do not state is None, or is marked
+`second-hand` if users' reports state it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RELEASE = "aws-neuron/aws-neuron-sdk@81ce03a (release 2.32.0)"
+HARDWARE = f"{RELEASE} about-neuron/arch/neuron-hardware"
+COMPILER_GUIDE = f"{RELEASE} compiler/neuronx-cc/api-reference-guide/index.rst"
+LNC_GUIDE = f"{RELEASE} about-neuron/arch/neuron-features/logical-neuroncore-config.rst"
+MEMORY_GUIDE = f"{RELEASE} neuron-runtime/explore/device-memory.rst"
+
+GIB = 2**30
+TERA = 10**12
+
+# Memory of the microcode, of each physical core: "a micro-code overhead of 96MB per physical Neuron Core".
+# Source: MEMORY_GUIDE.
+MICROCODE_BYTES = 96 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """One generation of chips: its cores, its memory, its peak speed, and its names in the SDK.
+
+    Attributes:
+        name: the value of `--option aws-neuron.chip`, such as "trn2".
+        title: name in AWS's documents, such as "Trainium2".
+        core: generation of its cores, such as "NeuronCore-v3".
+        cores: number of physical cores.
+        lncs: sizes of a logical core, in physical cores, that the compiler supports; first the default.
+        memory_bytes: device memory of the chip.
+        bandwidth: peak bandwidth of the device memory of the chip, in bytes/s.
+        flops: peak speed of the chip's matrix multiplications, dense, in operations/s, by precision.
+        compiler_target: the value of the compiler's `--target`.
+        sources: name of a field -> the document that its value comes from.
+    """
+
+    name: str
+    title: str
+    core: str
+    cores: int
+    lncs: tuple[int, ...]
+    memory_bytes: int
+    bandwidth: float
+    flops: Mapping[str, float]
+    compiler_target: str
+    sources: Mapping[str, str]
+
+    def logical_cores(self, lnc: int) -> int:
+        """Return the number of logical cores of the chip, if each has `lnc` physical cores."""
+        return self.cores // lnc
+
+    @property
+    def has_lnc(self) -> bool:
+        """Whether the compiler has an option for the size of a logical core."""
+        return len(self.lncs) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One EC2 instance type, or one server where the documents name no instance type.
+
+    Attributes:
+        name: name of the instance type, such as "inf2.xlarge".
+        chip: its chips.
+        chips: number of its chips.
+        host_memory_bytes: memory of the host; None: not known.
+        source: the document that its values come from.
+        compiler_target: the value of the compiler's `--target`, if it is not the chip's.
+    """
+
+    name: str
+    chip: Chip
+    chips: int
+    host_memory_bytes: int | None
+    source: str
+    compiler_target: str = ""
+
+
+# The pages of the chips say 820 GiB/s, the architecture guide of NKI 820 GB/s: the lower one.
+BANDWIDTH_V2 = f"{RELEASE} nki/guides/architecture/trainium_inferentia2_arch.rst: 820 GB/s"
+SOURCES_V2 = {
+    "lncs": f"{RELEASE} compiler/error-codes/EARG001.rst: on trn1, only lnc=1 is supported",
+    "bandwidth": BANDWIDTH_V2,
+    "compiler_target": COMPILER_GUIDE,
+}
+
+INF2 = Chip(
+    name="inf2",
+    title="Inferentia2",
+    core="NeuronCore-v2",
+    cores=2,
+    lncs=(1,),
+    memory_bytes=32 * GIB,
+    bandwidth=0.82 * TERA,
+    flops={"bf16": 190 * TERA, "fp32": 47.5 * TERA},
+    compiler_target="inf2",
+    sources={
+        **SOURCES_V2,
+        "cores": f"{HARDWARE}/inferentia2.rst",
+        "lncs": f"{LNC_GUIDE}: LNC applies only to Trn2 and Trn3",
+        "memory_bytes": f"{HARDWARE}/inferentia2.rst: 32 GiB",
+        "flops": f"{HARDWARE}/inferentia2.rst: 190 (BF16) and 47.5 (FP32) TFLOPS",
+    },
+)
+TRN1 = Chip(
+    name="trn1",
+    title="Trainium",
+    core="NeuronCore-v2",
+    cores=2,
+    lncs=(1,),
+    memory_bytes=32 * GIB,
+    bandwidth=0.82 * TERA,
+    flops={"bf16": 190 * TERA, "fp32": 47.5 * TERA},
+    compiler_target="trn1",
+    sources={
+        **SOURCES_V2,
+        "cores": f"{HARDWARE}/trainium.rst",
+        "memory_bytes": f"{HARDWARE}/trainium.rst: 32 GiB",
+        "flops": f"{HARDWARE}/trainium.rst: 190 (BF16) and 47.5 (FP32) TFLOPS",
+    },
+)
+TRN2 = Chip(
+    name="trn2",
+    title="Trainium2",
+    core="NeuronCore-v3",
+    cores=8,
+    lncs=(2, 1),
+    memory_bytes=96 * GIB,
+    bandwidth=2.9 * TERA,
+    flops={"bf16": 667 * TERA, "fp32": 181 * TERA},
+    compiler_target="trn2",
+    sources={
+        "cores": f"{HARDWARE}/trainium2.rst",
+        "lncs": f"{LNC_GUIDE}: 2 is the default, 1 the only other value",
+        "memory_bytes": f"{HARDWARE}/trainium2.rst: 96 GiB",
+        "bandwidth": f"{HARDWARE}/trainium2.rst: 2.9 TB/s",
+        "flops": f"{HARDWARE}/trainium2.rst: 667 (BF16) and 181 (FP32) TFLOPS",
+        "compiler_target": COMPILER_GUIDE,
+    },
+)
+TRN3 = Chip(
+    name="trn3",
+    title="Trainium3",
+    core="NeuronCore-v4",
+    cores=8,
+    lncs=(2, 1),
+    memory_bytes=144 * GIB,
+    bandwidth=4.9 * TERA,
+    flops={"bf16": 671 * TERA, "fp32": 183 * TERA},
+    compiler_target="trn3",
+    sources={
+        "cores": f"{HARDWARE}/trainium3.rst",
+        "lncs": f"{LNC_GUIDE}: LNC applies to Trn2 and Trn3; the default of trn2 (inferred for trn3)",
+        "memory_bytes": f"{HARDWARE}/trainium3.rst: 144 GiB",
+        "bandwidth": f"{HARDWARE}/trainium3.rst: 4.9 TB/s (its NKI guide says 4.7 TB/s)",
+        "flops": f"{HARDWARE}/trainium3.rst: 671 (BF16) and 183 (FP32) TFLOPS",
+        "compiler_target": f"{RELEASE} nki/deep-dives/src/mxfp-matmul/mx_toplevel.py: --target trn3; the "
+        "compiler's reference does not list it",
+    },
+)
+
+CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in (INF2, TRN1, TRN2, TRN3)}
+
+INSTANCES = (
+    *(
+        Instance(
+            name=f"inf2.{size}",
+            chip=INF2,
+            chips=chips,
+            host_memory_bytes=memory * GIB,
+            source=f"{HARDWARE}/inf2-arch.rst",
+        )
+        for size, chips, memory in (
+            ("xlarge", 1, 16),
+            ("8xlarge", 1, 128),
+            ("24xlarge", 6, 384),
+            ("48xlarge", 12, 768),
+        )
+    ),
+    *(
+        Instance(
+            name=f"{family}.{size}",
+            chip=TRN1,
+            chips=chips,
+            host_memory_bytes=memory * GIB,
+            source=f"{HARDWARE}/trn1-arch.rst",
+            compiler_target=family,
+        )
+        for family, size, chips, memory in (
+            ("trn1", "2xlarge", 1, 32),
+            ("trn1", "32xlarge", 16, 512),
+            ("trn1n", "32xlarge", 16, 512),
+        )
+    ),
+    Instance(
+        name="trn2.3xlarge",
+        chip=TRN2,
+        chips=1,
+        host_memory_bytes=None,
+        source=f"{RELEASE} deploy/files/manifests/daemonset.yaml has its name; one chip: second-hand, "
+        "users' reports",
+    ),
+    *(
+        Instance(
+            name=name,
+            chip=TRN2,
+            chips=16,
+            host_memory_bytes=2048 * GIB,
+            source=f"{HARDWARE}/trn2-arch.rst",
+        )
+        for name in ("trn2.48xlarge", "trn2u.48xlarge")
+    ),
+    Instance(
+        name="trn3 (one server of a Gen1 UltraServer)",
+        chip=TRN3,
+        chips=16,
+        host_memory_bytes=2048 * GIB,
+        source=f"{HARDWARE}/trn3-arch.rst: 4 servers with 16 chips each, 8192 GiB; no instance type",
+    ),
+    Instance(
+        name="trn3 (one server of a Gen2 UltraServer)",
+        chip=TRN3,
+        chips=4,
+        host_memory_bytes=768 * GIB,
+        source=f"{HARDWARE}/trn3-arch.rst: 36 servers with 4 chips each, 27,648 GiB; no instance type",
+    ),
+)
