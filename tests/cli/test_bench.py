@@ -6,6 +6,10 @@ import re
 import pytest
 
 from whisperport.bench import transcribing
+from whisperport.bench.acceptance import AcceptanceRow
+from whisperport.bench.transcribing import BenchResult, Part
+from whisperport.transcription import default_bundle
+from whisperport.verification import TextErrors
 from whisperport.verification.clips import shipped_audio
 
 PARTS = ("load", "mel", "encoder", "cross_kv", "prefill_4", "step", "Python", "total")
@@ -38,15 +42,16 @@ def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, audi
     decoder = r"^CPU time of the decoder +\d\.\d{4} s per .*; of the encoder: \d\.\d{4} s$"
     assert re.search(decoder, ran.out, re.MULTILINE)
     assert re.search(r"^peak memory +not measured$", ran.out, re.MULTILINE)
+    assert re.search(r"^acceptance +value +reference +result +evidence$", ran.out, re.MULTILINE)
+    assert re.search(r"^encoder latency +\d+\.\d\d ms +run here: onnxruntime$", ran.out, re.M)
+    assert re.search(r"^clips with equal tokens +6 +6 +pass +run here: onnxr", ran.out, re.M)
+    assert re.search(r"^word error rate, 6 clips +0\.00% +0\.00% +pass +run here", ran.out, re.M)
     assert "threads: 1" in ran.out
     assert ran.lines[-1].startswith("next: whisperport verify ")
     assert max(map(len, ran.out.splitlines())) <= 100
 
 
 def test_two_bundles_are_compared_with_their_ratio(run, audio):
-    # given
-    from whisperport.transcription import default_bundle
-
     # when
     ran = run("bench", default_bundle(), default_bundle(), audio, "--repeat", "1")
 
@@ -78,8 +83,68 @@ def test_in_json_parts_add_up_and_name_the_machine(run, audio):
     )
     assert 0 <= result["wer"] < 0.5
     assert 0 <= result["wer_whisper_normalizer"] < 0.5
+    accepted = {row["metric"]: row for row in result["acceptance"]}
+    assert accepted["encoder latency"]["value"] > 0
+    assert accepted["encoder latency"]["evidence"] == "run here"
+    assert accepted["clips with equal tokens"]["value"] == 6
+    assert accepted["prefill latency (prefill_64)"]["value"] is None
     assert data["machine"]["cpu"]
     assert data["versions"]["onnxruntime"]
+
+
+def test_times_of_an_emulation_are_named_and_not_in_the_acceptance_table(run, monkeypatch):
+    # given: the result of a bundle whose encoder was emulated; tests of targets make real ones
+    def row(metric, program, **value):
+        return AcceptanceRow(metric=metric, programs=(program,), **value)
+
+    on_a_chip = {"targets": ("hailo8l",), "evidence": "emulated on the CPU"}
+    on_both = {"targets": ("hailo8l", "onnxruntime"), "evidence": "emulated on the CPU"}
+    failed = {"passed": False, "rule": "the same tokens", "reason": "token 3 of 9 is the first"}
+    result = BenchResult(
+        bundle=default_bundle(),
+        name="mixed",
+        audio="a.wav",
+        audio_s=2.0,
+        parts=(Part("encoder", 1, 40.0, 40.0, 40.0),),
+        total_ms=40.0,
+        real_time_factor=0.02,
+        cpu_s_per_audio_s=0.02,
+        encoder_cpu_s_per_audio_s=0.02,
+        decoder_cpu_s_per_audio_s=0.0,
+        peak_memory_mib=None,
+        text="",
+        errors=TextErrors(length=9),
+        whisper_errors=TextErrors(length=9),
+        rounds=1,
+        acceptance=(
+            row("encoder latency", "encoder", value=None, unit="ms", **on_a_chip),
+            row(
+                "clips with equal tokens",
+                "all",
+                value=5,
+                unit="clips",
+                reference=6,
+                **failed,
+                **on_both,
+            ),
+        ),
+        emulated=("encoder",),
+    )
+    monkeypatch.setattr("whisperport.cli.bench.run_bench", lambda *_, **__: [result])
+
+    # when
+    ran = run("bench")
+
+    # then
+    assert ran.code == 0
+    assert re.search(
+        r"^encoder latency +not measured +emulated on the CPU: hailo8l$", ran.out, re.M
+    )
+    tokens = r"^clips with equal tokens +5 +6 +FAIL +emulated on the CPU: hailo8l, onnxruntime$"
+    assert re.search(tokens, ran.out, re.M)
+    assert "FAIL: clips with equal tokens: token 3 of 9 is the first" in ran.out
+    assert "these times are not those of the device: encoder" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 100
 
 
 def test_errors_are_counted_in_characters_where_asked(run, audio):

@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from whisperport.bench.acceptance import (
+    AcceptanceRow,
+    acceptance,
+    check_accuracy,
+    emulated_programs,
+)
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER
+from whisperport.checks import UNCACHED_DECODER, Check
 from whisperport.progress import Progress
 from whisperport.ranges import MAX_REPEAT, check_range
 from whisperport.runtime import Engine
@@ -85,6 +91,10 @@ class BenchResult:
     errors: TextErrors | None  # None: the correct transcript is not known
     whisper_errors: TextErrors | None  # the same after Whisper's normalizer for the language
     rounds: int
+    acceptance: tuple[AcceptanceRow, ...]
+    emulated: tuple[
+        str, ...
+    ]  # programs that were emulated on the CPU: their times are not the device's
     # The decoder without KV cache, if the bundle has it; each call decodes one token. It is not included
     # in `total_ms`, since no transcription uses it.
     uncached: Part | None = None
@@ -111,6 +121,7 @@ class _Round:
     uncached: list[float] = field(default_factory=list)
     cpu: dict[str, list[float]] = field(default_factory=dict)  # as `calls`, of CPU time
     cpu_s: float = 0.0  # as `total_s`, of CPU time
+    checks: tuple[Check, ...] = ()  # of the accuracy; in the last round only
 
     def cpu_of(self, *names: str) -> float:
         """Return the CPU time of all calls of some parts, in seconds."""
@@ -136,7 +147,8 @@ def run_bench(
     for number in range(1, options.repeat + 1):
         for bundle, done in zip(bundles, rounds, strict=True):
             progress(f"round {number} of {options.repeat}: {bundle.folder}")
-            done.append(_one_round(bundle, audio, options, Clock()))
+            last = number == options.repeat
+            done.append(_one_round(bundle, audio, options, Clock(), last))
     results = []
     language = next((done[0].language for done in rounds), "en")
     unit = options.unit or unit_of(language)
@@ -145,7 +157,7 @@ def run_bench(
         peak = peak_memory_mib(
             bundle.folder, audio, word_timestamps=options.word_timestamps, run=options.run
         )
-        results.append(_result(bundle, audio, done, peak, options.transcript, language, unit))
+        results.append(_result(bundle, audio, done, peak, options, language, unit))
     return results
 
 
@@ -154,7 +166,9 @@ def default_audio() -> Path:
     return next(r.path for r in shipped_audio() if r.path.name == DEFAULT_AUDIO)
 
 
-def _one_round(bundle: Bundle, audio: Path, options: BenchOptions, clock: Clock) -> _Round:
+def _one_round(
+    bundle: Bundle, audio: Path, options: BenchOptions, clock: Clock, check: bool
+) -> _Round:
     transcribe = TranscribeOptions(word_timestamps=options.word_timestamps)
     with clock.timing(LOAD):
         transcriber = Transcriber(
@@ -172,8 +186,10 @@ def _one_round(bundle: Bundle, audio: Path, options: BenchOptions, clock: Clock)
     cpu_s = clock.cpu_now() - used
     transcribing_s = clock.now() - started
     calls, cpu = {LOAD: load, **clock.calls}, {LOAD: load_cpu, **clock.cpu}
+    clock.reset()  # what runs from here on is not part of the round
     duration, text, language = transcript.duration_s, transcript.text, transcript.language
     uncached = time_uncached(transcriber.engine, clock)
+    checks = check_accuracy(bundle, transcriber.engine, options.run) if check else ()
     return _Round(
         calls,
         transcribing_s + load[0],
@@ -183,6 +199,7 @@ def _one_round(bundle: Bundle, audio: Path, options: BenchOptions, clock: Clock)
         uncached,
         cpu,
         cpu_s + load_cpu[0],
+        checks,
     )
 
 
@@ -208,13 +225,16 @@ def _result(
     audio: Path,
     rounds: Sequence[_Round],
     peak_memory_mib: float | None,
-    transcript: str | None,
+    options: BenchOptions,
     language: str,
     unit: Unit,
 ) -> BenchResult:
     typical = sorted(rounds, key=lambda r: r.total_s)[(len(rounds) - 1) // 2]
     loading = sum(typical.calls[LOAD])
     programs = [entry.spec.name for entry in bundle.manifest.programs]
+    parts = _parts(typical, rounds, programs)
+    latencies = {part.name: part.median_ms for part in parts if part.median_ms is not None}
+    transcript = options.transcript
     if transcript is None:
         transcript = _known_transcript(audio)
     errors = whisper_errors = None
@@ -226,7 +246,7 @@ def _result(
         name=bundle.manifest.name,
         audio=audio.name,
         audio_s=typical.audio_s,
-        parts=_parts(typical, rounds, programs),
+        parts=parts,
         total_ms=1e3 * typical.total_s,
         real_time_factor=(typical.total_s - loading) / typical.audio_s,
         cpu_s_per_audio_s=(typical.cpu_s - typical.cpu_of(LOAD)) / typical.audio_s,
@@ -238,6 +258,8 @@ def _result(
         errors=errors,
         whisper_errors=whisper_errors,
         rounds=len(rounds),
+        acceptance=acceptance(bundle.manifest, latencies, rounds[-1].checks, options.run.options),
+        emulated=emulated_programs(bundle.manifest, options.run.options),
         uncached=_uncached([second for one in rounds for second in one.uncached]),
     )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from whisperport.bench.acceptance import AcceptanceRow
 from whisperport.bench.transcribing import (
     BenchOptions,
     BenchResult,
@@ -98,8 +99,10 @@ def bench(
     """Measure time, CPU time, memory and error rate of transcribing AUDIO with one or more bundles.
 
     The time is split into loading, mel spectrogram, each program, and the rest (Python code). CPU time is
-    user and system time of all threads of the process. Each BUNDLE is a folder. Several bundles run in
-    turn, round by round, and are compared. Without BUNDLE, the small model that comes with whisperport is
+    user and system time of all threads of the process. The acceptance table shows the latencies of the
+    programs, and compares tokens and error rates with the bundle's reference; times of an emulation on
+    the CPU are not in it. Each BUNDLE is a folder. Several bundles run in turn, round by round, and are
+    compared. Without BUNDLE, the small model that comes with whisperport is
     measured; without AUDIO, an audio file that comes with whisperport is used.
 
     \b
@@ -168,6 +171,12 @@ def _print_result(result: BenchResult) -> None:
         ("part", "calls", "ms per call", "ms", "share", "CPU ms"),
         [_cells(part, result.total_ms) for part in (*result.parts, total)],
     )
+    if result.emulated:
+        print_lines(
+            "",
+            "emulated on the CPU, so that these times are not those of the device: "
+            f"{', '.join(result.emulated)}",
+        )
     if result.uncached is not None:
         print_lines(
             "",
@@ -186,6 +195,33 @@ def _print_result(result: BenchResult) -> None:
         f"{'peak memory':<{LABEL_WIDTH}}  {_memory(result)}",
         "",
     )
+    _print_acceptance(result.acceptance)
+
+
+def _print_acceptance(rows: Sequence[AcceptanceRow]) -> None:
+    """Print the acceptance table, then the limits and the reasons of failures."""
+    print_table(
+        ("acceptance", "value", "reference", "result", "evidence"),
+        [
+            (
+                row.metric,
+                _value(row.value, row.unit),
+                "" if row.reference is None else _value(row.reference, row.unit),
+                "" if row.passed is None else "pass" if row.passed else "FAIL",
+                f"{row.evidence}: {', '.join(row.targets)}",
+            )
+            for row in rows
+        ],
+    )
+    rules = dict.fromkeys(f"{row.metric}: {row.rule}" for row in rows if row.rule)
+    print_lines("", *rules)
+    print_lines(*(f"FAIL: {row.metric}: {row.reason}" for row in rows if row.reason), "")
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return UNKNOWN
+    return {"ms": f"{value:.2f} ms", "clips": f"{value:.0f}", "share": f"{value:.2%}"}[unit]
 
 
 def _cells(part: Part, total_ms: float) -> tuple[str, ...]:
