@@ -14,7 +14,7 @@ from whisperport.regular_file import other_kind
 from whisperport.spec import ProgramSpec
 from whisperport.targets.aws_neuron import stages
 from whisperport.targets.aws_neuron.codes import code_in, explained
-from whisperport.targets.aws_neuron.flags import CompileOptions, arguments_of
+from whisperport.targets.aws_neuron.flags import FUSED, CompileOptions, arguments_of
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -24,7 +24,7 @@ from whisperport.targets.compiler import (
 from whisperport.toolchain import Failure, Stage
 
 DESCRIPTION, WEIGHTS, COMPILED = ".json", ".safetensors", ".pt"
-MODULES = Path(__file__).with_name(stages.MODULES)
+SCRIPTS = tuple(Path(__file__).with_name(name) for name in (stages.MODULES, stages.FUSED))
 
 # The last versions of torch with torch-xla, on which `torch_neuronx.trace` is built. Source: chips.RELEASE,
 # release-notes/components/pytorch.rst: "PyTorch 2.9 is the last version using PyTorch/XLA".
@@ -95,8 +95,9 @@ class NeuronCompiler(Compiler):
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         description, weights = (_one(request, suffix) for suffix in (DESCRIPTION, WEIGHTS))
         arguments = arguments_of(chosen)
-        shutil.copyfile(MODULES, request.folder / stages.MODULES)
-        read = (stages.MODULES, description, weights)
+        for file in SCRIPTS:
+            shutil.copyfile(file, request.folder / file.name)
+        read = (stages.MODULES, stages.FUSED, description, weights)
         artifact = f"{name}{COMPILED}"
         return CompilePlan(
             stages=(
@@ -111,6 +112,7 @@ class NeuronCompiler(Compiler):
                 "arguments": arguments,
                 "chip": chosen.chip,
                 "lnc": chosen.chosen_lnc(),
+                "fused": chosen.fused(),
             },
         )
 
@@ -123,11 +125,21 @@ class NeuronCompiler(Compiler):
         built = _built(artifact.with_name(stages.BUILT))
         versions = built.get("versions")
         compiler = versions.get("neuronx-cc", "") if isinstance(versions, dict) else ""
-        return {
+        fused = _fused(built.get("fused"))
+        facts: dict[str, Any] = {
             "compiler": _printable(compiler),
             "compiled_for": _printable(built.get("chip", "")),
             "lnc": built["lnc"] if built.get("lnc") in (1, 2) else 1,
         }
+        plain = {name: what for name, what in fused.items() if what.startswith("plain: ")}
+        if fused:
+            facts["fused"] = fused
+        if plain:
+            facts["notes"] = [
+                f"the option `{FUSED[name]}` had no effect: {what.removeprefix('plain: ')}"
+                for name, what in plain.items()
+            ]
+        return facts
 
     def explain(self, failure: Failure) -> tuple[str, str]:
         known = explained(code_in(failure.message), failure.program)
@@ -195,6 +207,12 @@ def _built(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _fused(used: object) -> dict[str, str]:
+    """Return what each option for fused operators used, as `neuron_fused.Used` words it."""
+    known = used if isinstance(used, dict) else {}
+    return {name: _printable(known[name]) for name in FUSED if name in known}
 
 
 def _printable(value: object) -> str:

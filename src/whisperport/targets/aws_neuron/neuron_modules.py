@@ -226,13 +226,12 @@ class SelfAttention(Queries):
     does not replace the plain attention of the encoder.
     """
 
-    qkv: nn.Module | None = None
-    kernel: Callable[[Tensor, Tensor, Tensor], Tensor | None] | None = None
-
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width)
+        self.qkv: nn.Module | None = None
+        self.kernel: Callable[[Tensor, Tensor, Tensor], Tensor | None] | None = None
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project x (B, P, d) to scaled queries (B, H, P, D), keys (B, H, D, P), values (B, H, P, D)."""
@@ -724,6 +723,8 @@ def _module(record: Mapping[str, Any], batch: int, windows: int) -> nn.Module:
     sizes = {name: _size(record, name) for name in names}
     if sizes["width"] % sizes["heads"]:
         raise ModuleError(f"a width of {sizes['width']} has no {sizes['heads']} heads")
+    if sizes.get("tokens", 0) > sizes.get("cached", MAX_SIZE):
+        raise ModuleError(f"{sizes['tokens']} tokens do not fit into a cache of {sizes['cached']}")
     with torch.device("meta"):
         if kind == "encoder":
             cross = {name: _size(record, name, low=0) for name in ("cross_heads", "cross_layers")}

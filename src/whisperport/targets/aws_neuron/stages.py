@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 COMPILER = "neuronx-cc"
-MODULES = "neuron_modules.py"
+MODULES, FUSED = "neuron_modules.py", "neuron_fused.py"
 IO, BUILT = "io.json", "built.json"
 WORK, LOG = "neuronx-cc", "log-neuron-cc.txt"  # folder of the compiler's files, and its log in it
 KEYWORDS = (
@@ -106,7 +106,7 @@ def _check(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]
     """Build the module, run it once on the CPU, and describe its inputs, outputs and state."""
     import torch
 
-    module, inputs, aliases = _built(folder, program)
+    module, inputs, aliases, _ = _built(folder, program)
     with torch.no_grad():
         outputs = module(*inputs)
     described = describe(module, inputs, outputs, aliases)
@@ -164,7 +164,7 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     work, artifact = folder / WORK, folder / own["artifact"]
     shutil.rmtree(str(work), ignore_errors=True)  # of a run that was interrupted
     work.mkdir()
-    module, inputs, aliases = _built(folder, program)
+    module, inputs, aliases, used = _built(folder, program)
     arguments = [*own["arguments"], "--logfile", str(work / LOG)]
     print("$ torch_neuronx.trace:", COMPILER, *arguments, flush=True)
     with _explained(folder, work), torch.no_grad():
@@ -177,6 +177,8 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
             inline_weights_to_neff=False,
             cpu_backend=True,
         )
+    for option, what in used.words().items():
+        print(option + ": " + what, flush=True)
     partial = folder / ("partial." + own["artifact"])
     torch.jit.save(traced, str(partial))
     built = {
@@ -186,6 +188,7 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
         "arguments": list(own["arguments"]),
         "chip": own["chip"],
         "lnc": own["lnc"],
+        "fused": used.words(),
     }
     _write(folder / BUILT, built)
     os.replace(str(partial), str(artifact))
@@ -193,15 +196,22 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
 
 
 def _built(folder: Path, program: Mapping[str, Any]) -> Any:
-    """Build a program's module: the module, its example inputs, and its aliases."""
-    spec = importlib.util.spec_from_file_location("neuron_modules", str(folder / MODULES))
-    assert spec is not None and spec.loader is not None  # noqa: PT018  # the name ends in .py
-    modules = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(modules)
+    """Build a program's module: the module, its example inputs, its aliases, and its fused operators."""
+    modules, fused = _loaded(folder / MODULES), _loaded(folder / FUSED)
     own = program["settings"]
     description = modules.read_description(folder / own["description"])
     weights = modules.read_weights(folder / own["weights"])
-    return modules.build(description, weights, program["name"])
+    module, inputs, aliases = modules.build(description, weights, program["name"])
+    return module, inputs, aliases, fused.fuse(module, own["fused"])
+
+
+def _loaded(file: Path) -> Any:
+    """Import a file beside this one."""
+    spec = importlib.util.spec_from_file_location(file.stem, str(file))
+    assert spec is not None and spec.loader is not None  # noqa: PT018  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager

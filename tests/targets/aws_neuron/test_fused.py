@@ -1,0 +1,474 @@
+"""Fused operators: equal to the plain ones, on several simulated devices too; kernels with a fallback.
+
+No kernel of AWS runs here. Fakes hold the calls to the signatures and limits in kernel_signatures.json, and
+compute what the kernels' documents say, so that a wrong layout of an argument gives wrong numbers.
+"""
+
+import enum
+import inspect
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whisperport.spec import ProgramSpec
+from whisperport.targets.aws_neuron import neuron_fused, neuron_modules, stages
+from whisperport.targets.aws_neuron.compiler import NeuronCompiler
+from whisperport.targets.aws_neuron.flags import FUSED, CompileOptions
+from whisperport.targets.aws_neuron.neuron_fused import (
+    CPU_ONLY,
+    JoinedProjections,
+    Used,
+    fuse,
+    fused_state_dict,
+    joined_rows,
+    padded_rows,
+    shard,
+)
+
+from . import micro_modules, test_compiler
+
+KERNELS = json.loads(Path(__file__).with_name("kernel_signatures.json").read_text(encoding="utf-8"))
+# float32 sums of up to 512 products in another order: 1e-5 is 80 roundings of 2⁻²³ of a value of 1
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+HEADS, HEAD_WIDTH = 20, 8
+WIDTH = HEADS * HEAD_WIDTH
+
+
+def built(program: str, fused: tuple[str, ...] = ()) -> Any:
+    """A module, its inputs with random numbers, its aliases, and what was fused."""
+    module, examples, aliases = neuron_modules.build(
+        micro_modules.description(), micro_modules.weights(), program
+    )
+    used = fuse(module, fused)
+    generator = torch.Generator().manual_seed(1)
+    inputs = tuple(
+        torch.randn(one.shape, generator=generator) if one.is_floating_point() else one
+        for one in examples
+    )
+    return module, inputs, aliases, used
+
+
+# The matmul of Q, K and V ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", list(micro_modules.PROGRAMS))
+def test_one_matmul_for_q_k_and_v_gives_the_same_outputs_and_state(program: str) -> None:
+    plain, inputs, aliases, _ = built(program)
+    module, _, fused_aliases, used = built(program, ("qkv",))
+
+    for _ in range(2):  # the second run reads the state of the first
+        expected = neuron_modules.run(plain, inputs, aliases)
+        actual = neuron_modules.run(module, inputs, fused_aliases)
+        torch.testing.assert_close(actual, expected, **CLOSE)
+    assert [*aliases.values()] == [*fused_aliases.values()]
+    layers = len(getattr(plain, "blocks", ()))
+    assert used.words() == {"qkv": f"one matmul in {layers} layers"}
+
+
+def test_the_separate_projections_are_gone_and_the_bias_of_keys_is_zero() -> None:
+    module = built("step", ("qkv",))[0]
+
+    names = {name for name, _ in module.named_parameters()}
+    assert not any(
+        f"attn.{one}." in name.replace("cross_attn", "")
+        for name in names
+        for one in ("query", "key", "value")
+    )
+    joined = module.blocks[0].attn.qkv
+    width = joined.bias.shape[0] // 3
+    assert joined.weight.shape[0] == 3 * width
+    assert not joined.bias[width : 2 * width].any()
+    assert joined.bias[:width].any()
+
+
+# Several devices ---------------------------------------------------------------------------------
+
+
+def plain_attention() -> neuron_modules.SelfAttention:
+    """A self-attention layer with random weights, and as many heads as large-v3-turbo."""
+    generator = torch.Generator().manual_seed(2)
+    attention = neuron_modules.SelfAttention(WIDTH, HEADS).requires_grad_(False)
+    for parameter in attention.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
+    return attention
+
+
+def of_device(
+    plain: neuron_modules.SelfAttention, weights: dict[str, Tensor], heads: int
+) -> neuron_modules.SelfAttention:
+    """The same layer with the weights of one device; its output is a summand, without the bias."""
+    part = neuron_modules.SelfAttention(WIDTH, HEADS).requires_grad_(False)
+    part.heads = heads
+    del part.query, part.key, part.value
+    part.qkv = JoinedProjections(weights["attn.qkv.weight"], weights["attn.qkv.bias"])
+    part.out.weight = torch.nn.Parameter(weights["attn.out.weight"], requires_grad=False)
+    part.out.bias = None
+    return part
+
+
+def on_devices(
+    plain: neuron_modules.SelfAttention, converted: dict[str, Tensor], degree: int
+) -> Any:
+    """Functions that run the layer on `degree` simulated devices: of the encoder, and with a cache."""
+    heads = -(-HEADS // degree)
+    devices = [of_device(plain, shard(converted, degree, rank), heads) for rank in range(degree)]
+
+    def all_positions(x: Tensor) -> Tensor:
+        return sum((one(x) for one in devices), plain.out.bias)
+
+    def cached(x: Tensor, mask: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Each device has the cache of its own heads; padded heads have an empty one."""
+        missing = degree * heads - HEADS
+        k, v = (torch.cat([c, c.new_zeros(1, missing, *c.shape[2:])], 1) for c in (k, v))
+        parts = [
+            one.cached(x, mask, own_k, own_v)
+            for one, own_k, own_v in zip(
+                devices, k.chunk(degree, 1), v.chunk(degree, 1), strict=True
+            )
+        ]
+        out = sum((part[0] for part in parts), plain.out.bias)
+        new = [torch.cat([part[i] for part in parts], 1)[:, :HEADS] for i in (1, 2)]
+        return out, new[0], new[1]
+
+    return all_positions, cached
+
+
+def named(plain: neuron_modules.SelfAttention) -> dict[str, Tensor]:
+    return {f"attn.{name}": parameter.data for name, parameter in plain.named_parameters()}
+
+
+DEGREES = [
+    1,
+    2,
+    4,
+    5,
+    3,
+    8,
+]  # 3 and 8 do not divide 20 heads: one and four heads of zeros are added
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_on_several_devices_the_joined_weights_give_what_one_device_gives(degree: int) -> None:
+    # given
+    plain, generator = plain_attention(), torch.Generator().manual_seed(3)
+    converted = fused_state_dict(named(plain), HEADS, degree)
+    everywhere, cached = on_devices(plain, converted, degree)
+    x = torch.randn(2, 7, WIDTH, generator=generator)
+    new = torch.randn(1, 2, WIDTH, generator=generator)
+    mask = torch.zeros(1, 1, 2, 11).masked_fill(
+        torch.rand(1, 1, 2, 11, generator=generator) < 0.3, -64.0
+    )
+    k = torch.randn(1, HEADS, HEAD_WIDTH, 9, generator=generator)
+    v = torch.randn(1, HEADS, 9, HEAD_WIDTH, generator=generator)
+
+    # then
+    assert -(-HEADS // degree) * degree * 3 * HEAD_WIDTH == converted["attn.qkv.weight"].shape[0]
+    torch.testing.assert_close(everywhere(x), plain(x), **CLOSE)
+    torch.testing.assert_close(cached(new, mask, k, v), plain.cached(new, mask, k, v), **CLOSE)
+
+
+@pytest.mark.parametrize("degree", [degree for degree in DEGREES if degree > 1])
+def test_contiguous_parts_of_q_then_k_then_v_give_wrong_results(degree: int) -> None:
+    """Jimburtoft's branch joins [Q; K; V] and splits it into contiguous parts: right on one device only."""
+    # given: heads padded as in its `expand_state_dict`, then joined as in its `_fuse_self_attn_qkv`
+    plain, weights = plain_attention(), named(plain_attention())
+    joined = fused_state_dict(weights, HEADS, degree)
+    q, k, v = (weights[f"attn.{one}.weight"] for one in ("query", "key", "value"))
+    biases = weights["attn.query.bias"], torch.zeros(WIDTH), weights["attn.value.bias"]
+    joined["attn.qkv.weight"] = torch.cat([padded_rows(one, HEADS, degree) for one in (q, k, v)])
+    joined["attn.qkv.bias"] = torch.cat([padded_rows(one, HEADS, degree) for one in biases])
+    x = torch.randn(1, 7, WIDTH, generator=torch.Generator().manual_seed(3))
+
+    # when
+    wrong, right = on_devices(plain, joined, degree)[0](x), plain(x)
+
+    # then
+    assert (wrong - right).norm() > 0.5 * right.norm()
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_the_order_is_that_of_a_column_parallel_linear_with_a_stride_of_3(degree: int) -> None:
+    # given
+    plain = plain_attention()
+    weights = [plain.query.weight, plain.key.weight, plain.value.weight]
+    in_order = torch.cat([padded_rows(one, HEADS, degree) for one in weights])
+
+    # when: `create_local_weight` of neuronx_distributed splits into 3 · R pieces; a device gets every R-th
+    pieces = in_order.split(in_order.shape[0] // degree // 3)
+    strided = [torch.cat(pieces[rank::degree]) for rank in range(degree)]
+
+    # then
+    contiguous = joined_rows(*weights, HEADS, degree).chunk(degree)
+    assert all(map(torch.equal, contiguous, strided))
+
+
+def test_a_state_dict_is_converted_and_split_layer_by_layer() -> None:
+    # given: 2 heads on 3 devices
+    weights = micro_modules.weights()
+    weights = {name: one for name, one in weights.items() if "blocks.0." in name or "conv" in name}
+
+    # when
+    converted = fused_state_dict(weights, 2, 3)
+    weights_of = [
+        shard({n: w for n, w in converted.items() if "mlp" not in n}, 3, r) for r in range(3)
+    ]
+
+    # then
+    self_attention, cross = "decoder.blocks.0.attn.", "decoder.blocks.0.cross_attn."
+    assert f"{self_attention}query.weight" not in converted
+    assert converted[f"{self_attention}qkv.weight"].shape == (3 * 24, 16)
+    assert converted[f"{self_attention}out.weight"].shape == (16, 24)
+    assert converted[f"{cross}key.weight"].shape == (24, 16)
+    assert converted[f"{cross}out.weight"].shape == (16, 24)
+    assert f"{cross}qkv.weight" not in converted
+    assert not weights_of[2][f"{cross}value.weight"].any()  # the added head
+    assert torch.equal(weights_of[0]["encoder.conv1.weight"], weights["encoder.conv1.weight"])
+    assert weights_of[1][f"{self_attention}out.weight"].shape == (16, 8)
+    assert torch.equal(
+        weights_of[1][f"{self_attention}out.bias"], weights[f"{self_attention}out.bias"]
+    )
+    with pytest.raises(ValueError, match=r"mlp\.0\.weight \(32, 16\) cannot be split into 3 parts"):
+        shard(converted, 3, 0)
+
+
+# Kernels -----------------------------------------------------------------------------------------
+
+
+class Fakes:
+    """Fakes of AWS's kernels, as importable modules; each call is bound to the recorded signature."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self._patch = monkeypatch
+
+    def install_attention(self) -> None:
+        self._install("attention", self._attention)
+
+    def install_conv(self) -> None:
+        self._install("conv", self._conv)
+        gelu = enum.Enum("ActFnType", KERNELS["conv"]["activations"])
+        self._module(KERNELS["conv"]["types"], ActFnType=gelu)
+
+    def _install(self, name: str, compute: Any) -> None:
+        recorded = KERNELS[name]
+        signature = inspect.signature(eval(f"lambda {recorded['arguments']}: None"))
+
+        def kernel(*args: Any, **kwargs: Any) -> Tensor:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            self.calls.append(name)
+            return compute(recorded, **bound.arguments)
+
+        self._module(recorded["module"], **{recorded["function"]: kernel})
+
+    def _module(self, name: str, **members: Any) -> None:
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            path = ".".join(parts[:end])
+            if path not in sys.modules:
+                self._patch.setitem(sys.modules, path, types.ModuleType(path))
+        for member, value in members.items():
+            self._patch.setattr(sys.modules[name], member, value, raising=False)
+
+    @staticmethod
+    def _attention(limits: Any, **given: Any) -> Tensor:
+        Q, K, V, is_causal, scale = given.values()  # noqa: N806  # the kernel's names
+        assert Q.dim() == K.dim() == V.dim() == 4
+        assert Q.shape == K.shape == V.shape  # (B, H, T, D): none is transposed
+        assert Q.shape[1] <= limits["most_heads"], f"Num heads must be <= {limits['most_heads']}"
+        assert Q.shape[2] >= limits["shortest"], f"Seq len must be >= {limits['shortest']}"
+        assert isinstance(scale, float)
+        assert is_causal is False
+        return F.scaled_dot_product_attention(Q, K, V, scale=scale)
+
+    @staticmethod
+    def _conv(limits: Any, x_in: Tensor, filters: Tensor, bias: Tensor, **given: Any) -> Tensor:
+        assert x_in.dtype == filters.dtype == bias.dtype
+        assert max(x_in.shape[1], filters.shape[2]) <= limits["most_channels"]
+        assert x_in.shape[2] <= limits["longest"]
+        assert filters.shape[1] == x_in.shape[1]
+        assert given["activation_fn"].name == "GELU"
+        assert (given["dilation"], given["lnc_shard"]) == (1, False)
+        left, right = given["padding"]
+        weight = filters.permute(2, 1, 0)  # from (K, C_in, C_out)
+        return F.gelu(F.conv1d(F.pad(x_in, (left, right)), weight, bias, stride=given["stride"]))
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return Fakes(monkeypatch)
+
+
+@pytest.fixture
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat tensors on the CPU as those of a device, so that kernels run on numbers."""
+    monkeypatch.setattr(neuron_fused, "HOST", "none")
+
+
+def encoder(fused: tuple[str, ...], positions: int, dtype: str = "float32") -> Any:
+    """An encoder, with one window of random numbers."""
+    described = micro_modules.description(dtype)
+    described["programs"]["encoder"]["positions"] = positions
+    weights = micro_modules.weights()
+    generator = torch.Generator().manual_seed(4)
+    weights["encoder.positional_embedding"] = torch.randn(positions, 16, generator=generator)
+    module, inputs, _ = neuron_modules.build(described, weights, "encoder")
+    return module, torch.randn(inputs[0].shape, generator=generator), fuse(module, fused)
+
+
+@pytest.mark.usefixtures("on_a_device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernels_get_the_layouts_that_their_documents_say(fakes: Fakes, dtype: str) -> None:
+    # given
+    fakes.install_attention()
+    fakes.install_conv()
+    plain, mel, _ = encoder((), 512, dtype)
+    module, _, used = encoder(tuple(FUSED), 512, dtype)
+
+    # when
+    expected, actual = plain(mel), module(mel)
+
+    # then
+    # 16 roundings of bfloat16 (2⁻⁸): only the plain softmax rounds its weights to bfloat16
+    tolerance = CLOSE if dtype == "float32" else {"rtol": 2**-4, "atol": 2**-4}
+    torch.testing.assert_close(actual, expected, **tolerance)
+    assert fakes.calls == ["conv", "conv", "attention", "attention"]
+    assert used.words() == {
+        "qkv": "one matmul in 2 layers",
+        "attention": f"kernel: {KERNELS['attention']['module']}",
+        "conv": f"kernel: {KERNELS['conv']['module']}",
+    }
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_without_the_packages_the_plain_operators_run_and_the_reason_is_told() -> None:
+    plain, mel, _ = encoder((), 8)
+    module, _, used = encoder(("attention", "conv"), 8)
+
+    assert all(map(torch.equal, module(mel), plain(mel)))
+    for option in ("attention", "conv"):
+        said = used.words()[option]
+        assert said.startswith(f"plain: {KERNELS[option]['module']} cannot be imported: No module")
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_a_window_that_the_kernel_rejects_is_computed_by_plain_operators(fakes: Fakes) -> None:
+    fakes.install_attention()
+    plain, mel, _ = encoder((), 8)
+    module, _, used = encoder(("attention",), 8)
+
+    assert all(map(torch.equal, module(mel), plain(mel)))
+    assert fakes.calls == ["attention", "attention"]
+    assert used.words()["attention"].endswith(
+        "does not support the program: Seq len must be >= 512"
+    )
+
+
+def test_on_the_cpu_no_kernel_runs_and_the_words_say_so(fakes: Fakes) -> None:
+    fakes.install_attention()
+    fakes.install_conv()
+    plain, mel, _ = encoder((), 512)
+    module, _, used = encoder(("attention", "conv"), 512)
+
+    assert all(map(torch.equal, module(mel), plain(mel)))
+    assert fakes.calls == []
+    assert used.words() == {"attention": CPU_ONLY, "conv": CPU_ONLY}
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_another_error_of_a_kernel_is_not_hidden(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.install_attention()
+
+    def broken(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("out of device memory")
+
+    module_name, function = KERNELS["attention"]["module"], KERNELS["attention"]["function"]
+    monkeypatch.setattr(sys.modules[module_name], function, broken)
+    module, mel, _ = encoder(("attention",), 512)
+
+    with pytest.raises(RuntimeError, match="out of device memory"):
+        module(mel)
+
+
+def test_only_the_encoder_has_kernels() -> None:
+    module, _, _, used = built("step", tuple(FUSED))
+
+    assert used.words() == {"qkv": "one matmul in 2 layers"}
+    assert module.blocks[0].attn.kernel is None
+
+
+def test_the_packages_of_the_kernels_are_those_of_the_recorded_sources() -> None:
+    assert KERNELS["attention"]["module"] == neuron_fused.ATTENTION
+    assert (KERNELS["conv"]["module"], KERNELS["conv"]["types"]) == (
+        neuron_fused.CONV,
+        neuron_fused.CONV_TYPES,
+    )
+
+
+def test_names_of_options() -> None:
+    assert tuple(FUSED) == neuron_fused.OPTIONS
+    assert CompileOptions().fused() == []
+    assert CompileOptions(fused_qkv=True, fused_conv=True).fused() == ["qkv", "conv"]
+    assert CompileOptions(flash_attention=True).fused() == ["attention"]
+    with pytest.raises(ValueError, match="'softmax' is not one of"):
+        fuse(built("step")[0], ["softmax"])
+    assert Used([]).words() == {}
+
+
+# The stage that compiles ---------------------------------------------------------------------------
+
+sdk = test_compiler.sdk  # the fixture
+
+
+def test_the_compile_stage_fuses_and_records_what_was_used(sdk: Any, tmp_path: Path) -> None:
+    # given: the fake tracer runs on the CPU, where no kernel runs
+    options = CompileOptions(fused_qkv=True, flash_attention=True, fused_conv=True)
+    work = test_compiler.prepared(tmp_path / "work", "encoder", options)
+
+    # when
+    events = test_compiler.run(work)
+
+    # then
+    assert not [one for one in events if one["event"] == "failed"]
+    traced = sdk.calls[-1][1]["func"]
+    assert isinstance(traced.blocks[0].attn.qkv, torch.nn.Module)
+    assert type(traced.conv1).__name__ == "FusedConv"
+    recorded = json.loads((work / "encoder" / stages.BUILT).read_text(encoding="utf-8"))["fused"]
+    assert recorded == {"qkv": "one matmul in 2 layers", "attention": CPU_ONLY, "conv": CPU_ONLY}
+
+
+def test_the_manifest_gets_what_was_used_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("whisperport.targets.aws_neuron.compiler.check_traced", lambda _: None)
+    used = {"attention": "kernel: one\n\x1b[31m", "conv": "plain: no module nkilib", "other": "?"}
+    (tmp_path / stages.BUILT).write_text(json.dumps({"fused": used}))
+
+    facts = NeuronCompiler().check(tmp_path / "encoder.pt", ProgramSpec("encoder", (), ()))
+
+    assert facts["fused"] == {
+        "attention": "kernel: one  [31m",
+        "conv": "plain: no module nkilib",
+    }
+    assert facts["notes"] == ["the option `fused-conv` had no effect: no module nkilib"]
+
+
+@pytest.mark.parametrize("damaged", [3, [], None, {"other": "?"}])
+def test_a_damaged_record_says_nothing_of_fused_operators(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damaged: Any
+) -> None:
+    monkeypatch.setattr("whisperport.targets.aws_neuron.compiler.check_traced", lambda _: None)
+    (tmp_path / stages.BUILT).write_text(json.dumps({"fused": damaged}))
+
+    facts = NeuronCompiler().check(tmp_path / "encoder.pt", ProgramSpec("encoder", (), ()))
+
+    assert not {"fused", "notes"} & set(facts)
