@@ -669,7 +669,10 @@ def build(
     if isinstance(module, Decode):
         first = (2 if isinstance(module, Align) else 1) + 2 * len(module.blocks)
     aliases = module.aliases(first) if isinstance(module, Decode) else {}
-    return module, _examples(module, record, rows), aliases
+    try:
+        return module, _examples(module, record, rows), aliases
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ModuleError(f"the inputs of {program!r} are wrong: {str(error)[:400]}") from None
 
 
 def weight_shapes(description: Mapping[str, Any], program: str) -> dict[str, tuple[int, ...]]:
@@ -728,6 +731,8 @@ def _module(record: Mapping[str, Any], batch: int, windows: int) -> nn.Module:
     with torch.device("meta"):
         if kind == "encoder":
             cross = {name: _size(record, name, low=0) for name in ("cross_heads", "cross_layers")}
+            if cross["cross_layers"] and sizes["width"] % (cross["cross_heads"] or MAX_SIZE):
+                raise ModuleError(f"{cross['cross_heads']} heads do not divide {sizes['width']}")
             return EncoderWithCrossKV(**sizes, **cross)
         if kind == "cross_kv":
             return CrossKV(**sizes)
