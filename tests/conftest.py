@@ -225,6 +225,7 @@ def eager_runners() -> Make:
     """
     import numpy as np
 
+    from whisperport.model.batch_decoder import BatchDecode
     from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
     from whisperport.runner import Runner
     from whisperport.spec import ProgramSpec, TensorSpec
@@ -249,14 +250,15 @@ def eager_runners() -> Make:
         prefill_rows: tuple[int, ...] = (4,),
         heads_wanted: tuple[tuple[int, int], ...] = ((0, 0),),
         align_rows: int = 64,
+        batches: tuple[int, ...] = (),
     ) -> dict[str, Runner]:
         dims, n_layers = model.dims, model.dims.n_text_layer
         heads, width = dims.n_text_head, dims.text_head_width
         n, t, d = dims.n_text_ctx, dims.n_audio_ctx, dims.n_text_state
 
-        def layers(**shapes: tuple[int, ...]) -> tuple[TensorSpec, ...]:
+        def layers(batch: int = 1, **shapes: tuple[int, ...]) -> tuple[TensorSpec, ...]:
             return tuple(
-                TensorSpec(f"{name}_{i}", shape)
+                TensorSpec(f"{name}_{i}", (batch * shape[0], *shape[1:]))
                 for name, shape in shapes.items()
                 for i in range(n_layers)
             )
@@ -280,6 +282,13 @@ def eager_runners() -> Make:
             logits = (TensorSpec("logits", (1 if name == "step" else 2, dims.n_vocab)),)
             module = (Decode if name == "step" else Prefill)(model.decoder)
             found[name] = (module, len(single), single + caches, logits + new)
+        for b in batches:
+            single = (TensorSpec("x", (b, 1, d)), TensorSpec("mask", (b, 1, n + 1)))
+            own = layers(b, self_k=(heads, width, n), self_v=(heads, n, width))
+            own += layers(b, cross_k=(heads, width, t), cross_v=(heads, t, width))
+            new = layers(b, new_k=(heads, width, 1), new_v=(heads, 1, width))
+            logits = (TensorSpec("logits", (b, dims.n_vocab)),)
+            found[f"step_{b}"] = (BatchDecode(model.decoder), 2, single + own, logits + new)
         single, new = decoded(align_rows)
         scores = TensorSpec("scores", (len(heads_wanted), align_rows, t))
         outputs = (TensorSpec("rows", (1, align_rows, d)), scores, *new)
@@ -316,12 +325,12 @@ def fake_targets(
     """Register `fake` and `other`, targets that compile nothing, for the micro checkpoint."""
     from whisperport import targets
     from whisperport.exporting import with_alignment_heads
-    from whisperport.programs.variants import PREFILLS
+    from whisperport.programs.variants import BATCHES, PREFILLS
 
     from .fake_target import fake
 
     heads = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims).alignment_heads
-    runners = eager_runners(micro, PREFILLS, heads)
+    runners = eager_runners(micro, PREFILLS, heads, batches=BATCHES[:1])
     known = {name: fake(name, runners) for name in ("fake", "other")}
 
     monkeypatch.setattr(targets, "TARGETS", (*targets.TARGETS, *known.values()))
@@ -339,9 +348,23 @@ def micro_programs(micro_checkpoint: Any, micro: Any) -> tuple[Any, ...]:
     return tuple(whisper_programs(Parts(micro, generation.alignment_heads)))
 
 
+@pytest.fixture(scope="session")
+def micro_batch_step(micro: Any) -> Any:
+    """The micro model's step of two texts, traced once."""
+    from whisperport.programs.variants import BATCHES
+    from whisperport.programs.whisper import Parts, batch_step
+
+    return batch_step(Parts(micro, []), BATCHES[0])
+
+
 @pytest.fixture
-def quick_tracing(micro_programs: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_tracing(
+    micro_programs: tuple[Any, ...], micro_batch_step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Let exports of the micro checkpoint use programs that are traced already."""
     from whisperport.programs import variants
 
-    monkeypatch.setattr(variants, "whisper_programs", lambda *_, **__: iter(micro_programs))
+    known = {program.name: program for program in (*micro_programs, micro_batch_step)}
+    monkeypatch.setattr(
+        variants, "whisper_programs", lambda _, names, *__: (known[name] for name in names)
+    )

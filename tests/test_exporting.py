@@ -176,6 +176,60 @@ def test_a_wrong_program_is_found_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+# Functions of the outputs of two rows of a batch.
+WRONG_BATCH = {
+    "logits of the second row": {"logits": lambda rows: rows * np.float32([[1], [0.98]])},
+    "logits of the first row in both": {"logits": lambda rows: rows[[0, 0]]},
+    "new keys of the other row": {"new_k_0": lambda heads: np.roll(heads, len(heads) // 2, axis=0)},
+    "new values": {"new_v_1": scaled(-1)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_BATCH.values(), ids=WRONG_BATCH)
+def test_a_wrong_batch_step_is_found_and_nothing_is_written(
+    wrong: Any, write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].wrong = {"step_2": wrong}
+
+    with pytest.raises(VerificationError, match="does not agree") as rejected:
+        write(replace(OPTIONS, batch=2))
+
+    assert "step_2" in str(rejected.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_step_is_verified_with_every_clip_and_that_is_its_evidence(write: Any) -> None:
+    manifest = write(replace(OPTIONS, batch=2)).manifest
+
+    evidence = {entry.spec.name: entry.evidence[0].checks for entry in manifest.programs}
+    own = [check for check in evidence["step_2"] if check.program == "step_2"]
+    assert [check.what for check in own] == [clip.name for clip in CLIPS]
+    assert evidence["step_2"] == tuple(own)  # the other checks did not run it
+    assert all(check in evidence["cross_kv"] for check in own)
+    assert not any(check in evidence["step"] for check in own)
+
+
+def test_a_batch_step_is_placed_as_the_step_is_unless_it_is_placed_itself() -> None:
+    on_litert = ExportOptions(batch=4, placement={"step": "litert"}, precisions={"step": "w8"})
+    apart = replace(on_litert, placement={"step": "litert", "step_4": "onnxruntime"}, precisions={})
+
+    placed = exporting._placed("onnxruntime", on_litert).placements
+    other = exporting._placed("onnxruntime", apart).placements
+
+    assert placed["step_4"] == placed["step"]
+    assert other["step_4"].target == "onnxruntime"
+    assert (
+        "step_4"
+        not in exporting._placed("onnxruntime", replace(apart, batch=1, placement={})).placements
+    )
+
+
+@pytest.mark.parametrize("batch", [0, 3, 32])
+def test_a_batch_of_another_size_is_rejected(batch: int, write: Any) -> None:
+    with pytest.raises(UsageError, match="1 or one of 2, 4, 8, 16"):
+        write(replace(OPTIONS, batch=batch))
+
+
 def test_a_wrong_program_leaves_the_bundle_that_was_there(
     write: Any, fake_targets: Any, tmp_path: Path
 ) -> None:

@@ -89,8 +89,8 @@ class Check:
     def involves(self, program: str) -> bool:
         """Return whether the named program contributed to the compared result.
 
-        `uncached_decoder` and `step_B` contribute to their own results only. `cross_kv` contributes to every
-        result of the decoder with KV cache, and `vocab_projection` to all but those of `align`, whose
+        `uncached_decoder` and `step_B` contribute to their own results only. `cross_kv` contributes to
+        every result of the decoder with KV cache, and `vocab_projection` to all but those of `align`, whose
         logits the host computes.
         """
         if self.program == program:

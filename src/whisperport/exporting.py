@@ -29,13 +29,13 @@ from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
 from whisperport.masking import choose_masks
-from whisperport.placing import Placed, PlacementRequest, place
+from whisperport.placing import Placed, PlacementRequest, place, target_name
 from whisperport.preflight import check_fits, estimate_export, requires_torch
 from whisperport.process import return_freed_memory
 from whisperport.progress import Progress
 from whisperport.quantizing import quantize_programs
 from whisperport.spec import TargetSpec, UncachedForm
-from whisperport.targets import RunOptions, Target
+from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.options import with_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.alignment_heads import find_alignment_heads
@@ -82,6 +82,8 @@ class ExportOptions:
         calibration: data to quantize with, for targets that quantize programs during the export: a folder
             of audio files, one audio file, or an `.npy` file of log-mel spectrograms. Default: None, the
             audio files of the package.
+        batch: number of texts that the program `step_B` decodes together: 2, 4, 8 or 16; 1: do not export
+            this program. Default: None, the default of the target of `step`.
         uncached_decoder: also export `uncached_decoder`, the decoder without KV cache. The target must
             support it. Default: False.
         clips: audio clips that the bundle is verified with. Default: None, the clips of the package.
@@ -98,6 +100,7 @@ class ExportOptions:
     precisions: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     calibration: Path | None = None
+    batch: int | None = None
     uncached_decoder: bool = False
     clips: Sequence[Clip] | None = None
     allow_unverified: bool = False
@@ -232,8 +235,45 @@ def _placed(target: str, options: ExportOptions) -> Placed:
         precisions=options.precisions,
         options=options.options,
     )
+    request, batch = _with_batch(request, options.batch)
     uncached = [UNCACHED_DECODER] if options.uncached_decoder else []
-    return place(request, (*program_names(), *uncached), [VOCAB_PROJECTION])
+    return place(request, (*program_names(), *batch, *uncached), [VOCAB_PROJECTION])
+
+
+def _with_batch(
+    request: PlacementRequest, rows: int | None
+) -> tuple[PlacementRequest, tuple[str, ...]]:
+    """Place the program `step_B` as `step` is placed, unless the user places it.
+
+    Args:
+        request: the placement that the user asks for.
+        rows: B; None: the default of the target of `step`.
+
+    Returns:
+        The request with the program, and its name; no name: the program is not exported.
+
+    Raises:
+        UsageError: there is no program for this number of texts.
+    """
+    from whisperport.programs.variants import BATCHES
+
+    target = target_name("step", request)
+    rows = get_target(target).spec.batch if rows is None else rows
+    if rows == 1:
+        return request, ()
+    if rows not in BATCHES:
+        raise UsageError(
+            f"`batch` is {rows}",
+            why=f"expected 1 or one of {', '.join(map(str, BATCHES))}",
+            hint="choose one of these numbers of texts",
+        )
+    name = f"step_{rows}"
+    precision = {name: request.precisions["step"]} if "step" in request.precisions else {}
+    return replace(
+        request,
+        programs={name: target, **request.programs},
+        precisions={**precision, **request.precisions},
+    ), (name,)
 
 
 def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:

@@ -65,7 +65,7 @@ def place(
     asked = {*request.programs, *request.precisions}
     _check_known(asked, (*programs, *on_request))
     programs = (*programs, *(name for name in on_request if name in asked))
-    names = {program: _target_of(program, request) for program in programs}
+    names = {program: target_name(program, request) for program in programs}
     configured = _configured(names.values(), request.options)
     placements = {
         program: Placement(
@@ -78,7 +78,12 @@ def place(
     return Placed(placements, configured)
 
 
-def _target_of(program: str, request: PlacementRequest) -> str:
+def target_name(program: str, request: PlacementRequest) -> str:
+    """Return the name of the target that a program is placed on.
+
+    Raises:
+        UsageError: the target does not exist.
+    """
     if program in request.programs:
         return get_target(request.programs[program]).spec.name
     spec = get_target(request.target).spec

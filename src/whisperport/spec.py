@@ -195,6 +195,9 @@ class TargetSpec:
             other precisions: -30000 for "fp32", -64 for the others. `export` chooses a lower number if the
             model's scores need it.
         variants: program -> its variant in `programs/variants.py`; other programs have the default variant.
+        batch: number of texts that the program `step_B` of a new bundle decodes together, if `step` runs on
+            this target and the user does not choose; 1: no such program. See `BATCHES` in
+            `programs/variants.py`.
         windows_s: width of the encoder -> longest window known to compile, in seconds; empty: any window.
         emulation: run options that run the lowered programs on the CPU in float32: name without the
             target's name -> value. `export` verifies with them, because the device may be absent.
@@ -230,6 +233,7 @@ class TargetSpec:
     precisions: tuple[str, ...] = ("fp32",)
     masks: Mapping[str, float] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
+    batch: int = 1
     windows_s: Mapping[int, float] = field(default_factory=dict)
     emulation: Mapping[str, str] = field(default_factory=dict)
     trial_options: Mapping[str, str] = field(default_factory=dict)

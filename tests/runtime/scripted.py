@@ -1,5 +1,6 @@
 """A decoder for tests of decoding, whose every token is known beforehand."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,12 @@ class Scripted:
     def step(self, token: int, cache: Any = None) -> Any:
         self.n_decoded += 1
         return self._row()
+
+    def step_all(self, steps: Any) -> Any:
+        return [self.step(*step) for step in steps]
+
+    def caches(self, count: int) -> Any:
+        return nullcontext([self.cache, *(self.cache.copy() for _ in range(count - 1))])
 
     def _row(self) -> Any:
         row = np.zeros(DIMS.n_vocab, np.float32)

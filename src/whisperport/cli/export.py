@@ -67,6 +67,14 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     + targets_by(lambda spec: ", ".join(spec.precisions)),
 )
 @option(
+    "--batch",
+    group="Target",
+    type=click.Choice(["1", "2", "4", "8", "16"]),
+    show_default="the target's: " + targets_by(lambda spec: str(spec.batch)),
+    help="Number of texts that the program step_B decodes together, such as speech chunks or beams; 1 "
+    "exports no such program",
+)
+@option(
     "--uncached-decoder",
     group="Target",
     is_flag=True,
@@ -142,6 +150,7 @@ def export(
     audio: float | None,
     placement: tuple[str, ...],
     precisions: tuple[str, ...],
+    batch: str | None,
     uncached_decoder: bool,
     target_options: tuple[str, ...],
     calibration: Path | None,
@@ -172,6 +181,7 @@ def export(
         precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
         options=pairs("--option", target_options),
         calibration=calibration,
+        batch=None if batch is None else int(batch),
         uncached_decoder=uncached_decoder,
         allow_unverified=allow_unverified,
         preflight=not no_preflight,

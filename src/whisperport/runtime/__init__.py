@@ -1,9 +1,12 @@
 """Run a bundle: load its programs (`Engine`), keep the state of one call (`Decoder`), decode windows."""
 
+from whisperport.runtime.batch import Batch, BatchDecoder
+from whisperport.runtime.batch_executor import BatchExecutor
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.decode import (
     Decoded,
     decode_window,
+    decoding,
     detect_language,
     start_tokens,
 )
@@ -14,14 +17,19 @@ from whisperport.runtime.fallback import (
     Thresholds,
     compression_ratio,
     decode_with_fallback,
+    decoding_with_fallback,
     is_silence,
 )
 from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import TokenSampler
 from whisperport.runtime.segments import SegmentedWindow, WindowSegment, split_segments
+from whisperport.runtime.stepping import Step, Steps, complete
 
 __all__ = [
     "TEMPERATURES",
+    "Batch",
+    "BatchDecoder",
+    "BatchExecutor",
     "Cache",
     "DecodeOptions",
     "Decoded",
@@ -30,12 +38,17 @@ __all__ = [
     "Floats",
     "RunnerWrapper",
     "SegmentedWindow",
+    "Step",
+    "Steps",
     "Thresholds",
     "TokenSampler",
     "WindowSegment",
+    "complete",
     "compression_ratio",
     "decode_window",
     "decode_with_fallback",
+    "decoding",
+    "decoding_with_fallback",
     "detect_language",
     "is_silence",
     "load_engine",

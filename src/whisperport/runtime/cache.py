@@ -27,26 +27,33 @@ class Cache:
     """
 
     def __init__(
-        self, dims: Dims, form: CacheForm | None = None, step_mask: float = MASKED
+        self,
+        dims: Dims,
+        form: CacheForm | None = None,
+        step_mask: float = MASKED,
+        arrays: Mapping[str, Array] | None = None,
     ) -> None:
         """
         Args:
             dims: sizes of the model.
             form: layouts and dtypes of the arrays; None: the default layouts, in float32.
             step_mask: number that hides a token from the `step` program.
+            arrays: the arrays to use, zero or finite: `self_k_i`, `self_v_i`, and `mask` (1, 1, N + 1);
+                None: new ones.
         """
         self._dims, self._form = dims, form or CacheForm()
         self.rows = dims.n_text_ctx
         self.length = 0
-        self.keys, self.values = self._layers(self._form.self_k), self._layers(self._form.self_v)
-        self.arrays: dict[str, Array] = {
-            **{f"self_k_{i}": keys for i, keys in enumerate(self.keys)},
-            **{f"self_v_{i}": values for i, values in enumerate(self.values)},
-        }
+        if arrays is None:
+            arrays = _new_arrays(dims, self._form)
+        layers = range(dims.n_text_layer)
+        self.keys = [arrays[f"self_k_{i}"] for i in layers]
+        self.values = [arrays[f"self_v_{i}"] for i in layers]
+        self.arrays = {name: array for name, array in arrays.items() if name != "mask"}
         self.bindings: dict[Runner, Binding] = {}
         self._step_masked = step_mask
-        self._step_mask = np.full((1, 1, self.rows + 1), step_mask, self._form.mask)
-        self._step_mask[..., self.rows] = 0
+        self._step_mask = arrays["mask"]
+        self._step_mask[..., : self.rows] = step_mask
 
     def copy(self) -> "Cache":
         """Return a separate cache with the same tokens."""
@@ -101,9 +108,10 @@ class Cache:
         mask[..., self.rows :] = np.triu(np.full((new, new), masked, self._form.mask), 1)
         return mask
 
-    def _layers(self, rows: KvLayout) -> list[Array]:
-        shape = rows.shape(self._dims.n_text_head, self._dims.text_head_width, self.rows)
-        return [np.zeros(shape, rows.dtype) for _ in range(self._dims.n_text_layer)]
+    def notify(self, name: str, part: Part) -> None:
+        """Tell every program that reads an array of this cache that a part of it was written."""
+        for binding in self.bindings.values():
+            binding.changed(name, part)
 
     def _write(self, source: Mapping[str, Array], prefix: str, start: int, count: int) -> None:
         """Copy the first `count` rows of each `PREFIX_k_i` and `PREFIX_v_i` to row `start` and after."""
@@ -114,8 +122,18 @@ class Cache:
             read, written = _part(axis, 0, count), _part(axis, start, start + count)
             for i, array in enumerate(layers):
                 array[written] = source[f"{prefix}_{kind}_{i}"][read]
-                for binding in self.bindings.values():
-                    binding.changed(f"self_{kind}_{i}", written)
+                self.notify(f"self_{kind}_{i}", written)
+
+
+def _new_arrays(dims: Dims, form: CacheForm) -> dict[str, Array]:
+    """Return zero-filled arrays: `self_k_i` and `self_v_i` for each decoder layer i, and `mask`."""
+
+    def layers(name: str, layout: KvLayout) -> dict[str, Array]:
+        shape = layout.shape(dims.n_text_head, dims.text_head_width, dims.n_text_ctx)
+        return {f"{name}_{i}": np.zeros(shape, layout.dtype) for i in range(dims.n_text_layer)}
+
+    mask = np.zeros((1, 1, dims.n_text_ctx + 1), form.mask)
+    return {**layers("self_k", form.self_k), **layers("self_v", form.self_v), "mask": mask}
 
 
 def _part(axis: int, start: int, end: int) -> Part:

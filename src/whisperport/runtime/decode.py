@@ -27,6 +27,7 @@ from whisperport.runtime.search import (
     log_sum_exp,
     numpy_sampler,
 )
+from whisperport.runtime.stepping import Step, Steps, complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,16 @@ def decode_window(
             options contradict each other.
         NumericalError: a program returned a NaN or an infinity.
     """
+    return complete(decoder, decoding(decoder, features, options, sampler))
+
+
+def decoding(
+    decoder: Decoder,
+    features: Floats,
+    options: DecodeOptions,
+    sampler: TokenSampler | None = None,
+) -> Steps[Decoded]:
+    """Decode one window as `decode_window` does, but let the caller run the steps; see `stepping`."""
     check_combination(options)
     engine = decoder.engine
     generation = engine.generation
@@ -76,7 +87,9 @@ def decode_window(
     sampler = sampler or numpy_sampler(np.random.default_rng(seed))
     search = _search(generation, options, sampler)
     limit = options.max_tokens or engine.dims.n_text_ctx // 2
-    candidates = _run(decoder, search, _rules(engine, options), logits, len(prompt), limit)
+    candidates = yield from _run(
+        decoder, search, _rules(engine, options), logits, len(prompt), limit
+    )
     best = best_candidate(search.finish(candidates), options.length_penalty)
     return Decoded(
         tuple(best.tokens),
@@ -175,7 +188,7 @@ def prefix_room(dims: Dims, options: DecodeOptions) -> int:
 
 def _run(
     decoder: Decoder, search: Search, rules: Rules, logits: Floats, prompt: int, limit: int
-) -> list[Candidate]:
+) -> Steps[list[Candidate]]:
     """Extend all candidates of a search token by token, to the end of text or to the limit.
 
     Args:
@@ -185,19 +198,23 @@ def _run(
     """
     engine = decoder.engine
     candidates = [Candidate() for _ in range(search.width)]
-    caches = [decoder.cache, *(decoder.cache.copy() for _ in candidates[1:])]
     rows = [logits if i == 0 else logits.copy() for i in range(search.width)]
-    while True:
-        for candidate, row in zip(candidates, rows, strict=True):
-            rules.apply(row, candidate.tokens)
-        candidates, sources, done = search.advance(candidates, rows)
-        longest = max(len(candidate.tokens) for candidate in candidates)
-        if done or longest >= limit or prompt + longest > engine.dims.n_text_ctx:
-            return candidates
-        caches = _rearranged(caches, sources)
-        for i, (candidate, cache) in enumerate(zip(candidates, caches, strict=True)):
-            if candidate.tokens[-1] != engine.generation.end_of_text:
-                rows[i] = decoder.step(candidate.tokens[-1], cache)
+    with decoder.caches(search.width) as caches:
+        while True:
+            for candidate, row in zip(candidates, rows, strict=True):
+                rules.apply(row, candidate.tokens)
+            candidates, sources, done = search.advance(candidates, rows)
+            longest = max(len(candidate.tokens) for candidate in candidates)
+            if done or longest >= limit or prompt + longest > engine.dims.n_text_ctx:
+                return candidates
+            caches = _rearranged(caches, sources)
+            last = [candidate.tokens[-1] for candidate in candidates]
+            unfinished = [
+                i for i, token in enumerate(last) if token != engine.generation.end_of_text
+            ]
+            found = yield [Step(last[i], caches[i]) for i in unfinished]
+            for i, row in zip(unfinished, found, strict=True):
+                rows[i] = row
 
 
 def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:

@@ -1,6 +1,7 @@
 """The state of one call: the cross-attention K/V of the window's audio, and the tokens decoded so far."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from whisperport.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.finite import check_embedded, check_outputs
+from whisperport.runtime.stepping import Step
 
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine
@@ -28,9 +30,14 @@ class Decoder:
         cache: the tokens decoded so far.
     """
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: "Engine", cache: Cache | None = None) -> None:
+        """
+        Args:
+            engine: the programs and tables.
+            cache: the cache to use, empty; None: a new one.
+        """
         self.engine = engine
-        self.cache = Cache(engine.dims, engine.cache_form, engine.mask_of(engine.step))
+        self.cache = cache or Cache(engine.dims, engine.cache_form, engine.mask_of(engine.step))
         self._cross_kv: dict[str, Array] = {}  # of the window's audio
 
     def start_window(self, features: Floats) -> None:
@@ -44,10 +51,9 @@ class Decoder:
         """
         self._cross_kv = {}  # frees memory first: 0.5 GB for large-v3
         self.cache.bindings.clear()
-        self._cross_kv = self.engine.cross_kv.run(
-            {"features": np.ascontiguousarray(features[None])}
-        )
-        check_outputs("cross_kv", self._cross_kv)
+        cross_kv = self.engine.cross_kv.run({"features": np.ascontiguousarray(features[None])})
+        check_outputs("cross_kv", cross_kv)
+        self._cross_kv = self._kept(cross_kv)
         self.cache.clear()
 
     def prefill(
@@ -106,11 +112,27 @@ class Decoder:
             NumericalError: the program returned a NaN or an infinity.
         """
         cache = cache or self.cache
-        inputs: dict[str, Array] = {"x": self._rows([token], cache), "mask": cache.step_mask}
+        inputs: dict[str, Array] = {"x": self.embedded([token], cache), "mask": cache.step_mask}
         outputs = self._run(self.engine.step, inputs, cache, RESULTS)
         cache.store(outputs, 1)
         logits: Floats = self.engine.logits_from(outputs)[0]
         return logits
+
+    def step_all(self, steps: Sequence[Step]) -> Sequence[Floats]:
+        """Decode one token after those in each of several caches, and append it to them.
+
+        Returns:
+            Logits (V,) of each step, which the caller may change.
+
+        Raises:
+            ValueError, NumericalError: as for `step`.
+        """
+        return [self.step(step.token, step.cache) for step in steps]
+
+    @contextmanager
+    def caches(self, count: int) -> Iterator[list[Cache]]:
+        """Lend caches with the tokens of the decoder's cache: that one, and `count` - 1 copies of it."""
+        yield [self.cache, *(self.cache.copy() for _ in range(count - 1))]
 
     def align(self, tokens: Sequence[int]) -> tuple[Floats, Floats]:
         """Run the `align` program over all tokens of a window, from the first on.
@@ -174,6 +196,10 @@ class Decoder:
         )
         return outputs
 
+    def _kept(self, cross_kv: dict[str, Array]) -> dict[str, Array]:
+        """Return the arrays in which a window's cross-attention K/V are kept."""
+        return cross_kv
+
     def _bound(self, runner: Runner, cache: Cache) -> Binding:
         """Bind a program to the cross-attention K/V and to a cache, at its first run in each window."""
         binding = cache.bindings[runner] = runner.binding()
@@ -182,13 +208,18 @@ class Decoder:
         return binding
 
     def _padded(self, tokens: Sequence[int], rows: int, cache: Cache) -> Floats:
-        """Return the tokens' inputs as `_rows` does, padded with zeros to (1, rows, d)."""
+        """Return the tokens' inputs as `embedded` does, padded with zeros to (1, rows, d)."""
         x = np.zeros((1, rows, self.engine.dims.n_text_state), np.float32)
-        x[:, : len(tokens)] = self._rows(tokens, cache)
+        x[:, : len(tokens)] = self.embedded(tokens, cache)
         return x
 
-    def _rows(self, tokens: Sequence[int], cache: Cache) -> Floats:
-        """Return embedding plus position of the next tokens, (1, P, d) float32."""
+    def embedded(self, tokens: Sequence[int], cache: Cache) -> Floats:
+        """Return embedding plus position of the tokens that follow those in a cache, (1, P, d) float32.
+
+        Raises:
+            ValueError: the cache has no room for them.
+            NumericalError: the bundle's tables contain a NaN or an infinity.
+        """
         start = cache.length
         if start + len(tokens) > cache.rows:
             raise ValueError(f"{start + len(tokens)} tokens do not fit into {cache.rows} positions")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION
+from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
@@ -37,6 +37,7 @@ class Engine:
     Attributes:
         audio_frames: mel frames of 10 ms in a window that may hold audio.
         latest_timestamp: the last timestamp of a window, in units of 20 ms; None: no limit.
+        batch_step: the program `step_B`, which decodes a token of each of B texts; None: there is none.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Engine:
             out.name for r in (self.step, *self._prefills.values()) for out in r.spec.outputs
         }
         self._projection = _required(runners, VOCAB_PROJECTION) if "hidden" in results else None
+        self.batch_step = _batch_step(runners)
         self._uncached = runners.get(UNCACHED_DECODER)
         self._masks = dict(masks or {})
         self._embedding = embedding
@@ -121,6 +123,17 @@ class Engine:
     def mask_of(self, runner: Runner) -> float:
         """Return the number that the mask of a program adds to the scores of hidden tokens."""
         return self._masks.get(runner.spec.name, MASKED)
+
+    @property
+    def step_mask(self) -> float:
+        """The number that hides a token from `step` and from `step_B`, which read the same masks."""
+        runners = [self.step] if self.batch_step is None else [self.step, self.batch_step]
+        return min(map(self.mask_of, runners))
+
+    @property
+    def batch_size(self) -> int:
+        """How many texts can be decoded together; 1 if the bundle has no program for that."""
+        return 1 if self.batch_step is None else batch_rows(self.batch_step.spec.name) or 1
 
     def prefill_for(self, count: int) -> tuple[Runner, int]:
         """Return the smallest prefill program that reads `count` tokens in one run, and its size P.
@@ -251,6 +264,12 @@ def _required(runners: Mapping[str, Runner], name: str) -> Runner:
             hint="export the bundle again",
         )
     return runners[name]
+
+
+def _batch_step(runners: Mapping[str, Runner]) -> Runner | None:
+    """Return the program `step_B` with the most rows; None if there is none."""
+    found = [(rows, runner) for name, runner in runners.items() if (rows := batch_rows(name))]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from whisperport.ranges import check_range
 from whisperport.runtime.cache import Floats
-from whisperport.runtime.decode import Decoded, decode_window
+from whisperport.runtime.decode import Decoded, decoding
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import TokenSampler
+from whisperport.runtime.stepping import Steps, complete
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai-whisper's
 
@@ -77,11 +78,26 @@ def decode_with_fallback(
     Raises:
         UsageError, NumericalError: see `decode_window`.
     """
+    tried = decoding_with_fallback(
+        decoder, features, options, temperatures, thresholds, text_of, sampler
+    )
+    return complete(decoder, tried)
+
+
+def decoding_with_fallback(
+    decoder: Decoder,
+    features: Floats,
+    options: DecodeOptions,
+    temperatures: tuple[float, ...],
+    thresholds: Thresholds,
+    text_of: Callable[[tuple[int, ...]], str],
+    sampler: TokenSampler | None = None,
+) -> Steps[tuple[Decoded, float]]:
+    """Decode a window as `decode_with_fallback` does, but let the caller run the steps; see `stepping`."""
     assert temperatures, "at least one temperature"
     for temperature in temperatures:
-        decoded = decode_window(
-            decoder, features, _at_temperature(options, temperature), sampler=sampler
-        )
+        at = _at_temperature(options, temperature)
+        decoded = yield from decoding(decoder, features, at, sampler)
         ratio = compression_ratio(text_of(decoded.tokens).strip())
         if not _failed(decoded, ratio, thresholds):
             break

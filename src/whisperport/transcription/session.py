@@ -18,9 +18,11 @@ from whisperport.runtime import (
     Decoder,
     Floats,
     SegmentedWindow,
+    Steps,
     TokenSampler,
     WindowSegment,
-    decode_with_fallback,
+    complete,
+    decoding_with_fallback,
     detect_language,
     is_silence,
     split_segments,
@@ -106,11 +108,15 @@ class Session:
             IncompleteError: the transcription failed after some text was transcribed.
             Interrupted: Ctrl-C was pressed.
         """
+        return complete(self.decoder, self.steps(progress))
+
+    def steps(self, progress: ProgressCallback) -> Steps[Transcript]:
+        """Transcribe as `run` does, but let the caller run the decoder's steps; see `runtime.stepping`."""
         with incomplete_as_error(self.transcript):
             self.detected = self._spoken_language()
             self.language = self.detected.code
             for seek, mel, n_frames in self._windows():
-                self._window(seek, mel, n_frames, self.language)
+                yield from self._window(seek, mel, n_frames, self.language)
                 self.processed_s = (seek + n_frames) / FRAMES_PER_SECOND
                 progress(min(self.seek / FRAMES_PER_SECOND, self.processed_s), self.mel.duration_s)
         return self.transcript()
@@ -146,10 +152,10 @@ class Session:
                 mel[:, n_frames:] = 0  # openai-whisper pads the spectrogram, not the samples
                 yield self.seek, mel, n_frames
 
-    def _window(self, seek: int, mel: Floats, n_frames: int, language: str) -> None:
+    def _window(self, seek: int, mel: Floats, n_frames: int, language: str) -> Steps[None]:
         """Decode a window, keep its segments, and set where the next window begins."""
         options = replace(self.decode, language=language, prompt=self._prompt())
-        decoded, ratio = decode_with_fallback(
+        decoded, ratio = yield from decoding_with_fallback(
             self.decoder,
             self._features(mel),
             options,

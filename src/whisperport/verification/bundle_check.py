@@ -19,6 +19,7 @@ from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, 
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
+from whisperport.verification.batch_check import batch_checks
 from whisperport.verification.compare import compare
 from whisperport.verification.error_rate import TextErrors, Unit, text_errors, unit_of
 from whisperport.verification.machine import machine, versions
@@ -118,6 +119,7 @@ def _session_checks(
     session = _Session(bundle, run)
     precision = precisions(bundle, run)
     checks = list(_array_checks(session, reference, precision, progress))
+    checks += _batch_checks(session, reference, precision, progress)
     try:
         decoded = [_transcribe(session, clip, reference, progress) for clip in reference.clips]
     except NumericalError as error:
@@ -173,6 +175,19 @@ def _array_checks(
                 yield from _clip_checks(session, clip, precision)
             except NumericalError as error:
                 yield _not_finite("arrays", clip.name, error)
+
+
+def _batch_checks(
+    session: _Session, reference: Reference, precision: Mapping[str, str], progress: Progress
+) -> Iterator[Check]:
+    """Compare the logits of a program `step_B`, if the bundle has one."""
+    engine = session.decoder.engine
+    if engine.batch_step is not None:
+        progress(f"comparing arrays of {engine.batch_size} texts decoded together")
+        try:
+            yield from batch_checks(engine, reference.clips, precision)
+        except NumericalError as error:
+            yield _not_finite("arrays", "texts decoded together", error)
 
 
 def _clip_checks(

@@ -1,0 +1,207 @@
+"""Decode a token of each of several texts in one run of `step_B`, which reads the weights once for all."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whisperport.checks import batch_rows
+from whisperport.errors import NumericalError
+from whisperport.runner import Array, Part
+from whisperport.runtime.cache import Cache, Floats
+from whisperport.runtime.decoder import Decoder
+from whisperport.runtime.finite import check_outputs
+from whisperport.runtime.stepping import Step
+
+if TYPE_CHECKING:
+    from whisperport.runtime.engine import Engine
+
+
+class Batch:
+    """B rows, each with the cache and the audio of one text, in arrays that the program `step_B` reads.
+
+    A row is taken, used for any number of windows, and released. Each row is at its own position. Use a
+    batch in one thread at a time.
+
+    Attributes:
+        size: B.
+        arrays: `self_k_i`, `self_v_i`, `cross_k_i`, `cross_v_i` with the B·H heads of all rows in their
+            first axis, and `mask` (B, 1, N + 1).
+        binding: of the program to the keys and values. It is notified of every change.
+    """
+
+    def __init__(self, engine: "Engine", fewest: int | None = None) -> None:
+        """
+        Args:
+            engine: with a program `step_B`.
+            fewest: number of rows from which on `step_B` decodes them, not `step`. None: about the number
+                of rows from which on that is faster.
+
+        Raises:
+            ValueError: the engine has no such program.
+        """
+        runner = engine.batch_step
+        if runner is None:
+            raise ValueError(
+                "the bundle has no program `step_B`, which decodes several texts together"
+            )
+        self.engine, self._name = engine, runner.spec.name
+        self.size = batch_rows(self._name) or 1
+        tensors = [tensor for tensor in runner.spec.inputs if tensor.name != "x"]
+        self.arrays: dict[str, Array] = {t.name: np.zeros(t.shape, t.dtype) for t in tensors}
+        self._x = np.zeros((self.size, 1, engine.dims.n_text_state), np.float32)
+        self.binding = runner.binding()
+        for name, array in self.arrays.items():
+            if name != "mask":
+                self.binding.bind(name, array)
+        self._free = [Row(self, index) for index in range(self.size)]
+        # Measured in `benchmarks/batch.py`: `step_8` takes the time of 2.2 runs of `step`.
+        self._fewest = fewest or max(2, self.size // 4 + 1)
+
+    def take(self) -> "Row | None":
+        """Return a row that nobody uses; None if there is none."""
+        return self._free.pop() if self._free else None
+
+    def release(self, row: "Row") -> None:
+        """Give back a row that was taken."""
+        row.bindings.clear()
+        row.clear()
+        self._free.append(row)
+
+    def decoder(self) -> "BatchDecoder | None":
+        """Return a decoder with a row of this batch; None if no row is free."""
+        row = self.take()
+        return None if row is None else BatchDecoder(self, row)
+
+    def step_all(self, steps: Sequence[tuple[Decoder, Step]]) -> list[Floats | NumericalError]:
+        """Decode one token after those in each cache, in one run of the program where that is faster.
+
+        Args:
+            steps: each with the decoder whose audio it reads. Caches that are no rows of this batch are
+                decoded singly, and so are rows if they are few.
+
+        Returns:
+            For each step, logits (V,), which the caller may change; or the error, if they contain a NaN or
+            an infinity.
+
+        Raises:
+            ValueError: a cache is full.
+        """
+        rows = {i: s.cache for i, (_, s) in enumerate(steps) if isinstance(s.cache, Row)}
+        if len(rows) < self._fewest:
+            rows = {}
+        found: dict[int, Floats | NumericalError] = {}
+        for index, (decoder, step) in enumerate(steps):
+            if index not in rows:
+                found[index] = _single(decoder, step)
+            else:
+                self._x[rows[index].index] = decoder.embedded([step.token], step.cache)[0]
+        if rows:
+            found |= zip(rows, self._run(list(rows.values())), strict=True)
+        return [found[index] for index in range(len(steps))]
+
+    def _run(self, rows: Sequence["Row"]) -> Iterator[Floats | NumericalError]:
+        """Run the program, append the new token of each of `rows`, and yield its logits (V,)."""
+        outputs = self.binding.run({"x": self._x, "mask": self.arrays["mask"]})
+        logits = self._logits_from(outputs, [row.index for row in rows])
+        for row, own in zip(rows, logits, strict=True):
+            try:
+                check_outputs(self._name, {"logits": own})
+            except NumericalError as error:
+                yield error
+                continue
+            row.store(row.part_of(outputs), 1)
+            yield own
+
+    def _logits_from(self, outputs: Mapping[str, Array], rows: list[int]) -> Sequence[Floats]:
+        """Return the logits (V,) of some rows."""
+        if "logits" in outputs:
+            return [outputs["logits"][row] for row in rows]
+        return list(self.engine.project(outputs["hidden"][0, rows]))
+
+
+class Row(Cache):
+    """The cache of one row of a batch: views of the batch's arrays.
+
+    Attributes:
+        index: 0 to B - 1.
+        audio: `cross_k_i` and `cross_v_i` of the row's window.
+    """
+
+    def __init__(self, batch: Batch, index: int) -> None:
+        engine = batch.engine
+        self.batch, self.index = batch, index
+        views = self.part_of(batch.arrays)
+        self.audio = {name: view for name, view in views.items() if name.startswith("cross")}
+        own = {name: view for name, view in views.items() if name not in self.audio}
+        super().__init__(engine.dims, engine.cache_form, engine.step_mask, own)
+
+    def part_of(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the row's part of arrays of the whole batch."""
+        return {name: array[self._slice(array)] for name, array in arrays.items()}
+
+    def start_window(self, cross_kv: Mapping[str, Array]) -> None:
+        """Copy the cross-attention K/V of a window, and remove all tokens.
+
+        Args:
+            cross_kv: `cross_k_i` and `cross_v_i` for each decoder layer i, of one window.
+        """
+        self.bindings.clear()  # of programs that were told that the audio does not change
+        for name, view in self.audio.items():
+            view[...] = cross_kv[name]
+            self.batch.binding.changed(name, (self._slice(self.batch.arrays[name]),))
+        self.clear()
+
+    def notify(self, name: str, part: Part) -> None:
+        super().notify(name, part)
+        self.batch.binding.changed(name, (self._slice(self.batch.arrays[name]), *part[1:]))
+
+    def _slice(self, array: Array) -> slice:
+        """Return the row's part of the first axis of an array of the whole batch."""
+        count = len(array) // self.batch.size
+        return slice(self.index * count, (self.index + 1) * count)
+
+
+class BatchDecoder(Decoder):
+    """A decoder whose cache is a row of a batch. Further beams and samples use further rows, if free."""
+
+    def __init__(self, batch: Batch, row: Row) -> None:
+        super().__init__(batch.engine, row)
+        self.batch, self._row = batch, row
+
+    def step_all(self, steps: Sequence[Step]) -> Sequence[Floats]:
+        logits: list[Floats] = []
+        for found in self.batch.step_all([(self, step) for step in steps]):
+            if isinstance(found, NumericalError):
+                raise found
+            logits.append(found)
+        return logits
+
+    @contextmanager
+    def caches(self, count: int) -> Iterator[list[Cache]]:
+        taken: list[Row] = []
+        try:
+            with super().caches(1) as caches:
+                for _ in range(count - 1):
+                    row = self.batch.take()
+                    if row is not None:
+                        taken.append(row)
+                        row.start_window(self._row.audio)
+                        row.copy_of(self._row)
+                    caches.append(self._row.copy() if row is None else row)
+                yield caches
+        finally:
+            for row in taken:
+                self.batch.release(row)
+
+    def _kept(self, cross_kv: dict[str, Array]) -> dict[str, Array]:
+        self._row.start_window(cross_kv)
+        return self._row.audio
+
+
+def _single(decoder: Decoder, step: Step) -> Floats | NumericalError:
+    try:
+        return decoder.step(step.token, step.cache)
+    except NumericalError as error:
+        return error

@@ -1,0 +1,143 @@
+"""Run several decodings on one thread, and join the steps that they need at the same time."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from whisperport.errors import NumericalError
+from whisperport.runtime.batch import Batch
+from whisperport.runtime.decoder import Decoder
+from whisperport.runtime.stepping import Step, Steps
+
+if TYPE_CHECKING:
+    from whisperport.runtime.engine import Engine
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A decoding that has begun: where its result goes, and the steps that it waits for."""
+
+    decoder: Decoder
+    decoding: Steps[Any]
+    future: Future[Any]
+    wanted: Sequence[Step] = ()
+
+
+class BatchExecutor:
+    """Runs decodings in the order in which they are submitted, up to `limit` of them at a time.
+
+    A decoding that ends makes room for the next one, so that the batch stays full. The result of a decoding
+    does not depend on the others.
+    """
+
+    def __init__(self, engine: "Engine", limit: int) -> None:
+        """
+        Args:
+            engine: with a program `step_B`.
+            limit: number of decodings at a time, 1 to B.
+
+        Raises:
+            ValueError: the engine has no such program, or the limit is out of range.
+        """
+        self._batch = Batch(engine)
+        if not 1 <= limit <= self._batch.size:
+            raise ValueError(f"`limit` is {limit}; expected 1 to {self._batch.size}")
+        self._limit = limit
+        self._idle: list[Decoder] = [
+            decoder for _ in range(limit) if (decoder := self._batch.decoder())
+        ]
+        self._waiting: deque[tuple[Future[Any], Callable[[Decoder], Steps[Any]]]] = deque()
+        self._serving = False
+        self._lock = Lock()  # of the two attributes above
+        self._thread = ThreadPoolExecutor(1, "decoder")
+
+    def submit(self, start: Callable[[Decoder], Steps[T]]) -> Future[T]:
+        """Schedule a decoding, and return its future result.
+
+        Args:
+            start: called on the thread of this executor with the decoder to use; returns the decoding.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            self._waiting.append((future, start))
+            if not self._serving:
+                self._serving = True
+                self._thread.submit(self._serve)
+        return future
+
+    def shutdown(self, *, cancel_futures: bool = False) -> None:
+        """Wait for all decodings; with `cancel_futures`, only for those that have begun."""
+        if cancel_futures:
+            with self._lock:
+                waiting, self._waiting = self._waiting, deque()
+            for future, _ in waiting:
+                future.cancel()
+        self._thread.shutdown()
+
+    def _serve(self) -> None:
+        """Run decodings until there are none."""
+        running: list[_Running] = []
+        while True:
+            self._begin(running)
+            if not running:
+                return
+            self._advance(running)
+
+    def _begin(self, running: list[_Running]) -> None:
+        """Begin decodings while there is room. If there are none at all, serving ends."""
+        while len(running) < self._limit:
+            with self._lock:
+                if not self._waiting:
+                    self._serving = bool(running)
+                    return
+                future, start = self._waiting.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            decoder = self._idle.pop()
+            one = _Running(decoder, _begun(start, decoder), future)
+            self._resume(one, partial(next, one.decoding), running)
+
+    def _advance(self, running: list[_Running]) -> None:
+        """Run the steps that all decodings wait for, and let each go on with its own."""
+        active = running.copy()
+        running.clear()
+        steps = [(one.decoder, step) for one in active for step in one.wanted]
+        try:
+            results = iter(self._batch.step_all(steps))
+        except BaseException as error:
+            for one in active:
+                self._resume(one, partial(one.decoding.throw, error), running)
+            return
+        for one in active:
+            found = [next(results) for _ in one.wanted]
+            logits = [each for each in found if not isinstance(each, NumericalError)]
+            errors = [each for each in found if isinstance(each, NumericalError)]
+            resume = partial(one.decoding.send, logits)
+            if errors:
+                resume = partial(one.decoding.throw, errors[0])
+            self._resume(one, resume, running)
+
+    def _resume(
+        self, one: _Running, resume: Callable[[], Sequence[Step]], running: list[_Running]
+    ) -> None:
+        """Let a decoding go on to its next steps, or to its end."""
+        try:
+            one.wanted = resume()
+            running.append(one)
+            return
+        except StopIteration as end:
+            one.future.set_result(end.value)
+        except BaseException as error:
+            one.future.set_exception(error)
+        self._idle.append(one.decoder)
+
+
+def _begun(start: Callable[[Decoder], Steps[T]], decoder: Decoder) -> Steps[T]:
+    """Return a decoding that has not begun: an exception of `start` is one of its first step."""
+    return (yield from start(decoder))

@@ -1,0 +1,50 @@
+"""Decoding as a generator that asks for steps: whoever runs it may join the steps of several decodings."""
+
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from whisperport.runtime.cache import Cache, Floats
+
+T = TypeVar("T")
+
+
+class Step(NamedTuple):
+    """One token to decode after those in a cache, and to append to them."""
+
+    token: int  # id
+    cache: Cache
+
+
+Steps = Generator[Sequence[Step], Sequence[Floats], T]
+"""A decoding. It yields the steps that it needs next, and is sent the logits (V,) after each of them."""
+
+
+class Stepper(Protocol):
+    """Runs steps: a decoder."""
+
+    def step_all(self, steps: Sequence[Step]) -> Sequence[Floats]:
+        """Decode one token after those in each cache: logits (V,) of each, which the caller may change."""
+        ...
+
+
+def complete(decoder: Stepper, steps: Steps[T]) -> T:
+    """Run one decoding to its end, and return its result.
+
+    An exception of a step is raised inside the decoding, which may add what was decoded so far.
+
+    Args:
+        decoder: the decoder that the decoding was started with.
+        steps: the decoding.
+    """
+    try:
+        wanted = next(steps)
+        while True:
+            try:
+                logits = decoder.step_all(wanted)
+            except BaseException as error:
+                wanted = steps.throw(error)
+            else:
+                wanted = steps.send(logits)
+    except StopIteration as end:
+        result: T = end.value
+        return result

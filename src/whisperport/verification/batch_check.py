@@ -1,0 +1,76 @@
+"""Verify a program `step_B`: every row of a batch gives the logits of its own text at its own position."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+
+from whisperport.checks import UNCACHED_DECODER, Check
+from whisperport.errors import NumericalError
+from whisperport.runtime import Batch, Decoder, Engine, Floats, Step
+from whisperport.verification.compare import compare
+from whisperport.verification.precision import coarsest
+from whisperport.verification.reference import ReferenceClip
+from whisperport.verification.tolerances import GATES
+
+
+def batch_checks(
+    engine: Engine, clips: Sequence[ReferenceClip], precision: Mapping[str, str]
+) -> Iterator[Check]:
+    """Decode the texts of the reference together, and compare their logits.
+
+    Each row has a clip and begins one run later than the row before it. Neighbouring rows therefore have
+    different positions and, if there are several clips, different audio.
+
+    Args:
+        engine: the bundle's programs; nothing is checked if there is no `step_B`.
+        clips: of the reference. Clips without logits are not used.
+        precision: program -> its precision.
+
+    Yields:
+        One check for each clip.
+
+    Raises:
+        NumericalError: a program returned a NaN or an infinity.
+    """
+    clips = [clip for clip in clips if clip.features.size and len(clip.logits) > 1]
+    if engine.batch_step is None or not clips:
+        return
+    name = engine.batch_step.spec.name
+    others = "encoder", UNCACHED_DECODER
+    gate = GATES[coarsest(p for program, p in precision.items() if program not in others)]
+    batch = Batch(engine, fewest=1)
+    clips = clips[: batch.size]
+    rows = [
+        _Row(decoder, clips[index % len(clips)], begins=index)
+        for index in range(batch.size)
+        if (decoder := batch.decoder())
+    ]
+    for run in range(max(row.ends for row in rows)):
+        active = [row for row in rows if row.begins <= run < row.ends]
+        found = batch.step_all([(row.decoder, row.step(run)) for row in active])
+        for row, logits in zip(active, found, strict=True):
+            if isinstance(logits, NumericalError):
+                raise logits
+            row.logits.append(logits)
+    for index, clip in enumerate(clips):
+        of_clip = list(islice(rows, index, None, len(clips)))
+        actual = np.concatenate([row.logits for row in of_clip])
+        expected = np.concatenate([clip.logits[1:]] * len(of_clip))
+        yield Check.of("arrays", name, clip.name, compare("logits", actual, expected, gate))
+
+
+class _Row:
+    """One row of the batch, which decodes the text of a clip from the run `begins` until the run `ends`."""
+
+    def __init__(self, decoder: Decoder, clip: ReferenceClip, begins: int) -> None:
+        self.decoder, self.clip = decoder, clip
+        self.begins, self.ends = begins, begins + len(clip.logits) - 1
+        self.logits: list[Floats] = []
+
+    def step(self, run: int) -> Step:
+        """Return the step of a run; the first one begins the window."""
+        if run == self.begins:
+            self.decoder.start_window(self.clip.features)
+            self.decoder.prefill(self.clip.prompt)
+        return Step(self.clip.tokens[run - self.begins], self.decoder.cache)
