@@ -65,6 +65,7 @@ changes. `whisperport explain CODE` prints the page of a rule.
 | WP3 | forms of an operator that is otherwise supported |
 | WP4 | the file of the program |
 | WP5 | warnings: supported, but computed in another way than the program states |
+| WP6 | warnings: work that a decoder repeats for every token |
 
 | Rule | Title |
 |---|---|

@@ -85,7 +85,7 @@ def check(
     receive. Where it can be asked on this machine, its answer is a part of the result.
 
     Args:
-        program: a `.pt2`, `.onnx` or `.tflite` file, a bundle, or a `Program` from
+        program: a `.pt2`, `.onnx` or `.tflite` file, an HLO module (`.pb`), a bundle, or a `Program` from
             `whisperport.programs.program.trace`.
         target: name of a target, as `whisperport targets` lists them.
         progress: called with the name of each stage, a few words.

@@ -104,11 +104,11 @@ def check(
 ) -> None:
     """List the nodes of a program that a target rejects, with reasons, cost and the rewrite that helps.
 
-    PROGRAM is a .pt2, .onnx or .tflite file of any model, or a bundle. The target's compiler is not
-    needed. The cost is the share of the program's operations and bytes. The exit status is 1 if a node
-    is rejected or declined. Some vendors publish no list of supported operators. For their targets, nodes
-    that were not seen in programs known to compile are listed in a separate table. They may compile, and
-    do not change the exit status.
+    PROGRAM is a .pt2, .onnx, .tflite or HLO (.pb) file of any model, or a bundle. The target's compiler
+    is not needed. The cost is the share of the program's operations and bytes. The exit status is 1 if a
+    node is rejected or declined. Some vendors publish no list of supported operators. For their targets,
+    nodes that were not seen in programs known to compile are listed in a separate table. They may
+    compile, and do not change the exit status.
 
     Some vendors have a partitioner, which tells on any machine which operators of a .tflite file the
     vendor's list has. Its answer is printed too. It compiles nothing.

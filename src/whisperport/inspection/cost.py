@@ -68,12 +68,14 @@ PER_OUTPUT_ELEMENT = {
     **dict.fromkeys(["hardtanh", "leaky_relu", "masked_fill", "triu", "tril"], 1),
 }
 PER_INPUT_ELEMENT = dict.fromkeys(["mean", "sum", "amax", "amin", "any", "argmax", "max"], 1)
+PER_INPUT_ELEMENT |= {"all": 1, "prod": 1}
 PER_INPUT_ELEMENT |= {"var": 4, "std": 5}
 MOVEMENT = (
     ZERO_COPY | PARTIAL_READS | {"transpose", "cat", "stack", "clone", "to", "expand", "repeat"}
 )
 MOVEMENT |= {"constant_pad_nd", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like"}
 MOVEMENT |= {"arange", "copy", "copy_", "unbind", "chunk", "roll", "flip", "scalar_tensor"}
+MOVEMENT |= {"slice_scatter"}
 MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
 
 
@@ -127,6 +129,16 @@ def cost_of(graph: Graph) -> Cost:
     return Cost(tuple(_node_cost(node) for node in graph.nodes), sum(constants.values()))
 
 
+def contracted(node: Node) -> int:
+    """Return K of a matmul: the length of the axes over which it sums.
+
+    A dot of HLO has its axes in any order, and states K.
+    """
+    left = node.tensors[0].shape or (1,)
+    inner = left[-2 if node.attributes.get("transposed_left") else -1]
+    return int(node.attributes.get("contracted", inner))
+
+
 def _node_cost(node: Node) -> NodeCost:
     values = [*node.tensors, *node.outputs]
     if any(value.n_bytes is None for value in values):
@@ -166,17 +178,17 @@ def _flops(node: Node) -> int | None:
 
 def _matmul(node: Node) -> int:
     """Count (…, M, K) times (…, K, N), or times (N, K) for `linear`; a third input is a bias."""
-    left = node.tensors[0].shape or (1,)
-    inner = left[-2 if node.attributes.get("transposed_left") else -1]
-    return _size(node.output) * (2 * int(inner) + (len(node.tensors) > 2))
+    return _size(node.output) * (2 * contracted(node) + (len(node.tensors) > 2))
 
 
 def _conv(node: Node) -> int:
     """Count a convolution with weight (O, C / groups, *kernel).
 
-    TFLite's weight is (O, *kernel, C), which has the same number of elements.
+    TFLite's weight is (O, *kernel, C), which has the same number of elements. HLO's has its axes in any
+    order.
     """
     kernel = prod(int(axis) for axis in (node.tensors[1].shape or ())[1:])
+    kernel = int(node.attributes.get("contracted", kernel))
     positions = _size(node.tensors[0]) if node.attributes.get("transposed") else _size(node.output)
     return 2 * positions * kernel + _size(node.output) * (len(node.tensors) > 2)
 

@@ -1,6 +1,7 @@
 """A program's graph without weights: nodes, tensors, shapes, and one set of operator names for all formats.
 
-A graph is read from a torch graph, `.pt2`, `.onnx` or `.tflite`. Nodes also keep the format's own names.
+A graph is read from a torch graph, `.pt2`, `.onnx`, `.tflite` or an HLO module. Nodes also keep the
+format's own names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
-Format = Literal["torch", "onnx", "tflite"]
+Format = Literal["torch", "onnx", "tflite", "hlo"]
 
 Shape = tuple[int | str, ...]
 """One entry per axis; a string is the name of a dynamic axis."""
@@ -61,7 +62,7 @@ class Node:
     inputs: tuple[Value | None, ...]  # None: an optional input that is not given
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)  # with aten's names
-    custom: bool = False  # not a standard operator of torch, ONNX or TFLite
+    custom: bool = False  # not a standard operator of torch, ONNX, TFLite or HLO
     module: str = ""  # torch only: the path of the innermost module, "blocks.0.attn.query"
     module_type: str = ""  # torch only: the class of that module, "torch.nn.modules.linear.Linear"
 
@@ -101,6 +102,8 @@ class Graph:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     opset: int | None = None  # ONNX only
+    # HLO only: place of an output -> name of the input whose memory it is written to
+    aliases: Mapping[int, str] = field(default_factory=dict)
     _producers: dict[str, Node] = field(default_factory=dict, repr=False, compare=False)
 
     def producer(self, value: Value) -> Node | None:
@@ -109,6 +112,8 @@ class Graph:
             self._producers.update({out.name: node for node in self.nodes for out in node.outputs})
         return self._producers.get(value.name)
 
+
+FOLDED_FORMATS: frozenset[Format] = frozenset({"onnx", "tflite"})
 
 # Operators without effect at inference: compilers remove them.
 _NO_OPS = frozenset({"detach_", "dropout", "identity", "lift_fresh_copy"})
@@ -121,11 +126,13 @@ def build(
     inputs: Iterable[Value],
     outputs: Iterable[Value],
     opset: int | None = None,
+    aliases: Mapping[int, str] | None = None,
 ) -> Graph:
     """Build a graph without nodes that have no effect, and without nodes whose outputs are not read.
 
     ONNX and TFLite compilers fold nodes that depend on constants only, so such nodes are removed too.
-    torch's compilers do not fold them.
+    torch's compilers do not fold them. XLA does, but an HLO module writes every scalar as a broadcast
+    tensor, which is never stored.
     """
     same: dict[str, Value] = {}
     kept = []
@@ -133,12 +140,13 @@ def build(
         node = replace(node, inputs=tuple(v and same.get(v.name, v) for v in node.inputs))
         if _has_no_effect(node):
             same[node.output.name] = node.tensors[0]
-        elif format != "torch" and _is_constant(node):
+        elif format in FOLDED_FORMATS and _is_constant(node):
             same |= {value.name: replace(value, constant=True) for value in node.outputs}
         else:
             kept.append(node)
     returned = tuple(same.get(value.name, value) for value in outputs)
-    return Graph(name, format, _without_dead_nodes(kept, returned), tuple(inputs), returned, opset)
+    alive = _without_dead_nodes(kept, returned)
+    return Graph(name, format, alive, tuple(inputs), returned, opset, dict(aliases or {}))
 
 
 def _without_dead_nodes(nodes: list[Node], returned: tuple[Value, ...]) -> tuple[Node, ...]:

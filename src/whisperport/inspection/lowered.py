@@ -13,6 +13,7 @@ from whisperport.inspection.profile_onnx import profile_onnx
 from whisperport.inspection.profile_openvino import profile_openvino
 from whisperport.inspection.profile_pte import Reasons, profile_pte
 from whisperport.inspection.profile_tflite import profile_tflite
+from whisperport.inspection.read_hlo_proto import HEAD_BYTES, is_hlo
 from whisperport.inspection.tflite_signatures import read_signatures
 from whisperport.inspection.tflite_subgraphs import copy_of_program
 from whisperport.progress import Progress
@@ -85,7 +86,7 @@ def _head(path: Path) -> bytes:
         )
     try:
         with path.open("rb") as file:
-            return file.read(64)
+            return file.read(HEAD_BYTES)
     except OSError as error:
         raise ProgramError(
             f"cannot read a program from {path}", why=error.strerror or str(error), hint=HINT
@@ -93,7 +94,7 @@ def _head(path: Path) -> bytes:
 
 
 def _profile_file(path: Path, head: bytes, options: ProfileOptions) -> Profile:
-    """Run and measure a file that contains one program; `head` is its first 64 bytes."""
+    """Run and measure a file that contains one program; `head` is its first bytes."""
     if head[4:8] == TFLITE:
         return profile_tflite(path, options)
     if head.lstrip().startswith((b"<?xml", b"<net")):
@@ -105,6 +106,12 @@ def _profile_file(path: Path, head: bytes, options: ProfileOptions) -> Profile:
             f"{path.name} is not a compiled program",
             why="the file is a zip archive, such as torch.export.save writes",
             hint=f"check an exported program with: whisperport check {path} --target xnnpack",
+        )
+    if is_hlo(head):
+        raise ProgramError(
+            f"{path.name} is not a compiled program",
+            why="the file is an HLO module, the input of a compiler",
+            hint=f"check it with: whisperport check {path} --target onnxruntime",
         )
     raise ProgramError(
         f"{path.name} is not a compiled program of a known format",

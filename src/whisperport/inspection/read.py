@@ -1,24 +1,27 @@
-"""Read the graphs of a `.pt2`, `.onnx` or `.tflite` file or of a bundle; detect the format by content."""
+"""Read the graphs of a file or bundle: `.pt2`, `.onnx`, `.tflite`, HLO. Detect the format by content."""
 
 from pathlib import Path
 
 from whisperport.bundle import MANIFEST, Bundle
 from whisperport.errors import ProgramError
 from whisperport.inspection.graph import Graph
+from whisperport.inspection.read_hlo import read_hlo
+from whisperport.inspection.read_hlo_proto import HEAD_BYTES, check_not_text, is_hlo
 from whisperport.inspection.read_onnx import read_onnx
 from whisperport.inspection.read_pt2 import read_pt2
 from whisperport.inspection.read_tflite import read_tflite
 from whisperport.regular_file import other_kind
 
 ZIP, TFLITE, EXECUTORCH, ONNX_IR_VERSION = b"PK\x03\x04", b"TFL3", b"ET", b"\x08"
-HINT = "give a .pt2, .onnx or .tflite file, or a bundle"
+HLO_SUFFIXES = (".hlo", ".pb")
+HINT = "give a .pt2, .onnx, .tflite or HLO (.pb) file, or a bundle"
 
 
 def read_graphs(path: Path) -> list[Graph]:
     """Read the graph of each program in a file or bundle, without weights.
 
     Args:
-        path: a .pt2, .onnx or .tflite file, or a bundle.
+        path: a .pt2, .onnx or .tflite file, an HLO module as a protocol buffer, or a bundle.
 
     Raises:
         ProgramError: the file is missing, damaged, or of another format.
@@ -33,7 +36,7 @@ def read_graphs(path: Path) -> list[Graph]:
         )
     try:
         with path.open("rb") as file:
-            head = file.read(16)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise ProgramError(
             f"cannot read a program from {path}", why=error.strerror or str(error), hint=HINT
@@ -46,6 +49,9 @@ def read_graphs(path: Path) -> list[Graph]:
         return read_tflite(path)
     if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":
         return [read_onnx(path)]
+    check_not_text(path, head)
+    if head and (is_hlo(head) or path.suffix in HLO_SUFFIXES):
+        return [read_hlo(path)]
     raise ProgramError(
         f"{path.name} is not a program of a known format",
         why="the file is empty" if not head else f"the file begins with {head[:8]!r}",

@@ -1,15 +1,45 @@
 """WP6xx: warnings about work that a decoder repeats for every token."""
 
 from collections.abc import Iterator, Mapping
-from math import prod
+from dataclasses import dataclass
 
+from whisperport.inspection.cost import contracted
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, rule
 from whisperport.inspection.rules.shapes import MATMULS
+from whisperport.inspection.weights_of_hlo import LAYOUT_OPS, weight_inputs
 from whisperport.spec import Limit
 
 Dependencies = Mapping[str, frozenset[str]]
-"""Name of a tensor -> names of the inputs that it depends on. Constants depend on none."""
+"""Name of a tensor -> names of the inputs that it depends on. Weights depend on none."""
+
+# Operators that write a part of a tensor, or select from two -> which of their inputs is the old tensor.
+WRITES = {"slice_scatter": (0,), "scatter": (0,), "where": (1, 2)}
+MOVES = LAYOUT_OPS | {"gather"}  # their first input; a gather reorders the rows of beams
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """A matmul with a weight."""
+
+    node: Node
+    weight: int  # place of the weight among the node's inputs
+    inputs: frozenset[str]  # of the program, that the other operand depends on
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that are multiplied by the weight."""
+        size = self.node.tensors[self.weight].size or 1
+        return (self.node.output.size or 0) * contracted(self.node) // max(1, size)
+
+    @property
+    def gflop(self) -> float:
+        return 2 * (self.node.output.size or 0) * contracted(self.node) / 1e9
+
+    @property
+    def megabytes(self) -> float:
+        values = (*self.node.tensors, *self.node.outputs)
+        return sum(value.n_bytes or 0 for value in values) / 1e6
 
 
 @rule("WP601", "A decoder projects the encoder's output again for every token")
@@ -22,26 +52,30 @@ def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
     has 7.68 MB in float32.
 
     The check finds a matmul with a stored weight that depends on one input only and has more rows than the
-    decoder has tokens. This is a warning: the node runs on the target, but at every token.
+    decoder has tokens. This is a warning: the node runs on the target, but at every token. Bytes are those
+    of the matmul's operands and result.
+
+    The check reads what is in the program. torch.export, the exporters to ONNX and XLA remove computations
+    whose results are not used. A decoder that projects the encoder's output and then overwrites the keys
+    and values with its cache contains no projection after the export, and this check finds none: its time
+    is lost elsewhere. Its input for the encoder's output remains in the program (WP602), or was removed
+    too. Then only the calling program shows that it passes the encoder's output.
+
+    An HLO module does not state which parameters are weights. There, an input is regarded as a weight if
+    it is multiplied by a computed tensor without batch axes. If the encoder's output is multiplied by one
+    single input, the second operand is regarded as the weight. A projection in the body of a `while` or
+    `conditional` is not seen.
 
     What to do: split the decoder. One program computes the keys and values of all layers, once per window.
     The decoder takes them as inputs and has no input for the encoder's output. `whisperport export` writes
     these programs as `cross_kv` and `step`.
     """
-    depends = _dependencies(graph)
-    stored = [node for node in graph.nodes if _has_stored_weight(node, depends)]
-    rows_of_tokens: dict[
-        str, int
-    ] = {}  # input -> rows of the matmuls that read it and other inputs
-    for node in stored:
-        given = depends[node.output.name]
-        for name in given if len(given) > 1 else ():
-            rows_of_tokens[name] = max(rows_of_tokens.get(name, 0), _rows(node.output))
-    for node in stored:
-        given = depends[node.output.name]
-        name = next(iter(given)) if len(given) == 1 else ""
-        if name in rows_of_tokens and _rows(node.output) > rows_of_tokens[name]:
-            yield Finding(node.name, _reason(node, name), node)
+    again: dict[str, list[_Projection]] = {}
+    for found in _repeated(graph):
+        again.setdefault(next(iter(found.inputs)), []).append(found)
+    for name, projections in again.items():
+        for found in projections:
+            yield Finding(found.node.name, _reason(found, name, projections), found.node)
 
 
 @rule("WP602", "An input is not used")
@@ -51,7 +85,11 @@ def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
     that was unused"), so that the compiled program has fewer inputs than the original.
 
     A decoder with cached cross-attention keys and values is the usual case: it keeps an input for the
-    encoder's output, which only the first call needs.
+    encoder's output, which only the first call needs. A dummy input of the same shape in its place still
+    costs its transfer.
+
+    Tracers that begin at the outputs, such as PyTorch/XLA, remove the input themselves. The program then
+    has no such input, and this check finds nothing, although the caller may still pass it.
 
     What to do: remove the input, and export the program again.
     """
@@ -64,8 +102,58 @@ def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
             yield Finding(value.name, reason)
 
 
-def _dependencies(graph: Graph) -> Dependencies:
-    depends = {value.name: frozenset({value.name}) for value in graph.inputs}
+@rule("WP603", "A cache is copied by every call, because it is not aliased")
+def copied_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
+    """The program takes a cache as an input and returns it with a few new rows. An HLO module states in its
+    `input_output_alias` which output is written to the memory of which input. Without an alias for the
+    cache, the device keeps two of them, and every call copies the complete cache to write one row. On a
+    runtime that returns outputs to the host, the cache also travels to the host and back.
+
+    The check finds an output that is an input of the same shape and dtype, unchanged or with a part
+    written over, if the module states no alias between the two. Only HLO modules state aliases, so other
+    formats are not checked.
+
+    What to do: state the alias when the program is traced: `donate_argnums` of `jax.jit`,
+    or the argument for aliases of the vendor's tracer. Do not return a cache that the program does not
+    change, such as the keys and values of the cross-attention.
+    """
+    if graph.format != "hlo":
+        return
+    inputs = {value.name: value for value in graph.inputs}
+    for place, output in enumerate(graph.outputs):
+        state = inputs.get(_state_of(graph, output, inputs))
+        if state is None or graph.aliases.get(place) == state.name:
+            continue
+        size = f", {state.n_bytes / 1e6:.3g} MB" if state.n_bytes else ""
+        how = "unchanged" if output.name == state.name else "with a part written over"
+        reason = (
+            f"input of shape {format_shape(state.shape)}{size} is returned {how} as output {place}, which "
+            "is not aliased to it"
+        )
+        yield Finding(state.name, reason)
+
+
+def _repeated(graph: Graph) -> Iterator[_Projection]:
+    """Yield the projections of one input that have more rows than those that read other inputs too."""
+    weights = weight_inputs(graph) if graph.format == "hlo" else frozenset()
+    depends = _dependencies(graph, weights)
+    projections = [found for node in graph.nodes if (found := _projection(node, depends))]
+    rows_of_tokens: dict[
+        str, int
+    ] = {}  # input -> rows of the projections that read other inputs too
+    for found in projections:
+        for name in found.inputs if len(found.inputs) > 1 else ():
+            rows_of_tokens[name] = max(rows_of_tokens.get(name, 0), found.rows)
+    for found in projections:
+        name = next(iter(found.inputs)) if len(found.inputs) == 1 else ""
+        if name in rows_of_tokens and found.rows > rows_of_tokens[name]:
+            yield found
+
+
+def _dependencies(graph: Graph, weights: frozenset[str]) -> Dependencies:
+    depends = {
+        value.name: frozenset({value.name}) for value in graph.inputs if value.name not in weights
+    }
     for node in graph.nodes:
         given = (depends.get(value.name, frozenset()) for value in node.tensors)
         together: frozenset[str] = frozenset().union(*given)
@@ -73,23 +161,48 @@ def _dependencies(graph: Graph) -> Dependencies:
     return depends
 
 
-def _has_stored_weight(node: Node, depends: Dependencies) -> bool:
-    return (
-        node.op in MATMULS
-        and len(node.tensors) > 1
-        and not depends.get(node.tensors[1].name)
-        and node.output.size is not None
+def _projection(node: Node, depends: Dependencies) -> _Projection | None:
+    """Return a matmul as a projection; None if neither or both of its operands are weights."""
+    if node.op not in MATMULS or len(node.tensors) < 2 or node.output.size is None:
+        return None
+    left, right = (depends.get(value.name, frozenset()) for value in node.tensors[:2])
+    if bool(left) == bool(right):
+        return None
+    return _Projection(node, 1 if left else 0, left | right)
+
+
+def _reason(found: _Projection, name: str, projections: list[_Projection]) -> str:
+    left, right = (format_shape(value.shape) for value in found.node.tensors[:2])
+    text = (
+        f"{found.node.op} {left} by {right} reads only `{name}`, which is the same for every token of a "
+        f"window: {found.gflop:.2g} GFLOP and {found.megabytes:.3g} MB per token"
     )
+    if len(projections) == 1:
+        return text
+    gflop = sum(one.gflop for one in projections)
+    megabytes = sum(one.megabytes for one in projections)
+    return f"{text}; all {len(projections)} of `{name}`: {gflop:.3g} GFLOP and {megabytes:.3g} MB"
 
 
-def _rows(value: Value) -> int:
-    return prod(int(axis) for axis in (value.shape or ())[:-1])
-
-
-def _reason(node: Node, name: str) -> str:
-    left, right = node.tensors[0].shape, node.tensors[1].shape
-    gflop = 2 * (node.output.size or 0) * int((left or (0,))[-1]) / 1e9
-    return (
-        f"{node.op} {format_shape(left)} by {format_shape(right)} reads only `{name}`, which is the same "
-        f"for every token of a window: {gflop:.2g} GFLOP per token"
-    )
+def _state_of(graph: Graph, output: Value, inputs: Mapping[str, Value]) -> str:
+    """Return the input of which an output is a new version; empty if there is none."""
+    if output.name in inputs:
+        return output.name
+    seen: set[tuple[str, bool]] = set()
+    waiting = [(output, False)]  # a tensor, and whether a part of it was written over
+    while waiting:
+        value, written = waiting.pop()
+        if (value.name, written) in seen:
+            continue
+        seen.add((value.name, written))
+        given = inputs.get(value.name)
+        if given and written and (given.shape, given.dtype) == (output.shape, output.dtype):
+            return given.name
+        node = graph.producer(value)
+        if node is None or not node.tensors:
+            continue
+        writes = node.op in WRITES
+        places = WRITES.get(node.op, (0,) if node.op in MOVES else ())
+        old = (node.tensors[place] for place in places if place < len(node.tensors))
+        waiting += [(one, written or writes) for one in old]
+    return ""
