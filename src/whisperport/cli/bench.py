@@ -174,8 +174,8 @@ def _print_result(result: BenchResult) -> None:
     if result.emulated:
         print_lines(
             "",
-            "emulated on the CPU, so that these times are not those of the device: "
-            f"{', '.join(result.emulated)}",
+            "emulated on the CPU, so that these times are not those of the device:",
+            f"  {', '.join(result.emulated)}",
         )
     if result.uncached is not None:
         print_lines(
