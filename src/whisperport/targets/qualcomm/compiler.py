@@ -1,0 +1,161 @@
+"""The vendor's compiler, in the package onnxruntime-qnn: its stages, and the check of compiled files."""
+
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, cast, final
+
+from whisperport.dims import Dims
+from whisperport.errors import BundleError
+from whisperport.spec import ProgramSpec
+from whisperport.targets.compiler import (
+    CalibrationNeed,
+    CompilePlan,
+    Compiler,
+    CompileRequest,
+    EmulationNeed,
+)
+from whisperport.targets.qualcomm import stages
+from whisperport.targets.qualcomm.chips import FLOAT, Chip
+from whisperport.targets.qualcomm.context import PROVIDER, RECOMPILE, Context, check_context
+from whisperport.targets.qualcomm.options import CompileOptions
+from whisperport.toolchain import Failure, Stage
+
+LOWERED, COMPILED = ".onnx", ".qnn"
+BUILT = "built.json"
+OLDEST = (2, 7)  # of onnxruntime-qnn; no older version was tried
+SIMULATORS = frozenset({"x86_64", "AMD64"})  # processors for which the library is a simulator
+MAX_TEXT = 2**16  # characters of built.json that are read
+
+# Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "UnsupportedOperatorError": (
+        "does not support the program",
+        "place it on the CPU: export with `--placement {program}=onnxruntime`; the log of the stage names "
+        "all nodes",
+    ),
+    "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
+    "NotWrittenError": ("reported success and wrote no file", "check the free disk space"),
+}
+
+
+@final
+class QnnCompiler(Compiler):
+    """The compiler for one chip."""
+
+    toolchain: ClassVar[str] = "qualcomm"
+    sdk: ClassVar[str] = "onnxruntime_qnn"
+    source: ClassVar[str] = 'x86-64 Linux: pip install "whisperport[qualcomm]"'
+    script: ClassVar[Path] = Path(stages.__file__)
+    options: ClassVar[type[Any]] = CompileOptions
+    suffix: ClassVar[str] = COMPILED
+
+    def __init__(self, chip: Chip) -> None:
+        self._chip = chip
+        self.title = f"onnxruntime-qnn {OLDEST[0]}.{OLDEST[1]}"
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"chip": self._chip.name, "oldest": list(OLDEST)}
+
+    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
+        return None  # `export` writes the quantized file
+
+    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
+        clips = cast(CompileOptions, options).simulate
+        if not clips or platform.machine() not in SIMULATORS:
+            return None
+        return EmulationNeed(
+            inputs=tuple(f"simulated_{tensor.name}" for tensor in spec.inputs),
+            outputs=tuple(f"simulated_output_{tensor.name}" for tensor in spec.outputs),
+            kind="simulated",
+            clips=clips,
+        )
+
+    def plan(self, request: CompileRequest) -> CompilePlan:
+        name, chosen = request.spec.name, cast(CompileOptions, request.options)
+        model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
+        settings: dict[str, Any] = {
+            "model": model,
+            "artifact": artifact,
+            "options": provider_options(self._chip, chosen),
+        }
+        planned = [Stage("compile", request.files, (artifact, BUILT))]
+        need = self.emulation(request.spec, chosen)
+        if need is not None and request.emulation:
+            outputs = tuple(f"{output}.npy" for output in need.outputs)
+            planned.append(Stage("simulate", (artifact, *request.emulation), outputs))
+            inputs = (tensor.name for tensor in request.spec.inputs)
+            results = (tensor.name for tensor in request.spec.outputs)
+            settings["simulated_inputs"] = dict(zip(inputs, request.emulation, strict=True))
+            settings["simulated_outputs"] = dict(zip(results, outputs, strict=True))
+        return CompilePlan(stages=tuple(planned), artifact=artifact, settings=settings)
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        context = check_context(artifact, spec)
+        check_chip(context, self._chip, artifact)
+        facts: dict[str, Any] = {
+            "compiler": context.compiler,
+            "compiled_for": f"{self._chip.name}, HTP {self._chip.architecture.name}",
+            "context_bytes": context.context_bytes,
+            "notes": [],
+        }
+        nodes = _nodes(artifact.with_name(BUILT))
+        if nodes:
+            facts["plan"] = {"HTP" if name == PROVIDER else name: n for name, n in nodes.items()}
+            elsewhere = sum(count for name, count in nodes.items() if name != PROVIDER)
+            if elsewhere:
+                facts["notes"].append(f"{elsewhere} nodes run on the CPU")
+        return facts
+
+    def explain(self, failure: Failure) -> tuple[str, str]:
+        name = self._chip.name
+        if failure.stage == "simulate":
+            return (
+                "could not run the compiled program in its simulator",
+                f"`--option {name}.simulate=0` compiles without simulation",
+            )
+        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
+        happened, hint = known or super().explain(failure)
+        return happened, hint.replace("{program}", failure.program)
+
+
+def provider_options(chip: Chip, chosen: CompileOptions) -> dict[str, str]:
+    """Return the options of the execution provider with which a program is compiled for a chip.
+
+    Source of the names: onnxruntime.ai, QNN Execution Provider, Configuration Options.
+    """
+    return {
+        "soc_model": str(chip.soc_model),
+        "htp_arch": str(chip.architecture.number),
+        "vtcm_mb": str(chip.vtcm_mib),
+        "enable_htp_fp16_precision": "1" if FLOAT in chip.architecture.precisions else "0",
+        "htp_graph_finalization_optimization_mode": str(chosen.optimization),
+    }
+
+
+def check_chip(context: Context, chip: Chip, path: Path) -> None:
+    """Check that a file was compiled for a chip, as far as the file states it.
+
+    Raises:
+        BundleError: it was compiled for another chip.
+    """
+    if context.soc_model is None:
+        return
+    if (context.soc_model, context.architecture) != (chip.soc_model, chip.architecture.number):
+        raise BundleError(
+            f"{path.name} is for another chip than `{chip.name}`",
+            why=f"it was compiled for chip {context.soc_model} with HTP v{context.architecture}; "
+            f"`{chip.name}` is chip {chip.soc_model} with HTP {chip.architecture.name}",
+            hint=RECOMPILE,
+        )
+
+
+def _nodes(path: Path) -> dict[str, int]:
+    """Return execution provider -> number of nodes, as the stage compile wrote it; {} if unknown."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            nodes = json.loads(file.read(MAX_TEXT))["nodes"]
+        return {str(name): int(count) for name, count in nodes.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}

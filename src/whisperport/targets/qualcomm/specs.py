@@ -1,0 +1,42 @@
+"""The spec of each chip's target."""
+
+from whisperport.spec import Package, TargetSpec
+from whisperport.targets.qualcomm.chips import Chip
+
+PACKAGE, EXTRA = "onnxruntime-qnn", "qualcomm"
+FALLBACK = "onnxruntime"
+RAN = "onnxruntime-qnn 2.7.0, v75"
+OPSET = 20  # in which GELU is one operator
+
+
+def spec_of(chip: Chip) -> TargetSpec:
+    """Return the spec of a chip's target."""
+    architecture = chip.architecture
+    return TargetSpec(
+        name=chip.name,
+        summary=f"{chip.product}: Hexagon NPU {architecture.name}, "
+        f"{' or '.join(architecture.precisions)}",
+        max_rank=5,
+        dtypes=frozenset({"float32", "float16", "int32"}),
+        formats=frozenset({"torch", "onnx"}),
+        domains=frozenset({"com.microsoft"}),
+        rejects_programs=True,
+        lowered_suffix=".onnx",
+        lowered_max_rank=4,
+        fallback=FALLBACK,
+        precisions=architecture.precisions,
+        emulation={"emulation": "onnx"},
+        runtime=PACKAGE,
+        emulation_runtime="onnxruntime",
+        extra="export",
+        run_extra=EXTRA,
+        packages={EXTRA: (Package("onnxruntime_qnn", PACKAGE),)},
+        sources={
+            "formats": "the provider of onnxruntime-qnn compiles ONNX; torch programs are converted first",
+            "domains": "QuantizeLinear and DequantizeLinear of 16 bits are com.microsoft's below opset 21",
+            "static": "onnxruntime.ai, QNN Execution Provider: no dynamic shapes",
+            "dtypes": f"a graph with inputs of each ran in the simulator; int64 did not ({RAN})",
+            "max_rank": f"a graph of rank 5 ran in the simulator, one of rank 6 was rejected ({RAN})",
+            "precisions": architecture.source,
+        },
+    )

@@ -1,0 +1,127 @@
+"""The targets: write and quantize ONNX for the compiler; run, simulate or emulate programs."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+
+from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.errors import BundleError
+from whisperport.progress import Progress
+from whisperport.runner import Runner
+from whisperport.spec import ProgramSpec, Rejection
+from whisperport.targets.base import RunOptions, Target, Unsupported
+from whisperport.targets.compiler import CalibrationNeed
+from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
+from whisperport.targets.onnx_runner import OnnxRunner
+from whisperport.targets.qualcomm import options as own_options
+from whisperport.targets.qualcomm.chips import FLOAT, W8A16, Chip
+from whisperport.targets.qualcomm.compiler import COMPILED, LOWERED, SIMULATORS, QnnCompiler
+from whisperport.targets.qualcomm.specs import OPSET, spec_of
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
+
+SAMPLES = 32  # of calibration
+
+
+@final
+class Qualcomm(Target):
+    """The target for one chip. Lowered ONNX files can be emulated on the CPU before compilation."""
+
+    run_options: ClassVar[type[Any]] = own_options.RunOptions
+
+    def __init__(self, chip: Chip) -> None:
+        self.chip, self.spec = chip, spec_of(chip)
+        self.compiler = QnnCompiler(chip)
+
+    def unsupported(self, program: str, precision: str) -> Unsupported | None:
+        architecture = self.chip.architecture
+        if precision != FLOAT or FLOAT in architecture.precisions:
+            return None
+        return Unsupported(
+            f"the Hexagon NPU {architecture.name} of {self.chip.name} has no floating point "
+            f"(source: {architecture.source})",
+            f"use `--precision {architecture.precisions[0]}`, the default of `{self.chip.name}`",
+        )
+
+    def simulates(self, options: RunOptions) -> bool:
+        return platform.machine() in SIMULATORS
+
+    def emulated_precision(self, precision: str) -> str:
+        """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
+        return "fp32" if precision == FLOAT else precision
+
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
+
+        return rejections(program, self.spec)
+
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        """Write each program in float32 to an ONNX file that contains its weights."""
+        return lower_to_onnx(self, programs, folder, OPSET, progress)
+
+    def lower_file(
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one program in float32 to an ONNX file that contains its weights."""
+        return lower_file_to_onnx(self, program, path, OPSET, progress, simplify=simplify)
+
+    def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
+        if precision != W8A16:
+            return None
+        return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
+
+    def quantize(
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+    ) -> ProgramEntry:
+        from whisperport.targets.qualcomm.quantization import quantize_in_place
+
+        progress(f"quantizing {entry.spec.name} to {entry.precision}")
+        path = folder / self._file(entry, LOWERED)
+        quantize_in_place(path, arrays, target=self.spec.name, extra=self.spec.extra)
+        return entry
+
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        chosen = cast(own_options.RunOptions, options.of(self))
+        if chosen.emulation:
+            return {
+                entry.spec.name: OnnxRunner(
+                    entry.spec,
+                    OnnxGraph.of(folder, entry, self._file(entry, LOWERED)),
+                    options.threads,
+                )
+                for entry in entries
+            }
+        from whisperport.targets.qualcomm.runtime import load_contexts
+
+        files = {e.spec.name: regular_file(folder, self._file(e, COMPILED)) for e in entries}
+        return load_contexts(self.chip, [entry.spec for entry in entries], files, chosen)
+
+    def _file(self, entry: ProgramEntry, suffix: str) -> str:
+        """Return the file of a program with this suffix.
+
+        Raises:
+            BundleError: the program has no such file.
+        """
+        for file in entry.files:
+            if file.endswith(suffix):
+                return file
+        name, listed = self.spec.name, ", ".join(entry.files)
+        if suffix == COMPILED:
+            raise BundleError(
+                f"`{entry.spec.name}` is not compiled for `{name}` yet",
+                why=f"the bundle contains {listed} for the vendor's compiler, and no {COMPILED} file",
+                hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
+                f"`--run-option {name}.emulation=onnx`",
+            )
+        raise BundleError(
+            f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
+            why=f"the bundle contains {listed}, and no {LOWERED} file",
+            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
+        )

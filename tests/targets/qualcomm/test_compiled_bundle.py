@@ -1,0 +1,315 @@
+"""A bundle with every program on the NPU: compiled by the vendor's compiler, run in the vendor's simulator.
+
+Nothing is faked: the package onnxruntime-qnn has both. The model is a random one of a few kilobytes.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.compiling import CompileOptions, compile
+from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.inspecting import InspectOptions, inspect
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.qualcomm import stages
+from whisperport.verification import GATES, compare
+from whisperport.verification.clips import Clip
+from whisperport.verification.evidence import with_evidence
+from whisperport.verification.report import Report
+
+PROGRAMS = {"encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align"}
+CHIP = "sm8650"
+ONE = RunOptions(threads=1)
+EMULATED = RunOptions(threads=1, options={f"{CHIP}.emulation": "onnx"})
+
+needs_simulator = pytest.mark.skipif(
+    not get_target(CHIP).simulates(ONE) or get_target(CHIP).compiler.installed({}) is None,
+    reason="the simulator needs onnxruntime-qnn on x86-64",
+)
+
+
+def _noise(seed: int) -> np.ndarray:
+    return (0.1 * np.random.default_rng(seed).standard_normal(3200)).astype(np.float32)
+
+
+# For the calibration: 66 windows of 8 mel bins and 20 frames.
+SPECTROGRAMS = np.random.default_rng(2).uniform(-1, 1, (66, 1, 8, 20)).astype(np.float32)
+CLIPS = (Clip("hiss", "so", _noise(0)), Clip("more", "", _noise(1)))
+
+
+@pytest.fixture(scope="module")
+def export_once(
+    micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
+) -> Callable[..., Path]:
+    """Export the micro model with every program on the NPU, in one precision."""
+    from whisperport.programs import variants
+
+    made: dict[str, Path] = {}
+
+    def once(precision: str) -> Path:
+        if precision not in made:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(variants, "whisper_programs", lambda *_, **__: iter(micro_programs))
+                work = tmp_path_factory.mktemp(precision)
+                np.save(work / "calibration.npy", SPECTROGRAMS)
+                options = ExportOptions(
+                    clips=CLIPS,
+                    precision=precision,
+                    run=ONE,
+                    calibration=work / "calibration.npy",
+                    # Random weights give words of chance, which a quantized model need not repeat.
+                    allow_unverified=precision != "fp16",
+                )
+                folder = work / "bundle"
+                made[precision] = export(micro_checkpoint, CHIP, folder, options).folder
+        return made[precision]
+
+    return once
+
+
+@pytest.fixture(scope="module")
+def compile_once(export_once: Callable[..., Path]) -> Callable[..., Bundle]:
+    """Compile the exported bundle of one precision, with simulation."""
+    made: dict[str, Bundle] = {}
+
+    def once(precision: str) -> Bundle:
+        if precision not in made:
+            folder = export_once(precision)
+            bundle = shutil.copytree(folder, folder.with_name("compiled"))
+            made[precision] = compile(bundle, CompileOptions(threads=1)).bundle
+        return made[precision]
+
+    return once
+
+
+@pytest.fixture
+def exported_bundle(export_once: Callable[..., Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(export_once("fp16"), tmp_path / "bundle"))
+
+
+# What export leaves --------------------------------------------------------------------------------
+
+
+def test_an_exported_bundle_says_that_nothing_was_compiled_or_simulated(exported_bundle):
+    manifest = Bundle.open(exported_bundle).manifest
+
+    assert {entry.spec.name for entry in manifest.programs} == PROGRAMS
+    for entry in manifest.programs:
+        assert {one.kind for one in entry.evidence} == {"emulated"}
+        assert manifest.status(entry.spec.name) == "checked against vendor documentation"
+    with pytest.raises(BundleError, match=r"is not compiled for `sm8650` yet") as missing:
+        get_target(CHIP).load(exported_bundle, manifest.programs, ONE)
+    assert "whisperport compile BUNDLE" in missing.value.hint
+
+
+def test_the_mask_is_bounded_in_both_precisions(export_once):
+    for precision in ("fp16", "w8a16"):
+        entry = Bundle.open(export_once(precision)).manifest.program("step")
+        assert entry.placement.mask == -64
+        assert entry.precision == precision
+
+
+def test_a_program_that_is_not_compiled_is_emulated_from_a_file_of_its_own_only(exported_bundle):
+    (entry, *_) = Bundle.open(exported_bundle).manifest.programs
+    entry = replace(entry, files=(f"{CHIP}/encoder.qnn",))
+
+    with pytest.raises(BundleError, match="cannot emulate `encoder`"):
+        get_target(CHIP).load(exported_bundle, [entry], EMULATED)
+
+
+# The compiler and the simulator ----------------------------------------------------------------------
+
+
+@needs_simulator
+@pytest.mark.parametrize("precision", ["fp16", "w8a16"])
+def test_every_program_is_compiled_simulated_and_compared(compile_once, precision):
+    bundle = compile_once(precision)
+    manifest = bundle.manifest
+
+    for entry in manifest.programs:
+        assert entry.files == (f"{CHIP}/{entry.spec.name}.qnn", f"{CHIP}/{entry.spec.name}.onnx")
+        assert entry.delegation["compiled_for"] == "sm8650, HTP v75"
+        assert re.fullmatch(r"\d+\.\d+\.\d+", entry.delegation["compiler"])
+        assert set(entry.delegation["plan"]) == {"HTP"}  # no node runs on the CPU
+        kinds = {one.kind: one for one in manifest.evidence(entry.spec.name)}
+        assert {"compiled", "simulated"} <= set(kinds), entry.spec.name
+        assert set(kinds["simulated"].files) == {f"{CHIP}/{entry.spec.name}.qnn"}
+        arrays = [one for one in kinds["simulated"].checks if one.level == "arrays"]
+        assert arrays
+        for one in arrays:
+            assert one.what.endswith(", simulated")
+            assert one.passed, one
+        assert min(one.value["sqnr_db"] for one in arrays) > GATES[precision].min_sqnr_db
+        if entry.spec.name != "encoder":  # whose words are of chance, too
+            assert manifest.status(entry.spec.name) == "simulated here"
+
+
+@needs_simulator
+def test_the_loaded_programs_compute_in_float16_what_the_lowered_ones_compute(compile_once):
+    bundle, target = compile_once("fp16"), get_target(CHIP)
+    entries = bundle.manifest.programs
+    simulated = target.load(bundle.folder, entries, ONE)
+    emulated = target.load(bundle.folder, entries, EMULATED)
+    random = np.random.default_rng(5)
+
+    for name, runner in simulated.items():
+        inputs = {
+            tensor.name: random.standard_normal(tensor.shape).astype(tensor.dtype)
+            for tensor in runner.spec.inputs
+        }
+        found, expected = runner.run(inputs), emulated[name].run(inputs)
+        for output, array in expected.items():
+            compared = compare(output, found[output], array, GATES["fp16"])
+            assert compared, f"{name}: {output}: {compared.reason}"
+        changed = [output for output, array in expected.items() if (array != found[output]).any()]
+        assert changed, f"{name} was not computed in float16"
+
+
+@needs_simulator
+def test_a_run_in_the_simulator_is_evidence_of_a_simulation_and_not_of_a_run(compile_once):
+    bundle = compile_once("fp16")
+    report = Report(subject="", checks=(), machine={}, versions={}, seconds=0)
+
+    by_options = {
+        "simulated": with_evidence(bundle.manifest, report, {}),
+        "emulated": with_evidence(bundle.manifest, report, EMULATED.options),
+    }
+
+    for kind, manifest in by_options.items():
+        assert manifest.program("step").evidence[-1].kind == kind
+
+
+@needs_simulator
+def test_inspect_says_which_nodes_the_npu_runs(compile_once):
+    bundle = compile_once("fp16")
+
+    found = inspect(bundle.folder, InspectOptions(repeat=1))
+
+    assert {plan.program for plan in found.plans} == PROGRAMS
+    assert all(set(plan.engines) == {"HTP"} for plan in found.plans)
+    assert min(plan.engines["HTP"] for plan in found.plans) > 5
+
+
+@needs_simulator
+def test_without_simulation_the_bundle_claims_none_and_finished_stages_are_kept(
+    exported_bundle, tmp_path
+):
+    off, seen = {f"{CHIP}.simulate": "0"}, []
+    made = compile(exported_bundle, CompileOptions(options=off, threads=1)).bundle
+    assert made.manifest.status("step") == "compiled here"
+    state = json.loads((tmp_path / "bundle.compile" / CHIP / "state.json").read_text())
+    assert all(set(finished) == {"compile"} for finished in state.values())
+
+    compile(exported_bundle, CompileOptions(options=off, threads=1), progress=seen.append)
+
+    assert f"{CHIP}: all stages are already finished" in seen
+
+
+@needs_simulator
+def test_a_chip_without_floating_point_rejects_a_program_in_float_by_the_names_of_its_nodes(
+    exported_bundle, monkeypatch
+):
+    """`export` rejects this; here the real compiler is asked what it says about such a program."""
+    from whisperport.targets.qualcomm.chips import CHIPS
+    from whisperport.targets.qualcomm.compiler import QnnCompiler
+
+    target = get_target(CHIP)
+    qcm6490 = next(chip for chip in CHIPS if chip.name == "qcm6490")
+    monkeypatch.setattr(target, "compiler", QnnCompiler(qcm6490))
+
+    with pytest.raises(LoweringError, match="does not support the program") as refused:
+        compile(exported_bundle, CompileOptions(options={f"{CHIP}.simulate": "0"}, threads=1))
+
+    assert re.search(r"\d+ nodes are not supported: .*LayerNormalization", refused.value.why)
+    assert "compile.log" in refused.value.hint
+    assert Bundle.open(exported_bundle).manifest.status("encoder") != "compiled here"
+
+
+@needs_simulator
+def test_a_killed_compiler_is_named_and_the_bundle_is_unchanged(exported_bundle, monkeypatch):
+    """The driver's process is killed in the first stage, as the system does if memory runs out."""
+    target = get_target(CHIP)
+    script = exported_bundle.parent / "stages.py"
+    killed = "import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n    "
+    text = Path(stages.__file__).read_text(encoding="utf-8")
+    script.write_text(text.replace('own = program["settings"]', killed + "own = None", 1))
+    monkeypatch.setattr(type(target.compiler), "script", script)
+    before = Bundle.open(exported_bundle).manifest
+
+    with pytest.raises(LoweringError, match="ended without a result") as failed:
+        compile(exported_bundle, CompileOptions(threads=1))
+
+    assert "memory ran out" in failed.value.why
+    assert Bundle.open(exported_bundle).manifest == before
+
+
+# What is missing, or does not fit ------------------------------------------------------------------
+
+
+@needs_simulator
+@pytest.mark.parametrize("target", ["sm8550", "qcm6490"])
+def test_a_file_for_another_chip_is_rejected_before_it_is_loaded(compile_once, target):
+    bundle = compile_once("w8a16")
+
+    with pytest.raises(BundleError, match=f"for another chip than `{target}`") as refused:
+        get_target(target).load(bundle.folder, bundle.manifest.programs, ONE)
+
+    assert "compiled for chip 57 with HTP v75" in refused.value.why
+
+
+@needs_simulator
+def test_a_device_library_that_is_not_there_is_an_error_and_not_a_run_on_the_cpu(
+    compile_once, tmp_path
+):
+    bundle = compile_once("fp16")
+    run = RunOptions(options={f"{CHIP}.library": str(tmp_path / "libQnnHtp.so")})
+
+    with pytest.raises(BundleError, match="cannot load") as refused:
+        get_target(CHIP).load(bundle.folder, bundle.manifest.programs[:1], run)
+
+    assert f"{CHIP}.library" in refused.value.hint
+
+
+def test_without_the_package_an_error_says_what_to_install(exported_bundle, monkeypatch):
+    import sys
+
+    manifest = Bundle.open(exported_bundle).manifest
+    (entry, *_) = manifest.programs
+    compiled = f"{CHIP}/encoder.qnn"
+    (exported_bundle / compiled).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "onnxruntime_qnn", None)
+
+    with pytest.raises(MissingPackageError, match="cannot run the compiled programs") as missing:
+        get_target(CHIP).load(exported_bundle, [replace(entry, files=(compiled,))], ONE)
+
+    assert 'pip install "whisperport[qualcomm]"' in missing.value.hint
+    assert f"{CHIP}.emulation=onnx" in missing.value.hint
+
+
+def test_an_older_package_is_rejected_with_both_versions():
+    settings = get_target(CHIP).compiler.settings()
+
+    assert stages.check("2.7.0", settings) == ""
+    assert stages.check("3.0", settings) == ""
+    assert stages.check("", settings) == ""  # not known
+    assert "2.6.1" in stages.check("2.6.1", settings)
+    assert "2.7" in stages.check("1.24.0", settings)
+
+
+def test_an_onnxruntime_without_plugins_is_named(monkeypatch):
+    import onnxruntime
+
+    monkeypatch.delattr(onnxruntime, "register_execution_provider_library")
+
+    reason = stages.check("2.7.0", get_target(CHIP).compiler.settings())
+
+    assert f"onnxruntime {onnxruntime.__version__}" in reason
