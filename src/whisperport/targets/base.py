@@ -176,6 +176,14 @@ class Target(ABC):
         """
         raise NotImplementedError(f"`{self.spec.name}` quantizes no program")
 
+    def simulates(self, options: RunOptions) -> bool:
+        """Return whether `load` runs compiled files in the vendor's simulator on this machine, not on a device.
+
+        Args:
+            options: the run options, which do not choose emulation.
+        """
+        return False
+
     def emulated_precision(self, precision: str) -> str:
         """Return the precision in which `spec.emulation` runs a program on the CPU.
 
