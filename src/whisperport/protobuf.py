@@ -24,6 +24,7 @@ def message_class(schema: Mapping[str, tuple[Field, ...]], root: str) -> Any:
         "uint32": described.TYPE_UINT32,
         "uint64": described.TYPE_UINT64,
         "string": described.TYPE_STRING,
+        "bytes": described.TYPE_BYTES,
     }
     file = descriptor_pb2.FileDescriptorProto(name="file", package="file", syntax="proto3")
     for name, fields in schema.items():

@@ -48,9 +48,9 @@ device_options = together(
         group=DEVICE,
         multiple=True,
         metavar="NAME",
-        show_default="the first clip",
-        help="Clip of the bundle's reference that the device is given; may be repeated for "
-        "--device-inputs",
+        show_default="all clips; for a device the first",
+        help="Clip of the bundle's reference to verify with, or that the device is given; may be repeated, "
+        "but not for --device-output",
     ),
     option(
         "--quantization",

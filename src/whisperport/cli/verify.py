@@ -116,7 +116,8 @@ def verify(
         return
     opened = Bundle.open(bundle)
     with stages() as progress:
-        report = (verify_and_record if record else run_verify)(opened, run=run, progress=progress)
+        verified = verify_and_record if record else run_verify
+        report = verified(opened, run=run, clips=clips, progress=progress)
     if as_json:
         print_json(report.to_json())
     else:

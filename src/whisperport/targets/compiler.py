@@ -51,6 +51,7 @@ class EmulationNeed:
     # simulated: the stage runs the compiled file as the device would. emulated: it runs the quantized
     # program from which the compiled file is made.
     kind: Literal["emulated", "simulated"] = "emulated"
+    clips: int = 0  # number of the reference's clips, the first ones; 0: all that the program needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

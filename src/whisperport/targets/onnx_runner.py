@@ -62,7 +62,7 @@ class OnnxRunner(Runner):
         """
         super().__init__(spec, nullcontext())  # a session may run in several threads concurrently
         self._session = _session(graph, threads, provider, weights, provider_options or {})
-        _check_signature(self._session, spec, graph.name)
+        check_signature(self._session, spec, graph.name)
         self._weights = weights  # kept alive, since the session uses this memory
         self._in_place = provider == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
@@ -224,8 +224,17 @@ def _warn_if_unused(session: Any, provider: str, name: str) -> None:
         )
 
 
-def _check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
-    """Compare the session's signature with the manifest; an axis without a number matches any size."""
+def check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
+    """Compare a session's signature with the manifest; an axis without a number matches any size.
+
+    Args:
+        session: an `onnxruntime.InferenceSession`.
+        spec: the program's signature in the manifest.
+        name: of the file, for errors.
+
+    Raises:
+        BundleError: they differ.
+    """
     outputs = {value.name for value in session.get_outputs()}
     unknown = [tensor.name for tensor in spec.outputs if tensor.name not in outputs]
     inputs = {value.name for value in session.get_inputs()} ^ {t.name for t in spec.inputs}

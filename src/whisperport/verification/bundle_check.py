@@ -12,7 +12,7 @@ from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
 from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
 from whisperport.dims import Dims
-from whisperport.errors import NumericalError
+from whisperport.errors import NumericalError, UsageError
 from whisperport.generation import Generation
 from whisperport.progress import Progress
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
@@ -38,6 +38,7 @@ def verify(
     bundle: Bundle | str | os.PathLike[str],
     *,
     run: RunOptions | None = None,
+    clips: Sequence[str] = (),
     progress: Progress = lambda _: None,
 ) -> Report:
     """Run a bundle on its reference clips, and compare arrays, tokens, words and isolation.
@@ -47,15 +48,17 @@ def verify(
     Args:
         bundle: the bundle or its folder.
         run: threads and target options; None: the defaults.
+        clips: names of the reference's clips to run; empty: all. A simulator may need minutes per clip.
         progress: called with a line for each stage.
 
     Raises:
         BundleError: the bundle is damaged.
+        UsageError: the reference has no clip of such a name.
         MissingPackageError: a target's runtime is not installed.
     """
     started = time.perf_counter()
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-    reference = Reference.from_arrays(opened.reference())
+    reference = _with_clips(Reference.from_arrays(opened.reference()), clips)
     checks, last = _session_checks(opened, reference, run, progress)
     if last:
         progress("checking isolation: the last clip in a new session")
@@ -67,6 +70,32 @@ def verify(
         versions=versions(RUNTIMES),
         seconds=round(time.perf_counter() - started, 3),
     )
+
+
+def _with_clips(reference: Reference, names: Sequence[str]) -> Reference:
+    """Return the reference with the named clips only; with all clips if no name is given.
+
+    Raises:
+        UsageError: there is no clip of such a name, or none of the clips has arrays to compare.
+    """
+    if not names:
+        return reference
+    known = [clip.name for clip in reference.clips]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(
+            f"the bundle's reference has no clip `{unknown[0][:80]}`",
+            hint=f"its clips are {', '.join(known)}",
+        )
+    kept = tuple(clip for clip in reference.clips if clip.name in names)
+    if not any(clip.features.size for clip in kept):
+        with_arrays = [clip.name for clip in reference.clips if clip.features.size]
+        raise UsageError(
+            f"the reference has no arrays of {', '.join(names)[:80]}",
+            why="of most clips only tokens and words are stored, and a verification compares arrays too",
+            hint=f"clips with arrays are {', '.join(with_arrays)}",
+        )
+    return replace(reference, clips=kept)
 
 
 def _subject(bundle: Bundle, run: RunOptions | None) -> str:
@@ -140,11 +169,13 @@ def check_decoded_features(
     Args:
         bundle: the bundle, for its reference.
         decoder: the bundle's decoder.
-        features: (T, d) of every reference clip, in the order of the reference.
+        features: (T, d) of the reference's clips, in the order of the reference; of the first clips, if
+            there are fewer.
         precision: precision that the features were computed in.
         progress: called with a line for each clip.
     """
     reference, results = Reference.from_arrays(bundle.reference()), []
+    reference = replace(reference, clips=reference.clips[: len(features)])
     try:
         for clip, encoded in zip(reference.clips, features, strict=True):
             progress(f"decoding {clip.name}")

@@ -5,8 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from whisperport.bundle import Manifest, ProgramEntry
-from whisperport.evidence import Evidence, with_added
-from whisperport.targets import Target, get_target
+from whisperport.evidence import Evidence, Kind, with_added
+from whisperport.targets import RunOptions, Target, get_target
 from whisperport.verification.machine import versions
 from whisperport.verification.precision import is_emulated
 from whisperport.verification.report import Report
@@ -40,8 +40,11 @@ def _evidence(
     target, emulated = get_target(entry.target), is_emulated(entry.target, options)
     runtime = target.spec.emulation_runtime if emulated else target.spec.runtime
     files = _lowered(entry, target) if emulated else entry.files
+    kind: Kind = "emulated" if emulated else "run"
+    if not emulated and target.simulates(RunOptions(options=options)):
+        kind = "simulated"
     return Evidence(
-        kind="emulated" if emulated else "run",
+        kind=kind,
         files={path: manifest.files[path].sha256 for path in files},
         runtime=versions([runtime] if runtime else []),
         machine=report.machine,

@@ -1,6 +1,7 @@
 """Verify a bundle, and record the result in its manifest as evidence about its files."""
 
 import os
+from collections.abc import Sequence
 
 from whisperport.bundle import Bundle
 from whisperport.bundle.manifest_update import rewrite_manifest
@@ -16,6 +17,7 @@ def verify_and_record(
     bundle: Bundle | str | os.PathLike[str],
     *,
     run: RunOptions | None = None,
+    clips: Sequence[str] = (),
     progress: Progress = lambda _: None,
 ) -> Report:
     """Verify a bundle on this machine, and add the result to the evidence in its manifest.
@@ -25,14 +27,16 @@ def verify_and_record(
     Args:
         bundle: the bundle or its folder.
         run: threads and target options; None: the defaults.
+        clips: names of the reference's clips to run; empty: all.
         progress: called with a line for each stage.
 
     Raises:
         BundleError: the bundle is damaged, another process writes it, or it is not writable.
+        UsageError: the reference has no clip of such a name.
         MissingPackageError: a target's runtime is not installed.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-    report = verify(opened, run=run, progress=progress)
+    report = verify(opened, run=run, clips=clips, progress=progress)
     progress("writing the manifest")
     trusted = is_trusted(opened)  # determined before the manifest changes
     options = run.options if run else {}
