@@ -50,7 +50,7 @@ LAYERS = (
             "exporting",
             "lowering",
         ),
-        *("fixing", "checking", "emulating", "compiling", "importing", "inspecting"),
+        *("fixing", "checking", "emulating", "compiling", "importing", "inspecting", "planning"),
     ),
     ("bench", "doctor", "demo", "probing"),
     ("cli", "__main__"),
@@ -64,7 +64,7 @@ HEAVY = {
 # Plugins do not import each other; what they share is named here.
 SHARED = {
     "targets": {
-        *("base", "compiler", "importer", "options", "partitioner"),
+        *("base", "compiler", "importer", "machine", "options", "partitioner"),
         "execution_provider",
         *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights"),
         *("tflite_lowering", "tflite_quantization", "tflite_quantizing", "tflite_runner"),

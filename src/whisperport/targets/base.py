@@ -16,6 +16,7 @@ from whisperport.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
 from whisperport.targets.compiler import CalibrationNeed, Compiler
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.importer import Importer
+from whisperport.targets.machine import Machine
 from whisperport.targets.options import NoOptions, own_options, parse_options
 from whisperport.targets.partitioner import Partitioner
 
@@ -66,6 +67,7 @@ class Target(ABC):
     importer: Importer | None = None  # reads files that the vendor's compiler wrote elsewhere
     partitioner: Partitioner | None = None  # tells which operators the vendor's own list accepts
     execution_provider: ExecutionProvider | None = None  # the vendor's provider in ONNX Runtime
+    machines: tuple[Machine, ...] = ()  # machines whose figures are known, for `plan`
 
     @abstractmethod
     def check(self, program: "Program") -> list[Rejection]:

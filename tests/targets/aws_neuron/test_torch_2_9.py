@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.skipif(not EVERYTHING, reason="make test-all: it downloads torch 2.9, 0.9 GB"),
     pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="needs a C compiler and binutils"),
 ]
-# Measured between torch 2.9.1 and 2.13.0, on one thread of an AMD EPYC: the micro modules are equal in every
-# bit, in float32 and in bfloat16; whisper-tiny's sizes differ by at most 1.8e-7.
+# Measured between torch 2.9.1 and 2.13.0, on one thread of an AMD EPYC: the micro modules are equal in all
+# bits, in float32 and in bfloat16; whisper-tiny's sizes differ by at most 1.8e-7.
 TOLERANCE = 1e-6
 WIDE = {"width": 384, "heads": 6, "layers": 4, "inner": 1536}  # whisper-tiny
 

@@ -8,6 +8,8 @@ aws-neuron/aws-neuron-sdk at commit 81ce03a (release 2.32.0). What they do not s
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from whisperport.targets.machine import Machine
+
 RELEASE = "aws-neuron/aws-neuron-sdk@81ce03a (release 2.32.0)"
 HARDWARE = f"{RELEASE} about-neuron/arch/neuron-hardware"
 COMPILER_GUIDE = f"{RELEASE} compiler/neuronx-cc/api-reference-guide/index.rst"
@@ -164,6 +166,8 @@ TRN3 = Chip(
     },
 )
 
+FIGURES = ("cores", "memory_bytes", "bandwidth", "flops")  # fields that a `Machine` is made of
+
 CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in (INF2, TRN1, TRN2, TRN3)}
 
 INSTANCES = (
@@ -216,17 +220,40 @@ INSTANCES = (
         for name in ("trn2.48xlarge", "trn2u.48xlarge")
     ),
     Instance(
-        name="trn3 (one server of a Gen1 UltraServer)",
+        name="trn3 server, Gen1",
         chip=TRN3,
         chips=16,
         host_memory_bytes=2048 * GIB,
         source=f"{HARDWARE}/trn3-arch.rst: 4 servers with 16 chips each, 8192 GiB; no instance type",
     ),
     Instance(
-        name="trn3 (one server of a Gen2 UltraServer)",
+        name="trn3 server, Gen2",
         chip=TRN3,
         chips=4,
         host_memory_bytes=768 * GIB,
         source=f"{HARDWARE}/trn3-arch.rst: 36 servers with 4 chips each, 27,648 GiB; no instance type",
     ),
 )
+
+
+def machines() -> tuple[Machine, ...]:
+    """Return the figures of one logical core of every instance type, for each size of a logical core.
+
+    A chip's memory and bandwidth are divided among its logical cores. With lnc=1 on trn2 and trn3, two
+    cores share one bank of memory, so that one of them may use more of it. Source: MEMORY_GUIDE.
+    """
+    return tuple(_machine(one, lnc) for one in INSTANCES for lnc in one.chip.lncs)
+
+
+def _machine(instance: Instance, lnc: int) -> Machine:
+    chip = instance.chip
+    cores = chip.logical_cores(lnc)
+    return Machine(
+        name=instance.name + (f", lnc={lnc}" if chip.has_lnc else ""),
+        cores=cores * instance.chips,
+        memory_bytes=chip.memory_bytes / cores,
+        reserved_bytes=MICROCODE_BYTES * lnc,
+        bandwidth=chip.bandwidth / cores,
+        flops={precision: speed / cores for precision, speed in chip.flops.items()},
+        source=f"{instance.source}; {'; '.join(chip.sources[key] for key in FIGURES)}",
+    )

@@ -22,6 +22,7 @@ _OWN = {
     "-O": "optlevel",
     "--model-type": "model-type",
 }
+_STAGE = ("--logfile", "--output", "--framework")  # the stage or the tracer sets them
 
 
 # Name of a fused operator in `neuron_fused` -> its option.
@@ -132,6 +133,12 @@ def _further(flags: str) -> list[str]:
                 f"the option `aws-neuron.flags` cannot contain `{name}`",
                 why="another option sets it, and the manifest would state a wrong value",
                 hint=f"use `--option aws-neuron.{option}=VALUE`",
+            )
+        if name in _STAGE:
+            raise UsageError(
+                f"the option `aws-neuron.flags` cannot contain `{name}`",
+                why="`whisperport compile` and the tracer set it, and read the file that it names",
+                hint="remove it; the log of the stage is in the work folder",
             )
         if name in ("--auto-cast", "--auto-cast-type"):
             raise UsageError(

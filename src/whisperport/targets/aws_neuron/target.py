@@ -11,7 +11,7 @@ from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.spec import Package, Rejection, TargetSpec
 from whisperport.targets.aws_neuron import options as own_options
-from whisperport.targets.aws_neuron.chips import RELEASE
+from whisperport.targets.aws_neuron.chips import RELEASE, machines
 from whisperport.targets.aws_neuron.compiler import DESCRIPTION, WEIGHTS, NeuronCompiler
 from whisperport.targets.aws_neuron.runtime import load_modules
 from whisperport.targets.base import RunOptions, Target
@@ -63,6 +63,7 @@ class AwsNeuron(Target):
     )
     run_options: ClassVar[type[Any]] = own_options.RunOptions
     compiler = NeuronCompiler()
+    machines = machines()
 
     def __init__(self, precisions: Mapping[str, str] | None = None) -> None:
         self.precisions = dict(precisions or {})
