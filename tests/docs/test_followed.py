@@ -17,7 +17,7 @@ from ..extent import core_or_all
 from .pages import ROOT
 
 HOW_TO = "docs/how-to/"
-CORE = (f"{HOW_TO}write-subtitles.md", f"{HOW_TO}transcribe-live.md")
+CORE = (f"{HOW_TO}write-subtitles.md",)
 OTHERS = (
     "docs/tutorials/first-bundle.md",
     f"{HOW_TO}find-undelegated-nodes.md",
@@ -28,8 +28,11 @@ OTHERS = (
     f"{HOW_TO}place-programs.md",
     f"{HOW_TO}raspberry-pi-hailo.md",
     f"{HOW_TO}share-a-transcriber.md",
+    f"{HOW_TO}transcribe-live.md",
     f"{HOW_TO}use-a-short-window.md",
     f"{HOW_TO}verify-on-a-board.md",
+    f"{HOW_TO}aws-neuron.md",
+    "docs/explanation/cross-attention-kv.md",
 )
 FIRST = f"{HOW_TO}find-undelegated-nodes.md"  # makes the decoder.pt2 of other pages
 
@@ -38,7 +41,7 @@ NOT_RUN = re.compile(
     r"^(make|pip|source|scp|sudo|hailortcli|arecord|ffmpeg|python3? |cd )"
     r"|^whisperport transcribe --live$|openai/|my-audio|tiny-whisper-encoder"
     r"|talk\.|build/tiny|mine\.pt|(inputs|call)\.npz|encoder\.(onnx|xml)|words-hailo8l talk"
-    r"|verify words-hailo8l"
+    r"|verify words-hailo8l|words-neuron-on-inf2|=/path/to/"
 )
 # Python that shows a part: its names are defined elsewhere.
 PARTS = re.compile(r"module\.eval\(\)|^torch\.save|greeting\.wav|trace\(\"decoder\", Logits")
