@@ -662,6 +662,11 @@ def test_a_graph_runs() -> None:
         },
         {"nodes": [{"name": "y"}]},
         {"nodes": 3},
+        {
+            "nodes": [
+                {"name": "y", "op": "aten.relu.default", "args": [{"dtype": "x"}], "kwargs": {}}
+            ]
+        },
         {"results": ["z"]},
         {"weights": {"w": "missing"}},
         {"dtype": "int32"},

@@ -314,7 +314,7 @@ def _graph(
         "kind": "graph",
         "dtype": dtype,
         "batch": 1,
-        "nodes": [_node(program.name, n) for n in exported.graph.nodes if n.op == "call_function"],
+        "nodes": [_node(program.name, node) for node in exported.graph.nodes if _computes(node)],
         "results": [str(name) for name in exported.graph_signature.user_outputs],
         "weights": reads,
     }
@@ -363,6 +363,11 @@ def _argument(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"an argument is {type(value).__name__}")
+
+
+def _computes(node: Any) -> bool:
+    """Whether a node computes a value, and does not only check one while a program is exported."""
+    return bool(node.op == "call_function" and not str(node.target).startswith("aten._assert"))
 
 
 def _is_mutable(node: Any) -> bool:

@@ -543,7 +543,7 @@ class Graph(nn.Module):
         self.nodes: list[tuple[str, Any, Any, Any]] = []
         for node in record["nodes"]:
             name, args, kwargs = str(node["name"]), list(node["args"]), dict(node["kwargs"])
-            if unknown := [n for n in (*_names(args), *_names(kwargs)) if n not in known]:
+            if unknown := [n for n in _names([*args, *kwargs.values()]) if n not in known]:
                 raise ModuleError(f"the node {name!r} reads {unknown[0]!r}, which is not before it")
             self.nodes.append((name, operator(str(node["op"])), args, kwargs))
             known.add(name)
@@ -557,12 +557,14 @@ class Graph(nn.Module):
         values: dict[str, Any] = dict(zip(self.inputs, given, strict=True))
         values |= dict(zip(self.weight_names, self.tensors, strict=True))
         for name, function, args, kwargs in self.nodes:
-            values[name] = function(*_decoded(args, values), **_decoded(kwargs, values))
+            named = {key: _decoded(value, values) for key, value in kwargs.items()}
+            values[name] = function(*_decoded(args, values), **named)
         found = zip(self.results, self.dtypes, strict=True)
         return tuple(values[name].to(dtype) for name, dtype in found)
 
 
 FACTORIES = {"full", "zeros", "ones", "arange", "scalar_tensor", "empty", "eye"}
+FLOATS = {"inf", "-inf", "nan"}  # JSON has none of them
 TEXTS = {"none", "tanh", "trunc", "floor", "linear", "nearest", "bilinear"}  # values of options
 
 
@@ -598,26 +600,25 @@ def _names(value: Any) -> list[str]:
         return [name for one in value for name in _names(one)]
     if isinstance(value, dict) and set(value) == {"node"}:
         return [str(value["node"])]
-    if isinstance(value, dict) and set(value) != {"dtype"} and set(value) != {"float"}:
-        return [name for one in value.values() for name in _names(one)]
+    if isinstance(value, dict):
+        is_dtype = set(value) == {"dtype"} and value["dtype"] in TENSOR_DTYPES
+        is_float = set(value) == {"float"} and value["float"] in FLOATS
+        if not is_dtype and not is_float:
+            raise ModuleError(f"{str(value)[:80]} is not an argument of an operator")
     if isinstance(value, str) and value not in TEXTS:
         raise ModuleError(f"{value[:80]!r} is not an argument of an operator")
     return []
 
 
 def _decoded(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return an argument, or the arguments, of an operator."""
+    """Return an argument of an operator."""
     if isinstance(value, list):
         return [_decoded(one, values) for one in value]
     if not isinstance(value, dict):
         return value
     if set(value) == {"node"}:
         return values[value["node"]]
-    if set(value) == {"float"}:
-        return float(value["float"])  # JSON has no infinity
-    if set(value) == {"dtype"}:
-        return TENSOR_DTYPES[value["dtype"]]
-    return {name: _decoded(one, values) for name, one in value.items()}
+    return float(value["float"]) if "float" in value else TENSOR_DTYPES[value["dtype"]]
 
 
 # Building ----------------------------------------------------------------------------------------

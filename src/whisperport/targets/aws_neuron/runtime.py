@@ -49,7 +49,7 @@ def load_modules(
         LoweringError: there is no device, or it cannot load a program.
         BundleError: a program is not compiled, or a file is damaged.
     """
-    torch = _torch()
+    torch = import_torch()
     if threads and options.device == "cpu":
         torch.set_num_threads(threads)
     sdk = _sdk() if options.device == "neuron" else None
@@ -137,7 +137,7 @@ class CompiledModule(Module):
         Raises:
             LoweringError: the SDK cannot load the file or move it to the core.
         """
-        torch = _torch()
+        torch = import_torch()
         self._what = f"`{path.name}` on NeuronCore {core}"
         with _translated(self._what):
             self._module = torch.jit.load(str(path))
@@ -322,7 +322,12 @@ def _checked(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _torch() -> Any:
+def import_torch() -> Any:
+    """Return torch.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
     try:
         import torch
     except ImportError as error:
