@@ -58,7 +58,8 @@ def test_a_bundle_is_complete_and_verified(
     assert manifest.dims == tiny_checkpoint.dims
     assert manifest.source["sha256"] == dict(tiny_checkpoint.source.sha256)
     assert {entry.target for entry in manifest.programs} == {target}
-    runtime = get_target(target).spec.runtime
+    spec = get_target(target).spec
+    runtime = spec.emulation_runtime or spec.runtime
     assert {"torch", "whisperport", runtime} <= set(manifest.versions)
     assert bundle.embedding().shape == (51865, 64)
     assert set(manifest.rewrites) == {entry.spec.name for entry in manifest.programs}

@@ -72,6 +72,9 @@ SHARED = {
     "rewrites": {"base", "graph", "host"},
 }
 
+# Files that stand alone in another environment, which has torch: only functions import them.
+STANDALONE = {"targets/aws_neuron/neuron_modules.py", "targets/aws_neuron/neuron_fused.py"}
+
 ROOT = Path(whisperport.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 
@@ -119,6 +122,8 @@ def faults(file: str, source: str) -> list[str]:
             continue  # `from whisperport import __version__`
         elif RANK[name[1]] > RANK[mine]:
             found.append(f"imports {name[1]}, which is not below it")
+    if file in STANDALONE:
+        return found + [f"imports {name[1]}, but stands alone" for name in _ours(ast.walk(tree))]
     return found + (_heavy(tree) if mine not in BUILD_SIDE else [])
 
 

@@ -9,7 +9,8 @@ import whisper.model
 
 from whisperport.bundle import Bundle
 from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
-from whisperport.targets import TARGETS, RunOptions
+from whisperport.targets import TARGETS, RunOptions, get_target
+from whisperport.targets.options import with_target
 from whisperport.transcription import Transcriber
 
 from ..extent import core_or_all
@@ -61,4 +62,5 @@ ALL = [target.spec.name for target in TARGETS if not target.spec.fallback]
 @pytest.fixture(scope="session", params=core_or_all(["onnxruntime", "xnnpack"], ALL))
 def transcriber(request: pytest.FixtureRequest, exported: Callable[..., Bundle]) -> Transcriber:
     """The embedded model, exported and verified for each target in turn."""
-    return Transcriber(exported(request.param, "default"), RunOptions(threads=1))
+    emulation = with_target(get_target(request.param).spec.emulation, request.param)
+    return Transcriber(exported(request.param, "default"), RunOptions(threads=1, options=emulation))

@@ -165,7 +165,7 @@ def test_the_script_of_its_compiler_stands_alone(target: Target) -> None:
     found = {name.split(".")[0] for name in names} - sys.stdlib_module_names
 
     # onnxruntime may be a part of an SDK: providers are plugins of it.
-    assert found <= {target.compiler.sdk, "numpy", "onnxruntime"}
+    assert found <= {target.compiler.sdk, "numpy", "onnxruntime", "torch"}
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     assert {"version", "check"} <= defined
     json.dumps(target.compiler.settings())
@@ -467,6 +467,7 @@ def test_a_number_of_threads_that_no_runtime_takes_is_a_usage_error(threads: int
 COMPILERS = dict.fromkeys((target.spec.name for target in WITH_DUMMY), "onnx")
 COMPILERS |= {"xnnpack": "executorch", "litert": "litert_torch"}
 COMPILERS |= {name: "litert_torch" for name in COMPILERS if name.startswith("genio")}
+COMPILERS |= {"aws-neuron": "torch"}
 RUNTIMES = {
     "onnxruntime": "onnxruntime",
     "xnnpack": "executorch",

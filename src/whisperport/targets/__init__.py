@@ -1,6 +1,7 @@
 """All targets. To add one, add it to `TARGETS`; entry points are not used."""
 
 from whisperport.errors import UsageError
+from whisperport.targets.aws_neuron.target import AwsNeuron
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.target import Hailo
@@ -18,6 +19,7 @@ TARGETS: tuple[Target, ...] = (
     Hailo(HAILO8L),
     Hailo(HAILO10H),
     *map(Genio, BOARDS),
+    AwsNeuron(),
 )
 
 __all__ = ["TARGETS", "RunOptions", "Target", "get_target"]

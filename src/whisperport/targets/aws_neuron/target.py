@@ -13,7 +13,7 @@ from whisperport.spec import Package, Rejection, TargetSpec
 from whisperport.targets.aws_neuron import options as own_options
 from whisperport.targets.aws_neuron.chips import RELEASE, machines
 from whisperport.targets.aws_neuron.compiler import DESCRIPTION, WEIGHTS, NeuronCompiler
-from whisperport.targets.aws_neuron.runtime import load_modules
+from whisperport.targets.aws_neuron.runtime import import_torch, load_modules
 from whisperport.targets.base import RunOptions, Target
 
 if TYPE_CHECKING:  # boards have no torch
@@ -114,6 +114,7 @@ class AwsNeuron(Target):
     ) -> dict[str, ProgramEntry]:
         from whisperport.targets.aws_neuron.lowering import lower_programs
 
+        import_torch()
         precision = self._precision(programs[0])
         nodes = lower_programs(programs, precision, path)
         files = (file, file.removesuffix(DESCRIPTION) + WEIGHTS)
