@@ -1,0 +1,146 @@
+"""The HLO of the modules that AWS Neuron's tracer compiles, and what a token may not cost there."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whisperport.inspection.cost import contracted, cost_of
+from whisperport.inspection.graph import Graph, Node, Value
+from whisperport.inspection.read import read_graphs
+from whisperport.inspection.rules import RULES
+from whisperport.spec import Limit
+from whisperport.targets.aws_neuron import neuron_modules
+
+from . import micro_modules
+
+TURBO = {"width": 1280, "heads": 20, "layers": 4, "inner": 5120, "cached": 448, "context": 1500}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module as HLO."""
+
+    graph: Graph
+    names: tuple[str, ...]  # of torch's inputs and parameters, in the order of the HLO parameters
+    resident: frozenset[str]  # the names that are parameters: they stay on the device
+    audio: int  # T, positions of the encoder
+    width: int  # d
+
+    @cached_property
+    def inputs(self) -> dict[str, Value]:
+        """Torch's name -> parameter of the HLO module."""
+        return dict(zip(self.names, self.graph.inputs, strict=True))
+
+    @property
+    def per_token(self) -> dict[str, Value]:
+        """The inputs that the host passes at every call."""
+        return {name: one for name, one in self.inputs.items() if name not in self.resident}
+
+    @property
+    def flops(self) -> int:
+        return cost_of(self.graph).flops
+
+
+def read(
+    folder: Path, module: bytes, names: Any, resident: Any, sizes: Mapping[str, int]
+) -> Traced:
+    path = folder / "module.hlo.pb"
+    path.write_bytes(module)
+    (graph,) = read_graphs(path)
+    return Traced(graph, tuple(names), frozenset(resident), sizes["context"], sizes["width"])
+
+
+def build(
+    program: str, sizes: Mapping[str, int] = TURBO, **options: int
+) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]:
+    """Build a module of any size; weights are one zero, expanded. Aliases are by the parameter's name."""
+    described = micro_modules.description()
+    record = described["programs"][program]
+    record.update({name: size for name, size in sizes.items() if name in record})
+    if record.get("vocab"):
+        record["vocab"] = sizes.get("vocab", 51866)
+    shapes = neuron_modules.weight_shapes(described, program)
+    zero = torch.zeros(1)
+    weights = {name: zero.expand(shape) for name, shape in shapes.items()}
+    return named(*neuron_modules.build(described, weights, program, **options))
+
+
+def named(
+    module: nn.Module, inputs: tuple[Tensor, ...], aliases: Mapping[Tensor, int]
+) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]:
+    """Replace the state parameters in the aliases by their names."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return module, inputs, {names[id(state)]: place for state, place in aliases.items()}
+
+
+# What the HLO of a decode program must not have -------------------------------------------------------
+
+
+def audio_per_token(traced: Traced) -> list[str]:
+    """Inputs of audio length that the host passes at every call."""
+    return [name for name, one in traced.per_token.items() if traced.audio in (one.shape or ())]
+
+
+def audio_projections(traced: Traced) -> list[str]:
+    """Matmuls of shape (T, d, d): T rows of d columns by a weight (d, d)."""
+    width = traced.width
+
+    def is_one(node: Node) -> bool:
+        if node.op != "matmul" or width**2 not in [one.size for one in node.tensors]:
+            return False
+        return (contracted(node), node.output.size) == (width, traced.audio * width)
+
+    return [node.name for node in traced.graph.nodes if is_one(node)]
+
+
+def caches_without_alias(traced: Traced) -> list[str]:
+    """Self-attention caches that no output is written to, and what rule WP603 finds."""
+    aliased = set(traced.graph.aliases.values())
+    caches = {name: one for name, one in traced.inputs.items() if "self_" in name}
+    missing = [name for name, one in caches.items() if one.name not in aliased]
+    return [*missing, *_found(traced, "WP603"), *([] if caches else ["there are no caches"])]
+
+
+def int64(traced: Traced) -> list[str]:
+    """Inputs and results of 64 bits; a constant that is converted to 32 bits is none."""
+    values = [value for node in traced.graph.nodes for value in node.outputs]
+    wide = ("int64", "uint64", "float64")
+    return [one.name for one in (*values, *traced.graph.inputs) if one.dtype in wide]
+
+
+def dynamic_shapes(traced: Traced) -> list[str]:
+    """Shapes that are not static."""
+    return _found(traced, "WP204")
+
+
+def repeated_work(traced: Traced) -> list[str]:
+    """What rules WP601 and WP602 find."""
+    return [*_found(traced, "WP601"), *_found(traced, "WP602")]
+
+
+def _found(traced: Traced, code: str) -> list[str]:
+    limit = Limit(rule=code, source="a test")
+    return [found.reason for found in RULES[code].check(traced.graph, limit)]
+
+
+CHECKS: dict[str, Callable[[Traced], list[str]]] = {
+    check.__name__: check
+    for check in (
+        audio_per_token,
+        audio_projections,
+        caches_without_alias,
+        int64,
+        dynamic_shapes,
+        repeated_work,
+    )
+}
+
+
+def failures(traced: Traced) -> set[str]:
+    """Return the names of the checks that find something."""
+    return {name for name, check in CHECKS.items() if check(traced)}
