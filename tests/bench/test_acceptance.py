@@ -11,14 +11,14 @@ from whisperport.bench.acceptance import (
     AcceptanceRow,
     acceptance,
     check_accuracy,
-    emulated_programs,
     equal_clips,
+    how_programs_run,
 )
 from whisperport.bench.transcribing import BenchOptions, run_bench
 from whisperport.bundle import Bundle, Manifest
 from whisperport.checks import ALL_PROGRAMS, Check
 from whisperport.placement import Placement
-from whisperport.targets import RunOptions
+from whisperport.targets import RunOptions, get_target
 from whisperport.transcription import Transcriber, default_bundle
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.tokens import compare_tokens
@@ -26,6 +26,7 @@ from whisperport.verification.tokens import compare_tokens
 ONE_THREAD = RunOptions(threads=1)
 EMULATED = {"hailo8l.emulation": "onnx"}
 LATENCIES = {"encoder": 40.0, "cross_kv": 5.0, "prefill_4": 6.0, "step": 2.0}
+WORDS = "word error rate, 6 clips"
 ON_THE_CHIP = ("encoder", "cross_kv")
 
 
@@ -53,8 +54,8 @@ def with_chip(bundle: Bundle) -> Manifest:
 
 
 def row(rows: Sequence[AcceptanceRow], metric: str) -> AcceptanceRow:
-    """The only row whose metric begins with `metric`."""
-    (found,) = [one for one in rows if one.metric.startswith(metric)]
+    """The row of a metric."""
+    (found,) = [one for one in rows if one.metric == metric]
     return found
 
 
@@ -67,6 +68,17 @@ def test_latencies_are_those_of_the_programs_that_ran(bundle: Bundle) -> None:
     assert row(rows, "token latency").value == 2
     assert {one.evidence for one in rows if one.value is not None} == {"run here"}
     assert {one.targets for one in rows if one.unit == "ms"} == {("onnxruntime",)}
+
+
+def test_a_step_of_several_texts_has_a_latency_of_its_own(bundle: Bundle) -> None:
+    step = bundle.manifest.program("step")
+    batched = replace(step, spec=replace(step.spec, name="step_3"))
+    manifest = replace(bundle.manifest, programs=(step, batched))
+
+    rows = acceptance(manifest, {"step": 2.0, "step_3": 3.0}, (), {})
+
+    assert row(rows, "token latency").value == 2
+    assert row(rows, "token latency (step_3)").value == 3
 
 
 def test_a_program_that_did_not_run_has_no_latency(bundle: Bundle) -> None:
@@ -89,10 +101,28 @@ def test_the_time_of_an_emulation_is_not_that_of_the_device(with_chip: Manifest)
 def test_on_the_device_the_same_programs_have_a_latency(with_chip: Manifest) -> None:
     rows = acceptance(with_chip, LATENCIES, (), {})
 
-    assert emulated_programs(with_chip, {}) == ()
-    assert emulated_programs(with_chip, EMULATED) == ON_THE_CHIP
+    assert set(how_programs_run(with_chip, {}).values()) == {"run here"}
+    how = how_programs_run(with_chip, EMULATED)
+    assert {name for name, one in how.items() if one == "emulated on the CPU"} == {*ON_THE_CHIP}
     assert row(rows, "encoder latency").value == 40
     assert row(rows, "encoder latency").evidence == "run here"
+
+
+def test_the_time_in_a_simulator_is_not_that_of_the_device(
+    with_chip: Manifest, checks: tuple[Check, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(get_target("hailo8l")), "simulates", lambda *_: True)
+
+    rows = acceptance(with_chip, LATENCIES, checks, {})
+
+    for metric in ("encoder latency", "cross-attention K/V latency"):
+        assert row(rows, metric).value is None
+        assert row(rows, metric).evidence == "simulated here"
+    assert row(rows, "token latency").evidence == "run here"
+    assert {row(rows, metric).evidence for metric in (TOKENS, WORDS)} == {"simulated here"}
+    assert (
+        row(acceptance(with_chip, {}, checks, EMULATED), TOKENS).evidence == "emulated on the CPU"
+    )
 
 
 def test_one_emulated_program_makes_all_tokens_and_words_emulated(
@@ -100,7 +130,7 @@ def test_one_emulated_program_makes_all_tokens_and_words_emulated(
 ) -> None:
     rows = acceptance(with_chip, LATENCIES, checks, EMULATED)
 
-    for metric in (TOKENS, "word error rate"):
+    for metric in (TOKENS, WORDS):
         assert row(rows, metric).evidence == "emulated on the CPU"
         assert row(rows, metric).targets == ("hailo8l", "onnxruntime")
         assert row(rows, metric).passed is True
@@ -111,7 +141,7 @@ def test_the_embedded_model_has_the_tokens_and_the_words_of_its_reference(
 ) -> None:
     rows = acceptance(bundle.manifest, LATENCIES, checks, {})
 
-    tokens, words = row(rows, TOKENS), row(rows, "word error rate, 6 clips")
+    tokens, words = row(rows, TOKENS), row(rows, WORDS)
     assert (tokens.value, tokens.reference, tokens.passed) == (6, 6, True)
     assert (words.value, words.passed) == (words.reference, True)
     assert tokens.rule == "the same tokens from first to last"
@@ -136,8 +166,8 @@ def test_accuracy_is_measured_and_not_read_from_the_manifest(
     assert row(rows, TOKENS).value is not None
     assert (row(rows, TOKENS).value or 0) < 6
     assert "is the first to differ" in row(rows, TOKENS).reason
-    assert row(rows, "word error rate").passed is False
-    assert row(rows, "word error rate").value != row(rows, "word error rate").reference
+    assert row(rows, WORDS).passed is False
+    assert row(rows, WORDS).value != row(rows, WORDS).reference
 
 
 def free(actual: Sequence[int], expected: Sequence[int], **changes: Any) -> Check:
@@ -200,7 +230,7 @@ def test_bench_measures_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
         if one.unit == "ms":
             assert one.value == medians.get(one.programs[0]), one.metric
     assert row(result.acceptance, TOKENS).value == 6
-    assert result.emulated == ()
+    assert set(result.how.values()) == {"run here"}
     assert (
         min(part.total_ms for part in result.parts) > 0
     )  # no call of the clips is among the parts

@@ -128,7 +128,7 @@ def test_times_of_an_emulation_are_named_and_not_in_the_acceptance_table(run, mo
                 **on_both,
             ),
         ),
-        emulated=("encoder",),
+        how={"encoder": "emulated on the CPU", "step": "run here"},
     )
     monkeypatch.setattr("whisperport.cli.bench.run_bench", lambda *_, **__: [result])
 

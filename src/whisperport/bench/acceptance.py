@@ -1,30 +1,32 @@
 """The acceptance table of a bundle: latencies and accuracy, each with how it was obtained.
 
-A latency of a program that was emulated on the CPU is not a latency of the device, so it is not measured.
+The time of a program that was emulated on the CPU, or ran in the vendor's simulator, is not that of the
+device, so the table has no latency of it.
 Tokens and words are compared with the bundle's reference, as `verify` does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from whisperport.bundle import Bundle, Manifest
 from whisperport.checks import ALL_PROGRAMS, Check
 from whisperport.progress import Progress
 from whisperport.runtime import Engine
-from whisperport.targets import RunOptions
+from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.precision import coarsest, is_emulated, precisions
 from whisperport.verification.reference import Reference
 
-Evidence = Literal["run here", "emulated on the CPU", "not run"]
+How = Literal["emulated on the CPU", "simulated here", "run here"]  # weakest first
+Evidence = How | Literal["not run"]
 
 # Name of a program, or the start of it -> metric.
 LATENCIES: Mapping[str, str] = {
     "encoder": "encoder latency",
     "cross_kv": "cross-attention K/V latency",
     "prefill": "prefill latency",
-    "step": "token latency",
+    "step": "token latency",  # of `step_B`: of a call that decodes one token of each of B texts
 }
 TOKENS = "clips with equal tokens"
 
@@ -87,18 +89,23 @@ def acceptance(
         checks: result of `check_accuracy`.
         options: run options that the bundle ran with, "TARGET.NAME" -> value.
     """
-    emulated = emulated_programs(manifest, options)
+    how = how_programs_run(manifest, options)
     return (
-        *_latency_rows(manifest, latencies_ms, emulated),
-        *_accuracy_rows(manifest, checks, emulated),
+        *_latency_rows(manifest, latencies_ms, how),
+        *_accuracy_rows(manifest, checks, min(how.values(), key=get_args(How).index)),
     )
 
 
-def emulated_programs(manifest: Manifest, options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the programs that run options, "TARGET.NAME" -> value, emulate on the CPU."""
-    return tuple(
-        entry.spec.name for entry in manifest.programs if is_emulated(entry.target, options)
-    )
+def how_programs_run(manifest: Manifest, options: Mapping[str, str]) -> dict[str, How]:
+    """Return how each program runs with these run options, "TARGET.NAME" -> value."""
+
+    def how(target: str) -> How:
+        if is_emulated(target, options):
+            return "emulated on the CPU"
+        simulated = get_target(target).simulates(RunOptions(options=options))
+        return "simulated here" if simulated else "run here"
+
+    return {entry.spec.name: how(entry.target) for entry in manifest.programs}
 
 
 def equal_clips(checks: Sequence[Check]) -> tuple[int, int]:
@@ -117,31 +124,28 @@ def _same(value: Mapping[str, float]) -> bool:
 
 
 def _latency_rows(
-    manifest: Manifest, latencies_ms: Mapping[str, float], emulated: Sequence[str]
+    manifest: Manifest, latencies_ms: Mapping[str, float], how: Mapping[str, How]
 ) -> Iterator[AcceptanceRow]:
     for start, metric in LATENCIES.items():
         for entry in manifest.programs:
             name = entry.spec.name
             if not name.startswith(start):
                 continue
-            ran = name in latencies_ms
-            how: Evidence = (
-                "emulated on the CPU" if name in emulated else "run here" if ran else "not run"
-            )
+            known = how[name] != "run here" or name in latencies_ms
+            evidence: Evidence = how[name] if known else "not run"
             yield AcceptanceRow(
-                metric=f"{metric} ({name})" if start == "prefill" else metric,
+                metric=metric if name == start else f"{metric} ({name})",
                 programs=(name,),
                 targets=(entry.target,),
-                value=latencies_ms[name] if how == "run here" else None,
+                value=latencies_ms[name] if evidence == "run here" else None,
                 unit="ms",
-                evidence=how,
+                evidence=evidence,
             )
 
 
 def _accuracy_rows(
-    manifest: Manifest, checks: Sequence[Check], emulated: Sequence[str]
+    manifest: Manifest, checks: Sequence[Check], how: How
 ) -> Iterator[AcceptanceRow]:
-    how: Evidence = "emulated on the CPU" if emulated else "run here"
     names = tuple(entry.spec.name for entry in manifest.programs)
     targets = tuple(dict.fromkeys(entry.target for entry in manifest.programs))
     transcripts = [check for check in checks if _is_transcript(check)]
@@ -165,7 +169,7 @@ def _accuracy_rows(
 
 
 def _rate_row(
-    check: Check, programs: tuple[str, ...], targets: tuple[str, ...], how: Evidence
+    check: Check, programs: tuple[str, ...], targets: tuple[str, ...], how: How
 ) -> AcceptanceRow:
     """Return the row of an error rate.
 
@@ -176,7 +180,7 @@ def _rate_row(
     untranscribed = "change" in check.value and not unit
     what = f"{check.what} against the reference" if untranscribed else check.what
     return AcceptanceRow(
-        metric=f"{what}, {check.value.get('clips', 0):.0f} clips",
+        metric=f"{what}, {check.value['clips']:.0f} clips" if check.value else what,
         programs=programs,
         targets=targets,
         value=check.value.get(unit or "change"),

@@ -1,7 +1,7 @@
 """Measure how time and CPU time of transcribing split into programs and other parts, and the error rate."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ import numpy as np
 
 from whisperport.bench.acceptance import (
     AcceptanceRow,
+    How,
     acceptance,
     check_accuracy,
-    emulated_programs,
+    how_programs_run,
 )
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
@@ -92,9 +93,7 @@ class BenchResult:
     whisper_errors: TextErrors | None  # the same after Whisper's normalizer for the language
     rounds: int
     acceptance: tuple[AcceptanceRow, ...]
-    emulated: tuple[
-        str, ...
-    ]  # programs that were emulated on the CPU: their times are not the device's
+    how: Mapping[str, How]  # name of a program -> how it ran
     # The decoder without KV cache, if the bundle has it; each call decodes one token. It is not included
     # in `total_ms`, since no transcription uses it.
     uncached: Part | None = None
@@ -259,7 +258,7 @@ def _result(
         whisper_errors=whisper_errors,
         rounds=len(rounds),
         acceptance=acceptance(bundle.manifest, latencies, rounds[-1].checks, options.run.options),
-        emulated=emulated_programs(bundle.manifest, options.run.options),
+        how=how_programs_run(bundle.manifest, options.run.options),
         uncached=_uncached([second for one in rounds for second in one.uncached]),
     )
 

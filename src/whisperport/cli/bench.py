@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import click
 
-from whisperport.bench.acceptance import AcceptanceRow
+from whisperport.bench.acceptance import AcceptanceRow, How
 from whisperport.bench.transcribing import (
     BenchOptions,
     BenchResult,
@@ -171,12 +172,14 @@ def _print_result(result: BenchResult) -> None:
         ("part", "calls", "ms per call", "ms", "share", "CPU ms"),
         [_cells(part, result.total_ms) for part in (*result.parts, total)],
     )
-    if result.emulated:
-        print_lines(
-            "",
-            "emulated on the CPU, so that these times are not those of the device:",
-            f"  {', '.join(result.emulated)}",
-        )
+    for how in get_args(How):
+        names = [name for name, known in result.how.items() if known == how]
+        if names and how != "run here":
+            print_lines(
+                "",
+                f"{how}, so that these times are not those of the device:",
+                f"  {', '.join(names)}",
+            )
     if result.uncached is not None:
         print_lines(
             "",
