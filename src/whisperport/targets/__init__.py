@@ -9,6 +9,8 @@ from whisperport.targets.litert.target import LiteRt
 from whisperport.targets.mediatek.chips import CHIPS as BOARDS
 from whisperport.targets.mediatek.target import Genio
 from whisperport.targets.onnxruntime import OnnxRuntime
+from whisperport.targets.qualcomm.chips import CHIPS as SNAPDRAGONS
+from whisperport.targets.qualcomm.target import Qualcomm
 from whisperport.targets.xnnpack.target import Xnnpack
 
 TARGETS: tuple[Target, ...] = (
@@ -19,6 +21,7 @@ TARGETS: tuple[Target, ...] = (
     Hailo(HAILO8L),
     Hailo(HAILO10H),
     *map(Genio, BOARDS),
+    *map(Qualcomm, SNAPDRAGONS),
     AwsNeuron(),
 )
 
