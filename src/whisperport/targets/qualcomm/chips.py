@@ -38,7 +38,7 @@ class Chip:
 
     Attributes:
         name: name of the target, such as "sm8650".
-        product: name on the device's box, such as "Snapdragon 8 Gen 3".
+        marketing_name: name on the device's box, such as "Snapdragon 8 Gen 3".
         soc_model: the vendor's number of the chip, for the provider's `soc_model`.
         architecture: the generation of its HTP.
         vtcm_mib: size of the HTP's own memory (VTCM) in MiB.
@@ -46,7 +46,7 @@ class Chip:
     """
 
     name: str
-    product: str
+    marketing_name: str
     soc_model: int
     architecture: Architecture
     vtcm_mib: int
@@ -74,13 +74,13 @@ _SOURCES = {
     "soc_model": EXECUTORCH,
     "architecture": EXECUTORCH,
     "vtcm_mib": EXECUTORCH,
-    "product": "from memory",
+    "marketing_name": "from memory",
 }
 
 CHIPS = (
     Chip(
         name="qcm6490",
-        product="QCM6490 and QCS6490, as in Rubik Pi 3",
+        marketing_name="QCM6490 and QCS6490, as in Rubik Pi 3",
         soc_model=93,
         architecture=V68,
         vtcm_mib=2,
@@ -88,7 +88,7 @@ CHIPS = (
     ),
     Chip(
         name="sm8450",
-        product="Snapdragon 8 Gen 1",
+        marketing_name="Snapdragon 8 Gen 1",
         soc_model=36,
         architecture=V69,
         vtcm_mib=8,
@@ -96,7 +96,7 @@ CHIPS = (
     ),
     Chip(
         name="sm8550",
-        product="Snapdragon 8 Gen 2",
+        marketing_name="Snapdragon 8 Gen 2",
         soc_model=43,
         architecture=V73,
         vtcm_mib=8,
@@ -104,7 +104,7 @@ CHIPS = (
     ),
     Chip(
         name="sm8650",
-        product="Snapdragon 8 Gen 3",
+        marketing_name="Snapdragon 8 Gen 3",
         soc_model=57,
         architecture=V75,
         vtcm_mib=8,
@@ -112,7 +112,7 @@ CHIPS = (
     ),
     Chip(
         name="sm8750",
-        product="Snapdragon 8 Elite",
+        marketing_name="Snapdragon 8 Elite",
         soc_model=69,
         architecture=V79,
         vtcm_mib=8,
@@ -120,7 +120,7 @@ CHIPS = (
     ),
     Chip(
         name="sm8850",
-        product="Snapdragon 8 Elite Gen 5",
+        marketing_name="Snapdragon 8 Elite Gen 5",
         soc_model=87,
         architecture=V81,
         vtcm_mib=8,
@@ -128,7 +128,7 @@ CHIPS = (
     ),
     Chip(
         name="sc8380xp",
-        product="Snapdragon X Elite",
+        marketing_name="Snapdragon X Elite",
         soc_model=60,
         architecture=V73,
         vtcm_mib=8,

@@ -53,7 +53,7 @@ class QnnCompiler(Compiler):
 
     def __init__(self, chip: Chip) -> None:
         self._chip = chip
-        self.title = f"onnxruntime-qnn {OLDEST[0]}.{OLDEST[1]}"
+        self.title = f"onnxruntime-qnn {OLDEST[0]}.{OLDEST[1]} (QAIRT)"
 
     def settings(self) -> Mapping[str, Any]:
         return {"chip": self._chip.name, "oldest": list(OLDEST)}

@@ -14,7 +14,7 @@ def spec_of(chip: Chip) -> TargetSpec:
     architecture = chip.architecture
     return TargetSpec(
         name=chip.name,
-        summary=f"{chip.product}: Hexagon NPU {architecture.name}, "
+        summary=f"{chip.marketing_name}: Hexagon NPU {architecture.name}, "
         f"{' or '.join(architecture.precisions)}",
         max_rank=5,
         dtypes=frozenset({"float32", "float16", "int32"}),
