@@ -1,11 +1,13 @@
 """The acceptance table: every value with its evidence, and no time of an emulation as that of a device."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from whisperport.bench import transcribing
 from whisperport.bench.acceptance import (
     TOKENS,
     AcceptanceRow,
@@ -14,13 +16,12 @@ from whisperport.bench.acceptance import (
     equal_clips,
     how_programs_run,
 )
-from whisperport.bench.transcribing import BenchOptions, run_bench
 from whisperport.bundle import Bundle, Manifest
 from whisperport.checks import ALL_PROGRAMS, Check
 from whisperport.placement import Placement
+from whisperport.runtime import Engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.transcription import Transcriber, default_bundle
-from whisperport.verification.clips import shipped_audio
 from whisperport.verification.tokens import compare_tokens
 
 ONE_THREAD = RunOptions(threads=1)
@@ -36,9 +37,14 @@ def bundle() -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def checks(bundle: Bundle) -> tuple[Check, ...]:
+def engine(bundle: Bundle) -> Engine:
+    return Transcriber(bundle, ONE_THREAD).engine
+
+
+@pytest.fixture(scope="module")
+def checks(bundle: Bundle, engine: Engine) -> tuple[Check, ...]:
     """The checks of the embedded model, which run once."""
-    return check_accuracy(bundle, Transcriber(bundle, ONE_THREAD).engine, ONE_THREAD)
+    return check_accuracy(bundle, engine, ONE_THREAD)
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +155,10 @@ def test_the_embedded_model_has_the_tokens_and_the_words_of_its_reference(
 
 
 def test_accuracy_is_measured_and_not_read_from_the_manifest(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given: no features, as those of a bad compilation could be. A wrong order of the frames would not be
     # enough: cross-attention sums over all frames, and its result does not depend on their order.
-    engine = Transcriber(bundle, ONE_THREAD).engine
     encode = type(engine).encode
     monkeypatch.setattr(type(engine), "encode", lambda self, mel: 0 * encode(self, mel))
 
@@ -215,51 +220,22 @@ def test_a_program_that_returns_nan_fails_without_a_value(bundle: Bundle) -> Non
     assert found.reason == "step returned NaN"
 
 
-def test_bench_measures_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given
-    monkeypatch.setattr("whisperport.bench.transcribing.peak_memory_mib", lambda *_, **__: None)
-    audio = shipped_audio()[0].path
-    bundle = Bundle.open(default_bundle())
-
-    # when
-    result = run_bench([bundle], audio, BenchOptions(repeat=1, run=ONE_THREAD))[0]
-
-    # then
-    medians = {part.name: part.median_ms for part in result.parts}
-    for one in result.acceptance:
-        if one.unit == "ms":
-            assert one.value == medians.get(one.programs[0]), one.metric
-    assert row(result.acceptance, TOKENS).value == 6
-    assert set(result.how.values()) == {"run here"}
-    assert (
-        min(part.total_ms for part in result.parts) > 0
-    )  # no call of the clips is among the parts
-    assert [*result.to_json()["acceptance"]] == [asdict(one) for one in result.acceptance]
-
-
-def test_the_clips_of_the_reference_run_once_after_the_last_round(
-    monkeypatch: pytest.MonkeyPatch,
+def test_accuracy_is_checked_once_after_the_last_round(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
-    monkeypatch.setattr("whisperport.bench.transcribing.peak_memory_mib", lambda *_, **__: None)
-    ran: list[str] = []
+    checked: list[bool] = []
 
-    def checked(*_: object) -> tuple[Check, ...]:
-        ran.append("accuracy")
-        return ()
+    def one_round(*arguments: Any) -> transcribing._Round:
+        checked.append(arguments[-1])
+        calls = {transcribing.LOAD: [0.1]}
+        return transcribing._Round(calls, 1.0, 1.0, "", "en")
 
-    monkeypatch.setattr("whisperport.bench.transcribing.check_accuracy", checked)
-    options = BenchOptions(repeat=2, run=ONE_THREAD)
+    monkeypatch.setattr(transcribing, "_one_round", one_round)
+    monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
 
     # when
-    run_bench(
-        [Bundle.open(default_bundle())], shipped_audio()[0].path, options, progress=ran.append
-    )
+    transcribing.run_bench([bundle], Path("talk.wav"), transcribing.BenchOptions(repeat=3))
 
     # then
-    assert [one.split(":")[0] for one in ran] == [
-        "round 1 of 2",
-        "round 2 of 2",
-        "accuracy",
-        "measuring peak memory",
-    ]
+    assert checked == [False, False, True]

@@ -1,6 +1,7 @@
 """The parts of the time of transcribing: nothing is missing, and nothing is counted twice."""
 
 from collections import Counter
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from whisperport.bench import transcribing
+from whisperport.bench.acceptance import TOKENS
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import Clock
 from whisperport.bench.transcribing import (
@@ -81,8 +83,9 @@ def test_a_bundle_without_the_uncached_decoder_has_no_time_of_it(result: BenchRe
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the separate process that measures memory."""
+    """Skip the separate process that measures memory, and the clips of the reference."""
     monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
+    monkeypatch.setattr(transcribing, "check_accuracy", lambda *_: ())
 
 
 def test_the_parts_add_up_to_the_whole(result: BenchResult) -> None:
@@ -122,7 +125,21 @@ def test_every_program_that_ran_is_a_part_and_words_need_align(
 
     assert names[:2] == ["load", "mel"]
     assert names[-1] == "Python"
-    assert set(names[2:-1]) == programs - {"prefill_64"}  # a short recording has no long prompt
+    # A short recording has no long prompt, and one text needs no batch.
+    assert set(names[2:-1]) == programs - {"prefill_64", "step_8"}
+
+
+def test_the_acceptance_table_has_the_latencies_and_the_accuracy(result: BenchResult) -> None:
+    medians = {part.name: part.median_ms for part in result.parts}
+    rows = {row.metric: row for row in result.acceptance}
+
+    for row in rows.values():
+        if row.unit == "ms":
+            assert row.value == medians.get(row.programs[0]), row.metric
+    assert rows["encoder latency"].value is not None
+    assert (rows[TOKENS].value, rows[TOKENS].reference) == (6, 6)
+    assert set(result.how.values()) == {"run here"}
+    assert [*result.to_json()["acceptance"]] == [asdict(row) for row in result.acceptance]
 
 
 def test_calls_are_as_many_as_another_observer_counts(

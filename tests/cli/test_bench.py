@@ -2,23 +2,34 @@
 
 import json
 import re
+from functools import cache
 
 import pytest
 
 from whisperport.bench import transcribing
-from whisperport.bench.acceptance import AcceptanceRow
+from whisperport.bench.acceptance import AcceptanceRow, check_accuracy
 from whisperport.bench.transcribing import BenchResult, Part
-from whisperport.transcription import default_bundle
+from whisperport.bundle import Bundle
+from whisperport.targets import RunOptions
+from whisperport.transcription import Transcriber, default_bundle
 from whisperport.verification import TextErrors
 from whisperport.verification.clips import shipped_audio
 
 PARTS = ("load", "mel", "encoder", "cross_kv", "prefill_4", "step", "Python", "total")
 
 
+@cache
+def accuracy():
+    """The accuracy of the embedded model, which tests/bench measures."""
+    bundle = Bundle.open(default_bundle())
+    return check_accuracy(bundle, Transcriber(bundle).engine, RunOptions())
+
+
 @pytest.fixture(autouse=True)
-def no_memory(monkeypatch):
-    """Memory is measured in a process of its own; tests/bench does so."""
+def known(monkeypatch):
+    """Measure no memory, which needs a process, and the accuracy once; tests/bench does both."""
     monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
+    monkeypatch.setattr(transcribing, "check_accuracy", lambda *_: accuracy())
 
 
 @pytest.fixture
