@@ -15,7 +15,7 @@ vendor's SDK.
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -388,14 +388,22 @@ def _prepared(
     group: _Group, opened: Bundle, options: CompileOptions, progress: Progress
 ) -> tuple[_Planned, ...]:
     """Write everything that the target's compiler needs to its work folder."""
-    planned = tuple(_planned(group, entry, opened, options, progress) for entry in group.entries)
+    copied: dict[Path, Path] = {}
+    planned = tuple(
+        _planned(group, entry, opened, options, progress, copied) for entry in group.entries
+    )
     jobs = [plan.job for plan in planned]
     prepare(group.work, group.compiler.script, group.compiler.settings(), jobs)
     return planned
 
 
 def _planned(
-    group: _Group, entry: ProgramEntry, opened: Bundle, options: CompileOptions, progress: Progress
+    group: _Group,
+    entry: ProgramEntry,
+    opened: Bundle,
+    options: CompileOptions,
+    progress: Progress,
+    copied: dict[Path, Path],
 ) -> _Planned:
     folder, compiler, dims = group.work / entry.spec.name, group.compiler, opened.manifest.dims
     folder.mkdir(parents=True, exist_ok=True)
@@ -414,7 +422,7 @@ def _planned(
         emulation = prepare_emulation(opened, entry.spec, emulator, folder, run, progress)
     files = compiler.inputs(entry.files)
     for file in files:
-        shutil.copyfile(opened.path(file), folder / Path(file).name)
+        _copy_in(opened.path(file), folder / Path(file).name, copied)
     plan = compiler.plan(
         CompileRequest(
             spec=entry.spec,
@@ -434,6 +442,24 @@ def _planned(
         samples=samples,
         emulation=emulation,
     )
+
+
+def _copy_in(source: Path, target: Path, copied: dict[Path, Path]) -> None:
+    """Copy a file of the bundle into a program's folder.
+
+    A file that several programs read, such as their weights, is stored once in the work folder, as hard
+    links to the first copy. Where the file system has none, each program gets a copy.
+
+    Args:
+        copied: file of the bundle -> its first copy; extended.
+    """
+    target.unlink(missing_ok=True)
+    first = copied.setdefault(source, target)
+    if first != target:
+        with suppress(OSError):
+            os.link(first, target)
+            return
+    shutil.copyfile(source, target)
 
 
 def _run_options(options: CompileOptions) -> RunOptions:

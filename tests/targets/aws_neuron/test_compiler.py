@@ -23,6 +23,7 @@ from whisperport.targets.aws_neuron.flags import CompileOptions
 from whisperport.targets.compiler import CompileRequest
 from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
 
+from ...extent import core_or_all
 from . import micro_modules
 
 HERE = Path(__file__).parent
@@ -103,7 +104,9 @@ def explained(event: dict[str, Any]) -> tuple[str, str]:
     return COMPILER.explain(failure)
 
 
-@pytest.mark.parametrize("program", micro_modules.PROGRAMS)
+@pytest.mark.parametrize(
+    "program", core_or_all(["encoder", "prefill_4", "step_3"], list(micro_modules.PROGRAMS))
+)
 def test_without_the_sdk_every_program_is_traced_as_documented_and_its_artifact_computes_the_same(
     program, sdk, tmp_path
 ):
