@@ -4,9 +4,9 @@
                                                                  └────► verification
 
 Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
-`transcribe`; for single programs `check`, `fix`, `lower` and `inspect`; and `probe`. Importing the package,
-transcribing and verifying do not need torch. Each name is imported when it is first used, so that importing
-the package is fast.
+`transcribe`; for single programs `check`, `fix`, `lower` and `inspect`; `probe` and `plan`. Importing the
+package, transcribing and verifying do not need torch. Each name is imported when it is first used, so that
+importing the package is fast.
 """
 
 import os
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from whisperport.inspecting import InspectOptions, inspect
     from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
     from whisperport.lowering import Lowered, LowerOptions, lower
+    from whisperport.planning import Plan, PlanOptions, plan
     from whisperport.probing import Probed, ProbeOptions, probe
     from whisperport.runtime import DecodeOptions, Thresholds
     from whisperport.targets import RunOptions
@@ -92,6 +93,8 @@ __all__ = [
     "LoweringError",
     "MissingPackageError",
     "NumericalError",
+    "Plan",
+    "PlanOptions",
     "ProbeOptions",
     "Probed",
     "ProgramError",
@@ -115,6 +118,7 @@ __all__ = [
     "inspect",
     "load_checkpoint",
     "lower",
+    "plan",
     "probe",
     "transcribe",
     "transcribe_features",
@@ -152,6 +156,8 @@ _MODULES = {
     "LiveUpdate": "live",
     "LowerOptions": "lowering",
     "Lowered": "lowering",
+    "Plan": "planning",
+    "PlanOptions": "planning",
     "ProbeOptions": "probing",
     "Probed": "probing",
     "Report": "verification",
@@ -170,6 +176,7 @@ _MODULES = {
     "inspect": "inspecting",
     "load_checkpoint": "checkpoint",
     "lower": "lowering",
+    "plan": "planning",
     "probe": "probing",
     "transcribe": "transcription",
     "transcribe_features": "transcription",

@@ -31,6 +31,7 @@ from whisperport.cli.export import export
 from whisperport.cli.import_ import import_verb
 from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
+from whisperport.cli.plan import plan
 from whisperport.cli.probe import probe
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
@@ -84,6 +85,7 @@ for verb in (
     transcribe,
     bench,
     probe,
+    plan,
     targets,
     doctor,
     demo,

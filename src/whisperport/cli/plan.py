@@ -1,0 +1,144 @@
+"""`whisperport plan`"""
+
+import sys
+import textwrap
+
+import click
+
+from whisperport.cli.console import WIDTH, print_json, print_lines, print_table
+from whisperport.cli.options import as_json
+from whisperport.cli.verb import IntRange, Verb, option
+from whisperport.planning import BYTES, MAX_BATCH, MAX_CORES, MachinePlan, Plan, PlanOptions
+from whisperport.planning import plan as make_plan
+
+HEADINGS = ("machine", "models", "weights", "state", "memory", "largest batch", "encoder", "token")
+GB = 1e9
+
+
+@click.command(
+    cls=Verb, short_help="Estimate memory and least times of a model on a target's machines."
+)
+@click.argument("source")
+@option(
+    "--target",
+    group="Model",
+    metavar="NAME",
+    show_default="that of the bundle, or the only one whose machines are known",
+    help="Target whose machines are listed",
+)
+@option(
+    "--precision",
+    group="Model",
+    type=click.Choice(list(BYTES)),
+    show_default="the target's default",
+    help="Precision of weights and state",
+)
+@option(
+    "--batch",
+    group="Model",
+    type=IntRange(1, MAX_BATCH),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of texts that are decoded together",
+)
+@option(
+    "--tensor-parallel",
+    group="Model",
+    type=IntRange(1, MAX_CORES),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of cores that compute one model together",
+)
+@as_json
+def plan(
+    source: str,
+    target: str | None,
+    precision: str | None,
+    batch: int,
+    tensor_parallel: int,
+    as_json: bool,
+) -> None:
+    """Estimate memory and least times of a model on a target's machines. Nothing is run.
+
+    SOURCE is a bundle or a checkpoint. The estimate follows from the model's sizes and from the peak
+    speeds that the vendor publishes. Real times are longer. The exit status is 1 if the model fits no
+    machine.
+
+    \b
+    Examples:
+      $ whisperport plan openai/whisper-large-v3-turbo
+      $ whisperport plan openai/whisper-large-v3-turbo --precision bf16 --batch 8 --json
+    """
+    options = PlanOptions(
+        target=target, precision=precision, batch=batch, tensor_parallel=tensor_parallel
+    )
+    planned = make_plan(source, options)
+    if as_json:
+        print_json(planned.to_json())
+    else:
+        _print(planned)
+    if not planned:
+        sys.exit(1)
+
+
+def _print(planned: Plan) -> None:
+    cores = planned.tensor_parallel
+    print_lines(
+        f"{planned.target}, {planned.precision}, batch {planned.batch}, {cores} core"
+        f"{'s' if cores > 1 else ''} for each model: an estimate, nothing was run",
+        "",
+    )
+    print_table(HEADINGS, [_row(one) for one in planned.machines])
+    print_lines("")
+    for line in _notes(planned):
+        print_lines(*textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _row(one: MachinePlan) -> tuple[str, ...]:
+    return (
+        one.machine,
+        str(one.models),
+        f"{one.weights_bytes / GB:.2f} GB",
+        f"{one.state_bytes / GB:.2f} GB",
+        f"{one.memory_bytes / GB:.1f} GB",
+        str(one.largest_batch) if one.largest_batch else "does not fit",
+        f"≥ {one.encoder_s * 1e3:.1f} ms",
+        f"≥ {one.token_s * 1e3:.2f} ms",
+    )
+
+
+def _notes(planned: Plan) -> list[str]:
+    heads, cores = planned.heads, planned.tensor_parallel
+    notes = [
+        "models: how many the machine runs concurrently. weights, state, memory: of one core, for all "
+        "programs. Activations are not known and not counted.",
+        "encoder, token: the larger of operations / peak speed (compute) and bytes / peak bandwidth "
+        "(memory). token: one step, a token of each text. Real times are longer.",
+        *_limits(planned.machines),
+        f"cores that divide the {heads[0]} and {heads[1]} heads of encoder and decoder: "
+        f"{', '.join(map(str, planned.degrees))}.",
+    ]
+    if planned.padded_heads:
+        notes.append(
+            f"With {cores} cores, {planned.padded_heads} heads are padding, computed for nothing."
+        )
+    if cores > 1:
+        notes.append(
+            "whisperport compiles a program for one core: more need the vendor's own libraries."
+        )
+    return notes
+
+
+def _limits(machines: tuple[MachinePlan, ...]) -> list[str]:
+    """Return what limits the times, with the machines where the two limits are these."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in machines:
+        found.setdefault((one.encoder_limit, one.token_limit), []).append(one.machine)
+    everywhere = len(found) == 1
+    return [
+        f"The encoder is limited by {encoder}, a token by {token}"
+        + ("." if everywhere else f": {', '.join(names)}.")
+        for (encoder, token), names in found.items()
+    ]
