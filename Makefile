@@ -44,7 +44,7 @@ evidence: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_evidence.py
 
 bundle: $(VENV)/.installed-dev
-	@$(BIN)/whisperport export default --target onnxruntime --out src/whisperport/data/bundle
+	@$(BIN)/whisperport export default --target onnxruntime --batch 8 --out src/whisperport/data/bundle
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/programs.py

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Transcript,
         transcribe,
         transcribe_features,
+        transcribe_files,
     )
     from whisperport.verification import Report
     from whisperport.verification.bundle_check import verify
@@ -122,6 +123,7 @@ __all__ = [
     "probe",
     "transcribe",
     "transcribe_features",
+    "transcribe_files",
     "verify",
     "verify_and_record",
     "write_device_inputs",
@@ -180,6 +182,7 @@ _MODULES = {
     "probe": "probing",
     "transcribe": "transcription",
     "transcribe_features": "transcription",
+    "transcribe_files": "transcription",
     "verify": "verification.bundle_check",
     "verify_and_record": "verification.record_evidence",
     "write_device_inputs": "diagnosis.device_inputs",

@@ -141,6 +141,7 @@ def test_evidence_needs_a_known_kind_and_a_file() -> None:
         ("prefill, longer", {"cross_kv", "prefill_4", "prefill_64"}),
         ("prefill + step", {"cross_kv", "prefill_4", "prefill_64", "step"}),
         ("align", {"cross_kv", "align"}),
+        ("step_8", {"cross_kv", "step_8"}),
         ("uncached_decoder", {"uncached_decoder"}),
         ("all programs", {"encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align"}),
     ],
@@ -148,7 +149,8 @@ def test_evidence_needs_a_known_kind_and_a_file() -> None:
 def test_a_check_involves_the_programs_that_computed_what_it_compared(
     check: str, programs: set[str]
 ) -> None:
-    names = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align", "uncached_decoder")
+    names = {"encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align"}
+    names |= {"step_8", "uncached_decoder"}
 
     assert {name for name in names if replace(PASSED, program=check).involves(name)} == programs
 

@@ -38,9 +38,12 @@ from whisperport.transcription.chunked import ChunkMel
 from whisperport.verification import text_errors
 from whisperport.verification.clips import Clip, ShippedAudio, shipped_audio
 
+from ..extent import core_or_all
+
 SECOND = 16_000
 ONE_THREAD = RunOptions(threads=1)
-CHUNKED = TranscribeOptions(decode=DecodeOptions(language="en"), vad=VadOptions())
+CHUNKED = TranscribeOptions(decode=DecodeOptions(language="en"), vad=VadOptions(), batch=False)
+TOGETHER = replace(CHUNKED, batch=True)
 LITTLE = replace(
     CHUNKED,
     decode=DecodeOptions(language="en", without_timestamps=True, max_tokens=4),
@@ -92,6 +95,55 @@ def test_workers_change_nothing(
     workers: int, transcriber: Transcriber, audio: np.ndarray, one_worker: Transcript
 ) -> None:
     assert transcriber.transcribe(audio, replace(CHUNKED, workers=workers)) == one_worker
+
+
+def check_same_text(found: Transcript, expected: Transcript, count: int | None = None) -> None:
+    """Compare transcripts, of which the first may end early; probabilities are sums in another order."""
+    count = len(expected.segments) if count is None else count
+    assert len(found.segments) == count
+    for one, other in zip(found.segments, expected.segments, strict=False):
+        assert (one.tokens, one.start, one.end) == (other.tokens, other.start, other.end)
+        assert one.avg_logprob == pytest.approx(other.avg_logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", core_or_all([0.8], [0.0, 0.8]))
+def test_chunks_decoded_together_have_the_text_of_chunks_decoded_singly(
+    temperature: float, transcriber: Transcriber, audio: np.ndarray
+) -> None:
+    assert transcriber.engine.batch_size == 8
+    alone, together = (
+        transcriber.transcribe(audio, replace(options, temperatures=(temperature,)))
+        for options in (CHUNKED, TOGETHER)
+    )
+
+    check_same_text(together, alone)
+
+
+def test_the_text_before_the_failure_of_a_chunk_decoded_with_others_is_kept(
+    transcriber: Transcriber, audio: np.ndarray, one_worker: Transcript, monkeypatch: Any
+) -> None:
+    on_window(4, fail, monkeypatch)
+
+    with pytest.raises(IncompleteError) as caught:
+        transcriber.transcribe(audio, TOGETHER)
+
+    assert caught.value.why == "RuntimeError: the device is gone"
+    check_same_text(caught.value.transcript, one_worker, 4)
+    assert not threads()
+
+
+def test_ctrl_c_keeps_the_chunks_that_are_decoded_together(
+    transcriber: Transcriber, audio: np.ndarray, one_worker: Transcript, monkeypatch: Any
+) -> None:
+    on_window(3, interrupt, monkeypatch)
+
+    with pytest.raises(Interrupted) as caught:
+        transcriber.transcribe(audio, TOGETHER)
+
+    found = caught.value.transcript
+    assert len(found.segments) >= 3
+    check_same_text(found, one_worker, len(found.segments))
+    assert not threads()
 
 
 def test_workers_draw_the_same_tokens(transcriber: Transcriber, audio: np.ndarray) -> None:

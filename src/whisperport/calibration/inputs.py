@@ -11,12 +11,13 @@ import numpy as np
 
 from whisperport.bundle import Bundle
 from whisperport.calibration.audio_files import Floats
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION
+from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.generation import Generation
 from whisperport.runner import Array, Runner
 from whisperport.runtime import (
     DecodeOptions,
     Decoder,
+    decode_together,
     decode_window,
     load_engine,
     start_tokens,
@@ -37,7 +38,8 @@ def program_inputs(
 ) -> Iterator[Sequence[Array]]:
     """Yield samples of a program's inputs, each a sequence of arrays in the order of `spec.inputs`.
 
-    A window gives up to `CALLS` samples of `step` and `vocab_projection`, and one of any other program.
+    A window gives up to `CALLS` samples of `step`, `step_B` and `vocab_projection`, and one of any other
+    program.
 
     Args:
         bundle: the bundle whose programs transcribe.
@@ -68,7 +70,8 @@ def program_inputs(
 
 def samples_per_window(spec: ProgramSpec) -> int:
     """Return the largest number of calls of a program that are recorded per window."""
-    return CALLS if spec.name in ("step", VOCAB_PROJECTION) else 1
+    many = spec.name in ("step", VOCAB_PROJECTION) or batch_rows(spec.name)
+    return CALLS if many else 1
 
 
 class _Recorder(Runner):
@@ -128,6 +131,8 @@ class _Source:
             self.decoder.start_window(features)
         elif self.program.name == UNCACHED_DECODER:
             self._without_cache(features)
+        elif batch_rows(self.program.name):
+            self._together(features)
         else:
             self._decode(features)
 
@@ -139,6 +144,14 @@ class _Source:
         if self.program.name == "align":
             start = start_tokens(self._generation, decoded.language, "transcribe")
             self.decoder.align([*start, *text, self._generation.end_of_text])
+
+    def _together(self, features: Floats) -> None:
+        """Decode the window in every row of a batch, each with another part of the previous text."""
+        rows = range(self.decoder.engine.batch_size)
+        options = [DecodeOptions(prompt=self.previous[:row]) for row in rows]
+        decoded, *_ = decode_together(self.decoder.engine, [features] * len(rows), options)
+        end = self._generation.end_of_text
+        self.previous = tuple(t for t in decoded.tokens if t < end) or self.previous
 
     def _prompt(self) -> tuple[int, ...]:
         """Return the previous text for every second window, so that both cases are recorded.

@@ -27,11 +27,21 @@ chunk_options = together(
         help="Number of speech chunks transcribed in parallel; requires --vad. Fastest with "
         "--threads 1, because each worker uses --threads threads",
     ),
+    option(
+        "--batch/--no-batch",
+        group="Runtime",
+        default=True,
+        show_default=True,
+        help="Decode speech chunks, files, beams and samples together if the bundle has a program step_B; "
+        "the text is the same, and more memory is needed",
+    ),
 )
 
 
-def with_chunks(options: TranscribeOptions, vad: bool, workers: int) -> TranscribeOptions:
-    """The options with `--vad` and `--workers` applied.
+def with_chunks(
+    options: TranscribeOptions, vad: bool, workers: int, batch: bool
+) -> TranscribeOptions:
+    """The options with `--vad`, `--workers` and `--batch` applied.
 
     Raises:
         UsageError: several workers without `--vad`, or clips together with `--vad`.
@@ -39,4 +49,4 @@ def with_chunks(options: TranscribeOptions, vad: bool, workers: int) -> Transcri
     source = click.get_current_context().get_parameter_source("condition_on_previous_text")
     if vad and source is ParameterSource.COMMANDLINE and options.condition_on_previous_text:
         print_warning("with --vad, the previous text is used as a prompt within its own chunk only")
-    return replace(options, vad=VadOptions() if vad else None, workers=workers)
+    return replace(options, vad=VadOptions() if vad else None, workers=workers, batch=batch)

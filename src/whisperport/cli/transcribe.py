@@ -37,6 +37,7 @@ from whisperport.cli.options import (
     threads,
     trust,
 )
+from whisperport.cli.several_files import check_several, output_folder, transcribe_several
 from whisperport.cli.subtitle_options import chosen_subtitles, subtitle_options
 from whisperport.cli.verb import Verb, option
 from whisperport.errors import IncompleteError, Interrupted
@@ -54,10 +55,10 @@ from whisperport.transcription import transcribe as run_transcribe
 
 @click.command(
     cls=Verb,
-    short_help="Transcribe an audio file, live audio or a device's features.",
+    short_help="Transcribe audio files, live audio or a device's features.",
     target_options=RUN_OPTIONS,
 )
-@click.argument("audio", required=False)
+@click.argument("files", nargs=-1, metavar="[AUDIO]...")
 @option(
     "--bundle",
     "-b",
@@ -87,6 +88,7 @@ from whisperport.transcription import transcribe as run_transcribe
     is_flag=True,
     help="Print the transcript and all its details as JSON, in place of --output-format",
 )
+@output_folder
 @word_options
 @subtitle_options
 @decoding_options
@@ -95,7 +97,7 @@ from whisperport.transcription import transcribe as run_transcribe
 @run_option
 @trust
 def transcribe(
-    audio: str | None,
+    files: tuple[str, ...],
     bundle: Path | None,
     output_format: str,
     feature_files: tuple[Path, ...],
@@ -103,35 +105,47 @@ def transcribe(
     raw_rate: int | None,
     device: str | None,
     step_s: float,
+    output_dir: Path | None,
     vad: bool,
     workers: int,
+    batch: bool,
     threads: int | None,
     run_options: tuple[str, ...],
     trust: bool,
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Transcribe an audio file, live audio or a device's features, and print the transcript.
+    """Transcribe audio files, live audio or a device's features, and print the transcript.
 
     AUDIO is any audio or video file that FFmpeg reads, or - for standard input. With --live it may be
     omitted: the microphone is used. With --features it is omitted: the encoder ran on a device, and the
-    bundle's decoder transcribes its output.
+    bundle's decoder transcribes its output. Of several files, each is printed as one line with its name.
 
     \b
     Examples:
       $ whisperport transcribe talk.mp3
       $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack --output-format srt > talk.srt
+      $ whisperport transcribe monday.mp3 tuesday.mp3 --output-dir texts
       $ whisperport transcribe --live
       $ whisperport transcribe --bundle build/small --features output.bin
     """
+    several = len(files) > 1 or output_dir is not None
+    if several and (live or feature_files or not files):
+        raise click.UsageError("several AUDIO files and --output-dir are for audio files only")
+    audio = files[0] if files else None
     stored = chosen_features(chosen)
     check_features(feature_files, stored, audio, live=live, vad=vad)
     if not feature_files:
         check_live(audio, live, raw_rate, device)
     options = transcribe_options(chosen, run_options_of(threads, run_options, trust=trust))
-    options = with_chunks(options, vad, workers)
+    options = with_chunks(options, vad, workers, batch)
     word_timestamps = options.word_timestamps or live  # a live transcript always has them
     subtitles = chosen_subtitles(chosen, "json" if as_json else output_format, word_timestamps)
+    if several:
+        check_several(files, output_format, output_dir, as_json=as_json)
+        written = (subtitles, output_format, output_dir)
+        transcribe_several(files, bundle, options, *written, as_json=as_json)
+        return
     if feature_files:
         job = partial(_transcribe_features, feature_files, bundle, options, stored)
     elif live or audio is None:

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from whisperport.bundle import Bundle
 from whisperport.calibration.inputs import with_emulation
 from whisperport.runner import Array, Runner
-from whisperport.runtime import DecodeOptions, decode_window, load_engine, start_tokens
+from whisperport.runtime import (
+    DecodeOptions,
+    decode_together,
+    decode_window,
+    load_engine,
+    start_tokens,
+)
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference, ReferenceClip
@@ -69,6 +75,9 @@ def record_inputs(bundle: Bundle, run: RunOptions) -> tuple[str, dict[str, Recor
     decode_window(decoder, features, DecodeOptions(prompt=text or (0,), max_tokens=1))
     start = start_tokens(generation, decoded.language, "transcribe")
     decoder.align([*start, *text, generation.end_of_text])
+    if engine.batch_step is not None:
+        rows = engine.batch_size
+        decode_together(engine, [features] * rows, [DecodeOptions(max_tokens=2)] * rows)
     if uncached := engine.uncached_decoder():
         uncached.start_window(features)
         uncached.prefill(start)

@@ -1,7 +1,7 @@
 """Run a bundle: load its programs (`Engine`), keep the state of one call (`Decoder`), decode windows."""
 
 from whisperport.runtime.batch import Batch, BatchDecoder
-from whisperport.runtime.batch_executor import BatchExecutor
+from whisperport.runtime.batch_executor import BatchExecutor, decode_together
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.decode import (
     Decoded,
@@ -45,6 +45,7 @@ __all__ = [
     "WindowSegment",
     "complete",
     "compression_ratio",
+    "decode_together",
     "decode_window",
     "decode_with_fallback",
     "decoding",

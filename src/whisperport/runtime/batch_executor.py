@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from whisperport.errors import NumericalError
 from whisperport.runtime.batch import Batch
+from whisperport.runtime.cache import Floats
+from whisperport.runtime.decode import Decoded, decoding
 from whisperport.runtime.decoder import Decoder
+from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.stepping import Step, Steps
 
 if TYPE_CHECKING:
@@ -136,6 +139,33 @@ class BatchExecutor:
         except BaseException as error:
             one.future.set_exception(error)
         self._idle.append(one.decoder)
+
+
+def decode_together(
+    engine: "Engine", features: Sequence[Floats], options: Sequence[DecodeOptions]
+) -> list[Decoded]:
+    """Decode windows as `decode_window` does, as many at a time as the batch has rows.
+
+    Args:
+        engine: with a program `step_B`.
+        features: (T, d) float32 of each window.
+        options: of each window.
+
+    Raises:
+        ValueError: the engine has no such program.
+        UsageError, NumericalError: as for `decode_window`.
+    """
+    executor = BatchExecutor(engine, engine.batch_size)
+    try:
+        pairs = zip(features, options, strict=True)
+        futures = [executor.submit(partial(_window, *pair)) for pair in pairs]
+        return [future.result() for future in futures]
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _window(features: Floats, options: DecodeOptions, decoder: Decoder) -> Steps[Decoded]:
+    return decoding(decoder, features, options)
 
 
 def _begun(start: Callable[[Decoder], Steps[T]], decoder: Decoder) -> Steps[T]:

@@ -3,6 +3,7 @@
 from whisperport.diagnosis.stored_features import FeatureStorage
 from whisperport.progress import ProgressCallback
 from whisperport.transcription.feature_files import FeatureOptions, transcribe_features
+from whisperport.transcription.files import transcribe_files
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber, default_bundle, transcribe
 from whisperport.transcription.transcript import Transcript
@@ -17,4 +18,5 @@ __all__ = [
     "default_bundle",
     "transcribe",
     "transcribe_features",
+    "transcribe_files",
 ]

@@ -5,8 +5,9 @@
     decoder threads   decode earlier chunks with the same runners at the same time
     calling thread    joins the results in order
 
-Each worker has one encoder thread and one decoder thread. The text does not depend on the number of
-workers, because no chunk uses the result of another.
+Each worker has one encoder thread and one decoder thread; with a batch there is one decoder thread, which
+decodes several chunks together. The text does not depend on the number of workers or on the batch, because
+no chunk uses the result of another.
 """
 
 from collections import deque
@@ -14,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from queue import SimpleQueue
 from threading import Event
 
 import numpy as np
@@ -32,8 +33,9 @@ from whisperport.audio import (
 )
 from whisperport.errors import IncompleteError, Interrupted, UsageError
 from whisperport.progress import ProgressCallback
-from whisperport.runtime import Decoder, Engine, Floats, TokenSampler
+from whisperport.runtime import Decoder, Engine, Floats, Steps, TokenSampler
 from whisperport.text import Tokenizer
+from whisperport.transcription.decoders import DecodingThreads, decoding_threads, texts_together
 from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Mel, Session, spoken_language
@@ -108,11 +110,10 @@ class ChunkedTranscription:
             )
         self._engine, self._tokenizer = engine, tokenizer
         self._options, self._vad, self._sampler = options, vad, sampler
-        self._idle: SimpleQueue[Decoder] = SimpleQueue()
-        for _ in range(options.workers):
-            self._idle.put(engine.decoder())
+        together = texts_together(engine, options, sampler)
+        self._ahead = 2 * max(options.workers, together)  # chunks that are submitted ahead
         self._encoders = ThreadPoolExecutor(options.workers, "encoder")
-        self._decoders = ThreadPoolExecutor(options.workers, "decoder")
+        self._decoders: DecodingThreads = decoding_threads(engine, options.workers, together)
         self._stop = Event()
         self._results: list[Transcript] = []
 
@@ -162,7 +163,7 @@ class ChunkedTranscription:
         try:
             for future in futures:
                 pending.append(future)
-                if len(pending) > 2 * self._options.workers:
+                if len(pending) > self._ahead:
                     report(self._take(pending))
             while pending:
                 report(self._take(pending))
@@ -204,9 +205,11 @@ class ChunkedTranscription:
                 if chunk.n_frames <= self._engine.audio_frames:
                     chunk_mel = ChunkMel(mel, chunk)
                     features = self._encoders.submit(self._engine.encode, chunk_mel.frames)
-                    yield self._decoders.submit(self._decoded, chunk, chunk_mel, features.result)
+                    yield self._decoders.submit(
+                        partial(self._decoded, chunk, chunk_mel, features.result)
+                    )
                 else:
-                    future = self._decoders.submit(self._decoded, chunk, mel)
+                    future = self._decoders.submit(partial(self._decoded, chunk, mel, None))
                     yield future
                     future.exception()  # wait: it reads `mel` meanwhile, which no other thread may
         except Exception as error:
@@ -215,23 +218,20 @@ class ChunkedTranscription:
             yield failed
 
     def _decoded(
-        self, chunk: Span, mel: Mel, encoded: Callable[[], Floats] | None = None
-    ) -> Result:
+        self, chunk: Span, mel: Mel, encoded: Callable[[], Floats] | None, decoder: Decoder
+    ) -> Steps[Result]:
         """Transcribe one chunk in a decoder thread."""
-        decoder = self._idle.get()
-        try:
-            session = Session(
-                decoder,
-                self._tokenizer,
-                self._options,
-                StoppableMel(mel, self._stop),
-                self._sampler,
-                [(chunk.start, chunk.end)],
-                encoded,
-            )
-            return chunk, session.run(lambda _done, _of: None)
-        finally:
-            self._idle.put(decoder)
+        session = Session(
+            decoder,
+            self._tokenizer,
+            self._options,
+            StoppableMel(mel, self._stop),
+            self._sampler,
+            [(chunk.start, chunk.end)],
+            encoded,
+        )
+        transcript = yield from session.steps(lambda _done, _of: None)
+        return chunk, transcript
 
 
 def _joined(results: Sequence[Transcript], language: str, duration_s: float) -> Transcript:

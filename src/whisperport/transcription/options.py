@@ -40,6 +40,9 @@ class TranscribeOptions:
         vad: transcribe chunks of speech found by a voice activity detector, each as if it were a separate
             audio file. None: windows, each of which begins where the text of the previous one ended.
         workers: number of speech chunks transcribed in parallel, 1 to 64. Above 1 needs `vad`.
+        batch: whether speech chunks, audio files, beams and samples are decoded together, with the bundle's
+            program `step_B`. It needs memory for B decoders; see `Transcriber`. True changes nothing if the
+            bundle has no such program, and neither do chunks with `workers` above 1.
 
     Raises:
         UsageError: a value is out of its range, clip timestamps decrease, or options contradict each other.
@@ -60,6 +63,7 @@ class TranscribeOptions:
     clip_timestamps: tuple[float, ...] = ()
     vad: VadOptions | None = None
     workers: int = 1
+    batch: bool = True
 
     def uses_previous_text(self, window: Window | None) -> bool:
         """Return whether previous text is the prompt of the next window, in a bundle with this window."""

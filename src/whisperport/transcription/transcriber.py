@@ -14,6 +14,7 @@ from whisperport.runtime import Engine, Floats, RunnerWrapper, TokenSampler, loa
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.transcription.chunked import ChunkedTranscription
+from whisperport.transcription.decoders import decoder_of
 from whisperport.transcription.feature_session import (
     FeatureSession,
     check_options,
@@ -36,7 +37,9 @@ class Transcriber:
     Each running call needs 8·L·d·(N + T) bytes for its decoder: keys and values in float32 of N tokens and
     T positions of audio in L decoder layers of width d. That is 24 MB for Whisper tiny and 638 MB for
     large-v3 (N = 448, T = 1500). Each beam, or each sample of `best_of`, after the first adds 8·L·d·N
-    bytes. A call with `workers` counts as one call and has a decoder for each worker.
+    bytes. A call with `workers` counts as one call and has a decoder for each worker. A call that decodes
+    speech chunks, files, beams or samples together has B decoders, the number in the name of the bundle's
+    program `step_B`.
 
     A process that was started by `fork()` after the bundle was loaded cannot use it: see ForkError.
 
@@ -165,7 +168,7 @@ class Transcriber:
         check_options(options)
         windows = checked_features(self.engine, features)
         with self.turns.turn():
-            decoder = self.engine.decoder()
+            decoder = decoder_of(self.engine, options)
             session = FeatureSession(decoder, self.tokenizer, options, windows, sampler)
             return session.run(progress)
 
@@ -174,7 +177,8 @@ class Transcriber:
     ) -> Session:
         """Return a transcription in windows, with its own decoder."""
         parts = clip_frames(options.clip_timestamps)
-        return Session(self.engine.decoder(), self.tokenizer, options, mel, sampler, parts)
+        decoder = decoder_of(self.engine, options)
+        return Session(decoder, self.tokenizer, options, mel, sampler, parts)
 
 
 def transcribe(

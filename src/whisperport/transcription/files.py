@@ -1,0 +1,112 @@
+"""Transcribe several audio files; where the bundle can, several of them are decoded together."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from threading import Event
+
+from whisperport.audio import AudioSource, MelWindows
+from whisperport.bundle import Bundle
+from whisperport.errors import WhisperportError
+from whisperport.runtime import Decoder, Steps
+from whisperport.transcription.chunked import StoppableMel
+from whisperport.transcription.decoders import decoding_threads, texts_together
+from whisperport.transcription.options import TranscribeOptions
+from whisperport.transcription.session import Session, clip_frames
+from whisperport.transcription.transcriber import Transcriber
+from whisperport.transcription.transcript import Transcript
+
+Outcome = Transcript | WhisperportError
+
+
+def transcribe_files(
+    sources: Iterable[AudioSource],
+    bundle: Bundle | str | os.PathLike[str] | Transcriber | None = None,
+    options: TranscribeOptions | None = None,
+) -> Iterator[Outcome]:
+    """Transcribe several audio files, and yield the result of each, in order.
+
+    With a bundle that has a program `step_B`, several files are decoded together, which is faster. The
+    texts are those of single calls of `transcribe`. With `vad`, the files follow each other, and the chunks
+    of each are decoded together. This counts as one call of the transcriber until the last result was
+    taken.
+
+    Args:
+        sources: paths, binary file objects, or arrays of samples at 16 kHz.
+        bundle: a loaded transcriber, an open bundle or the path of its folder; None: the embedded default
+            model.
+        options: transcription options; None: defaults.
+
+    Yields:
+        The transcript of each file; or the error, if the file could not be transcribed.
+
+    Raises:
+        BundleError, MissingPackageError: the bundle cannot be loaded.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    options = options or TranscribeOptions()
+    if not isinstance(bundle, Transcriber):
+        bundle = Transcriber(bundle, options.run)
+    together = texts_together(bundle.engine, options)
+    if together == 1 or options.vad is not None:
+        return (_outcome(bundle, source, options) for source in sources)
+    return _together(bundle, sources, options, together)
+
+
+def _outcome(transcriber: Transcriber, source: AudioSource, options: TranscribeOptions) -> Outcome:
+    """Transcribe one file singly."""
+    try:
+        return transcriber.transcribe(source, options)
+    except WhisperportError as error:
+        return error
+
+
+def _together(
+    transcriber: Transcriber,
+    sources: Iterable[AudioSource],
+    options: TranscribeOptions,
+    together: int,
+) -> Iterator[Outcome]:
+    """Decode up to `together` files at a time. A file that ends makes room for the next one."""
+    pending: deque[Future[Transcript]] = deque()
+    stop = Event()
+    with transcriber.turns.turn():
+        threads = decoding_threads(transcriber.engine, 1, together)
+        try:
+            for source in sources:
+                pending.append(threads.submit(partial(_file, transcriber, source, options, stop)))
+                if len(pending) >= 2 * together:
+                    yield _result(pending.popleft())
+            while pending:
+                yield _result(pending.popleft())
+        finally:
+            stop.set()
+            threads.shutdown(cancel_futures=True)
+
+
+def _file(
+    transcriber: Transcriber,
+    source: AudioSource,
+    options: TranscribeOptions,
+    stop: Event,
+    decoder: Decoder,
+) -> Steps[Transcript]:
+    """Transcribe one file, and let the caller run the decoder's steps."""
+    dims = transcriber.engine.dims
+    mel = MelWindows(source, dims.n_mels, dims.n_frames)
+    try:
+        parts = clip_frames(options.clip_timestamps)
+        stoppable = StoppableMel(mel, stop)
+        session = Session(decoder, transcriber.tokenizer, options, stoppable, None, parts)
+        return (yield from session.steps(lambda _done, _of: None))
+    finally:
+        mel.close()
+
+
+def _result(future: Future[Transcript]) -> Outcome:
+    try:
+        return future.result()
+    except WhisperportError as error:
+        return error
