@@ -1,6 +1,8 @@
 """Run every program of a description with the standalone modules, in any version of torch.
 
-python run_modules.py neuron_modules.py DESCRIPTION WEIGHTS OUTPUT.npz
+python run_modules.py neuron_modules.py DESCRIPTION WEIGHTS OUTPUT.npz [neuron_fused.py]
+
+With the last argument, all operators that it knows are fused.
 
 Each program runs three times with seeded inputs, so that its state changes. The inputs come from numpy,
 whose generator is the same everywhere.
@@ -15,18 +17,16 @@ import numpy as np
 import torch
 
 
-def main(script: str, description: str, weights: str, output: str) -> None:
-    spec = importlib.util.spec_from_file_location("neuron_modules", script)
-    assert spec is not None
-    assert spec.loader is not None
-    modules = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(modules)
+def main(script: str, description: str, weights: str, output: str, fused: str = "") -> None:
+    modules, fusing = _loaded(script), _loaded(fused) if fused else None
     described, tensors = modules.read_description(description), modules.read_weights(weights)
     torch.set_num_threads(1)
     made: dict[str, np.ndarray] = {}
     for program in described["programs"]:
         generator = np.random.default_rng(zlib.crc32(program.encode()))
         module, examples, aliases = modules.build(described, tensors, program)
+        if fusing is not None:
+            fusing.fuse(module, fusing.OPTIONS)
         for name, state in module.named_parameters():
             if modules.is_state(name):
                 state.data.copy_(torch.from_numpy(_random(generator, state.shape)))
@@ -37,6 +37,15 @@ def main(script: str, description: str, weights: str, output: str) -> None:
                 made[f"{program}/{run}/{index}"] = one.float().numpy()
     np.savez(output, **made)
     print(torch.__version__)
+
+
+def _loaded(script: str) -> Any:
+    spec = importlib.util.spec_from_file_location(script.rpartition("/")[2][:-3], script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _input(generator: np.random.Generator, example: torch.Tensor, run: int) -> torch.Tensor:
