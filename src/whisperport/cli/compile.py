@@ -26,7 +26,7 @@ from whisperport.cli.options import (
     trust,
 )
 from whisperport.cli.verb import Verb, option
-from whisperport.compiling import CompiledProgram, CompileOptions
+from whisperport.compiling import Compiled, CompiledProgram, CompileOptions
 from whisperport.compiling import compile as run_compile
 from whisperport.targets import TARGETS
 from whisperport.toolchain.interpreter import variable
@@ -145,15 +145,15 @@ def compile_verb(
             ],
         )
         for program in filter(lambda one: one.emulation, compiled.programs):
-            print_lines("", f"{program.name}, quantized, run by the vendor's emulator:")
+            print_lines("", f"{program.name}, {_how_it_ran(program, compiled)}:")
             print_checks(program.emulation)
         print_lines("", f"{bundle}: compiled")
     for program in compiled.programs:
         failed = [check for check in program.emulation if not check.passed]
         if failed:
             print_warning(
-                f"{program.name}: {len(failed)} of {len(program.emulation)} comparisons of the quantized "
-                f"program with its reference failed; {failed[0].what}: {failed[0].reason}"
+                f"{program.name}: {len(failed)} of {len(program.emulation)} comparisons of the program "
+                f"with its reference failed; {failed[0].what}: {failed[0].reason}"
             )
         for note in program.notes:
             print_warning(f"{program.name}: {note}")
@@ -163,6 +163,14 @@ def compile_verb(
             )
     print_note(how_to_record(bundle, compiled.bundle.manifest))
     print_next("transcribe", "talk.mp3", "--bundle", bundle)
+
+
+def _how_it_ran(program: CompiledProgram, compiled: Compiled) -> str:
+    """Return, in words, what the vendor's tool ran: the compiled file, or the quantized program."""
+    kinds = {one.kind for one in compiled.bundle.manifest.evidence(program.name)}
+    if "simulated" in kinds:
+        return "compiled, run by the vendor's simulator"
+    return "quantized, run by the vendor's emulator"
 
 
 def _samples(samples: int) -> str:
