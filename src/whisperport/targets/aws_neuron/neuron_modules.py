@@ -35,7 +35,7 @@ int64 index in torch. The rows of beams are reordered by `index_select` with int
 gather along axis 0, as in AWS's T5 tutorial (aws-neuron-sdk@81ce03a, t5-inference-tutorial.ipynb,
 `reorder_cache`).
 
-**Precision.** In bfloat16, weights, state and products are bfloat16. Layer norms and softmax are computed
+**Precision.** In bfloat16, weights, state and matmuls are in bfloat16. Layer norms and softmax are computed
 in float32. All inputs, and all outputs but the aliased ones, are float32 or int32.
 """
 
