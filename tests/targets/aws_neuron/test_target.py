@@ -23,7 +23,7 @@ from whisperport.targets.options import with_target
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification.clips import shipped_audio
 
-from ...extent import core_or_all
+from ...extent import EVERYTHING, core_or_all
 
 NAME = "aws-neuron"
 ON_CPU = RunOptions(threads=1, options=with_target({"device": "cpu"}, NAME))
@@ -87,6 +87,7 @@ def test_an_export_is_emulated_and_claims_no_run(exported: Callable[..., Bundle]
         assert not [file for file in entry.files if file.endswith(".py")]  # a bundle has no code
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="an export takes 15 s; see `make test-all`")
 def test_bfloat16_transcribes_within_its_tolerance(exported: Callable[..., Bundle]) -> None:
     bundle = exported(NAME, "tiny", precision="bf16")
 
