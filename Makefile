@@ -19,8 +19,10 @@ demo: $(VENV)/.installed
 	@$(BIN)/whisperport demo
 
 # One process per core, each with one thread: two thread pools of torch on the same cores slow each other down.
+# Compiled modules are kept also where the environment says otherwise: without them, each worker and each of
+# the many processes that tests start compiles the package and the tests again.
 CHECK := $(BIN)/ruff format --check --quiet && $(BIN)/ruff check --quiet && $(BIN)/mypy --strict
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python tests/cpu_minutes.py "make $@" '$(CHECK) && $(TEST)'

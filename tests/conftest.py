@@ -145,6 +145,19 @@ def tiny_checkpoint(tiny_checkpoint_folder: Path) -> Any:
     return load_checkpoint(tiny_checkpoint_folder)
 
 
+@pytest.fixture(scope="session")
+def one_layer_checkpoint(
+    random_openai_whisper: Make, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """One encoder and one decoder layer: an export takes half of the time of `tiny_checkpoint`."""
+    from whisperport.checkpoint import load_checkpoint
+
+    path = tmp_path_factory.mktemp("one-layer") / "one-layer.pt"
+    model = random_openai_whisper(n_audio_layer=1, n_text_layer=1)
+    torch.save({"dims": vars(model.dims), "model_state_dict": model.state_dict()}, path)
+    return load_checkpoint(path)
+
+
 def _randomize(model: torch.nn.Module, seed: int) -> None:
     """Set matrices with a gain of about 1, so that activations neither vanish nor explode in two layers."""
     generator = torch.Generator().manual_seed(seed)
@@ -163,12 +176,13 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
 
 @pytest.fixture(scope="session")
 def exported(
-    tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Any]]:
     """`exported("xnnpack")`: a verified bundle of the tiny checkpoint, with windows of 2 s.
 
-    `exported("xnnpack", "default", ...)`: a bundle of the embedded model. Further arguments are those of
-    `ExportOptions`. Each bundle is made once per test run and shared by all workers: do not write to it.
+    `exported("xnnpack", "one layer", ...)`: a bundle of `one_layer_checkpoint`; "default" is the embedded
+    model. Further arguments are those of `ExportOptions`. Each bundle is made once per test run, and shared
+    by all workers: do not write to it.
     """
     from whisperport.checkpoint import load_checkpoint
 
@@ -176,8 +190,12 @@ def exported(
 
     exports = SharedExports(
         run_folder(tmp_path_factory) / "exported",
-        {"tiny": lambda: tiny_checkpoint, "default": lambda: load_checkpoint("default")},
-        {"tiny": {"clips": noise_clips()}},
+        {
+            "tiny": lambda: tiny_checkpoint,
+            "one layer": lambda: request.getfixturevalue("one_layer_checkpoint"),
+            "default": lambda: load_checkpoint("default"),
+        },
+        {"tiny": {"clips": noise_clips()}, "one layer": {"clips": noise_clips()}},
     )
     yield exports
     assert exports.changed() == [], "tests wrote to bundles that other tests use"

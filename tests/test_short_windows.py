@@ -3,16 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from whisperport.bundle import Bundle
-from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import DecodeOptions, compression_ratio
@@ -25,10 +22,10 @@ from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.reference import Reference
 from whisperport.window import DEFAULT_PADDING, Window, WindowOptions
 
-from .conftest import noise_clips
 from .extent import core_or_all
 
 ONE_THREAD = RunOptions(threads=1)
+TARGETS = core_or_all(["onnxruntime"], ["onnxruntime", "xnnpack"])
 ENGLISH = TranscribeOptions(decode=DecodeOptions(language="en"), run=ONE_THREAD)
 
 # Of all shipped recordings in windows of 5 s. Measured: 2 of 314 words (docs/explanation/short-windows.md);
@@ -38,22 +35,11 @@ MAX_WER_5_S = 0.03
 
 @pytest.fixture(scope="module")
 def short(
-    random_openai_whisper: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+    exported: Callable[..., Bundle],
 ) -> Callable[[str], Bundle]:
     """`short("xnnpack")`: a random model of 2 s windows and one layer, with windows of 1 s."""
-    model = random_openai_whisper(n_audio_layer=1, n_text_layer=1)
-    path = tmp_path_factory.mktemp("short") / "one-layer.pt"
-    torch.save({"dims": vars(model.dims), "model_state_dict": model.state_dict()}, path)
-    checkpoint = load_checkpoint(path)
-
-    @cache
-    def make(target: str) -> Bundle:
-        options = ExportOptions(
-            window=WindowOptions(seconds=1.0, audio_s=1.0), clips=noise_clips(), run=ONE_THREAD
-        )
-        return export(checkpoint, target, path.with_name(target), options)
-
-    return make
+    window = WindowOptions(seconds=1.0, audio_s=1.0)
+    return lambda target: exported(target, "one layer", window=window)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +54,7 @@ def windows(transcript: Transcript) -> list[list[Segment]]:
     return [list(group) for _, group in groupby(transcript.segments, lambda s: s.seek)]
 
 
-@pytest.mark.parametrize("target", core_or_all(["onnxruntime"], ["onnxruntime", "xnnpack"]))
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_short_bundle_is_verified_and_says_its_window(
     target: str, short: Callable[[str], Bundle]
 ) -> None:
@@ -86,7 +72,7 @@ def test_a_short_bundle_is_verified_and_says_its_window(
     assert (shapes["cross_k_0"], shapes["cross_v_0"]) == ((2, 32, 100), (2, 100, 32))
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "xnnpack"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_short_bundle_verifies_again_and_transcribes_what_is_longer(
     target: str, short: Callable[[str], Bundle]
 ) -> None:

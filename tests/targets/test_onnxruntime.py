@@ -1,6 +1,7 @@
 """ONNX files that store weights once, and sessions that use the given options."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,8 @@ def test_graphs_are_valid_and_of_the_opset_that_is_stated(bundle: Bundle) -> Non
 def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
     micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
 ) -> None:
-    how = ExportOptions(
-        options={"onnxruntime.opset": "13"}, clips=noise_clips(), run=RunOptions(threads=1)
-    )
+    clips = tuple(replace(clip, samples=clip.samples[:3200]) for clip in noise_clips())  # a window
+    how = ExportOptions(options={"onnxruntime.opset": "13"}, clips=clips, run=RunOptions(threads=1))
 
     older = export(micro_checkpoint, "onnxruntime", tmp_path / "13", how)
 
@@ -86,7 +86,7 @@ def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
         assert entry.delegation["opset"] == 13
 
 
-@pytest.mark.parametrize("opset", core_or_all(OPSETS[::3], OPSETS))
+@pytest.mark.parametrize("opset", core_or_all(OPSETS[:1], OPSETS))
 def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_path: Path) -> None:
     target = ORT.configured(LowerOptions(opset=opset))
     (entry,) = target.lower([step], tmp_path, lambda _: None)

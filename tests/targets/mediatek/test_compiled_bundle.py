@@ -33,7 +33,7 @@ def bundle(
 ) -> Path:
     for name in ("WHISPERPORT_TOOLCHAIN_MEDIATEK", "MTK_NEURON_SDK"):
         monkeypatch.delenv(name, raising=False)
-    return shutil.copytree(exported(BOARD, placement=ALL).folder, tmp_path / "bundle")
+    return shutil.copytree(exported(BOARD, "one layer", placement=ALL).folder, tmp_path / "bundle")
 
 
 @pytest.mark.skipif(bool(REASON), reason=REASON)
@@ -47,7 +47,8 @@ def test_export_records_that_the_partitioner_accepts_every_operator_of_every_pro
         assert "ai-edge-litert" in evidence.runtime
         (check,) = evidence.checks
         assert check.level == "operators"
-        assert check.value["accepted"] == check.value["operators"] > 10
+        # At least a product and another operator for each output: the list is not empty by mistake.
+        assert check.value["accepted"] == check.value["operators"] >= 2 * len(entry.spec.outputs)
         assert manifest.status(entry.spec.name) == "accepted by the vendor's partitioner"
 
 

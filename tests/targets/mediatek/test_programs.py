@@ -27,7 +27,9 @@ BOARD = "genio720"
 ALL = dict.fromkeys(program_names(), BOARD)
 # In part: the window's programs and a half of the decoder on the NPU, with four axes; the rest on the CPU.
 PART = {"step": BOARD, "prefill_4": BOARD}
-BUNDLES = core_or_all([("tiny", ALL)], [("tiny", ALL), ("tiny", PART), ("default", ALL)])
+BUNDLES = core_or_all(
+    [("one layer", ALL)], [("one layer", ALL), ("tiny", ALL), ("tiny", PART), ("default", ALL)]
+)
 
 # From the part of the vendor's list that names what MDLA 5.3 does not support.
 NOT_SUPPORTED = {
@@ -41,7 +43,7 @@ NOT_SUPPORTED = {
 def bundle(exported: Callable[..., Bundle], request: pytest.FixtureRequest) -> Bundle:
     """A decoder on the NPU: of random weights; in `make test-all` also in part, and the trained model."""
     checkpoint, placement = request.param
-    return exported(BOARD, *[checkpoint] * (checkpoint != "tiny"), placement=placement)
+    return exported(BOARD, checkpoint, placement=placement)
 
 
 def on_the_npu(bundle: Bundle) -> list[ProgramEntry]:
