@@ -30,8 +30,7 @@ class Gate:
             parts.append(f"SQNR ≥ {self.min_sqnr_db:g} dB")
         if math.isfinite(self.max_relative):
             parts.append(f"max|Δ| ≤ {self.max_relative:g} · max|expected|")
-        no_limits = "all values finite, every frame with cosine > 0; the error rate decides"
-        return ", ".join(parts) or no_limits
+        return ", ".join(parts)
 
 
 # A frame whose root mean square is below this part of the strongest frame's rounds to 0 in 8 bits: half of
