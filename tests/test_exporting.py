@@ -65,6 +65,16 @@ def test_a_bundle_is_complete_and_verified(
     assert set(manifest.rewrites) == {entry.spec.name for entry in manifest.programs}
 
 
+def test_the_packages_of_a_bundle_are_those_of_its_targets() -> None:
+    every = {"whisperport", "torch", "onnx", "onnxscript", "numpy"}
+
+    assert set(exporting.build_packages(["xnnpack"])) == every | {"executorch"}
+    assert set(exporting.build_packages(["hailo8l", "onnxruntime"])) == every | {"onnxruntime"}
+    # The converter and the quantizer of .tflite files are packages of another target's spec.
+    tflite = {"litert-torch", "ai-edge-quantizer", "tflite", "ai-edge-litert"}
+    assert set(exporting.build_packages(["genio720"])) == every | tflite
+
+
 def test_the_encoder_on_one_target_and_the_rest_on_another(
     micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
 ) -> None:

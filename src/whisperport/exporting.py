@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport import targets
 from whisperport.bundle import (
     EMBEDDING,
     POSITIONS,
@@ -49,18 +50,7 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
     from whisperport.programs.program import Program
 
-BUILD_PACKAGES = (
-    "whisperport",
-    "torch",
-    "onnx",
-    "onnxscript",
-    "onnxruntime",
-    "executorch",
-    "litert-torch",
-    "ai-edge-quantizer",
-    "ai-edge-litert",
-    "numpy",
-)
+BUILD_PACKAGES = ("whisperport", "torch", "onnx", "onnxscript", "numpy")  # of every export
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +181,7 @@ def export(
                 for name in [entry.spec.name]
             ),
             rewrites=rewrites,
-            versions=versions(BUILD_PACKAGES),
+            versions=versions(build_packages(placed.targets)),
             machine=machine(),
         )
         model.unload()  # free memory for the verification
@@ -211,6 +201,21 @@ def export(
         bundle = writer.commit(replace(manifest, verification=report.to_json()))
     record_own(bundle.manifest)
     return bundle
+
+
+def build_packages(names: Iterable[str]) -> list[str]:
+    """Return the packages that write and run a bundle at its export.
+
+    Args:
+        names: of the bundle's targets. Their specs name the packages.
+    """
+    specs = [get_target(name).spec for name in names]
+    installed = {
+        extra: some for one in targets.TARGETS for extra, some in one.spec.packages.items()
+    }
+    packages = [package.name for spec in specs for package in installed.get(spec.extra, ())]
+    runtimes = [spec.emulation_runtime or spec.runtime for spec in specs]
+    return list(dict.fromkeys((*BUILD_PACKAGES, *packages, *filter(None, runtimes))))
 
 
 def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:

@@ -5,6 +5,7 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import LoweringError, UsageError
+from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnx_runner import CPU
 from whisperport.transcription import default_bundle
@@ -40,6 +41,19 @@ def test_only_the_named_programs_run_on_the_provider(entries):
     inputs = {entries[0].spec.inputs[0].name: features.astype(np.float32)}
     found, expected = runners["cross_kv"].run(inputs), plain.run(inputs)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_encoder_may_be_named_where_it_is_not_loaded():
+    """A command line stays the same if the features come from a device."""
+    # given
+    run = RunOptions(threads=1, options={"onnxruntime.provider-programs": "encoder"})
+
+    # when
+    engine = load_engine(Bundle.open(default_bundle()), run, encoder=False)
+
+    # then
+    with pytest.raises(UsageError, match="`encoder` is not loaded"):
+        engine.encode(np.zeros((engine.dims.n_mels, engine.dims.n_frames), np.float32))
 
 
 def test_a_provider_that_declines_all_nodes_is_a_warning(entries, caplog):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 FOLDER = "onnxruntime"
+ENCODER = "encoder"  # the program that is not loaded if its features are computed elsewhere
 OPSETS = range(13, 21)  # those that `programs/onnx_opset.py` writes; the last is the default
 
 
@@ -75,7 +76,7 @@ class ProviderOptions:
 
     def threads_of(self, program: str, threads: int | None) -> int | None:
         """Return the CPU threads of a program; `threads` is the number for all, None the runtime's."""
-        return threads if program == "encoder" else self.decoder_threads or threads
+        return threads if program == ENCODER else self.decoder_threads or threads
 
     def on_provider(self, program: str) -> bool:
         """Return whether a program runs on the execution provider."""
@@ -104,15 +105,15 @@ class ProviderOptions:
         return found
 
     def check_programs(self, known: Sequence[str]) -> None:
-        """Check the names of `provider_programs`.
+        """Check the names of `provider_programs`. `encoder` is known also if it is not loaded.
 
         Args:
-            known: names of the programs of the bundle on this target.
+            known: names of the programs that are loaded on this target.
 
         Raises:
             UsageError: there is no such program.
         """
-        unknown = [name for name in self._programs if name not in known]
+        unknown = [name for name in self._programs if name not in (*known, ENCODER)]
         if self.provider_programs is not None and unknown:
             raise UsageError(
                 f"the option `onnxruntime.provider-programs` names `{unknown[0][:80]}`",

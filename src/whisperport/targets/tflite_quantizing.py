@@ -1,4 +1,4 @@
-"""Quantize a .tflite file for a target, in place, with the quantizer's errors explained."""
+"""Quantize a .tflite file for a target: the samples it needs, and the call, with errors explained."""
 
 import os
 import shutil
@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from whisperport.errors import LoweringError, MissingPackageError
-from whisperport.targets.tflite_quantization import Recipe, quantize
+from whisperport.spec import ProgramSpec
+from whisperport.targets.compiler import CalibrationNeed
+from whisperport.targets.tflite_quantization import STATIC_BITS, Recipe, quantize
+
+SAMPLES = 32  # of calibration; the shipped audio files give enough
+
+
+def static_calibration(spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
+    """Return the samples that quantizing a program needs; None: the precision is not static."""
+    if precision not in STATIC_BITS:
+        return None
+    return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
 
 
 def quantize_in_place(

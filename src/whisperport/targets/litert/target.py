@@ -14,6 +14,7 @@ from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.options import Option
 from whisperport.targets.tflite_quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
+from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
 from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
 
 if TYPE_CHECKING:  # boards have no torch
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # boards have no torch
 
 FOLDER = "litert"
 EXTRA, RUN_EXTRA = "litert-export", "litert"
-SAMPLES = 32  # of calibration; the shipped audio files give enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,15 +119,11 @@ class LiteRt(Target):
         return entry, dict(entry.delegation)
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
-        if precision not in STATIC_BITS:
-            return None
-        return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
+        return static_calibration(spec, precision)
 
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
     ) -> ProgramEntry:
-        from whisperport.targets.tflite_quantizing import quantize_in_place
-
         operators = LINEAR if self.static == "linear" else ALL
         path = folder / entry.files[0]
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
@@ -176,7 +172,6 @@ class LiteRt(Target):
     ) -> dict[str, ProgramEntry]:
         """Write programs of one precision to a file. Static quantization follows later, see `quantize`."""
         from whisperport.targets.tflite_lowering import lower_to_tflite
-        from whisperport.targets.tflite_quantizing import quantize_in_place
 
         lower_to_tflite(programs, path, progress, target=self.spec.name, extra=EXTRA)
         precision = self.precisions.get(programs[0].name, self.spec.precisions[0])

@@ -22,14 +22,14 @@ from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
-from whisperport.targets.tflite_quantization import ALL, LINEAR, STATIC_BITS, recipe
+from whisperport.targets.tflite_quantization import ALL, LINEAR, recipe
+from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 COMPILED, LOWERED = ".dla", ".tflite"
 DEVICE_IO = "device_io"  # in `ProgramEntry.delegation`: inputs and outputs of the .tflite
-SAMPLES = 32  # of calibration
 
 log = logging.getLogger(__name__)
 
@@ -97,15 +97,11 @@ class Genio(Target):
         return entry, {"nodes": entry.delegation["delegated"]}
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
-        if precision not in STATIC_BITS:
-            return None
-        return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
+        return static_calibration(spec, precision)
 
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
     ) -> ProgramEntry:
-        from whisperport.targets.tflite_quantizing import quantize_in_place
-
         name, operators = entry.spec.name, LINEAR if self.options.static == "linear" else ALL
         if name == "encoder" and entry.precision == "w8a8":
             log.warning(
