@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
-from whisperport.runtime import DecodeOptions, Engine, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, Engine, decode_together, decode_window, load_engine
 from whisperport.signatures import CacheForm, KvLayout
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
@@ -23,7 +23,7 @@ from whisperport.verification.clips import shipped_audio
 from ..hostile_bundle import SHIPPED, copy_of_shipped, rehash
 
 ONNX = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
-DECODING = ("cross_kv", "prefill_4", "prefill_64", "step", "align")
+DECODING = ("cross_kv", "prefill_4", "prefill_64", "step", "align", "step_8")
 RUN = RunOptions(threads=1, trust=True)
 HALF = CacheForm(*(KvLayout(axis, "float16") for axis in (2, 1, 2, 1)), mask="float16")
 TURNED = CacheForm(*(KvLayout(axis) for axis in (1, 2, 1, 2)))
@@ -136,6 +136,8 @@ def test_a_bundle_with_caches_in_another_form_decodes_the_same_tokens(
         expected, found = (decode_window(decoder, features, options) for decoder in decoders)
         assert len(expected.tokens) > 5
         assert found.tokens == expected.tokens
+        for together in decode_together(engine, [features] * 3, [options] * 3):
+            assert together.tokens == expected.tokens
 
     scores, rows = decoders[0].align(expected.tokens)
     found_scores, found_rows = decoders[1].align(expected.tokens)
