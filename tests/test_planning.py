@@ -14,6 +14,7 @@ from whisperport.model.whisper import build_model
 from whisperport.planning import (
     DECODE,
     PlanOptions,
+    cross_kv_weights,
     decoder_weights,
     encoder_operations,
     encoder_weights,
@@ -75,6 +76,7 @@ def test_the_estimate_counts_what_the_cost_model_counts_in_the_programs(tiny_che
     assert products["encoder"] + products["cross_kv"] == encoder_operations(dims)
     assert products["step"] == token_operations(dims)
     assert stored["encoder"] + stored["cross_kv"] == encoder_weights(dims)
+    assert stored["cross_kv"] == cross_kv_weights(dims)
     assert stored["step"] == decoder_weights(dims)
 
 
@@ -111,6 +113,7 @@ def test_memory_of_turbo_is_that_computed_by_hand():
     assert decoder_weights(TURBO) == 4 * (22_937_600 + 20_480) + 2_560 + 66_388_480
     assert one.weights_bytes == 4 * (
         encoder_weights(TURBO)
+        + cross_kv_weights(TURBO)
         + 3 * decoder_weights(TURBO)
         + decoder_weights(TURBO, program="align")
     )

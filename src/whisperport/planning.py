@@ -16,7 +16,8 @@ texts that are decoded together; ARCHITECTURE.md defines the other letters. A to
 self-attention cache and writes it, because shapes are static. Softmax, norms, activations and the exchange
 between cores are not counted, and no program reaches a peak speed: real times are longer.
 
-Each decode program is loaded with its own weights and state. The memory of activations is not known.
+Each program is loaded with its own weights, and each decode program with its own state. The memory of
+activations is not known.
 """
 
 import os
@@ -196,6 +197,7 @@ def _on_machine(
     row = size * state_numbers(dims, cores)
     weights = size * (
         encoder_weights(dims, cores)
+        + cross_kv_weights(dims, cores)  # the program of its own, beside the encoder
         + sum(decoder_weights(dims, cores, program=name) for name in (*decode, "step"))
     )
     free = machine.memory_bytes - machine.reserved_bytes - weights - len(decode) * row
@@ -238,10 +240,16 @@ def _shares(dims: Dims, cores: int) -> tuple[int, int, int, int]:
 def encoder_weights(dims: Dims, cores: int = 1) -> int:
     """Return the weights of the encoder and of the cross-attention K/V projections, of one core."""
     d = dims.n_audio_state
-    w, f, text, _ = _shares(dims, cores)
+    w, f, _, _ = _shares(dims, cores)
     stem = 3 * dims.n_mels * d + d + 3 * d * d + d + dims.n_audio_ctx * d
     layer = 4 * d * w + 2 * w + d + 2 * d * f + f + d + 4 * d
-    return stem + dims.n_audio_layer * layer + 2 * d + dims.n_text_layer * (2 * d * text + text)
+    return stem + dims.n_audio_layer * layer + 2 * d + cross_kv_weights(dims, cores)
+
+
+def cross_kv_weights(dims: Dims, cores: int = 1) -> int:
+    """Return the weights of the cross-attention K/V projections, of one core."""
+    w = _shares(dims, cores)[2]
+    return dims.n_text_layer * (2 * dims.n_audio_state * w + w)
 
 
 def decoder_weights(dims: Dims, cores: int = 1, *, program: str = "step") -> int:

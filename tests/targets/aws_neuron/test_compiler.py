@@ -436,6 +436,23 @@ def test_a_file_that_the_compiler_did_not_write_is_an_error(kind, tmp_path):
         check_traced(path)
 
 
+def test_a_damaged_compiled_file_is_an_error_or_is_still_recognized(tmp_path):
+    whole = _artifact(tmp_path / "step.pt").read_bytes()
+    path = tmp_path / "damaged.pt"
+    rejected = 0
+    for position in range(len(whole)):
+        for damaged in (
+            whole[:position],
+            whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :],
+        ):
+            path.write_bytes(damaged)
+            try:
+                check_traced(path)
+            except BundleError:
+                rejected += 1
+    assert rejected > len(whole)
+
+
 def test_a_program_without_exactly_one_description_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="cannot be compiled"):
         COMPILER.plan(
