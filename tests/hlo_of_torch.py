@@ -42,29 +42,36 @@ def lower(
     Args:
         exported: a `torch.export.ExportedProgram`.
         aliases: name of a parameter or input -> index of the output that is written to its memory.
-        keep_unused: False: remove inputs that nothing reads, as PyTorch/XLA does.
+        keep_unused: keep inputs that nothing reads; PyTorch/XLA removes them. Parameters of the torch
+            module that nothing reads are removed in any case.
     """
     core = exported.run_decompositions()
-    names, resident = _inputs(core)
     nodes = [node for node in core.graph.nodes if node.op == "placeholder"]
+    every, resident = _inputs(core)
+    kept = [
+        bool(n.users) or (keep_unused and s not in resident)
+        for n, s in zip(nodes, every, strict=True)
+    ]
+    nodes = [node for node, keep in zip(nodes, kept, strict=True) if keep]
+    names = tuple(name for name, keep in zip(every, kept, strict=True) if keep)
     shapes = [jax.ShapeDtypeStruct(tuple(n.meta["val"].shape), _dtype(n)) for n in nodes]
     donated = tuple(place for place, name in enumerate(names) if name in (aliases or {}))
 
     def function(*arrays: Any) -> Any:
-        return _interpret(core, arrays)
+        return _interpret(core, dict(zip(nodes, arrays, strict=True)))
 
     kind = Parameter.POSITIONAL_ONLY  # jax calls the module's parameters as the function's
     arguments = [Parameter(re.sub(r"\W", "_", name), kind) for name in names]
     function.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     with jax.enable_x64(True):
-        jitted = jax.jit(function, donate_argnums=donated, keep_unused=keep_unused)
+        jitted = jax.jit(function, donate_argnums=donated, keep_unused=True)
         module = jitted.lower(*shapes).compiler_ir("hlo").as_serialized_hlo_module_proto()
 
     def run(*arrays: Any) -> list[Any]:
         with jax.enable_x64(True):
             return [np.asarray(one) for one in jax.jit(function)(*arrays)]
 
-    return Lowered(module, names, resident, run)
+    return Lowered(module, names, resident & set(names), run)
 
 
 def _inputs(core: Any) -> tuple[tuple[str, ...], frozenset[str]]:
@@ -74,19 +81,16 @@ def _inputs(core: Any) -> tuple[tuple[str, ...], frozenset[str]]:
     return names, frozenset(n for n, s in zip(names, specs, strict=True) if s.kind != user)
 
 
-def _interpret(core: Any, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    values: dict[Any, Any] = {}
-    given = iter(arrays)
+def _interpret(core: Any, values: dict[Any, Any]) -> tuple[Any, ...]:
+    """Compute the outputs; `values` has those of the placeholders."""
 
     def value(argument: Any) -> Any:
         return torch.fx.node.map_arg(argument, lambda node: values[node])
 
     for node in core.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(given)
-        elif node.op == "output":
+        if node.op == "output":
             return tuple(value(node.args[0]))
-        else:
+        if node.op != "placeholder":
             name = str(node.target).removeprefix("aten.").split(".")[0]
             if name not in OPERATORS:
                 raise NotImplementedError(f"{node.target} has no lowering to HLO here")
@@ -244,13 +248,16 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "_assert_tensor_metadata": lambda node, *_, **__: None,  # a check, of what is static here
     "_to_copy": _cast,
     "expand": _expand,
+    "index": lambda node, x, places: x[tuple(slice(None) if p is None else p for p in places)],
     "permute": _permute,
+    "repeat": lambda node, x, counts: jnp.tile(x, counts),
     "t": lambda node, x: lax.transpose(x, (1, 0)),
     "transpose": lambda node, x, a, b: jnp.swapaxes(x, a, b),
     "slice": _slice,
     "select": _select,
     "split_with_sizes": _split,
     "cat": lambda node, parts, axis=0: lax.concatenate(parts, axis % parts[0].ndim),
+    "cumsum": lambda node, x, axis, **_: lax.cumsum(x.astype(_dtype(node)), axis % x.ndim),
     "mm": _dot,
     "bmm": _dot,
     "addmm": _addmm,

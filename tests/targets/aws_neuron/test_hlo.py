@@ -157,6 +157,8 @@ def test_the_other_decode_programs_have_nothing_of_it_either(
 )
 def test_the_hlo_computes_what_the_module_computes(program: str, batch: int) -> None:
     described, weights = micro_modules.description(), micro_modules.weights()
+    for record in described["programs"].values() if not EVERYTHING else ():
+        record.update(layers=1)
     module, inputs, aliases = named(*neuron_modules.build(described, weights, program, batch=batch))
     generator = torch.Generator().manual_seed(0)
     for name, state in module.named_parameters():
