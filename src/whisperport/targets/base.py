@@ -179,7 +179,7 @@ class Target(ABC):
         raise NotImplementedError(f"`{self.spec.name}` quantizes no program")
 
     def simulates(self, options: RunOptions) -> bool:
-        """Return whether `load` runs compiled files in the vendor's simulator on this machine, not on a device.
+        """Return whether `load` runs compiled files in the vendor's simulator here, not on a device.
 
         Args:
             options: the run options, which do not choose emulation.
