@@ -146,6 +146,30 @@ def test_a_reference_without_clips_fails_at_every_level(with_reference: Any) -> 
     assert "the reference has no words" in failed
 
 
+def test_only_the_named_clips_are_run(bundle: Bundle) -> None:
+    report = verify(bundle, run=ONE_THREAD, clips=["clip 1"])
+
+    assert report
+    named = {check.what.split(",")[0].removesuffix(" after others") for check in report.checks}
+    assert named == {"clip 1", "word error rate"}
+
+
+@pytest.mark.parametrize(
+    ("clips", "words"),
+    [
+        (["clip 1", "clip 9"], "the bundle's reference has no clip `clip 9`"),
+        (["clip 2"], "the reference has no arrays of clip 2"),
+    ],
+)
+def test_a_clip_that_cannot_be_verified_with_is_a_usage_error(
+    bundle: Bundle, clips: list[str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        verify(bundle, run=ONE_THREAD, clips=clips)
+
+    assert "clip 0, clip 1" in refused.value.hint
+
+
 @pytest.fixture
 def chinese(
     micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
