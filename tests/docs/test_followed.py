@@ -25,6 +25,7 @@ OTHERS = (
     f"{HOW_TO}lower-a-third-party-model.md",
     f"{HOW_TO}export-a-fine-tuned-model.md",
     f"{HOW_TO}measure-speed.md",
+    f"{HOW_TO}mediatek-genio.md",
     f"{HOW_TO}place-programs.md",
     f"{HOW_TO}raspberry-pi-hailo.md",
     f"{HOW_TO}share-a-transcriber.md",
@@ -41,7 +42,7 @@ NOT_RUN = re.compile(
     r"^(make|pip|source|scp|sudo|hailortcli|arecord|ffmpeg|python3? |cd )"
     r"|^whisperport transcribe --live$|openai/|my-audio|tiny-whisper-encoder"
     r"|talk\.|build/tiny|mine\.pt|(inputs|call)\.npz|encoder\.(onnx|xml)|words-hailo8l talk"
-    r"|verify words-hailo8l|words-neuron-on-inf2|=/path/to/"
+    r"|verify words-hailo8l|words-neuron-on-inf2|=/path/to/|--record"
 )
 # Python that shows a part: its names are defined elsewhere.
 PARTS = re.compile(r"module\.eval\(\)|^torch\.save|greeting\.wav|trace\(\"decoder\", Logits")
