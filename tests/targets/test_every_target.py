@@ -6,6 +6,7 @@ The dummy vendor of the tests is held to them too, as if it were listed.
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from whisperport import targets
-from whisperport.bundle import Bundle
+from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.doctor import extras
 from whisperport.errors import BundleError, MissingPackageError, UsageError
 from whisperport.masks import MASKED
@@ -77,6 +78,24 @@ def runners(here: Target, bundle: Bundle) -> dict[str, Runner]:
 def run_options(target: Target) -> RunOptions:
     """Return run options with emulation, if the target has one."""
     return RunOptions(threads=1, options=with_target(target.spec.emulation, target.spec.name))
+
+
+@pytest.fixture(scope="module")
+def lowered_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Target, Path], ProgramEntry]:
+    """`lowered_once(target, folder)`: the entry of `linear()`, whose files it copies to the folder."""
+    made: dict[str, tuple[Path, ProgramEntry]] = {}
+
+    def copied(target: Target, folder: Path) -> ProgramEntry:
+        name = target.spec.name
+        if name not in made:
+            own = tmp_path_factory.mktemp(name)
+            made[name] = own, *target.lower([linear()], own, silent)
+        shutil.copytree(made[name][0], folder, dirs_exist_ok=True)
+        return made[name][1]
+
+    return copied
 
 
 def linear(width: int = 8) -> Program:
@@ -282,11 +301,13 @@ def is_a_pipe(file: Path) -> None:
 
 @pytest.mark.parametrize("becomes", [links_out, is_a_pipe])
 def test_only_a_regular_file_of_the_bundle_is_loaded(
-    lowered: Target, tmp_path: Path, becomes: Callable[[Path], None]
+    lowered: Target,
+    lowered_once: Callable[[Target, Path], ProgramEntry],
+    tmp_path: Path,
+    becomes: Callable[[Path], None],
 ) -> None:
     folder = tmp_path / "bundle"
-    folder.mkdir()
-    (entry,) = lowered.lower([linear()], folder, silent)
+    entry = lowered_once(lowered, folder)
     becomes(folder / entry.files[0])
 
     with pytest.raises(BundleError, match=entry.files[0]):
@@ -294,9 +315,9 @@ def test_only_a_regular_file_of_the_bundle_is_loaded(
 
 
 def test_a_program_of_another_signature_than_listed_is_not_loaded(
-    lowered: Target, tmp_path: Path
+    lowered: Target, lowered_once: Callable[[Target, Path], ProgramEntry], tmp_path: Path
 ) -> None:
-    (entry,) = lowered.lower([linear()], tmp_path, silent)
+    entry = lowered_once(lowered, tmp_path)
     spec = ProgramSpec("plain", entry.spec.inputs, (TensorSpec("y", (1, 5)),))
 
     with pytest.raises(BundleError, match="another signature"):
