@@ -2,7 +2,7 @@
 
 The package registry has torch 2.9.1 for x86-64 Linux only with CUDA: with all of NVIDIA's libraries, which
 nothing here calls, the environment has 7 GB. `torch`, the CUDA runtime and CUPTI alone are 0.9 GB to
-download and 2.0 GB on disk. Only the dynamic linker needs NVIDIA's other libraries: each is replaced by a
+download and 2.3 GB on disk. Only the dynamic linker needs NVIDIA's other libraries: each is replaced by a
 library whose functions return 1, an error of CUDA. They are compiled here from torch's own list of missing
 symbols, in about five seconds. torch then runs on the CPU, and reports that there is no GPU.
 """
