@@ -71,13 +71,13 @@ def record_inputs(bundle: Bundle, run: RunOptions) -> tuple[str, dict[str, Recor
     features = engine.encode(reference_mel(engine.dims, clip))
     decoded = decode_window(decoder, features, DecodeOptions())
     calls = {name: recorder.calls for name, recorder in recorders.items()}
+    if engine.batch_step is not None:
+        rows = engine.batch_size
+        decode_together(engine, [features] * rows, [DecodeOptions(max_tokens=2)] * rows)
     text = tuple(token for token in decoded.tokens if token < generation.end_of_text)
     decode_window(decoder, features, DecodeOptions(prompt=text or (0,), max_tokens=1))
     start = start_tokens(generation, decoded.language, "transcribe")
     decoder.align([*start, *text, generation.end_of_text])
-    if engine.batch_step is not None:
-        rows = engine.batch_size
-        decode_together(engine, [features] * rows, [DecodeOptions(max_tokens=2)] * rows)
     if uncached := engine.uncached_decoder():
         uncached.start_window(features)
         uncached.prefill(start)
