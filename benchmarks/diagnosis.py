@@ -1,21 +1,24 @@
 """Measure how well `diagnose` names the causes of generated wrong outputs, and how long it takes.
 
-    python benchmarks/diagnosis.py [--cases 1000] [--seed 0] [--worlds embedded random-64 ...]
+    python benchmarks/diagnosis.py [--cases 1000] [--seed 0] [--processes 1] [--worlds embedded ...]
 
 The cases are those of `tests/diagnosis_cases`: outputs of the embedded model and of models with random
 weights, in files that a simulated device and script wrote, with no, one or two mistakes. Writes
 `results/diagnosis_DATE.json`, and prints precision and recall of every cause, what was confused, and the
-time of a case.
+time of a case. Interrupted with Ctrl-C, it writes the result of the first cases, without a gap.
 """
 
 import argparse
 import datetime
 import json
 import os
+import signal
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several threads are slower at these sizes
@@ -24,6 +27,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 sys.path.insert(0, str(HERE.parent))
 
+import numpy as np  # noqa: E402
 from tests.diagnosis_cases.cases import one  # noqa: E402
 from tests.diagnosis_cases.evaluation import Outcome, Score, evaluate  # noqa: E402
 from tests.diagnosis_cases.package import answer  # noqa: E402
@@ -38,15 +42,40 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worlds", nargs="*", default=[], help="names of models; default: all")
+    parser.add_argument("--processes", type=int, default=1)
     chosen = parser.parse_args()
-    outcomes = []
-    for number in range(chosen.cases):
-        outcomes.append(evaluate(one(chosen.seed, number, worlds=tuple(chosen.worlds)), answer))
-        if number % 50 == 49:
-            score = Score.of(outcomes)
-            shown = f"precision {score.precision:.3f}, recall {score.recall:.3f}"
-            print(f"{number + 1} of {chosen.cases} cases: {shown}", file=sys.stderr, flush=True)
+    outcomes: list[Outcome] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
+    with ProcessPoolExecutor(chosen.processes, initializer=ignore_interrupts) as pool:
+        pending = pool.map(outcome_of, *zip(*cases_of(chosen), strict=True))
+        try:
+            for outcome in pending:
+                outcomes.append(outcome)
+                show_progress(outcomes, chosen.cases)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
     write(outcomes, chosen)
+
+
+def cases_of(chosen: argparse.Namespace) -> Iterator[tuple[int, int, tuple[str, ...]]]:
+    return ((chosen.seed, number, tuple(chosen.worlds)) for number in range(chosen.cases))
+
+
+def outcome_of(seed: int, number: int, worlds: tuple[str, ...]) -> Outcome:
+    """Diagnose one case; the result does not hold its file and its arrays."""
+    outcome = evaluate(one(seed, number, worlds=worlds), answer)
+    return replace(outcome, case=replace(outcome.case, file=b"", true=np.empty(0, np.float32)))
+
+
+def ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def show_progress(outcomes: Sequence[Outcome], cases: int) -> None:
+    if len(outcomes) % 25 == 0:
+        score = Score.of(outcomes)
+        shown = f"precision {score.precision:.3f}, recall {score.recall:.3f}"
+        print(f"{len(outcomes)} of {cases} cases: {shown}", file=sys.stderr, flush=True)
 
 
 def write(outcomes: Sequence[Outcome], chosen: argparse.Namespace) -> None:
@@ -60,6 +89,8 @@ def write(outcomes: Sequence[Outcome], chosen: argparse.Namespace) -> None:
         "exact": score.exact,
         "precision": score.precision,
         "recall": score.recall,
+        "one_mistake_or_none": part(o for o in outcomes if len(o.case.kinds) < 2),
+        "two_mistakes": part(o for o in outcomes if len(o.case.kinds) == 2),
         "median_s": statistics.median(seconds),
         "p95_s": seconds[int(0.95 * (len(seconds) - 1))],
         "causes": rows(score),
@@ -68,12 +99,23 @@ def write(outcomes: Sequence[Outcome], chosen: argparse.Namespace) -> None:
         "machine": machine(),
         "versions": versions(("whisperport", "numpy")),
         "measured_on": datetime.date.today().isoformat(),
-        "command": f"python benchmarks/diagnosis.py --cases {chosen.cases} --seed {chosen.seed}"
+        "processes": chosen.processes,
+        "command": f"python benchmarks/diagnosis.py --cases {len(outcomes)} --seed {chosen.seed}"
         + (f" --worlds {' '.join(chosen.worlds)}" if chosen.worlds else ""),
     }
     path = RESULTS / f"diagnosis_{result['measured_on']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print_tables(score, outcomes, result)
+
+
+def part(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    score = Score.of(outcomes)
+    return {
+        "cases": score.cases,
+        "exact": score.exact,
+        "precision": score.precision,
+        "recall": score.recall,
+    }
 
 
 def rows(score: Score) -> list[dict[str, float | str]]:

@@ -52,6 +52,20 @@ def noisy(x: Array, db: float) -> Array:
     return x + noise * np.sqrt(np.mean(x**2)) * 10 ** (-db / 20)
 
 
+def read_as_unsigned(x: Array, dtype: str) -> Array:
+    """The values in signed integers over their whole range, dequantized as if they were unsigned."""
+    integers = np.iinfo(dtype)
+    low, high = float(x.min()), float(x.max())
+    scale = (high - low) / (integers.max - integers.min)
+    zero_point = round(integers.min - low / scale)
+    q = np.clip(np.rint(x / scale) + zero_point, integers.min, integers.max).astype(dtype)
+    return (q.view("u" + dtype).astype(np.float64) - zero_point) * scale
+
+
+def with_end_of(x: Array, other: Array) -> Array:
+    return np.where(np.arange(FRAMES)[:, None] < 60, x, other)
+
+
 def with_nan(x: Array) -> Array:
     wrong = x.copy()
     wrong[7, 3:9] = np.nan
@@ -108,6 +122,14 @@ ONE: dict[str, tuple[Callable[[Array], Array], set[CauseCode]]] = {
         lambda x: floats((stored(x).astype(np.float32) - 0.05) * 11),
         {_C.SCALE_AND_ZERO_POINT_SWAPPED},
     ),
+    "int8 read as uint8": (
+        lambda x: floats(read_as_unsigned(x, "int8")),
+        {_C.WRONG_SIGNEDNESS},
+    ),
+    "int16 read as uint16": (
+        lambda x: floats(read_as_unsigned(x, "int16")),
+        {_C.WRONG_SIGNEDNESS},
+    ),
     "factors of channels": (lambda x: floats(x * _FACTORS), {_C.WRONG_CHANNEL_SCALES}),
     "clipped": (lambda x: floats(np.clip(x, -1, 1.2)), {_C.SATURATED}),
     "transposed": (lambda x: floats(x.T), {_C.AXES_PERMUTED}),
@@ -158,6 +180,22 @@ TWO: dict[str, tuple[Callable[[Array], Array], set[CauseCode]]] = {
     "float16 of another clip": (
         lambda x: features(2).astype("<f2"),
         {_C.HALF_PRECISION, _C.OTHER_CLIP},
+    ),
+    "int8 read as uint8, float16": (
+        lambda x: read_as_unsigned(x, "int8").astype("<f2"),
+        {_C.WRONG_SIGNEDNESS, _C.HALF_PRECISION},
+    ),
+    "halves exchanged, end of another clip": (
+        lambda x: floats(halves_exchanged(with_end_of(x, features(2)))),
+        {_C.CHANNEL_BLOCKS_REORDERED, _C.STALE_BUFFER},
+    ),
+    "every frame twice, end of another clip": (
+        lambda x: floats(
+            with_end_of(
+                np.repeat(x, 2, axis=0)[:FRAMES], np.repeat(features(2), 2, axis=0)[:FRAMES]
+            )
+        ),
+        {_C.DUPLICATED_FRAMES, _C.STALE_BUFFER},
     ),
     "truncated, big-endian": (
         lambda x: x.astype(">f4")[:90],

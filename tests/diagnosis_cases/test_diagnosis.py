@@ -14,10 +14,11 @@ from .package import answer
 from .worlds import RANDOM_SIZES
 
 SEED = 5
-COUNT = core_or_all(len(FAULTS), 1000)
+NUMBERS = core_or_all(range(2, len(FAULTS), 4), range(1000))
 WORLDS: tuple[str, ...] = core_or_all(("random-32", "random-32", "random-96"), ())
-NEEDED = core_or_all(0.95, 0.98)  # of precision and recall; one case of 45 can be 0.04
-FEWEST_KINDS = 16  # causes that must be named on each kind of model
+NEEDED = core_or_all(0.9, 0.98)  # of precision and recall; one cause of 11 can be 0.09
+FEWEST_KINDS = core_or_all(6, 16)  # causes that must be named on random models
+FEWEST_OF_EMBEDDED = core_or_all(6, 16)  # and on the embedded one
 
 # Mistakes that are found without running the embedded encoder on wrong spectrograms, which takes seconds.
 WITHOUT_ENCODER = (
@@ -44,7 +45,7 @@ WITHOUT_ENCODER = (
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    return [evaluate(one(SEED, number, worlds=WORLDS), answer) for number in range(COUNT)]
+    return [evaluate(one(SEED, number, worlds=WORLDS), answer) for number in NUMBERS]
 
 
 def _described(outcomes: list[Outcome]) -> str:
@@ -67,14 +68,16 @@ def test_every_label_is_a_cause_and_every_cause_has_cases() -> None:
 
 
 @pytest.mark.xfail(
-    COUNT == 1000, strict=True, reason="1,000 cases of seed 777 had 0.969 and 0.935; 0.98 is needed"
+    len(NUMBERS) == 1000,
+    strict=True,
+    reason="1,000 cases of seed 777 had 0.969 and 0.935; 0.98 is needed",
 )
 def test_causes_are_named_precisely_and_completely(outcomes: list[Outcome]) -> None:
     # given cases of all kinds, a third with two mistakes
     # when they are counted
     score = Score.of(outcomes)
     # then both shares are large enough
-    assert score.cases == COUNT
+    assert score.cases == len(NUMBERS)
     assert score.precision >= NEEDED, _described(outcomes)
     assert score.recall >= NEEDED, _described(outcomes)
 
@@ -99,7 +102,7 @@ def test_a_file_passes_only_if_nothing_is_wrong_with_it(outcomes: list[Outcome])
     assert passed[False, True] > 0
 
 
-def test_sixteen_causes_are_named_on_random_models(outcomes: list[Outcome]) -> None:
+def test_many_causes_are_named_on_random_models(outcomes: list[Outcome]) -> None:
     # given the cases of random models
     random = [o for o in outcomes if o.case.plan.world in RANDOM_SIZES and o.exact]
     # when the causes that were named are counted
@@ -108,14 +111,15 @@ def test_sixteen_causes_are_named_on_random_models(outcomes: list[Outcome]) -> N
     assert len(named) >= FEWEST_KINDS
 
 
-def test_sixteen_causes_are_named_on_the_embedded_model() -> None:
+def test_many_causes_are_named_on_the_embedded_model() -> None:
     # given one case of each mistake with the output of the embedded encoder
-    cases = [_of_encoder(kind, i) for i, kind in enumerate(WITHOUT_ENCODER)]
+    kinds = WITHOUT_ENCODER[:: core_or_all(3, 1)]
+    cases = [_of_encoder(kind, i) for i, kind in enumerate(kinds)]
     # when they are diagnosed
     outcomes = [evaluate(case, answer) for case in cases]
     # then every one is named, alone
     assert all(outcome.exact for outcome in outcomes), _described(outcomes)
-    assert len({cause for outcome in outcomes for cause in outcome.found}) >= FEWEST_KINDS
+    assert len({cause for outcome in outcomes for cause in outcome.found}) >= FEWEST_OF_EMBEDDED
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8", "uint8"])

@@ -14,7 +14,7 @@ from .spectrogram import Spectrogram
 from .worlds import CLIPS, DATA, Input, world
 
 SEED = 1
-COUNT = core_or_all(60, 1000)
+COUNT = core_or_all(40, 1000)
 WORLDS: tuple[str, ...] = core_or_all(("random-32", "random-64", "random-96"), ())
 _RANDOM = (("random-64", "random-72", "random-96"),)
 

@@ -13,6 +13,7 @@ FEWEST_FRAMES = 16  # frames that are needed to recognize a channel
 FRAMES = 512  # frames that channels are compared with
 BLOCK_COUNTS = (2, 3, 4, 6, 8, 12, 16)  # blocks of channels that are looked for in few frames
 SMALLEST_BLOCK = 8  # values of one block
+IN_A_LINE = 8  # factors in one line of code
 CERTAIN = 0.8  # correlation from which on a channel is recognized
 
 
@@ -20,13 +21,25 @@ def likely_map(x: Doubles, r: Doubles) -> ChannelMap | None:
     """Return which channel of r each channel of x holds; None if the order is the expected or unclear.
 
     Channels are recognized by the correlation of their values over the frames. The few that are not
-    recognized are filled in from their neighbours.
+    recognized are filled in from their neighbours. If the frames together show no order, each third of them
+    is tried: the others may hold another output.
     """
     frames, channels = x.shape
     if frames < FEWEST_FRAMES:
         return _blocks(x, r)
     if not 4 <= channels <= 4096:
         return None
+    third = frames // 3
+    parts = [slice(None)]
+    if third >= FEWEST_FRAMES:
+        parts += [slice(0, third), slice(frames - third, frames)]
+    found = (_similar(x[part], r[part]) for part in parts)
+    return next((order for order in found if order is not None), None)
+
+
+def _similar(x: Doubles, r: Doubles) -> ChannelMap | None:
+    """Return which channel of r each channel of x is similar to; None if the order is unclear or right."""
+    frames, channels = x.shape
     step = max(1, frames // FRAMES)
     u, v = _unit(x[::step]), _unit(r[::step])
     similar = u.T @ v
@@ -90,7 +103,7 @@ def block_finding(order: ChannelMap) -> Finding:
 
 def factors(x: Doubles, r: Doubles, ok: NDArray[np.bool_]) -> Doubles | None:
     """Return the factor a of each channel with x = a·r; None if there are too few frames."""
-    if x.shape[0] < FEWEST_FRAMES or x.shape[1] < 2:
+    if x.shape[1] < 2 or ok.sum(axis=0).min() < FEWEST_FRAMES:
         return None
     energy = np.sum(r * r, axis=0, where=ok)
     product = np.sum(x * r, axis=0, where=ok)
@@ -106,3 +119,16 @@ def factor_finding(found: Doubles) -> Finding:
         sentence=f"Each channel has its own factor, from {found.min():.4g} to {found.max():.4g}.",
         advice="Apply the scale of each channel, or compile the output with one scale.",
     )
+
+
+def factor_code(found: Doubles) -> tuple[str, ...]:
+    """Return lines of numpy that undo one factor per channel on (F, C)."""
+    shown = [f"{factor:.7g}," for factor in found]
+    rows = (" ".join(shown[i : i + IN_A_LINE]) for i in range(0, len(shown), IN_A_LINE))
+    return ("factors = np.array([", *(f"    {row}" for row in rows), "])", "x = x / factors")
+
+
+def change_over_time(r: Doubles, ok: NDArray[np.bool_]) -> float:
+    """Return the mean square deviation of the channels' values from the channels' means."""
+    means = np.mean(r, axis=0, where=ok, keepdims=True)
+    return float(np.mean(np.square(r - means), where=ok))

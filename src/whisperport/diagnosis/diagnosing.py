@@ -16,6 +16,7 @@ from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantizatio
 from whisperport.diagnosis.expected_outputs import expected_outputs
 from whisperport.diagnosis.fitting import Explanation
 from whisperport.diagnosis.fixes import fix_program
+from whisperport.diagnosis.noise import is_noise
 from whisperport.diagnosis.raw_files import RawOutput, files_of, raw_of
 from whisperport.diagnosis.result import Diagnosis, Finding, OutputDiagnosis
 from whisperport.diagnosis.scales import SMALLEST
@@ -33,8 +34,6 @@ DeviceOutput = str | os.PathLike[str] | Array
 """A file of a device, headerless little-endian or `.npy`, or an array in memory."""
 
 COMPLETE = 10**-3.5  # error that needs no further cause: 35 dB, the tolerance of float16
-NOISE_DB = 3.0  # a lower SQNR is no error of the computation but another output
-CLOSER_DB = 3.0  # the expected output must be closer by this much than the outputs for other inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +191,7 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
     after = _after(best, tensor, gate)
     findings = list(best.findings)
     if not best.is_complete(10 ** (-gate.min_sqnr_db / 10)) or not findings:
-        if not _is_noise(best, tensor, expected):
+        if not is_noise(best, tensor, expected):
             return _unexplained(raw, tensor, before, found)
         if not best.hypothesis.reference.is_window:  # the rest is the distance of two windows
             findings.append(_quantization_error(best))
@@ -304,25 +303,6 @@ def _unexplained(
         after=before,
         excluded=(*size_sentences(raw.data.size, tensor), *excluded),
     )
-
-
-def _is_noise(best: Explanation, tensor: ExpectedTensor, expected: Expected) -> bool:
-    """Return whether the rest of the error can be noise on the output that was found.
-
-    The values must be clearly closer to it than the outputs for other clips are to the expected output:
-    these are the distances at which another output lies.
-    """
-    e = tensor.array.astype(np.float64)
-    distances = [NOISE_DB]
-    for alternative in expected.alternatives:
-        other = alternative.arrays.get(tensor.name)
-        if other is not None and alternative.cause in (
-            CauseCode.OTHER_CLIP,
-            CauseCode.SILENT_INPUT,
-        ):
-            error = float(np.sum(np.square(e - other.reshape(e.shape))))
-            distances.append(10 * math.log10(float(np.sum(e * e)) / max(error, 1e-300)) + CLOSER_DB)
-    return best.sqnr_db >= max(d for d in distances if math.isfinite(d))
 
 
 def _quantization_error(best: Explanation) -> Finding:

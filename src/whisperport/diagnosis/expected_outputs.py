@@ -11,7 +11,7 @@ from whisperport.bundle import Bundle
 from whisperport.calibration.inputs import program_inputs, with_emulation
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
-from whisperport.diagnosis.wrong_inputs import WrongInput, wrong_inputs
+from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes, wrong_input
 from whisperport.errors import UsageError
 from whisperport.progress import Progress
 from whisperport.runner import Array, Runner
@@ -23,6 +23,7 @@ from whisperport.verification.precision import precisions
 from whisperport.verification.reference import Reference, ReferenceClip
 
 ENCODER = "encoder"
+AFTER_AUDIO = (ENCODER, "cross_kv")  # programs whose outputs depend on the audio only
 FROM_REFERENCE = "the bundle's reference, computed by PyTorch in float32"
 FROM_BUNDLE = "the bundle's programs, run on this machine in float32 where their target allows it"
 
@@ -74,6 +75,7 @@ def expected_outputs(
         source=FROM_REFERENCE if program == ENCODER and found.features.size else FROM_BUNDLE,
         precision=precision or ("fp16" if own == "fp32" else own),
         make_alternatives=lambda: tuple(source.alternatives(found)),
+        make_both=lambda first, second: source.both(found, first, second),
     )
 
 
@@ -123,19 +125,37 @@ class _Source:
                     f"The file holds the output for the clip `{other.name}`.",
                     self.outputs(other),
                     "Give the device the input of the clip that is compared.",
+                    clip=other.name,
                 )
-        if self.spec.name in (ENCODER, "cross_kv"):
-            for wrong in wrong_inputs(clip.audio, self.bundle.manifest.dims):
-                yield self.alternative(wrong)
+        if self.spec.name not in AFTER_AUDIO:
+            return
+        for mistake in input_mistakes(self.bundle.manifest.dims):
+            arrays = self._wrong(clip, mistake)
+            if arrays is not None:
+                yield Alternative(
+                    mistake.cause, mistake.sentence, arrays, mistake.advice, mistake=mistake
+                )
 
-    def alternative(self, wrong: WrongInput) -> Alternative:
-        """Return the outputs for a wrong spectrogram."""
-        self.progress(f"encoding a wrong input: {wrong.cause}")
-        features = self.engine.encode(wrong.mel)[None]
-        arrays = {"features": features}
-        if self.spec.name != ENCODER:
-            arrays = self.engine.cross_kv.run({"features": features})
-        return Alternative(wrong.cause, wrong.sentence, arrays, wrong.advice)
+    def both(
+        self, clip: ReferenceClip, first: Alternative, second: Alternative
+    ) -> dict[str, Array] | None:
+        """Return the outputs for an input with two mistakes; None if there is no such input."""
+        if self.spec.name not in AFTER_AUDIO or first.excludes(second):
+            return None
+        name = first.clip or second.clip
+        chosen = next((c for c in self.clips if c.name == name), clip)
+        return self._wrong(chosen, *(a.mistake for a in (first, second) if a.mistake))
+
+    def _wrong(self, clip: ReferenceClip, *mistakes: InputMistake) -> dict[str, Array] | None:
+        """Return the outputs for a wrong spectrogram of a clip; None if there is no such spectrogram."""
+        mel = wrong_input(clip.audio, self.bundle.manifest.dims, *mistakes)
+        if mel is None:
+            return None
+        self.progress(f"encoding a wrong input: {', '.join(m.cause for m in mistakes)}")
+        features = self.engine.encode(mel)[None]
+        if self.spec.name == ENCODER:
+            return {"features": features}
+        return self.engine.cross_kv.run({"features": features})
 
     def _features(self, clip: ReferenceClip) -> Array:
         if clip.features.size:

@@ -41,6 +41,7 @@ from whisperport.diagnosis.scales import (
     line_findings,
     swapped_fit,
 )
+from whisperport.diagnosis.signedness import moved_further
 
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -48,10 +49,16 @@ Mask = NDArray[np.bool_]
 ROUNDING_FACTOR = 3.0  # an error up to this multiple of the rounding's mean square is rounding
 NO_ERROR = 1e-9  # an error below this part of the mean square is that of float32
 STALE_PART = 0.2  # a part of another output must lower the error to this part: by 7 dB
+REST_OF_CHANGE = 0.1  # error with factors of channels, in parts of the values' change over time
+OWN_PART = 0.02  # part of a file with a stale part that must hold the reference
 MOST_REST = 0.01  # error up to which factors of channels explain a file: 20 dB
 UNKNOWN = "another output, or to none"
 TRIALS = 1e5  # hypotheses that are compared for one file: readings, layouts, outputs, shifts
 MANY = 2  # more causes than this must explain the file completely
+AGREEING = (
+    3e-3  # error of a block that agrees with the reference, in parts of the mean square (25 dB)
+)
+FEWEST_BLOCKS = 8  # of 256, that agree with one order of frames and channels and not with another
 SIGNIFICANT = 0.6  # the error must be below this part of what chance explains: by 2 dB
 
 
@@ -149,6 +156,11 @@ class _Fitted:
     cost_db: float
     has_run: bool  # whether constant values at an end count as a cause
 
+    @property
+    def agreeing(self) -> int:
+        """Number of blocks of the file that agree with the reference."""
+        return int(np.count_nonzero(self.fit.blocks < AGREEING))
+
 
 def explain(hypothesis: Hypothesis, others: Sequence[ReferenceOutput]) -> Explanation | None:
     """Fit a hypothesis.
@@ -163,15 +175,35 @@ def explain(hypothesis: Hypothesis, others: Sequence[ReferenceOutput]) -> Explan
     data = _data(hypothesis)
     if np.count_nonzero(data.usable) < 8:
         return None
-    best = _best(data)
-    if best is None:
-        return None
-    found = _explanation(data, best, others)
+    fitted = _best(data)
+    if fitted and hypothesis.reading.moved is not None:
+        data = _data(_with_moved(data, fitted[0]))
+        fitted = _best(data)
+    explanations = (_explanation(data, one, others) for one in fitted)
+    found = min((e for e in explanations if e), key=lambda e: e.cost_db, default=None)
     if found is None or found.error > _chance(int(np.count_nonzero(np.isfinite(found.corrected)))):
         return None
     if len(found.findings) > MANY and not found.is_complete(SMALLEST):
         return None
     return found
+
+
+def _with_moved(data: _Data, fitted: _Fitted) -> Hypothesis:
+    """Return the hypothesis with the distance by which values were moved, fitted together with the line."""
+    hypothesis = data.hypothesis
+    assert hypothesis.reading.moved is not None
+    usable = data.usable & fitted.held
+    moved = hypothesis.layout.pick(_filled(hypothesis.reading.moved, hypothesis.layout.size))[
+        usable
+    ]
+    terms = np.stack([fitted.r[usable], np.ones(moved.size), moved.astype(np.float64)], axis=1)
+    distance = float(np.linalg.lstsq(terms, data.x[usable], rcond=None)[0][2])
+    return replace(hypothesis, reading=moved_further(hypothesis.reading, -distance))
+
+
+def _filled(values: Mask, size: int) -> Mask:
+    """Return values with as many False as are missing at the end."""
+    return np.concatenate([values, np.zeros(max(0, size - values.size), bool)])
 
 
 def _chance(count: int) -> float:
@@ -207,18 +239,26 @@ def _data(hypothesis: Hypothesis) -> _Data:
     )
 
 
-def _best(data: _Data) -> _Fitted | None:
-    """Return the cheapest geometry with its line; the search ends when the rest is rounding."""
-    best = _fit(data, _Geometry())
+def _best(data: _Data) -> list[_Fitted]:
+    """Return the cheapest geometry with its line; the search ends when the rest is rounding.
+
+    If another geometry makes a larger part of the file agree exactly, it is returned, too: the rest of the
+    file may hold something else.
+    """
+    best = most = _fit(data, _Geometry())
     if best is not None and _is_done(best):
-        return best
+        return [best]
     for geometry in _geometries(data):
         fitted = _fit(data, geometry)
-        if fitted and (best is None or fitted.cost_db < best.cost_db - 1e-9):
+        if fitted is None:
+            continue
+        if best is None or fitted.cost_db < best.cost_db - 1e-9:
             best = fitted
             if _is_done(best):
-                break
-    return best
+                return [best]
+        if most is None or fitted.agreeing > most.agreeing + FEWEST_BLOCKS:
+            most = fitted
+    return [one for one in dict.fromkeys((best, most)) if one]
 
 
 def _is_done(fitted: _Fitted) -> bool:
@@ -238,10 +278,11 @@ def _geometries(data: _Data) -> Iterator[_Geometry]:
             finding, code = frames.shift_finding(n, count, circular=circular)
             map_ = frames.shifted(count, n, circular=circular)
             yield _Geometry(map_, None, (finding,), tuple(code))
+    known = data.in_frames(usable.astype(np.float64)).mean(axis=1) > 0.5
     for n in (0, *shifts):
         kept = slice(max(n, 0), count + min(n, 0))
         moved = slice(max(-n, 0), count - max(n, 0))
-        order = channels.likely_map(x[kept], r[moved])
+        order = channels.likely_map(x[kept][known[kept]], r[moved][known[kept]])
         if order is None:
             continue
         findings = [channels.block_finding(order)]
@@ -289,12 +330,24 @@ def _fit(data: _Data, geometry: _Geometry) -> _Fitted | None:
     for fit in candidates:
         floor = reading.rounding / (fit.line.a**2 * sums.mean_square)
         has_run = any(_is_constant(run, data.exists & held) for run in (data.tail, data.head))
-        # Of other windows, only some are known: a shift to the nearest one is no cause of its own.
-        moved = 0 if data.hypothesis.reference.is_window else len(geometry.findings)
+        moved = len(_moved(data.hypothesis.reference, geometry, fit.error, floor))
         cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * (moved + has_run)
         if best is None or cost < best.cost_db:
             best = _Fitted(geometry, r, held, fit, floor, cost, has_run)
     return best
+
+
+def _moved(
+    reference: ReferenceOutput, geometry: _Geometry, error: float, floor: float
+) -> tuple[Finding, ...]:
+    """Return the causes of a geometry.
+
+    Of other windows, only some are known: a shift to the nearest one is no cause of its own, unless the
+    file holds exactly its frames.
+    """
+    if reference.is_window and error > max(ROUNDING_FACTOR * floor, SMALLEST):
+        return tuple(f for f in geometry.findings if f.cause is not CauseCode.FRAME_SHIFT)
+    return geometry.findings
 
 
 def _reference(
@@ -334,17 +387,15 @@ def _explanation(
         region, origin = stale
         findings.append(stale_finding(region, data.x.size, origin or UNKNOWN))
         used &= ~region.mask
-    factor_code: list[str] = []
+    frame_code = fitted.geometry.code
     corrected = (data.x - line.b) / line.a
     error = _mean_error(corrected, fitted.r, used & ~data.limits.mask, mean_square)
     per_channel = _factors(data, fitted, used & ~data.limits.mask, error)
     line_found, line_code = line_findings(fitted.fit, reading, math.sqrt(mean_square))
     if per_channel is not None:
-        corrected, error, finding = per_channel
-        line_found, line_code = [finding], []
-        factor_code = [
-            "x = x / factors  # one per channel; see the least-squares fit in the report"
-        ]
+        corrected, error, factors = per_channel
+        line_found, line_code = [channels.factor_finding(factors)], []
+        frame_code = (*channels.factor_code(factors), *frame_code)
     saturated = saturation_finding(data.limits, predicted, used) if per_channel is None else None
     if saturated:
         findings.append(saturated)
@@ -363,7 +414,7 @@ def _explanation(
         *hypothesis.findings,
         *read,
         *hypothesis.layout.findings,
-        *(() if reference.is_window else fitted.geometry.findings),
+        *_moved(reference, fitted.geometry, fitted.fit.error, fitted.floor),
         *line_found,
         *findings,
         *reference.findings,
@@ -378,8 +429,7 @@ def _explanation(
         *reading.code,
         *line_code,
         *hypothesis.layout.code(),
-        *_frame_code(reference, fitted.geometry),
-        *factor_code,
+        *_on_frames(reference, frame_code),
     )
     return Explanation(hypothesis, everything, code, error, floor, cost, restored)
 
@@ -430,13 +480,16 @@ def _stale(
     a, b = fitted.fit.line.a, fitted.fit.line.b
     mine = np.where(used, np.square(data.x - predicted), 0.0)
     others_errors = np.where(used, np.square(data.x - a * r - b), 0.0)
-    return region_between(mine, others_errors, own.starts, split, at_end=at_end), described
+    region = region_between(mine, others_errors, own.starts, split, at_end=at_end)
+    if np.count_nonzero(used & ~region.mask) < OWN_PART * np.count_nonzero(used):
+        return None  # the file holds the other output
+    return region, described
 
 
 def _factors(
     data: _Data, fitted: _Fitted, used: Mask, error: float
-) -> tuple[Doubles, float, Finding] | None:
-    """Return values with one factor per channel undone, and their error, if this is much better."""
+) -> tuple[Doubles, float, Doubles] | None:
+    """Return values with one factor per channel undone, their error, and the factors, if much better."""
     if error <= max(ROUNDING_FACTOR * fitted.floor, SMALLEST) or data.hypothesis.reading.are_stored:
         return None
     x, r = data.in_frames(data.x), data.in_frames(fitted.r)
@@ -448,7 +501,14 @@ def _factors(
     lower = _mean_error(corrected, fitted.r, used, data.hypothesis.reference.mean_square)
     if lower > max(error / 100, ROUNDING_FACTOR * fitted.floor, SMALLEST) or lower > MOST_REST:
         return None  # factors of channels also fit errors that are constant over time
-    return corrected, lower, channels.factor_finding(found)
+    rest = float(np.mean(np.square(data.in_frames(corrected) - r), where=ok))
+    change = channels.change_over_time(r, ok)
+    if (
+        rest >= REST_OF_CHANGE * change
+        or change <= NO_ERROR * data.hypothesis.reference.mean_square
+    ):
+        return None  # and they fit any output to frames that do not change
+    return corrected, lower, found
 
 
 def _is_constant(region: Region, there: Mask) -> bool:
@@ -480,14 +540,10 @@ def _restored(data: _Data, geometry: _Geometry, corrected: Doubles, used: Mask) 
     return restored
 
 
-def _frame_code(reference: ReferenceOutput, geometry: _Geometry) -> tuple[str, ...]:
-    if not geometry.code:
-        return ()
+def _on_frames(reference: ReferenceOutput, code: tuple[str, ...]) -> tuple[str, ...]:
+    """Return lines of numpy for (F, C) as lines for the output's shape."""
     axis = reference.frame_axis
-    if axis is None:
+    if not code or axis is None:
         return ()
-    into = [
-        f"shape = x.shape; x = np.moveaxis(x, {axis}, 0)",
-        "moved = x.shape; x = x.reshape(len(x), -1)",
-    ]
-    return (*into, *geometry.code, f"x = np.moveaxis(x.reshape(moved), 0, {axis})")
+    into = [f"x = np.moveaxis(x, {axis}, 0)", "moved = x.shape; x = x.reshape(len(x), -1)"]
+    return (*into, *code, f"x = np.moveaxis(x.reshape(moved), 0, {axis})")

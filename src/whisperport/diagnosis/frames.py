@@ -18,6 +18,7 @@ SMALLEST_OVERLAP = 0.15  # part of the frames that a shift must leave
 FEWEST_FRAMES = 8  # fewer frames are not compared with each other
 MOST_REPLACED = 0.4  # part of the frames that may hold a copy of another one
 REPEATS = (2, 3, 4, 5, 8)  # how often a frame can be repeated
+OVERWRITTEN = (3, 4, 5, 6, 7, 8, 16)  # of so many frames, the first can replace the second
 
 
 def likely_shifts(x: Doubles, r: Doubles, count: int = 2) -> list[int]:
@@ -102,6 +103,9 @@ def repeated_maps(frames: int) -> list[tuple[str, FrameMap]]:
         if frames >= 2 * n:
             found.append((f"Every frame is repeated {n} times; the last frames are lost.", t // n))
             found.append((f"Of every {n} frames, the first replaces the others.", t // n * n))
+    for n in OVERWRITTEN:
+        if frames >= 2 * n:
+            found.append((f"Of every {n} frames, the first replaces the second.", t - (t % n == 1)))
     return found
 
 

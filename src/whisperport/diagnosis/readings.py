@@ -29,6 +29,7 @@ class Reading:
         rounding: mean square of the rounding error of the values that the dtype or a grid causes.
         step: distance between neighbouring values, if all values lie on a grid of few levels; or 0.
         are_stored: whether the values are stored integers, neither scaled nor shifted.
+        moved: (n,) which values a correction has moved by a distance that is only estimated; None: none.
     """
 
     dtype: str
@@ -38,6 +39,7 @@ class Reading:
     rounding: float
     step: float = 0.0
     are_stored: bool = False
+    moved: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ FORMATS = (
     _Format(">f8", "float64", (_C.DOUBLE_PRECISION, _C.BYTE_ORDER)),
 )
 
-_RELATIVE_STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # distance of neighbours / value
+RELATIVE_STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # distance of neighbours / value
 
 _SENTENCES = {
     _C.INTEGERS_READ_AS_FLOATS: "The file holds {name}, one value in {itemsize} byte(s), not float32.",
@@ -108,7 +110,6 @@ def readings(
     counts = _counts(expected_size)
     yield from _of_bytes(raw.data, counts, declared, ())
     yield from _stated(raw)
-    yield from _other_signedness(raw, counts)
     for data, finding, code in _joined_bytes(raw, expected_size):
         for reading in _of_bytes(data, counts, None, (finding,), code):
             if not reading.are_stored:
@@ -194,43 +195,6 @@ def _expected_integers(form: _Format, declared: Quantization) -> Finding:
     )
 
 
-def _other_signedness(raw: RawOutput, counts: range) -> Iterator[Reading]:
-    """Yield readings of values that were dequantized from integers of the other signedness.
-
-    Half of the 256 levels are then too high, or too low, by 256 steps. The levels 0 and 255 of the wrong
-    dtype stand for neighbours of the right one, so that all 256 levels are used.
-    """
-    count = raw.data.size // 4
-    if count not in counts or (raw.dtype is not None and raw.dtype != np.float32):
-        return
-    values = np.frombuffer(raw.data[: 4 * count], "<f4")
-    step = _grid_step(values)
-    if not step:
-        return
-    lowest = float(np.nanmin(values))
-    index = np.rint((values - lowest) / step)
-    if np.nanmax(index) != LEVELS - 1:
-        return
-    half = LEVELS // 2
-    for is_high, wrong, shift in (
-        (index >= half, "unsigned", -LEVELS),
-        (index < half, "signed", LEVELS),
-    ):
-        finding = Finding(
-            cause=_C.WRONG_SIGNEDNESS,
-            sentence=f"The integers were read as {wrong} 8-bit integers before they were dequantized.",
-            advice="Read the file with the dtype of the compiled model's output.",
-        )
-        side = ">=" if wrong == "unsigned" else "<"
-        limit = lowest + (half - 0.5) * step
-        code = (
-            'x = load(path, "<f4")',
-            f"x = np.where(x {side} {limit:.9g}, x + ({shift * step:.9g}), x)",
-        )
-        right = np.where(is_high, values + np.float32(shift * step), values).astype(np.float32)
-        yield Reading("float32", right, (finding,), code, step**2 / 12, step)
-
-
 def _stated(raw: RawOutput) -> Iterator[Reading]:
     """Yield the reading that an `.npy` file or an array states, unless the bytes give the same one."""
     if raw.dtype is None or raw.dtype.kind == "b":
@@ -265,7 +229,7 @@ def _rounding(values: Floats, form: _Format) -> tuple[float, float]:
     """Return the mean square of the rounding error, and the step of the grid or 0."""
     if form.is_integer:
         return 1 / 12, 1.0
-    if relative := _RELATIVE_STEP.get(form.name):
+    if relative := RELATIVE_STEP.get(form.name):
         finite = values[np.isfinite(values)]
         with np.errstate(over="ignore"):
             square = float(np.mean(np.square(finite, dtype=np.float64))) if finite.size else 0.0

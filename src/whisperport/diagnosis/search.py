@@ -12,32 +12,41 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.expected import Expected, ExpectedTensor
+from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor
 from whisperport.diagnosis.fitting import Explanation, Hypothesis, explain
+from whisperport.diagnosis.frames import REPEATS
+from whisperport.diagnosis.input_pairs import likely_pairs
 from whisperport.diagnosis.layouts import Layout, common_layouts, layouts_of
+from whisperport.diagnosis.noise import is_noise
 from whisperport.diagnosis.raw_files import RawOutput
 from whisperport.diagnosis.readings import FORMATS, Reading, readings
 from whisperport.diagnosis.reference_outputs import (
     ReferenceOutput,
     of_alternative,
+    of_both,
     of_expected,
     of_other_output,
 )
 from whisperport.diagnosis.result import Finding
 from whisperport.diagnosis.scales import PER_CAUSE_DB, SMALLEST
+from whisperport.diagnosis.signedness import other_signedness
 
 Doubles = NDArray[np.float64]
 
 FITTED = 5  # hypotheses that are fitted in each round
 SMALL = 8192  # values of an output; all that may be right is fitted to a smaller one
 FITTED_IF_SMALL = 30
+PAIRS_AT_ONCE = 12  # inputs with two mistakes whose outputs are held in memory
 KEPT = 8  # readings with layouts that are compared with the outputs for wrong inputs
 SAMPLED = 40_000  # values that are compared in step 2
+COARSE = 4  # every so many sampled frames are compared with repeated ones
+SIMPLER = 0.01  # of two equally similar hypotheses, that with fewer causes is fitted first
 LEAST = 0.1  # similarity below which a hypothesis is not fitted
 LONGEST_EXTRA = 0.5  # part of the output's size that may precede or follow it
 SMALLEST_PART = 0.02  # part of the output that a truncated file must hold
@@ -66,6 +75,11 @@ class _Candidate:
     code: tuple[str, ...] = ()
     samples: dict[tuple[int | None, tuple[int, ...]], Doubles] = field(default_factory=dict)
 
+    @property
+    def causes(self) -> int:
+        """Number of causes that it stands for."""
+        return len(self.findings) + len(self.reading.findings) + len(self.layout.findings)
+
 
 def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected, tolerance: float) -> Search:
     """Find the simplest explanation of a file.
@@ -84,7 +98,13 @@ def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected, tolerance
     tried.append(_described(exact, references))
     if _is_done(best, tolerance):
         return Search(best, tuple(tried))
-    inexact = list(_inexact(raw, tensor, own))
+    halves = list(_with_other_signedness(exact))
+    best = _best_of(halves, references, references, best)
+    if _is_done(best, tolerance):
+        return Search(best, tuple(tried))
+    exact += halves
+    inexact = list(_inexact(raw, tensor, references))
+    inexact += _with_other_signedness(inexact)
     best = _best_of(inexact, references, references, best)
     if inexact:
         tried.append(_described(inexact, references))
@@ -92,13 +112,75 @@ def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected, tolerance
         return Search(best, tuple(tried))
     wrong = list(_wrong(tensor, expected))
     if wrong:
-        best = _again(best, [*references, *wrong])
+        # A stale part is what another run left: the output for the right input of any clip.
+        right = [*references, *(r for r in wrong if _is_right(r))]
+        best = _again(best, right)
         # The output of silence is similar to no reference, so the usual layout is always compared.
         plain = [candidate for candidate in exact if not candidate.layout.findings]
         likely = [*plain, *_likely(exact, references), *_likely(inexact, references)]
-        best = _best_of(list(dict.fromkeys(likely)), wrong, [*references, *wrong], best)
+        likely = list(dict.fromkeys(likely))
+        best = _best_of(likely, references, right, best, thorough=False)
+        best = _best_of(likely, wrong, right, best)
         tried += [f"Not the output for another input: {r.findings[0].sentence}" for r in wrong]
+        if not _is_settled(best, tensor, expected, tolerance):
+            best = _with_two_mistakes(likely, right, tensor, expected, best)
+            tried.append(
+                "Not the output for an input with two of these mistakes, of the likely ones."
+            )
     return Search(best, tuple(tried))
+
+
+def _is_right(reference: ReferenceOutput) -> bool:
+    """Return whether it is an output for the right input of some clip."""
+    wrong = {finding.cause for finding in reference.findings}
+    return wrong <= {CauseCode.OTHER_CLIP, CauseCode.OUTPUTS_SWAPPED}
+
+
+def _is_settled(
+    best: Explanation | None, tensor: ExpectedTensor, expected: Expected, tolerance: float
+) -> bool:
+    """Return whether no second mistake with the input is needed.
+
+    It is if the explanation is complete, or if the rest is noise on an output for the right input.
+    """
+    if best is None or best.is_complete(tolerance):
+        return best is not None
+    return not best.hypothesis.reference.findings and is_noise(best, tensor, expected)
+
+
+def _with_two_mistakes(
+    candidates: Sequence[_Candidate],
+    references: Sequence[ReferenceOutput],
+    tensor: ExpectedTensor,
+    expected: Expected,
+    best: Explanation | None,
+) -> Explanation | None:
+    """Fit the outputs for inputs with two mistakes, until one of them explains the file completely."""
+    pairs = likely_pairs(_ranked(candidates, tensor, expected))
+    while batch := list(islice(pairs, PAIRS_AT_ONCE)):
+        found = []
+        for first, second in batch:
+            arrays = expected.make_both(first, second)
+            reference = arrays and of_both(tensor, arrays, first, second)
+            if reference:
+                found.append(reference)
+        best = _best_of(candidates, found, references, best, thorough=False)
+        if best is not None and best.is_complete(SMALLEST):
+            break
+    return best
+
+
+def _ranked(
+    candidates: Sequence[_Candidate], tensor: ExpectedTensor, expected: Expected
+) -> list[Alternative]:
+    """Return the wrong inputs, those whose output is most similar to the file first."""
+    scores = []
+    for alternative in expected.alternatives:
+        reference = of_alternative(tensor, alternative)
+        if reference is not None:
+            similar = [s for s, _, _ in _scored(candidates, [reference])]
+            scores.append((max(similar, default=0.0), alternative))
+    return [alternative for _, alternative in sorted(scores, key=lambda pair: -pair[0])]
 
 
 def _is_done(best: Explanation | None, tolerance: float) -> bool:
@@ -158,9 +240,22 @@ def _exact(
                 yield _Candidate(reading, layout)
 
 
-def _inexact(raw: RawOutput, tensor: ExpectedTensor, own: ReferenceOutput) -> Iterator[_Candidate]:
+def _with_other_signedness(candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
+    """Yield the candidates whose integers may have been read with the other signedness."""
+    found: dict[Reading, tuple[Reading, ...]] = {}
+    for candidate in candidates:
+        if candidate.reading not in found:
+            found[candidate.reading] = tuple(other_signedness(candidate.reading))
+        for reading in found[candidate.reading]:
+            yield replace(candidate, reading=reading, samples={})
+
+
+def _inexact(
+    raw: RawOutput, tensor: ExpectedTensor, references: Sequence[ReferenceOutput]
+) -> Iterator[_Candidate]:
     """Yield the readings and layouts of a file that is too short, or has bytes that are no values."""
-    layouts = common_layouts(own.array.shape)
+    shapes = dict.fromkeys(reference.array.shape for reference in references)
+    layouts = [layout for shape in shapes for layout in common_layouts(shape)]
     for reading in readings(raw, tensor.array.size, tensor.quantization):
         if reading.values.size == tensor.array.size:
             continue  # the file has its full size
@@ -219,9 +314,19 @@ def _best_of(
     references: Sequence[ReferenceOutput],
     others: Sequence[ReferenceOutput],
     best: Explanation | None,
+    *,
+    thorough: bool = True,
 ) -> Explanation | None:
-    """Fit the most similar pairs of a candidate and a reference; return the cheapest explanation."""
-    small = bool(references) and references[0].array.size < SMALL
+    """Fit the most similar pairs of a candidate and a reference; return the cheapest explanation.
+
+    Args:
+        candidates: readings with layouts.
+        references: outputs that the file may hold.
+        others: outputs that a stale part of the file may hold.
+        best: the cheapest explanation so far.
+        thorough: fit more pairs if the output is small, since similarity says little about few values.
+    """
+    small = thorough and bool(references) and references[0].array.size < SMALL
     count = FITTED_IF_SMALL if small else FITTED
     pairs = heapq.nlargest(count, _scored(candidates, references), key=lambda pair: pair[0])
     if small:  # blocks in another order leave no similarity in an output of one frame
@@ -249,8 +354,7 @@ def _best_of(
 
 def _cheapest_db(candidate: _Candidate, reference: ReferenceOutput) -> float:
     """Return the lowest cost that an explanation can have: no error, and the causes that are certain."""
-    causes = len(candidate.findings) + len(candidate.reading.findings)
-    causes += len(candidate.layout.findings) + len(reference.findings)
+    causes = candidate.causes + len(reference.findings)
     return 10 * math.log10(SMALLEST) + PER_CAUSE_DB * causes
 
 
@@ -275,14 +379,17 @@ def _similarity(candidate: _Candidate, reference: ReferenceOutput) -> float:
     known = np.isfinite(x)
     if np.count_nonzero(known) < 8:
         return 0.0
-    r = r[index]
-    scores = [_correlation(x[known], r[known])]
+    scores = [_correlation(x[known], r[index][known])]
     if r.shape[0] >= 8 and r.shape[1] >= 8:
-        x0, r0 = np.where(known, x, 0), np.where(known, r, 0)
+        x0, r0 = np.where(known, x, 0), np.where(known, r[index], 0)
         columns, rows = known.any(axis=0), known.any(axis=1)
         scores.append(_correlation(x0.sum(0)[columns], r0.sum(0)[columns]))
         scores.append(0.8 * _correlation(x0.std(1)[rows], r0.std(1)[rows]))
-    return max(scores)
+        if candidate.causes < 2:
+            few = np.arange(0, index.size, COARSE)
+            for n in REPEATS:
+                scores.append(_correlation(x[few][known[few]], r[index[few] // n][known[few]]))
+    return max(scores) - SIMPLER * candidate.causes
 
 
 def _sampled_frames(frames: int, channels: int) -> NDArray[np.int64]:
@@ -317,9 +424,12 @@ def _robust(x: Doubles) -> Doubles:
 
 
 def _correlation(x: Doubles, r: Doubles) -> float:
+    """Return the correlation of values, less what chance makes of few of them."""
+    if x.size < 8:
+        return 0.0
     x, r = x - x.mean(), r - r.mean()
     size = float(np.sqrt((x * x).sum() * (r * r).sum()))
-    return abs(float((x * r).sum())) / size if size > 0 else 0.0
+    return abs(float((x * r).sum())) / size - 1 / math.sqrt(x.size) if size > 0 else 0.0
 
 
 def _described(candidates: Sequence[_Candidate], references: Sequence[ReferenceOutput]) -> str:

@@ -1,7 +1,13 @@
-"""Wrong inputs of an encoder: spectrograms that differ from the right one by one usual mistake."""
+"""Wrong inputs of an encoder: usual mistakes with the samples of a window or with their spectrogram.
 
-from collections.abc import Iterator
+    audio ─ samples of the window ─ spectrogram ─► input (n_mels, 2T)
+
+A mistake replaces one of the two steps, so that two mistakes with different steps can be combined.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,179 +19,263 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.dims import Dims
 
 Floats = NDArray[np.float32]
+Samples = Callable[[Floats, int], Floats | None]
+"""(audio, number of samples in a window) -> samples of the window; None if the audio has no such window."""
+Spectrogram = Callable[[Floats, Dims], Floats]
+"""(samples of the window, sizes of the model) -> (n_mels, 2T)."""
 
 OTHER_BINS = {80: 128, 128: 80}  # numbers of mel bins that Whisper models have
 OTHER_HOPS = (128, 200, 256, 320)  # samples: 8, 12.5, 16 and 20 ms are usual in other front ends
 LATER_WINDOWS = 8  # windows are tried that begin at so many multiples of half a second
+WHOLE_WINDOWS = 3  # and at so many multiples of a window
 EARLIER_S = (0.5, 1.0, 2.0)  # and windows that begin so many seconds before the audio
 
 _C = CauseCode
 _FRONT_END = (
     "Compute the spectrogram with `whisperport.audio.log_mel`, and compare the device's input file."
 )
+_FEED = "Check that the input file was copied to the device and given to the first input."
+_CUT = "Cut the same window of the audio as the bundle's reference."
+
+
+def _all_samples(audio: Floats, window: int) -> Floats:
+    return audio
+
+
+def _log_mel(samples: Floats, dims: Dims) -> Floats:
+    return log_mel(samples, dims.n_mels, n_frames=dims.n_frames)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WrongInput:
-    """A wrong spectrogram.
+class InputMistake:
+    """One usual mistake with an encoder's input.
 
     Attributes:
-        cause: the mistake.
+        cause: the cause.
         sentence: the mistake with its parameters.
-        mel: (n_mels, 2T) float32.
+        samples: the wrong step from the audio to the samples, or the right one.
+        spectrogram: the wrong step from the samples to the spectrogram, or the right one.
         advice: what to change.
     """
 
     cause: CauseCode
     sentence: str
-    mel: Floats
+    samples: Samples = _all_samples
+    spectrogram: Spectrogram = _log_mel
     advice: str = _FRONT_END
 
+    @property
+    def is_of_samples(self) -> bool:
+        """Whether the samples are wrong; False: their spectrogram is."""
+        return self.samples is not _all_samples
 
-def wrong_inputs(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
-    """Yield spectrograms of a clip with one mistake each.
+
+def wrong_input(audio: Floats, dims: Dims, *mistakes: InputMistake) -> Floats | None:
+    """Return the spectrogram (n_mels, 2T) of a clip with one mistake, or with two in different steps.
 
     Args:
         audio: (n_samples,) float32, 16 kHz; the clip.
         dims: sizes of the model.
+        mistakes: the mistakes; none: the right spectrogram.
+
+    Returns:
+        The spectrogram; None if the clip is too short for it, or if two mistakes are in one step.
     """
-    n_mels, n_frames = dims.n_mels, dims.n_frames
-    right = log_mel(audio, n_mels, n_frames=n_frames)
-    power = _log_power(audio, dims)
-    peak = float(power.max())
-    clamped: Floats = np.maximum(power, np.float32(peak - DYNAMIC_RANGE)).astype(np.float32)
-    yield WrongInput(
+    of_samples = [m for m in mistakes if m.is_of_samples]
+    of_spectrogram = [m for m in mistakes if not m.is_of_samples]
+    if len(of_samples) > 1 or len(of_spectrogram) > 1:
+        return None
+    samples: Floats | None = audio
+    if of_samples:
+        samples = of_samples[0].samples(audio, dims.n_frames * HOP_LENGTH)
+    if samples is None:
+        return None
+    compute = of_spectrogram[0].spectrogram if of_spectrogram else _log_mel
+    return compute(samples, dims)
+
+
+def input_mistakes(dims: Dims) -> Iterator[InputMistake]:
+    """Yield every mistake with the input of a model."""
+    yield InputMistake(
         _C.MEL_NOT_NORMALIZED,
         "The spectrogram is max(log10, maximum - 8), without the last step (x + 4) / 4.",
-        clamped,
+        spectrogram=_not_normalized,
     )
-    yield WrongInput(
+    yield InputMistake(
         _C.MEL_NOT_CLAMPED,
         "The spectrogram is (log10 + 4) / 4, without the floor at 8 below its maximum.",
-        (power + np.float32(4)) / np.float32(4),
+        spectrogram=_not_clamped,
     )
-    natural = power * np.float32(np.log(10))
-    natural = np.maximum(natural, np.float32(natural.max() - DYNAMIC_RANGE)).astype(np.float32)
-    yield WrongInput(
+    yield InputMistake(
         _C.NATURAL_LOG,
         "The spectrogram has the natural logarithm, not log10.",
-        (natural + np.float32(4)) / np.float32(4),
+        spectrogram=_natural_log,
     )
-    yield WrongInput(
+    yield InputMistake(
         _C.AUDIO_NOT_SCALED,
         "The samples were 16-bit integers, not divided by 32768.",
-        log_mel(audio * np.float32(32768), n_mels, n_frames=n_frames),
+        spectrogram=_not_scaled,
     )
-    if n_mels in OTHER_BINS:
-        yield _other_bins(audio, dims)
-    yield from _other_frames(audio, dims)
-    yield WrongInput(
+    if dims.n_mels in OTHER_BINS:
+        yield _other_bins(dims)
+    yield from _other_frames()
+    yield InputMistake(
         _C.MEL_TRANSPOSED,
-        f"The spectrogram is stored as ({n_frames}, {n_mels}), not as ({n_mels}, {n_frames}).",
-        np.ascontiguousarray(right.T).reshape(right.shape),
-        "Write the spectrogram as (bins, frames), or transpose it before the program.",
+        f"The spectrogram is stored as ({dims.n_frames}, {dims.n_mels}), not as ({dims.n_mels}, "
+        f"{dims.n_frames}).",
+        spectrogram=_transposed,
+        advice="Write the spectrogram as (bins, frames), or transpose it before the program.",
     )
-    silence = log_mel(np.zeros(1, np.float32), n_mels, n_frames=n_frames)
-    feed = "Check that the input file was copied to the device and given to the first input."
-    yield WrongInput(_C.SILENT_INPUT, "The input was the spectrogram of silence.", silence, feed)
-    zeros = np.zeros_like(right)
-    yield WrongInput(_C.SILENT_INPUT, "All values of the input were 0.", zeros, feed)
-    yield from _other_windows(audio, dims)
-
-
-def shifted_window(audio: Floats, dims: Dims, samples: int) -> WrongInput:
-    """Return the spectrogram of a window that begins earlier, in silence, or later in the audio.
-
-    Args:
-        audio: (n_samples,) float32, the clip.
-        dims: sizes of the model.
-        samples: number of samples by which the audio is later in the window; negative: the window begins
-            so much later than the audio.
-    """
-    seconds = abs(samples) / SAMPLE_RATE
-    if samples >= 0:
-        moved = np.concatenate([np.zeros(samples, np.float32), audio])
-        sentence = (
-            f"The audio begins {seconds:g} s after the start of the window; silence precedes it."
-        )
-    else:
-        moved = audio[-samples:]
-        sentence = f"The window begins {seconds:g} s after the start of the audio."
-    mel = log_mel(moved, dims.n_mels, n_frames=dims.n_frames)
-    return WrongInput(
-        _C.OTHER_WINDOW,
-        sentence,
-        mel,
-        "Cut the same window of the audio as the bundle's reference.",
+    yield InputMistake(
+        _C.SILENT_INPUT, "The input was the spectrogram of silence.", samples=_silence, advice=_FEED
     )
-
-
-def _window(audio: Floats, dims: Dims) -> Floats:
-    """Return the samples of one window, padded with zeros."""
-    samples = audio[: dims.n_frames * HOP_LENGTH].astype(np.float32)
-    return np.pad(samples, (0, dims.n_frames * HOP_LENGTH - samples.size))
-
-
-def _log_power(audio: Floats, dims: Dims) -> Floats:
-    padded = np.pad(_window(audio, dims), N_FFT // 2, mode="reflect")
-    return mel_log_power(padded[: dims.n_frames * HOP_LENGTH + N_FFT - 1], dims.n_mels)
-
-
-def _other_bins(audio: Floats, dims: Dims) -> WrongInput:
-    other = OTHER_BINS[dims.n_mels]
-    mel = log_mel(audio, other, n_frames=dims.n_frames)
-    used = np.zeros((dims.n_mels, dims.n_frames), np.float32)
-    count = min(other, dims.n_mels)
-    used[:count] = mel[:count]
-    rest = "" if other >= dims.n_mels else ", followed by zeros"
-    return WrongInput(
-        _C.WRONG_MEL_BINS,
-        f"The spectrogram has {other} mel bins, not {dims.n_mels}; the input holds its first {count} "
-        f"bins{rest}.",
-        used,
+    yield InputMistake(
+        _C.SILENT_INPUT, "All values of the input were 0.", spectrogram=_zeros, advice=_FEED
     )
+    yield from _other_windows(dims)
 
 
-def _other_frames(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
-    """Yield spectrograms with another hop length, and the one without padding at the ends of the audio."""
-    window = _window(audio, dims)
-    for hop in OTHER_HOPS:
-        yield WrongInput(
-            _C.WRONG_MEL_FRAMES,
-            f"The frames of the spectrogram begin every {hop} samples, not every {HOP_LENGTH}.",
-            _framed(np.pad(window, N_FFT // 2, mode="reflect"), hop, dims),
-        )
-    yield WrongInput(
-        _C.WRONG_MEL_FRAMES,
-        "The frames of the spectrogram are not centred: the audio was not padded with 200 reflected "
-        "samples at its ends.",
-        _framed(window, HOP_LENGTH, dims),
-    )
+# Wrong samples.
 
 
-def _framed(samples: Floats, hop: int, dims: Dims) -> Floats:
-    """Return a spectrogram with a frame every `hop` samples, cut or padded with zeros to 2T frames."""
-    power = mel_log_power(samples, dims.n_mels, hop)[:, : dims.n_frames]
-    mel = np.zeros((dims.n_mels, dims.n_frames), np.float32)
-    mel[:, : power.shape[1]] = to_whisper_scale(power, float(power.max()))
-    return mel
-
-
-def _other_windows(audio: Floats, dims: Dims) -> Iterator[WrongInput]:
+def _other_windows(dims: Dims) -> Iterator[InputMistake]:
     """Yield windows that begin later than the audio, and windows in which silence precedes it.
 
     The later ones begin every half second, for the first seconds of the audio, and at every whole window.
     Silence fills the window up to its end, or half of that on either side, or lasts a usual time.
     """
     window = dims.n_frames * HOP_LENGTH
-    half_second = SAMPLE_RATE // 2
-    starts = {half_second * i for i in range(1, LATER_WINDOWS + 1)}
-    starts |= {window * i for i in range(1, 4)}
+    starts = {SAMPLE_RATE // 2 * i for i in range(1, LATER_WINDOWS + 1)}
+    starts |= {window * i for i in range(1, WHOLE_WINDOWS + 1)}
     for start in sorted(starts):
-        if start < audio.size - N_FFT:
-            yield shifted_window(audio, dims, -start)
-    rest = window - audio.size
-    delays = {round(s * SAMPLE_RATE) for s in EARLIER_S} | {rest, rest // 2}
-    for delay in sorted(delays):
-        if 0 < delay < window - N_FFT:
-            yield shifted_window(audio, dims, delay)
+        yield _window(
+            f"The window begins {start / SAMPLE_RATE:g} s after the start of the audio.",
+            partial(_later, start),
+        )
+    for seconds in EARLIER_S:
+        yield _window(
+            f"The audio begins {seconds:g} s after the start of the window; silence precedes it.",
+            partial(_delayed, round(seconds * SAMPLE_RATE)),
+        )
+    yield _window("The audio ends with the window; silence precedes it.", partial(_aligned, 1))
+    yield _window("The audio is in the middle of the window.", partial(_aligned, 2))
+
+
+def _window(sentence: str, samples: Samples) -> InputMistake:
+    return InputMistake(_C.OTHER_WINDOW, sentence, samples=samples, advice=_CUT)
+
+
+def _later(start: int, audio: Floats, window: int) -> Floats | None:
+    return audio[start:] if start < audio.size - N_FFT else None
+
+
+def _delayed(delay: int, audio: Floats, window: int) -> Floats | None:
+    if not 0 < delay < window - N_FFT:
+        return None
+    return np.concatenate([np.zeros(delay, np.float32), audio])
+
+
+def _aligned(parts: int, audio: Floats, window: int) -> Floats | None:
+    """Let silence precede the audio that lasts one of `parts` equal parts of the window's rest."""
+    return _delayed((window - audio.size) // parts, audio, window)
+
+
+def _silence(audio: Floats, window: int) -> Floats:
+    return np.zeros(window, np.float32)
+
+
+# Wrong spectrograms.
+
+
+def _not_normalized(samples: Floats, dims: Dims) -> Floats:
+    power = _log_power(samples, dims)
+    clamped: Floats = np.maximum(power, np.float32(power.max() - DYNAMIC_RANGE))
+    return clamped
+
+
+def _not_clamped(samples: Floats, dims: Dims) -> Floats:
+    scaled: Floats = (_log_power(samples, dims) + np.float32(4)) / np.float32(4)
+    return scaled
+
+
+def _natural_log(samples: Floats, dims: Dims) -> Floats:
+    natural = _log_power(samples, dims) * np.float32(np.log(10))
+    natural = np.maximum(natural, np.float32(natural.max() - DYNAMIC_RANGE)).astype(np.float32)
+    scaled: Floats = (natural + np.float32(4)) / np.float32(4)
+    return scaled
+
+
+def _not_scaled(samples: Floats, dims: Dims) -> Floats:
+    return _log_mel(samples * np.float32(32768), dims)
+
+
+def _transposed(samples: Floats, dims: Dims) -> Floats:
+    right = _log_mel(samples, dims)
+    return np.ascontiguousarray(right.T).reshape(right.shape)
+
+
+def _zeros(samples: Floats, dims: Dims) -> Floats:
+    return np.zeros((dims.n_mels, dims.n_frames), np.float32)
+
+
+def _other_bins(dims: Dims) -> InputMistake:
+    other = OTHER_BINS[dims.n_mels]
+    count = min(other, dims.n_mels)
+    rest = "" if other >= dims.n_mels else ", followed by zeros"
+    return InputMistake(
+        _C.WRONG_MEL_BINS,
+        f"The spectrogram has {other} mel bins, not {dims.n_mels}; the input holds its first {count} "
+        f"bins{rest}.",
+        spectrogram=partial(_first_bins, other),
+    )
+
+
+def _first_bins(bins: int, samples: Floats, dims: Dims) -> Floats:
+    mel = log_mel(samples, bins, n_frames=dims.n_frames)
+    used = np.zeros((dims.n_mels, dims.n_frames), np.float32)
+    count = min(bins, dims.n_mels)
+    used[:count] = mel[:count]
+    return used
+
+
+def _other_frames() -> Iterator[InputMistake]:
+    """Yield spectrograms with another hop length, and the one without padding at the ends of the audio."""
+    for hop in OTHER_HOPS:
+        yield InputMistake(
+            _C.WRONG_MEL_FRAMES,
+            f"The frames of the spectrogram begin every {hop} samples, not every {HOP_LENGTH}.",
+            spectrogram=partial(_other_hop, hop),
+        )
+    yield InputMistake(
+        _C.WRONG_MEL_FRAMES,
+        "The frames of the spectrogram are not centred: the audio was not padded with 200 reflected "
+        "samples at its ends.",
+        spectrogram=_not_centred,
+    )
+
+
+def _other_hop(hop: int, samples: Floats, dims: Dims) -> Floats:
+    return _framed(np.pad(_padded(samples, dims), N_FFT // 2, mode="reflect"), hop, dims)
+
+
+def _not_centred(samples: Floats, dims: Dims) -> Floats:
+    return _framed(_padded(samples, dims), HOP_LENGTH, dims)
+
+
+def _framed(samples: Floats, hop: int, dims: Dims) -> Floats:
+    """Return a spectrogram with a frame every `hop` samples, cut or padded with zeros to 2T frames."""
+    power = mel_log_power(samples, dims.n_mels, hop)
+    scaled = to_whisper_scale(power, float(power.max()))[:, : dims.n_frames]
+    return np.pad(scaled, ((0, 0), (0, dims.n_frames - scaled.shape[1])))
+
+
+def _padded(samples: Floats, dims: Dims) -> Floats:
+    """Return the samples of one window, cut or padded with zeros."""
+    window = dims.n_frames * HOP_LENGTH
+    cut = samples[:window].astype(np.float32)
+    return np.pad(cut, (0, window - cut.size))
+
+
+def _log_power(samples: Floats, dims: Dims) -> Floats:
+    padded = np.pad(_padded(samples, dims), N_FFT // 2, mode="reflect")
+    return mel_log_power(padded[: dims.n_frames * HOP_LENGTH + N_FFT - 1], dims.n_mels)
