@@ -69,7 +69,7 @@ def test_a_few_mutated_inputs_of_every_format_are_handled(
     seeds_folder: Path, tmp_path: Path
 ) -> None:
     formats = [
-        replace(entry, share=2 if entry.reader == "transcribe" else 10) for entry in QUICK.values()
+        replace(entry, share=1 if entry.reader == "transcribe" else 5) for entry in QUICK.values()
     ]
     campaign = Campaign(
         formats=formats,
