@@ -228,9 +228,11 @@ def helps() -> dict[str, str]:
 
     from whisperport.cli.main import cli
 
-    found = {"": cli.get_help(click.Context(cli, info_name="whisperport"))}
+    # click keeps the first `-h, --help` option of a command, so these contexts must have its settings.
+    root = click.Context(cli, info_name="whisperport", **cli.context_settings)
+    found = {"": cli.get_help(root)}
     for name, verb in cli.commands.items():
-        found[name] = verb.get_help(click.Context(verb, info_name=f"whisperport {name}"))
+        found[name] = verb.get_help(click.Context(verb, parent=root, info_name=name))
     return found
 
 

@@ -70,7 +70,7 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     "--batch",
     group="Target",
     type=click.Choice(["1", "2", "4", "8", "16"]),
-    show_default="the target's, which is 1 for all targets",
+    show_default="the target's: " + targets_by(lambda spec: str(spec.batch), others="1"),
     help="Number of texts that the program step_B decodes together, such as speech chunks or beams; 1 "
     "exports no such program",
 )

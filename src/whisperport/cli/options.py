@@ -100,12 +100,19 @@ trust_program = option(
 )
 
 
-def targets_by(value_of: Callable[[TargetSpec], str]) -> str:
-    """Values with the targets that share each, such as ".onnx for onnxruntime; .pte for xnnpack"."""
+def targets_by(value_of: Callable[[TargetSpec], str], others: str | None = None) -> str:
+    """Values with the targets that share each, such as ".onnx for onnxruntime; .pte for xnnpack".
+
+    Args:
+        value_of: returns the value of a target.
+        others: value whose targets are not listed, but called "all others"; None: list all targets.
+    """
     found: dict[str, list[str]] = {}
     for target in TARGETS:
         found.setdefault(value_of(target.spec), []).append(target.spec.name)
-    return "; ".join(f"{value} for {', '.join(names)}" for value, names in found.items())
+    rest = found.pop(others, None) if others is not None else None
+    listed = [f"{value} for {', '.join(names)}" for value, names in found.items()]
+    return "; ".join([*listed, *([f"{others} for all others"] if rest else [])])
 
 
 def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
