@@ -135,7 +135,7 @@ def test_what_the_vendors_simulator_computed_is_compared_with_float32_and_kept(c
         assert all(20 < check.value["sqnr_db"] < 100 for check in arrays)
     assert {check.level for check in encoder.emulation} == {"arrays", "tokens", "words"}
     spec = manifest.program("step").spec
-    assert [c.what for c in step.emulation] == [f"{t.name}, emulated" for t in spec.outputs]
+    assert [c.what for c in step.emulation] == [f"{t.name}, simulated" for t in spec.outputs]
 
 
 def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch):
