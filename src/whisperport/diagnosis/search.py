@@ -104,7 +104,7 @@ def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected, tolerance
         return Search(best, tuple(tried))
     exact += halves
     inexact = list(_inexact(raw, tensor, references))
-    inexact += _with_other_signedness(inexact)
+    inexact += _with_other_signedness([c for c in inexact if c.reading.step])
     best = _best_of(inexact, references, references, best)
     if inexact:
         tried.append(_described(inexact, references))
@@ -141,10 +141,13 @@ def _is_settled(
 ) -> bool:
     """Return whether no second mistake with the input is needed.
 
-    It is if the explanation is complete, or if the rest is noise on an output for the right input.
+    It is if the explanation is complete, or if the rest is noise on an output for the right input. A part
+    that belongs to another output is no noise.
     """
     if best is None or best.is_complete(tolerance):
         return best is not None
+    if any(finding.cause is CauseCode.STALE_BUFFER for finding in best.findings):
+        return False
     return not best.hypothesis.reference.findings and is_noise(best, tensor, expected)
 
 

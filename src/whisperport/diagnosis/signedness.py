@@ -92,6 +92,8 @@ def _rounded_step(levels: NDArray[np.float64], span: float, relative: float) -> 
     Small values show the step: they are its multiples, and their rounding is much smaller than it.
     """
     best, smallest = 0.0, 0.25
+    if not relative:
+        return best
     for count in range(LEVELS - 1, FEWEST_STEPS, -1):
         step = span / count
         small = levels[relative * np.abs(levels) < CLEAR * step]
