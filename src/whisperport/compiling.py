@@ -14,27 +14,26 @@ vendor's SDK.
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from whisperport.artifacts import Artifact, put_artifacts
 from whisperport.atomic import clear_temporaries
-from whisperport.bundle import Bundle, Manifest, ProgramEntry, check_writable, writing_bundle
-from whisperport.bundle.folder import file_sha256
+from whisperport.bundle import Bundle, ProgramEntry, check_writable
 from whisperport.bundle.origin import is_trusted, record_own
 from whisperport.calibration import CalibrationOptions, calibration_set
 from whisperport.checks import Check
+from whisperport.compile_errors import compile_error, missing_sdk
 from whisperport.emulating import Emulation, emulation_checks, prepare_emulation
 from whisperport.errors import (
     BundleError,
     LoweringError,
-    MissingPackageError,
     UsageError,
     WhisperportError,
 )
-from whisperport.evidence import Evidence, Kind, with_added
 from whisperport.locking import lock_path, locked
 from whisperport.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
@@ -48,9 +47,7 @@ from whisperport.toolchain import (
     prepare,
     probe,
     run_driver,
-    variable,
 )
-from whisperport.verification.evidence import today
 from whisperport.verification.machine import machine
 
 
@@ -121,31 +118,6 @@ class Compiled:
 
     bundle: Bundle
     programs: tuple[CompiledProgram, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Artifact:
-    """A compiled file to be put into a bundle.
-
-    Attributes:
-        path: the compiled file.
-        suffix: suffix of the file in the bundle, such as ".rknn".
-        facts: JSON for the manifest.
-        compiler: name of the compiler; empty if it is not known.
-        machine: description of the machine that ran the compiler, as JSON; empty if it is not known.
-        beside: further files that belong to the compiled file.
-        emulation: the kind of evidence that `checks` are.
-        checks: comparisons of what the vendor's emulator computed.
-    """
-
-    path: Path
-    suffix: str
-    facts: Mapping[str, Any]
-    compiler: str = ""
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    beside: tuple[Path, ...] = ()
-    emulation: Literal["emulated", "simulated"] = "emulated"
-    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,81 +233,6 @@ def _work_folder_lock(work: Path) -> Iterator[None]:
         yield
 
 
-def put_artifacts(
-    opened: Bundle, artifacts: Mapping[str, Artifact], *, out: Path | None = None
-) -> Bundle:
-    """Write a copy of a bundle with compiled files, completely or not at all.
-
-    The compiled file becomes the first file of its program. Evidence about replaced files is removed.
-
-    Args:
-        opened: the bundle to copy.
-        artifacts: program -> its compiled file.
-        out: folder of the new bundle. Default: None, the new bundle replaces the old one.
-    """
-    manifest = opened.manifest
-    with writing_bundle(out or opened.folder) as writer:
-        opened.check_unchanged()  # no other process can replace it from here on
-        for relative in manifest.files:
-            (writer.folder / relative).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(opened.path(relative), writer.folder / relative)
-        entries = []
-        for entry in manifest.programs:
-            artifact = artifacts.get(entry.spec.name)
-            if artifact is not None:
-                (writer.folder / entry.target).mkdir(exist_ok=True)
-                for file, source in _sources(entry, artifact).items():
-                    shutil.copyfile(source, writer.folder / file)
-                entry = _with_artifact(entry, artifact, writer.folder)
-            entries.append(entry)
-        made = writer.preview(replace(manifest, programs=tuple(entries))).manifest
-        return writer.commit(_without_stale_evidence(made))
-
-
-def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> ProgramEntry:
-    first, *beside = _sources(entry, artifact)
-    made = (first, *beside)
-    evidence = entry.evidence
-    if artifact.compiler:
-        evidence = with_added(evidence, _evidence("compiled", artifact, folder, made))
-    if artifact.checks:
-        # Emulation runs the files that the compiled file was made from, not the compiled file.
-        lowered = [file for file in entry.files if not file.endswith(artifact.suffix)]
-        ran = made if artifact.emulation == "simulated" else dict.fromkeys((*lowered, *beside))
-        evidence = with_added(evidence, _evidence(artifact.emulation, artifact, folder, ran))
-    return replace(
-        entry,
-        files=tuple(dict.fromkeys((first, *entry.files, *beside))),
-        delegation={**entry.delegation, **artifact.facts},
-        evidence=evidence,
-    )
-
-
-def _evidence(kind: Kind, artifact: Artifact, folder: Path, files: Iterable[str]) -> Evidence:
-    return Evidence(
-        kind=kind,
-        files={file: file_sha256(folder / file) for file in files},
-        runtime={artifact.compiler: str(artifact.facts.get("compiler", ""))},
-        machine=artifact.machine,
-        date=today(),
-        checks=() if kind == "compiled" else artifact.checks,
-    )
-
-
-def _without_stale_evidence(manifest: Manifest) -> Manifest:
-    programs = (
-        replace(entry, evidence=manifest.evidence(entry.spec.name)) for entry in manifest.programs
-    )
-    return replace(manifest, programs=tuple(programs))
-
-
-def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
-    """Return path in the bundle -> source file, the artifact first; all files have the program's name."""
-    stem = f"{entry.target}/{entry.spec.name}"
-    beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
-    return {f"{stem}{artifact.suffix}": artifact.path, **beside}
-
-
 def _groups(opened: Bundle, options: CompileOptions, work: Path) -> list[_Group]:
     """Return the programs of each target that has a compiler."""
     found: dict[str, list[ProgramEntry]] = {}
@@ -381,7 +278,7 @@ def _check_sdk(group: _Group) -> None:
         return
     failure = probe(group.installed, group.compiler.script, group.compiler.settings())
     if failure is not None:
-        raise _lowering_error(group, failure, prepared=False)
+        raise _error(group, failure, prepared=False)
 
 
 def _prepared(
@@ -486,70 +383,13 @@ def _compile(groups: Sequence[_Group], progress: Progress) -> None:
         elif group.installed is None:
             missing.append(group)
         elif failure := run_driver(group.installed, group.work, progress):
-            raise _lowering_error(group, failure)
+            raise _error(group, failure)
     for group in missing:
-        raise _lowering_error(group, Failure(kind="missing", message=_missing(group.compiler)))
+        raise _error(group, missing_sdk(group.compiler))
 
 
-def _lowering_error(group: _Group, failure: Failure, *, prepared: bool = True) -> LoweringError:
-    """Return the error for a failure; `prepared`: the work folder holds what another machine needs."""
-    compiler, name = group.compiler, group.target.spec.name
-    path = "/path/to/sdk" if compiler.is_command else "/path/to/python"
-    option = f"`--toolchain {compiler.toolchain}={path}`"
-    if failure.kind == "missing" and not prepared:
-        return MissingPackageError(
-            f"{compiler.title} cannot be used",
-            why=failure.message,
-            hint=f"name {_owner(compiler)} that has it with {option} or the variable "
-            f"{variable(compiler.toolchain)}; without both, `whisperport compile` prepares a folder for a "
-            "machine that has it",
-        )
-    if failure.kind == "missing":
-        return MissingPackageError(
-            f"not compiled yet: {compiler.title} is not installed here",
-            why=failure.message,
-            hint=f"if {_owner(compiler)} on this machine has it, name it with {option} or the variable "
-            f"{variable(compiler.toolchain)}. If not, copy {group.work}, which holds all inputs, to a "
-            f"machine that has it ({compiler.source}), run `{_on_another_machine(compiler)}` there, copy "
-            "the folder back, and repeat this command",
-        )
-    if failure.kind == "unsuitable":
-        return LoweringError(
-            f"the installed compiler does not support `{name}`",
-            why=failure.message,
-            hint=f"install {compiler.title} separately, and name {_owner(compiler)} with it: {option}",
-        )
-    log = f"the complete log is in {failure.log}" if failure.log else ""
-    where = f"{failure.program}, {failure.stage}: " if failure.stage else ""
-    if failure.kind == "died":
-        return LoweringError(
-            f"{compiler.title} ended without a result",
-            why=where + failure.message,
-            hint=log
-            or f"start `{group.installed and group.installed.path}` directly to see what fails",
-        )
-    happened, hint = compiler.explain(failure)
-    return LoweringError(
-        f"{compiler.title} {happened}",
-        why=f"{where}{failure.classes[0]}: {failure.message}",
-        hint="; ".join(filter(None, (hint, log))),
-    )
-
-
-def _missing(compiler: Compiler) -> str:
-    if compiler.is_command:
-        return f"the program {compiler.sdk} is not in PATH"
-    return f"No module named '{compiler.sdk}'"
-
-
-def _on_another_machine(compiler: Compiler) -> str:
-    setting = f"{compiler.variables[0]}=/path/to/sdk " if compiler.variables else ""
-    return f"{setting}python compile.py"
-
-
-def _owner(compiler: Compiler) -> str:
-    """Return what a toolchain's option names, in words."""
-    return "a folder" if compiler.is_command else "another Python interpreter"
+def _error(group: _Group, failure: Failure, *, prepared: bool = True) -> LoweringError:
+    return compile_error(group.target, failure, group.work, group.installed, prepared=prepared)
 
 
 def _checks(

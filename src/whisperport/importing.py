@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport import targets
+from whisperport.artifacts import Artifact, put_artifacts
 from whisperport.bundle import Bundle, check_writable
 from whisperport.bundle.staging import staging
 from whisperport.checks import UNCACHED_DECODER
-from whisperport.compiling import Artifact, put_artifacts
 from whisperport.errors import BundleError, UsageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.progress import Progress

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from whisperport.artifacts import Artifact, put_artifacts
 from whisperport.bundle import Bundle
 from whisperport.bundle.manifest_update import rewrite_manifest
-from whisperport.compiling import Artifact, put_artifacts
 from whisperport.evidence import Evidence
 from whisperport.verification.evidence import today
 
