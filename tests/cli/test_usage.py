@@ -15,7 +15,7 @@ import pytest
         (["transcribe", "a.wav", "--threads", "0"], "0 is not in the range 1 to 1024"),
         (["transcribe", "a.wav", "--task", "sing"], "'sing' is not one of"),
         (["transcribe", "a.wav", "--run-option", "fast"], "expected NAME=VALUE, got 'fast'"),
-        (["transcribe", "a.wav", "b.wav"], "got unexpected extra argument"),
+        (["verify", "a", "b"], "got unexpected extra argument"),
     ],
 )
 def test_wrong_usage_exits_2_and_names_the_help(run, arguments, says):

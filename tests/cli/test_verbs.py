@@ -10,6 +10,7 @@ import pytest
 
 from whisperport.errors import WhisperportError
 from whisperport.placement import Placement
+from whisperport.targets import TARGETS
 
 
 def last_line_names_a_command(ran):
@@ -182,15 +183,9 @@ def test_targets_says_what_this_project_did_with_versions_and_what_is_installed(
     assert re.search(r"^hailo8 .*checked against", ran.out, re.MULTILINE)
     assert re.search(r"^hailo8 +emulated on the CPU +onnxruntime ", ran.out, re.MULTILINE)
     last_line_names_a_command(ran)
-    assert [spec["name"] for spec in json.loads(run("targets", "--json").out)] == [
-        "onnxruntime",
-        "xnnpack",
-        "litert",
-        "hailo8",
-        "hailo8l",
-        "hailo10h",
-        *(f"genio{board}" for board in (350, 510, 520, 700, 720, 1200)),
-    ]
+    listed = [spec["name"] for spec in json.loads(run("targets", "--json").out)]
+    assert listed == [target.spec.name for target in TARGETS]
+    assert {"onnxruntime", "xnnpack", "litert", "hailo8", "genio720", "sm8650"} <= set(listed)
 
 
 @pytest.fixture

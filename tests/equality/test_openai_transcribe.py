@@ -194,14 +194,10 @@ CLIPS = core_or_all(
     [*RECORDINGS, *MADE],
 )
 
-# Options act on the host, in the same way for every target: each is tested on one, and those that use
-# other programs, or run them in another order, on the other target too.
-TARGETS = core_or_all(["onnxruntime", "xnnpack"], ["onnxruntime", "xnnpack", "litert"])
+# Options act on the host, in the same way for every target: the core tests them on the embedded bundle.
+TARGETS = core_or_all(["embedded"], ["onnxruntime", "xnnpack", "litert"])
 OPTIONS = core_or_all(
-    [
-        *(("onnxruntime", GAPS, case) for case in CASES),
-        *(("xnnpack", SEVERAL, case) for case in ("words", "beam 5", "prefix")),
-    ],
+    [("embedded", GAPS, case) for case in CASES],
     [(target, clip, case) for target in TARGETS for clip in (SEVERAL, GAPS) for case in CASES],
 )
 ONE_TARGET = core_or_all(TARGETS[:1], TARGETS)
