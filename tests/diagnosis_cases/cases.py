@@ -20,6 +20,12 @@ GATE_DB = {
     "fp16": 35.0,
     "w8a8": 14.0,
 }  # SQNR that an output of each precision must have
+LARGEST_ERROR = {  # that one value may have, in parts of the largest expected one
+    "fp32": 1e-3,
+    "fp16": 1e-2,
+    "w8a8": np.inf,
+}
+MARGIN = 1.6  # no case is nearer to its largest error than by this factor: 4 dB
 MARGIN_DB = 4.0  # no case is nearer to its tolerance
 FAINT_DB = 3.0  # of layers' rounding: less than this is no output any more
 CLEAN_SHARE = 0.1
@@ -170,16 +176,15 @@ def _labelled(
         return None  # all values are 0 then
     if plan.dtype == "float16" and np.nanmax(np.abs(made.numbers)) > LARGEST_HALF:
         return None  # a third mistake: float16 overflows
-    gate = GATE_DB[precision]
-    effects = [_visible(made, run(_without(plan, [fault])), gate) for fault in faults]
-    together = _visible(made, run(_without(plan, faults)), gate)
+    effects = [_visible(made, run(_without(plan, [fault])), precision) for fault in faults]
+    together = _visible(made, run(_without(plan, faults)), precision)
     if None in (*effects, together) or together is not any(effects):
         return None  # about the tolerance; or either mistake alone gives this file
     seen = [fault for fault, effect in zip(faults, effects, strict=True) if effect]
     sqnr = _sqnr(expected(plan), made.numbers)
     labels = frozenset(fault.label for fault in seen)
     plain = len(made.file) == 4 * made.numbers.size and not plan.big_endian
-    if plain and bool(labels) is (sqnr >= gate):
+    if plain and bool(labels) is _is_within(expected(plan), made.numbers, precision):
         return None  # each effect is small, and together they are not, or the other way round
     if "quantization error" in labels and not _is_noise(plan, faults):
         return None
@@ -216,7 +221,13 @@ def _equivalent(labels: frozenset[str], plan: Plan, made: Steps) -> Iterator[fro
     - Integers whose zero point is 0 are the same numbers whether only the scale was not applied, or nothing
       was. So are integers from which a zero point was subtracted, if they fit into the same signed dtype:
       a device whose zero point is 0 stores these numbers.
+    - A window after the end of its clip is silence: the same array as that of silence, and as that of the
+      other clip's or the expected clip's window after its end.
     """
+    if not _has_sound(plan.world, plan.given) and plan.given.skip > 0:
+        rest = labels - {"other clip", "other window", "silent input"}
+        yield rest | {"silent input"}
+        yield rest | {"other window"}
     same = {"not dequantized", "wrong scale"}
     if len(labels & same) != 1 or plan.factor != 1:
         return
@@ -227,7 +238,7 @@ def _equivalent(labels: frozenset[str], plan: Plan, made: Steps) -> Iterator[fro
         yield (labels - same) | (same - labels)
 
 
-def _visible(made: Steps, other: Steps, gate: float) -> bool | None:
+def _visible(made: Steps, other: Steps, precision: str) -> bool | None:
     """Return whether two files differ by more than a tolerance; None: by about the tolerance."""
     if made.file == other.file:
         return False
@@ -235,10 +246,29 @@ def _visible(made: Steps, other: Steps, gate: float) -> bool | None:
         return True
     finite = other.numbers[np.isfinite(other.numbers)]
     middle = float(finite.mean()) if finite.size else 0.0
-    sqnr = _sqnr(other.numbers - middle, made.numbers - middle)  # an offset is no signal
-    if abs(sqnr - gate) < MARGIN_DB:
-        return None
-    return sqnr < gate
+    true, found = other.numbers - middle, made.numbers - middle  # an offset is no signal
+    below = GATE_DB[precision] - _sqnr(true, found)  # NaN and infinity: not within
+    beyond = _largest(true, found) / LARGEST_ERROR[precision]
+    if below > MARGIN_DB or beyond > MARGIN:
+        return True
+    return False if below < -MARGIN_DB and beyond < 1 / MARGIN else None
+
+
+def _is_within(true: Array, found: Array, precision: str) -> bool:
+    """Return whether numbers are the expected ones, within both tolerances of a precision."""
+    near = _largest(true, found) <= LARGEST_ERROR[precision]
+    return near and _sqnr(true, found) >= GATE_DB[precision]
+
+
+def _largest(true: Array, found: Array) -> float:
+    """Return the largest error in parts of the largest expected value, where both are finite."""
+    if true.size != found.size:
+        return float("nan")
+    e, f = true.reshape(-1).astype(np.float64), found.reshape(-1).astype(np.float64)
+    finite = np.isfinite(e) & np.isfinite(f)
+    if not finite.any() or not np.any(e[finite]):
+        return float("nan")
+    return float(np.abs(e - f)[finite].max() / np.abs(e[finite]).max())
 
 
 def _sqnr(true: Array, found: Array) -> float:
@@ -280,6 +310,12 @@ def _is_clipped(plan: Plan) -> bool:
     low, high = representable(plan)
     margin = (high - low) / 256  # one step of 8 bits
     return bool(np.any((x < low - margin) | (x > high + margin)))
+
+
+def _has_sound(of: str, given: Input) -> bool:
+    """Return whether an input holds a sample that is not 0."""
+    samples = world(of).clips[given.clip][max(given.skip, 0) :]
+    return not given.silent and bool(np.any(samples))
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}

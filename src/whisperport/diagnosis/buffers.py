@@ -12,6 +12,7 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.result import Finding
 
 Doubles = NDArray[np.float64]
+Values = NDArray[np.float32] | NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 SHORTEST = 8  # values; a shorter run of equal values is chance
@@ -34,7 +35,7 @@ class Region:
         return self.stop > self.start
 
 
-def constant_run(x: Doubles, there: Mask, *, at_end: bool) -> Region:
+def constant_run(x: Values, there: Mask, *, at_end: bool) -> Region:
     """Return the run of equal values at the beginning or the end of a file; empty if it is short.
 
     Args:

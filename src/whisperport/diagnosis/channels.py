@@ -42,7 +42,7 @@ def _similar(x: Doubles, r: Doubles) -> ChannelMap | None:
     frames, channels = x.shape
     step = max(1, frames // FRAMES)
     u, v = _unit(x[::step]), _unit(r[::step])
-    similar = u.T @ v
+    similar = _of_one_sign(u.T @ v)
     best = similar.argmax(axis=1)
     certain = similar[np.arange(channels), best] >= CERTAIN
     if np.count_nonzero(certain) < 0.6 * channels:
@@ -63,7 +63,7 @@ def _blocks(x: Doubles, r: Doubles) -> ChannelMap | None:
         u, v = (
             a.reshape(a.shape[0], count, -1).transpose(1, 0, 2).reshape(count, -1) for a in (x, r)
         )
-        similar = _unit(u.T).T @ _unit(v.T)
+        similar = _of_one_sign(_unit(u.T).T @ _unit(v.T))
         best = similar.argmax(axis=1)
         is_certain = similar[np.arange(count), best].min() >= CERTAIN
         if is_certain and np.unique(best).size == count and np.any(best != np.arange(count)):
@@ -71,6 +71,12 @@ def _blocks(x: Doubles, r: Doubles) -> ChannelMap | None:
             order: ChannelMap = (best[:, None] * width + np.arange(width)).reshape(-1)
             return order
     return None
+
+
+def _of_one_sign(correlations: Doubles) -> Doubles:
+    """Return correlations with the sign that makes the largest ones positive: a scale may be negative."""
+    largest, smallest = correlations.max(axis=1), correlations.min(axis=1)
+    return correlations if largest.sum() >= -smallest.sum() else -correlations
 
 
 def _unit(a: Doubles) -> Doubles:

@@ -36,7 +36,9 @@ from whisperport.diagnosis.scales import (
     PER_CAUSE_DB,
     SMALLEST,
     BlockSums,
+    Line,
     ScaleFit,
+    block_starts,
     fits,
     line_findings,
     swapped_fit,
@@ -47,13 +49,14 @@ Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 ROUNDING_FACTOR = 3.0  # an error up to this multiple of the rounding's mean square is rounding
+MOST_ROUNDING = 0.01  # of the mean square (20 dB): more is no storage of an output
 NO_ERROR = 1e-9  # an error below this part of the mean square is that of float32
 STALE_PART = 0.2  # a part of another output must lower the error to this part: by 7 dB
 REST_OF_CHANGE = 0.1  # error with factors of channels, in parts of the values' change over time
 OWN_PART = 0.02  # part of a file with a stale part that must hold the reference
 MOST_REST = 0.01  # error up to which factors of channels explain a file: 20 dB
 UNKNOWN = "another output, or to none"
-TRIALS = 1e5  # hypotheses that are compared for one file: readings, layouts, outputs, shifts
+TRIALS = 1e8  # hypotheses that are compared for 1,000 files: readings, layouts, outputs, shifts
 MANY = 2  # more causes than this must explain the file completely
 AGREEING = (
     3e-3  # error of a block that agrees with the reference, in parts of the mean square (25 dB)
@@ -161,6 +164,15 @@ class _Fitted:
         """Number of blocks of the file that agree with the reference."""
         return int(np.count_nonzero(self.fit.blocks < AGREEING))
 
+    @property
+    def in_agreement(self) -> Mask:
+        """The values of the blocks that agree with the reference; all if only a few do."""
+        starts = block_starts(self.r.size)
+        agrees = self.fit.blocks < AGREEING
+        if np.count_nonzero(agrees) < FEWEST_BLOCKS:
+            return np.ones(self.r.size, bool)
+        return np.repeat(agrees, np.diff(starts, append=self.r.size))
+
 
 def explain(hypothesis: Hypothesis, others: Sequence[ReferenceOutput]) -> Explanation | None:
     """Fit a hypothesis.
@@ -192,7 +204,7 @@ def _with_moved(data: _Data, fitted: _Fitted) -> Hypothesis:
     """Return the hypothesis with the distance by which values were moved, fitted together with the line."""
     hypothesis = data.hypothesis
     assert hypothesis.reading.moved is not None
-    usable = data.usable & fitted.held
+    usable = data.usable & fitted.held & fitted.in_agreement
     moved = hypothesis.layout.pick(_filled(hypothesis.reading.moved, hypothesis.layout.size))[
         usable
     ]
@@ -209,9 +221,10 @@ def _filled(values: Mask, size: int) -> Mask:
 def _chance(count: int) -> float:
     """Return the largest error that is not chance when many hypotheses are fitted to `count` values.
 
-    The largest squared correlation of unrelated values in M trials is about 2 ln(M) / count.
+    A line that is fitted to n unrelated values leaves a part below e of their variance with a probability
+    of about e^((n - 2) / 2).
     """
-    return SIGNIFICANT * max(0.0, 1 - 2 * math.log(TRIALS) / count) if count else 0.0
+    return SIGNIFICANT * TRIALS ** (-2 / (count - 2)) if count > 2 else 0.0
 
 
 def _data(hypothesis: Hypothesis) -> _Data:
@@ -268,38 +281,38 @@ def _is_done(fitted: _Fitted) -> bool:
 def _geometries(data: _Data) -> Iterator[_Geometry]:
     reference = data.hypothesis.reference
     r = reference.frames
-    count = r.shape[0]
     usable = data.usable
     mean = float(np.mean(data.x, where=usable))
     x = data.in_frames(np.where(usable, data.x, mean))
-    shifts = frames.likely_shifts(x, r)
-    for n in shifts:
+    known = data.in_frames(usable.astype(np.float64)).mean(axis=1) > 0.5
+    for frame_map, moved, code in _frame_maps(x, r):
+        if frame_map is not None:
+            yield _Geometry(frame_map, None, moved, code)
+        held = known if frame_map is None else known & (frame_map >= 0)
+        there = r if frame_map is None else r[frame_map]
+        order = channels.likely_map(x[held], there[held])
+        if order is not None:
+            findings = (*moved, channels.block_finding(order))
+            back = f"x = x[:, np.argsort({_listed(order)})]"
+            yield _Geometry(frame_map, order, findings, (*code, back))
+
+
+def _frame_maps(
+    x: Doubles, r: Doubles
+) -> Iterator[tuple[frames.FrameMap | None, tuple[Finding, ...], tuple[str, ...]]]:
+    """Yield the expected order of frames, shifts and repetitions, each with its causes and code."""
+    count = r.shape[0]
+    yield None, (), ()
+    for n in frames.likely_shifts(x, r):
         for circular in (True, False):
             finding, code = frames.shift_finding(n, count, circular=circular)
-            map_ = frames.shifted(count, n, circular=circular)
-            yield _Geometry(map_, None, (finding,), tuple(code))
-    known = data.in_frames(usable.astype(np.float64)).mean(axis=1) > 0.5
-    for n in (0, *shifts):
-        kept = slice(max(n, 0), count + min(n, 0))
-        moved = slice(max(-n, 0), count - max(n, 0))
-        order = channels.likely_map(x[kept][known[kept]], r[moved][known[kept]])
-        if order is None:
-            continue
-        findings = [channels.block_finding(order)]
-        code = [f"x = x[:, np.argsort({_listed(order)})]"]
-        if n == 0:
-            yield _Geometry(None, order, tuple(findings), tuple(code))
-            continue
-        for circular in (True, False):
-            finding, shift = frames.shift_finding(n, count, circular=circular)
-            map_ = frames.shifted(count, n, circular=circular)
-            yield _Geometry(map_, order, (finding, *findings), (*shift, *code))
-    for sentence, map_ in frames.repeated_maps(count):
-        yield _Geometry(map_, None, (frames.repeat_finding(sentence),))
+            yield frames.shifted(count, n, circular=circular), (finding,), tuple(code)
+    for sentence, repeated in frames.repeated_maps(count):
+        yield repeated, (frames.repeat_finding(sentence),), ()
     found = frames.replaced_frames(x, r)
     if found is not None:
         replaced, sentence = found
-        yield _Geometry(replaced, None, (frames.repeat_finding(sentence),))
+        yield replaced, (frames.repeat_finding(sentence),), ()
 
 
 def _listed(order: channels.ChannelMap) -> str:
@@ -328,13 +341,21 @@ def _fit(data: _Data, geometry: _Geometry) -> _Fitted | None:
             candidates.append(swapped)
     best: _Fitted | None = None
     for fit in candidates:
-        floor = reading.rounding / (fit.line.a**2 * sums.mean_square)
+        floor = _rounding(reading, fit.line, sums.mean_square)
         has_run = any(_is_constant(run, data.exists & held) for run in (data.tail, data.head))
         moved = len(_moved(data.hypothesis.reference, geometry, fit.error, floor))
         cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * (moved + has_run)
         if best is None or cost < best.cost_db:
             best = _Fitted(geometry, r, held, fit, floor, cost, has_run)
     return best
+
+
+def _rounding(reading: Reading, line: Line, mean_square: float) -> float:
+    """Return the rounding error in parts of the reference's mean square.
+
+    A rounding as large as the values themselves explains any error, so it is not counted completely.
+    """
+    return min(reading.rounding / (line.a**2 * mean_square), MOST_ROUNDING)
 
 
 def _moved(
@@ -419,7 +440,7 @@ def _explanation(
         *findings,
         *reference.findings,
     )
-    floor = reading.rounding / (line.a**2 * mean_square)
+    floor = _rounding(reading, line, mean_square)
     cost = 10 * math.log10(max(error, floor, SMALLEST)) + PER_CAUSE_DB * len(everything)
     if stale and not stale[1]:
         cost += PER_CAUSE_DB  # any rest can be called another output

@@ -14,6 +14,7 @@ from whisperport.diagnosis.result import Finding
 Floats = NDArray[np.float32]
 
 LEVELS = 256  # number of values that 8 bits can hold
+FEWEST_LEVELS_OF_16_BITS = 1024  # that an output spans, of a range that is calibrated on several
 SAMPLE = 65_536  # values that are inspected to find out whether they lie on a grid
 
 
@@ -132,7 +133,17 @@ def _of_bytes(
     for form in FORMATS:
         count = data.size // form.itemsize
         if count in counts:
-            yield _read(data[: count * form.itemsize], form, declared, before, code)
+            reading = _read(data[: count * form.itemsize], form, declared, before, code)
+            if not (reading.are_stored and form.itemsize == 2 and _is_narrow(reading.values)):
+                yield reading
+
+
+def _is_narrow(values: Floats) -> bool:
+    """Return whether values span so few levels that they are no output stored in 16 bits.
+
+    They are short floats: the bits of neighbouring ones are neighbouring integers.
+    """
+    return float(np.ptp(values)) < FEWEST_LEVELS_OF_16_BITS
 
 
 def _read(

@@ -79,7 +79,7 @@ class BlockSums:
         self.mx, self.mr = _mean(x, ok, self.counted), _mean(r, ok, self.counted)
         u = np.where(ok, x - self.mx, 0.0)
         v = np.where(ok, r - self.mr, 0.0)
-        self.starts = np.unique(np.linspace(0, x.size, BLOCKS, endpoint=False).astype(np.int64))
+        self.starts = block_starts(x.size)
         self.n = np.add.reduceat(ok.astype(np.float64), self.starts)
         self.u, self.v = np.add.reduceat(u, self.starts), np.add.reduceat(v, self.starts)
         self.uu = np.add.reduceat(u * u, self.starts)
@@ -148,6 +148,11 @@ class BlockSums:
             if count >= 2 * share:
                 yield slice(0, count // share)
                 yield slice(count - count // share, count)
+
+
+def block_starts(size: int) -> NDArray[np.int64]:
+    """Return the first value of each block of a file of `size` values."""
+    return np.unique(np.linspace(0, size, BLOCKS, endpoint=False).astype(np.int64))
 
 
 def fits(sums: BlockSums) -> list[ScaleFit]:

@@ -17,6 +17,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.diagnosis.buffers import constant_run
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor
 from whisperport.diagnosis.fitting import Explanation, Hypothesis, explain
@@ -25,7 +26,7 @@ from whisperport.diagnosis.input_pairs import likely_pairs
 from whisperport.diagnosis.layouts import Layout, common_layouts, layouts_of
 from whisperport.diagnosis.noise import is_noise
 from whisperport.diagnosis.raw_files import RawOutput
-from whisperport.diagnosis.readings import FORMATS, Reading, readings
+from whisperport.diagnosis.readings import FORMATS, Floats, Reading, readings
 from whisperport.diagnosis.reference_outputs import (
     ReferenceOutput,
     of_alternative,
@@ -268,6 +269,7 @@ def _inexact(
                 yield _Candidate(reading, layout, (finding,), _padding_code(layout))
     sizes = {layout.size for layout in layouts}
     itemsizes = {form.itemsize for form in FORMATS}
+    itemsizes |= {4 * k for k in itemsizes}  # each byte of a value became a float32
     for size in sorted({n * k for n in sizes for k in itemsizes}):
         extra = raw.data.size - size
         if 0 < extra <= max(4096, LONGEST_EXTRA * size):
@@ -332,13 +334,13 @@ def _best_of(
     small = thorough and bool(references) and references[0].array.size < SMALL
     count = FITTED_IF_SMALL if small else FITTED
     pairs = heapq.nlargest(count, _scored(candidates, references), key=lambda pair: pair[0])
-    if small:  # blocks in another order leave no similarity in an output of one frame
+    if thorough and references:  # blocks and frames in another order leave no similarity
         own = references[0]
         fitted = {(id(candidate), id(reference)) for _, candidate, reference in pairs}
         for c in candidates:
-            usual = not c.layout.findings and c.layout.shape == own.array.shape
+            usual = not (c.layout.findings or c.findings) and c.layout.shape == own.array.shape
             if usual and (id(c), id(own)) not in fitted:
-                pairs.append((0.0, c, own))
+                pairs.append((LEAST, c, own))
     for similarity, candidate, reference in pairs:
         if best is not None and (
             (similarity < LEAST and not small)
@@ -401,8 +403,8 @@ def _sampled_frames(frames: int, channels: int) -> NDArray[np.int64]:
 
 
 def _sample(candidate: _Candidate, reference: ReferenceOutput, index: NDArray[np.int64]) -> Doubles:
-    """Return the values of some frames, (f, C)."""
-    values, layout = candidate.reading.values, candidate.layout
+    """Return the values of some frames, (f, C); NaN for values that are missing or were not written."""
+    values, layout = _written(candidate.reading.values), candidate.layout
     if values.size < layout.size:
         missing = np.full(layout.size - values.size, np.nan, np.float32)
         values = np.concatenate([values, missing])
@@ -414,6 +416,16 @@ def _sample(candidate: _Candidate, reference: ReferenceOutput, index: NDArray[np
         np.moveaxis(few, reference.frame_axis, 0).reshape(index.size, -1).astype(np.float64)
     )
     return sampled
+
+
+def _written(values: Floats) -> Floats:
+    """Return the values of a file with NaN for a run of equal values at either end."""
+    there = np.isfinite(values)
+    for at_end in (True, False):
+        if run := constant_run(values, there, at_end=at_end):
+            values = np.where(run.mask, np.float32(np.nan), values)
+            there = there & ~run.mask
+    return values
 
 
 def _robust(x: Doubles) -> Doubles:

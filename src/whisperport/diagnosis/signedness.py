@@ -20,7 +20,9 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.readings import LEVELS, RELATIVE_STEP, Floats, Reading
 from whisperport.diagnosis.result import Finding
 
-MISSING = 0.004  # part of a range whose ends are in the file: one step of 8 bits
+NEAR = 0.25  # of a step: the boundary is half a step from the nearest level
+NEIGHBOURS = 8  # levels at an end of 16 bits; their mean distance can be missing at that end
+MOST_BOUNDARIES = 3  # of 16 bits, that are tried
 CLEAR = 0.15  # of a step: values that are rounded more coarsely do not show the step
 FEWEST_LEVELS = 8  # levels that show the step
 LARGEST = 1e9  # no output spans as much
@@ -28,7 +30,7 @@ FEWEST_STEPS = 100  # steps that the values of an 8-bit output span at least
 
 
 def other_signedness(reading: Reading) -> Iterator[Reading]:
-    """Yield the two readings in which one half of the values moves by the whole range; or nothing.
+    """Yield the readings in which one half of the values moves by the whole range; or nothing.
 
     Args:
         reading: the file as floats.
@@ -42,7 +44,12 @@ def other_signedness(reading: Reading) -> Iterator[Reading]:
     width, step = _width(levels, span, reading)
     if not width > 0:
         return
-    limit = _boundary(levels, width)
+    for limit in _boundaries(levels, width):
+        yield from _halves(reading, limit, width, step)
+
+
+def _halves(reading: Reading, limit: float, width: float, step: float) -> Iterator[Reading]:
+    """Yield the readings in which the values above a limit, or those below it, move by the whole range."""
     is_high = reading.values > limit
     for half, wrong, shift in ((is_high, "unsigned", -width), (~is_high, "signed", width)):
         finding = Finding(
@@ -73,7 +80,8 @@ def moved_further(reading: Reading, distance: float) -> Reading:
 
 def _shifted(values: Floats, half: NDArray[np.bool_], distance: float) -> Floats:
     shifted = values.copy()
-    shifted[half] += np.float32(distance)
+    with np.errstate(invalid="ignore", over="ignore"):
+        shifted[half] += np.float32(distance)
     return shifted
 
 
@@ -106,18 +114,31 @@ def _rounded_step(levels: NDArray[np.float64], span: float, relative: float) -> 
     return best
 
 
-def _boundary(levels: NDArray[np.float64], width: float) -> float:
-    """Return where the two halves meet: the middle of the range, whose ends may be missing in the file."""
+def _boundaries(levels: NDArray[np.float64], width: float) -> tuple[float, ...]:
+    """Return where the two halves can meet: near the middle of the range, between two levels.
+
+    The ends of the range may be missing in the file, so that its middle is not known exactly. Of 8 bits,
+    the widest gap is the right one. Of 16 bits, the values at the middle are the largest and the smallest
+    of the output, with wide gaps around them: only the reference shows on which side each of them is.
+    """
     lowest, highest = float(levels[0]), float(levels[-1])
     middle = (lowest + highest) / 2
-    missing = max(width - (highest - lowest) - width / LEVELS, MISSING * width) / 2
     gaps = np.diff(levels)
     centres = levels[:-1] + gaps / 2
-    near = np.abs(centres - middle) <= missing
+    has_16_bits = levels.size > LEVELS
+    if has_16_bits:
+        missing = float(max(gaps[:NEIGHBOURS].mean(), gaps[-NEIGHBOURS:].mean()))
+    else:
+        step = width / LEVELS
+        missing = (width - (highest - lowest) - step) / 2 + NEAR * step
+    near = (levels[:-1] <= middle + missing) & (levels[1:] >= middle - missing)
     if not near.any():
-        return middle
-    wide = near & (gaps > 0.9 * float(gaps[near].max()))
-    return float(centres[wide][np.abs(centres[wide] - middle).argmin()])
+        return (middle,)
+    if not has_16_bits:
+        near &= gaps > 0.9 * float(gaps[near].max())
+    found = centres[near]
+    order = np.argsort(np.abs(found - middle))[: MOST_BOUNDARIES if has_16_bits else 1]
+    return tuple(float(found[i]) for i in order)
 
 
 def _has_halves(values: Floats) -> bool:
