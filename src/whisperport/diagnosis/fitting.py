@@ -290,6 +290,8 @@ def _geometries(data: _Data) -> Iterator[_Geometry]:
             yield _Geometry(frame_map, None, moved, code)
         held = known if frame_map is None else known & (frame_map >= 0)
         there = r if frame_map is None else r[frame_map]
+        if frame_map is not None and not frames.are_alike(x[held], there[held]):
+            continue  # the comparison of all channels takes long
         order = channels.likely_map(x[held], there[held])
         if order is not None:
             findings = (*moved, channels.block_finding(order))

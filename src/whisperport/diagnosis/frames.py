@@ -16,6 +16,7 @@ FrameMap = NDArray[np.int64]
 CHANNELS = 64  # channels that a shift is estimated with
 SMALLEST_OVERLAP = 0.15  # part of the frames that a shift must leave
 FEWEST_FRAMES = 8  # fewer frames are not compared with each other
+ALIKE = 0.5  # correlation of the frames' means or deviations, which a part of another output lowers
 MOST_REPLACED = 0.4  # part of the frames that may hold a copy of another one
 REPEATS = (2, 3, 4, 5, 8)  # how often a frame can be repeated
 OVERWRITTEN = (3, 4, 5, 6, 7, 8, 16)  # of so many frames, the first can replace the second
@@ -51,6 +52,14 @@ def _profiles(x: Doubles, r: Doubles) -> tuple[Doubles, Doubles]:
         return centred
 
     return profile(x), profile(r)
+
+
+def are_alike(x: Doubles, r: Doubles) -> bool:
+    """Return whether the frames can be the same ones, with the channels in any order."""
+    if x.shape[0] < FEWEST_FRAMES:
+        return True
+    u, v = _profiles(x, r)
+    return bool(np.abs(np.mean(u * v, axis=0)).max() >= ALIKE)
 
 
 def _peaks(x: Doubles, r: Doubles, count: int) -> list[int]:
