@@ -196,8 +196,9 @@ CLIPS = core_or_all(
 
 # Options act on the host, in the same way for every target: the core tests them on the embedded bundle.
 TARGETS = core_or_all(["embedded"], ["onnxruntime", "xnnpack", "litert"])
+OF_ONE_WINDOW = ("beam", "prefix", "initial", "without")  # act in every window in the same way
 OPTIONS = core_or_all(
-    [("embedded", GAPS, case) for case in CASES],
+    [("embedded", SEVERAL if case.startswith(OF_ONE_WINDOW) else GAPS, case) for case in CASES],
     [(target, clip, case) for target in TARGETS for clip in (SEVERAL, GAPS) for case in CASES],
 )
 ONE_TARGET = core_or_all(TARGETS[:1], TARGETS)
