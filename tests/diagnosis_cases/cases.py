@@ -291,7 +291,7 @@ def _is_noise(plan: Plan, faults: list[Fault]) -> bool:
     here, true = world(plan.world), expected(plan)
     clips = (c for c in range(len(here.clips)) if c != plan.clip)
     distances = [_sqnr(true, here.outputs(plan.program, Input(c))[plan.output]) for c in clips]
-    least = max(FAINT_DB, *(d + MARGIN_DB for d in distances if d < np.inf))
+    least = max([FAINT_DB, *(d + MARGIN_DB for d in distances if d < np.inf)])
     return _sqnr(true, alone.numbers) > least
 
 
