@@ -19,7 +19,7 @@ class Artifact:
 
     Attributes:
         path: the compiled file.
-        suffix: suffix of the file in the bundle, such as ".rknn".
+        suffix: suffix of the file in the bundle, such as ".bin".
         facts: JSON for the manifest.
         compiler: name of the compiler; empty if it is not known.
         machine: description of the machine that ran the compiler, as JSON; empty if it is not known.

@@ -32,6 +32,7 @@ from whisperport.errors import (
     BundleError,
     LoweringError,
     UsageError,
+    VerificationError,
     WhisperportError,
 )
 from whisperport.locking import lock_path, locked
@@ -63,6 +64,8 @@ class CompileOptions:
             None, a folder beside the bundle, `BUNDLE.compile`.
         force: compile even if the audio is too little, silent, repeated or below 16 kHz, or if the model is
             too large for the target. Default: False.
+        allow_unverified: write the bundle even if a program that the vendor's simulator ran does not agree
+            with its reference; its evidence keeps the failed comparisons. Default: False.
         options: compiler options of targets, "TARGET.NAME" -> value. Default: none.
         toolchains: name of a toolchain -> path of the Python interpreter that has the vendor's SDK, or of
             the SDK's folder if it is a command-line program. Default: none; then the path is taken from the
@@ -77,6 +80,7 @@ class CompileOptions:
     calibration: Path | None = None
     work: Path | None = None
     force: bool = False
+    allow_unverified: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     toolchains: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
@@ -165,6 +169,8 @@ def compile(
         AudioError: the audio files are missing, too few, or unsuitable for calibration.
         MissingPackageError: an SDK is not installed. The work folder holds everything that the SDK needs.
         LoweringError: the compiler does not support this target or failed, or the model is too large.
+        VerificationError: what the vendor's simulator computed disagrees with the reference. The bundle is
+            unchanged.
     """
     options = options or CompileOptions()
     opened = Bundle.open(bundle)
@@ -195,6 +201,8 @@ def _compiled_bundle(
         for group, plans in zip(groups, planned, strict=True)
         for entry, plan in zip(group.entries, plans, strict=True)
     }
+    if not options.allow_unverified:
+        _check_simulated(opened, artifacts)
     progress("writing the bundle")
     made = put_artifacts(opened, artifacts)
     if is_trusted(opened):  # the programs that are not compiled are copies of its own
@@ -302,7 +310,8 @@ def _planned(
     progress: Progress,
     copied: dict[Path, Path],
 ) -> _Planned:
-    folder, compiler, dims = group.work / entry.spec.name, group.compiler, opened.manifest.dims
+    folder, dims = group.work / entry.spec.name, opened.manifest.dims
+    compiler = group.compiler.in_precision(entry.precision)
     folder.mkdir(parents=True, exist_ok=True)
     run = _run_options(options)
     need = compiler.calibration(entry.spec, dims, group.options)
@@ -429,6 +438,28 @@ def _artifact(
         emulation=plan.emulation.need.kind if plan.emulation else "emulated",
         checks=checks,
     )
+
+
+def _check_simulated(opened: Bundle, artifacts: Mapping[str, Artifact]) -> None:
+    """Raise an error if a compiled program, as the vendor's simulator ran it, disagrees with its reference.
+
+    An emulator's results are only reported: they are not those of the compiled file.
+    """
+    failures = [
+        f"{check.program}: {check.what}: {check.reason}"
+        for artifact in artifacts.values()
+        for check in artifact.checks
+        if artifact.emulation == "simulated" and not check.passed
+    ]
+    if failures:
+        more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
+        raise VerificationError(
+            f"the compiled programs of {opened.folder} disagree with their reference in the vendor's "
+            "simulator, and were not written to the bundle",
+            why="; ".join(failures[:3]) + more,
+            hint="choose another precision, or another target for these programs, and export again; "
+            "`--allow-unverified` writes them anyway, with the failed comparisons in their evidence",
+        )
 
 
 def _log(plan: _Planned, stage: str) -> Path:

@@ -16,7 +16,13 @@ from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.compiling import Compiled, CompileOptions, compile
 from whisperport.emulating import prepare_emulation
-from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
+from whisperport.errors import (
+    BundleError,
+    LoweringError,
+    MissingPackageError,
+    UsageError,
+    VerificationError,
+)
 from whisperport.exporting import ExportOptions, export
 from whisperport.importing import ImportOptions, import_artifact
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
@@ -159,7 +165,9 @@ def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("wrong", ["zeros", "negated", "another shape", "a NaN"])
-def test_a_wrong_simulation_is_reported_and_gives_no_status(compiled, bundle, tmp_path, wrong):
+def test_a_wrong_simulation_is_not_written_unless_asked_and_gives_no_status(
+    compiled, bundle, tmp_path, wrong
+):
     changed = {"zeros": "0 * one", "negated": "-one", "another shape": "one[..., :-1]"}
     sdk = (HERE / "sdk" / "dummy_sdk.py").read_text()
     returned = changed.get(wrong, "one + np.nan")
@@ -170,7 +178,14 @@ def test_a_wrong_simulation_is_reported_and_gives_no_status(compiled, bundle, tm
     path = interpreter(other)
     path.write_text(path.read_text().replace('PYTHONPATH="', f'PYTHONPATH="{other}:'))
 
-    made = compiled(toolchains={"dummy": str(path)})
+    before = Bundle.open(bundle).manifest
+    with pytest.raises(VerificationError, match="disagree with their reference") as refused:
+        compiled(toolchains={"dummy": str(path)})
+    assert "simulated" in refused.value.why
+    assert "--allow-unverified" in refused.value.hint
+    assert Bundle.open(bundle).manifest == before
+
+    made = compiled(toolchains={"dummy": str(path)}, allow_unverified=True)
 
     manifest = Bundle.open(bundle).manifest
     for program in made.programs:

@@ -90,6 +90,13 @@ def _commands() -> str:
     help="Folder for the results of finished stages. The next run uses them again; a stage runs again "
     "if its inputs changed, such as the calibration audio or an option",
 )
+@option(
+    "--allow-unverified",
+    group="Verification",
+    is_flag=True,
+    help="Write the compiled programs even if their outputs in the vendor's simulator disagree with the "
+    "reference. Their evidence keeps the failed comparisons",
+)
 @as_json
 @threads_for_calibration
 @stall_after(STALL_MIN)
@@ -104,6 +111,7 @@ def compile_verb(
     stall_after: float,
     threads: int | None,
     trust: bool,
+    allow_unverified: bool,
     as_json: bool,
 ) -> None:
     """Compile a bundle's programs with the vendor's compiler, and write the result into the bundle.
@@ -122,6 +130,7 @@ def compile_verb(
         calibration=calibration,
         work=work,
         force=force,
+        allow_unverified=allow_unverified,
         options=pairs("--option", target_options),
         toolchains=pairs("--toolchain", toolchains),
         threads=threads,

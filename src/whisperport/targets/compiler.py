@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from whisperport.dims import Dims
 from whisperport.runner import Array
@@ -93,7 +93,7 @@ class Compiler(ABC):
     source: ClassVar[str]  # where to get the SDK, shown to the user
     script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it must define
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
-    suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".rknn"
+    suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".bin"
 
     def installed(self, given: Mapping[str, str]) -> Installed | None:
         """Find the SDK on this machine; None: it is not here.
@@ -108,6 +108,14 @@ class Compiler(ABC):
             return find_command(self.toolchain, self.sdk, self.variables, given)
         interpreter = find_interpreter(self.toolchain, self.sdk, given)
         return Installed(interpreter, interpreter) if interpreter is not None else None
+
+    def in_precision(self, precision: str) -> Self:
+        """Return this compiler for a program that it quantizes, or computes, in a precision.
+
+        Args:
+            precision: the program's precision. A compiler with one precision per chip ignores it.
+        """
+        return self
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:

@@ -47,6 +47,11 @@ TOKEN_GATES: Mapping[str, TokenGate] = {
         max_mean_kl=1e-4,
         because="this project's choice; float16 has 11 significant bits, about 66 dB per rounding",
     ),
+    "w16a16": TokenGate(
+        min_agreement=0.999,
+        max_mean_kl=1e-4,
+        because="the limits of fp16, which has fewer significant bits",
+    ),
     "bf16": _INT8,  # 8 significant bits
     "w8": _INT8,
     "w8a16": _INT8,
