@@ -169,9 +169,9 @@ def _labelled(
     random: np.random.Generator,
 ) -> Case | None:
     """Return the case with the labels that its bytes show; None: a label would depend on a tolerance."""
-    if len(faults) > 1 and (plan.constant is not None or plan.not_finite == "all"):
-        return None  # equal values show nothing of another mistake
     made = run(plan)
+    if len(faults) > 1 and _are_equal(made.numbers):
+        return None  # equal values show nothing of another mistake
     if plan.dequantize == "swapped" and made.zero_point == 0:
         return None  # all values are 0 then
     if plan.dtype == "float16" and np.nanmax(np.abs(made.numbers)) > LARGEST_HALF:
@@ -221,8 +221,18 @@ def _equivalent(labels: frozenset[str], plan: Plan, made: Steps) -> Iterator[fro
     - Integers whose zero point is 0 are the same numbers whether only the scale was not applied, or nothing
       was. So are integers from which a zero point was subtracted, if they fit into the same signed dtype:
       a device whose zero point is 0 stores these numbers.
+    - Integers q that were multiplied by a factor f are (q · scale) · (f / scale): a zero point that was not
+      subtracted, if it is not 0, and a wrong scale.
     """
     same = {"not dequantized", "wrong scale"}
+    if same <= labels:
+        other = replace(plan, dequantize="no zero point", factor=plan.factor / made.scale)
+        if np.allclose(run(other).numbers, made.numbers, rtol=1e-5, atol=0, equal_nan=True):
+            yield (
+                (labels - same)
+                | {"wrong scale"}
+                | ({"wrong zero point"} if made.zero_point else set())
+            )
     if len(labels & same) != 1 or plan.factor != 1:
         return
     at_zero = plan.dequantize == "not at all" and made.zero_point == 0
@@ -230,6 +240,11 @@ def _equivalent(labels: frozenset[str], plan: Plan, made: Steps) -> Iterator[fro
     fits = plan.dequantize == "no scale" and bool(np.all(np.abs(made.numbers + 0.5) < limit))
     if at_zero or fits:
         yield (labels - same) | (same - labels)
+
+
+def _are_equal(numbers: Array) -> bool:
+    """Return whether all numbers are equal, or none is a number."""
+    return bool(np.all(numbers == numbers.flat[0]) or np.all(np.isnan(numbers)))
 
 
 def _visible(made: Steps, other: Steps, precision: str) -> bool | None:

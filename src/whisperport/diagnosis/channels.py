@@ -118,6 +118,20 @@ def factors(x: Doubles, r: Doubles, ok: NDArray[np.bool_]) -> Doubles | None:
     return np.where(np.abs(found) > 1e-12, found, 1.0)
 
 
+def rest_of_factors(x: Doubles, r: Doubles) -> float:
+    """Return the part of the square of x that x = a·r leaves with the best a for each channel.
+
+    Args:
+        x, r: (F, C); 0 where a value does not count.
+    """
+    total = float(np.sum(x * x))
+    if x.shape[0] < FEWEST_FRAMES or not total > 0:
+        return 1.0
+    product, energy = np.einsum("fc,fc->c", x, r), np.einsum("fc,fc->c", r, r)
+    explained = np.square(product) / np.maximum(energy, 1e-300)
+    return max(0.0, 1.0 - float(explained.sum()) / total)
+
+
 def factor_finding(found: Doubles) -> Finding:
     """Return the cause of one factor per channel."""
     return Finding(

@@ -190,7 +190,7 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         return _unexplained(raw, tensor, before, found)
     after = _after(best, tensor, gate)
     findings = list(best.findings)
-    if not best.is_complete(10 ** (-gate.min_sqnr_db / 10)) or not findings:
+    if not (best.is_complete(SMALLEST) or after) or not findings:
         if not is_noise(best, tensor, expected):
             return _unexplained(raw, tensor, before, found)
         if not best.hypothesis.reference.is_window:  # the rest is the distance of two windows

@@ -62,6 +62,7 @@ AGREEING = (
     3e-3  # error of a block that agrees with the reference, in parts of the mean square (25 dB)
 )
 FEWEST_BLOCKS = 8  # of 256, that agree with one order of frames and channels and not with another
+CAUSE = 10 ** (-PER_CAUSE_DB / 10)  # the part of an error that a further cause may leave
 SIGNIFICANT = 0.6  # the error must be below this part of what chance explains: by 2 dB
 
 
@@ -88,6 +89,7 @@ class Explanation:
         floor: the part of it that rounding explains.
         cost_db: the error in dB plus the price of the causes.
         corrected: the values with all corrections, in the shape of the output; NaN where none exists.
+        has_unknown_part: whether a part of the file belongs to no output that it was compared with.
     """
 
     hypothesis: Hypothesis
@@ -97,6 +99,7 @@ class Explanation:
     floor: float
     cost_db: float
     corrected: Doubles
+    has_unknown_part: bool = False
 
     @property
     def sqnr_db(self) -> float:
@@ -133,9 +136,15 @@ class _Data:
     factors: Doubles | None = field(default=None)
 
     @property
+    def written(self) -> Mask:
+        """The values that are finite and no part of a constant end."""
+        mask: Mask = self.exists & ~self.tail.mask & ~self.head.mask
+        return mask
+
+    @property
     def usable(self) -> Mask:
-        """The values that the fit uses."""
-        mask: Mask = self.exists & ~self.tail.mask & ~self.head.mask & ~self.limits.mask
+        """The values that the fit uses: those that were written and not clipped."""
+        mask: Mask = self.written & ~self.limits.mask
         return mask
 
     def in_frames(self, values: Doubles) -> Doubles:
@@ -256,11 +265,12 @@ def _best(data: _Data) -> list[_Fitted]:
     """Return the cheapest geometry with its line; the search ends when the rest is rounding.
 
     If another geometry makes a larger part of the file agree exactly, it is returned, too: the rest of the
-    file may hold something else.
+    file may hold something else. So is the one that explains most with one factor per channel.
     """
-    best = most = _fit(data, _Geometry())
+    best = most = by_factors = _fit(data, _Geometry())
     if best is not None and _is_done(best):
         return [best]
+    rest = _rest_of_factors(data, best)
     for geometry in _geometries(data):
         fitted = _fit(data, geometry)
         if fitted is None:
@@ -271,7 +281,19 @@ def _best(data: _Data) -> list[_Fitted]:
                 return [best]
         if most is None or fitted.agreeing > most.agreeing + FEWEST_BLOCKS:
             most = fitted
-    return [one for one in dict.fromkeys((best, most)) if one]
+        rest_here = _rest_of_factors(data, fitted)
+        if rest_here < CAUSE * rest:
+            by_factors, rest = fitted, rest_here
+    return [one for one in dict.fromkeys((best, most, by_factors)) if one]
+
+
+def _rest_of_factors(data: _Data, fitted: _Fitted | None) -> float:
+    """Return the part of the file's square that one factor per channel leaves unexplained."""
+    if fitted is None or data.hypothesis.reading.are_stored:
+        return 1.0
+    x = data.in_frames(np.where(data.usable & fitted.held, data.x, 0.0))
+    r = data.in_frames(np.where(data.usable & fitted.held, fitted.r, 0.0))
+    return channels.rest_of_factors(x, r)
 
 
 def _is_done(fitted: _Fitted) -> bool:
@@ -281,10 +303,10 @@ def _is_done(fitted: _Fitted) -> bool:
 def _geometries(data: _Data) -> Iterator[_Geometry]:
     reference = data.hypothesis.reference
     r = reference.frames
-    usable = data.usable
-    mean = float(np.mean(data.x, where=usable))
-    x = data.in_frames(np.where(usable, data.x, mean))
-    known = data.in_frames(usable.astype(np.float64)).mean(axis=1) > 0.5
+    written = data.written  # clipped values still show the order
+    mean = float(np.mean(data.x, where=written))
+    x = data.in_frames(np.where(written, data.x, mean))
+    known = data.in_frames(written.astype(np.float64)).mean(axis=1) > 0.5
     for frame_map, moved, code in _frame_maps(x, r):
         if frame_map is not None:
             yield _Geometry(frame_map, None, moved, code)
@@ -404,7 +426,7 @@ def _explanation(
     reading, reference = hypothesis.reading, hypothesis.reference
     mean_square = reference.mean_square
     findings: list[Finding] = []
-    used = data.exists & fitted.held & ~data.tail.mask & ~data.head.mask
+    used = data.written & fitted.held
     predicted = line.a * fitted.r + line.b
     if stale := _stale(data, fitted, predicted, used, others):
         region, origin = stale
@@ -444,7 +466,8 @@ def _explanation(
     )
     floor = _rounding(reading, line, mean_square)
     cost = 10 * math.log10(max(error, floor, SMALLEST)) + PER_CAUSE_DB * len(everything)
-    if stale and not stale[1]:
+    has_unknown_part = bool(stale and not stale[1])
+    if has_unknown_part:
         cost += PER_CAUSE_DB  # any rest can be called another output
     restored = _restored(data, fitted.geometry, corrected, used)
     code = (
@@ -454,7 +477,7 @@ def _explanation(
         *hypothesis.layout.code(),
         *_on_frames(reference, frame_code),
     )
-    return Explanation(hypothesis, everything, code, error, floor, cost, restored)
+    return Explanation(hypothesis, everything, code, error, floor, cost, restored, has_unknown_part)
 
 
 def _with_scale(finding: Finding, line_code: list[str]) -> Finding:

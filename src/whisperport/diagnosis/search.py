@@ -49,6 +49,9 @@ SAMPLED = 40_000  # values that are compared in step 2
 COARSE = 4  # every so many sampled frames are compared with repeated ones
 SIMPLER = 0.01  # of two equally similar hypotheses, that with fewer causes is fitted first
 LEAST = 0.1  # similarity below which a hypothesis is not fitted
+LEAST_OF_PAIRS = (
+    0.45  # to any wrong input, below which no two mistakes are tried: normal values have 0.4
+)
 LONGEST_EXTRA = 0.5  # part of the output's size that may precede or follow it
 SMALLEST_PART = 0.02  # part of the output that a truncated file must hold
 
@@ -123,6 +126,7 @@ def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected, tolerance
         best = _best_of(likely, references, right, best, thorough=False)
         best = _best_of(likely, wrong, right, best)
         tried += [f"Not the output for another input: {r.findings[0].sentence}" for r in wrong]
+        best = _with_known_part(best, wrong, right)
         if not _is_settled(best, tensor, expected, tolerance):
             best = _with_two_mistakes(likely, right, tensor, expected, best)
             tried.append(
@@ -160,7 +164,10 @@ def _with_two_mistakes(
     best: Explanation | None,
 ) -> Explanation | None:
     """Fit the outputs for inputs with two mistakes, until one of them explains the file completely."""
-    pairs = likely_pairs(_ranked(candidates, tensor, expected))
+    ranked = _ranked(candidates, tensor, expected)
+    if not ranked or ranked[0][0] < LEAST_OF_PAIRS:
+        return best
+    pairs = likely_pairs([alternative for _, alternative in ranked])
     while batch := list(islice(pairs, PAIRS_AT_ONCE)):
         found = []
         for first, second in batch:
@@ -176,15 +183,15 @@ def _with_two_mistakes(
 
 def _ranked(
     candidates: Sequence[_Candidate], tensor: ExpectedTensor, expected: Expected
-) -> list[Alternative]:
-    """Return the wrong inputs, those whose output is most similar to the file first."""
+) -> list[tuple[float, Alternative]]:
+    """Return the wrong inputs with their output's similarity to the file, the most similar first."""
     scores = []
     for alternative in expected.alternatives:
         reference = of_alternative(tensor, alternative)
         if reference is not None:
             similar = [s for s, _, _ in _scored(candidates, [reference])]
             scores.append((max(similar, default=0.0), alternative))
-    return [alternative for _, alternative in sorted(scores, key=lambda pair: -pair[0])]
+    return sorted(scores, key=lambda pair: -pair[0])
 
 
 def _is_done(best: Explanation | None, tolerance: float) -> bool:
@@ -211,6 +218,30 @@ def _again(best: Explanation | None, others: Sequence[ReferenceOutput]) -> Expla
     same = [o for o in others if o is not reference and o.array.shape == reference.array.shape]
     again = explain(best.hypothesis, same)
     return again if again and again.cost_db <= best.cost_db + 1e-9 else best
+
+
+def _with_known_part(
+    best: Explanation | None,
+    wrong: Sequence[ReferenceOutput],
+    right: Sequence[ReferenceOutput],
+) -> Explanation | None:
+    """Find out what a part of a file holds that belongs to no output for the right input.
+
+    What was found may be the stale part, and this the output for a wrong input. The larger part decides how
+    similar a file is to an output, so that similarity does not find the smaller one.
+    """
+    if best is None or not best.has_unknown_part:
+        return best
+    for reference in wrong:
+        if reference.array.shape != best.hypothesis.layout.shape:
+            continue
+        found = explain(
+            replace(best.hypothesis, reference=reference),
+            [r for r in right if r is not reference and r.array.shape == reference.array.shape],
+        )
+        if found and found.cost_db < best.cost_db - 1e-9:
+            best = found
+    return best
 
 
 def _wrong(tensor: ExpectedTensor, expected: Expected) -> Iterator[ReferenceOutput]:

@@ -22,7 +22,8 @@ from whisperport.diagnosis.result import Finding
 
 NEAR = 0.25  # of a step: the boundary is half a step from the nearest level
 NEIGHBOURS = 8  # levels at an end of 16 bits; their mean distance can be missing at that end
-MOST_BOUNDARIES = 3  # of 16 bits, that are tried
+MOST_BOUNDARIES = 3  # of 16 bits or of few values, that are tried
+FEW_LEVELS = 64  # the values at the middle of the range may be neighbours, and others are missing
 CLEAR = 0.15  # of a step: values that are rounded more coarsely do not show the step
 FEWEST_LEVELS = 8  # levels that show the step
 LARGEST = 1e9  # no output spans as much
@@ -118,8 +119,9 @@ def _boundaries(levels: NDArray[np.float64], width: float) -> tuple[float, ...]:
     """Return where the two halves can meet: near the middle of the range, between two levels.
 
     The ends of the range may be missing in the file, so that its middle is not known exactly. Of 8 bits,
-    the widest gap is the right one. Of 16 bits, the values at the middle are the largest and the smallest
-    of the output, with wide gaps around them: only the reference shows on which side each of them is.
+    the widest gap is the right one, if most levels are in the file. Of 16 bits, the values at the middle
+    are the largest and the smallest of the output, with wide gaps around them: only the reference shows on
+    which side each of them is.
     """
     lowest, highest = float(levels[0]), float(levels[-1])
     middle = (lowest + highest) / 2
@@ -134,10 +136,11 @@ def _boundaries(levels: NDArray[np.float64], width: float) -> tuple[float, ...]:
     near = (levels[:-1] <= middle + missing) & (levels[1:] >= middle - missing)
     if not near.any():
         return (middle,)
-    if not has_16_bits:
+    is_clear = FEW_LEVELS <= levels.size <= LEVELS
+    if is_clear:
         near &= gaps > 0.9 * float(gaps[near].max())
     found = centres[near]
-    order = np.argsort(np.abs(found - middle))[: MOST_BOUNDARIES if has_16_bits else 1]
+    order = np.argsort(np.abs(found - middle))[: 1 if is_clear else MOST_BOUNDARIES]
     return tuple(float(found[i]) for i in order)
 
 
