@@ -13,7 +13,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-all check docs readme evidence bundle bench fuzz clean
+.PHONY: demo test test-all check docs readme evidence bundle bench bench-peers fuzz clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/whisperport demo
@@ -51,6 +51,11 @@ bundle: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/programs.py
 
+# The peers have an environment of their own. A short run: make bench-peers OPTIONS=--quick
+PEERS := .venv-peers
+bench-peers: $(VENV)/.installed-dev $(PEERS)/.installed
+	@$(BIN)/python benchmarks/bench_peers.py $(OPTIONS)
+
 # Another seed gives other inputs: make fuzz SEED=1 COUNT=100000
 COUNT ?= 20000
 SEED ?= 0
@@ -58,7 +63,7 @@ fuzz: $(VENV)/.installed-dev
 	@$(BIN)/python -m fuzz --count $(COUNT) --seed $(SEED)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The environment. A stamp per extra: a second `make demo` installs nothing.
 
@@ -89,3 +94,12 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "This is done once; torch, ExecuTorch, LiteRT and transformers are large, so it takes a few minutes."
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed $@
+
+# torchvision is a dependency of optimum-intel, not used here. One of another build than torch's cannot be
+# imported, and then transformers cannot either.
+$(PEERS)/.installed: benchmarks/peers/requirements.txt | $(BIN)/python
+	@echo "Installing the programs that whisperport is compared with into $(PEERS)."
+	@$(BIN)/python -m venv --clear $(PEERS)
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
-from sizes import SIZES
+from sizes import DECODER_LAYERS, SIZES
 
 from whisperport.bundle import Bundle
 from whisperport.runner import Runner
@@ -95,10 +95,11 @@ def random_checkpoint(size: str) -> "Checkpoint":
     from whisperport.text.vocabulary import openai_generation, openai_tokenizer
 
     width, heads, layers = SIZES[size]
+    last = DECODER_LAYERS.get(size, layers) - 1
     sizes: dict[str, int] = {}
-    for side in ("audio", "text"):
+    for side, n_layer in (("audio", layers), ("text", last + 1)):
         sizes |= {f"n_{side}_state": width, f"n_{side}_head": heads}
-        sizes |= {f"n_{side}_layer": layers, f"n_{side}_ffn": 4 * width}
+        sizes |= {f"n_{side}_layer": n_layer, f"n_{side}_ffn": 4 * width}
     torch.manual_seed(0)
     model = Whisper(replace(TINY, **sizes)).eval().requires_grad_(False)
     for table in (model.encoder.positional_embedding, model.decoder.positional_embedding):
@@ -106,7 +107,7 @@ def random_checkpoint(size: str) -> "Checkpoint":
     generation = openai_generation(TINY.n_vocab)
     return Checkpoint(
         dims=model.dims,
-        generation=replace(generation, alignment_heads=((layers - 1, 0), (layers - 1, 1))),
+        generation=replace(generation, alignment_heads=((last, 0), (last, 1))),
         weights={name: weight.half().float() for name, weight in model.state_dict().items()},
         tokenizer_json=openai_tokenizer(TINY.n_vocab).to_str().encode(),
         source=Source(kind="openai", name=size, sha256={}),

@@ -6,4 +6,6 @@ SIZES = {  # width, heads, layers
     "small": (768, 12, 12),
     "medium": (1024, 16, 24),
     "large-v2": (1280, 20, 32),
+    "turbo-narrowed": (640, 10, 32),  # turbo's depth at half of its width
 }
+DECODER_LAYERS = {"turbo-narrowed": 4}  # where encoder and decoder differ

@@ -1,0 +1,79 @@
+"""What is compared: name, engine, mode, and the format that its model is converted to."""
+
+from dataclasses import dataclass
+
+OURS = "whisperport"
+FORCED, AUDIO, LONG, FILES = "forced", "audio", "long", "files"  # kinds of cases
+START = "start-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way of transcribing."""
+
+    name: str
+    engine: str  # module in `engines/`
+    mode: str = ""
+    format: str = ""  # of `convert.py`; "": one that `models.py` writes
+    kinds: tuple[str, ...] = (
+        FORCED,
+        AUDIO,
+        LONG,
+        FILES,
+        START,
+    )  # kinds of cases that it is measured on
+    why_not: str = ""  # why it is not measured on the other kinds
+
+    @property
+    def is_ours(self) -> bool:
+        return self.engine == "whisperport_engine"
+
+    @property
+    def target(self) -> str:
+        """The target of one of ours."""
+        return self.mode.split()[0]
+
+
+NOT_FOR_ONE = "for one window, the same as without"
+CONTENDERS = (
+    Contender(OURS, "whisperport_engine", "onnxruntime"),
+    Contender("whisperport --no-batch", "whisperport_engine", "onnxruntime single", kinds=(FILES,)),
+    Contender("whisperport --vad", "whisperport_engine", "onnxruntime vad", kinds=(AUDIO, LONG)),
+    Contender(
+        "whisperport --vad --no-batch",
+        "whisperport_engine",
+        "onnxruntime vad single",
+        kinds=(LONG,),
+    ),
+    Contender(
+        "whisperport --vad, 2 workers",
+        "whisperport_engine",
+        "onnxruntime vad workers",
+        kinds=(LONG,),
+    ),
+    Contender("whisperport, openvino", "whisperport_engine", "openvino"),
+    Contender("whisperport, openvino --vad", "whisperport_engine", "openvino vad", kinds=(LONG,)),
+    Contender("faster-whisper fp32", "faster_whisper_engine", "float32", "ctranslate2"),
+    Contender("faster-whisper int8", "faster_whisper_engine", "int8", "ctranslate2"),
+    Contender(
+        "faster-whisper fp32 batched",
+        "faster_whisper_engine",
+        "float32 batched",
+        "ctranslate2",
+        kinds=(AUDIO, LONG, FILES),
+        why_not=NOT_FOR_ONE,
+    ),
+    Contender("openvino-genai fp32", "openvino_engine", "fp32", "openvino-fp32"),
+    Contender("openvino-genai int8", "openvino_engine", "int8", "openvino-int8"),
+    Contender("whisper.cpp f16", "whisper_cpp_engine", "f16", "ggml-f16"),
+    Contender(
+        "sherpa-onnx fp32",
+        "sherpa_onnx_engine",
+        "",
+        "sherpa-onnx",
+        kinds=(FORCED, AUDIO, FILES, START),
+        why_not="reads the first 30 s only",
+    ),
+    Contender("openai-whisper fp32", "openai_whisper_engine"),
+    Contender("transformers fp32", "transformers_engine"),
+)

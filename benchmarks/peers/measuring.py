@@ -1,0 +1,151 @@
+"""Measure contenders in turn."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+from peers.cases import Case
+from peers.contenders import OURS
+from peers.process import FailedError, Process
+
+from whisperport.verification import text_errors
+
+SETTLE_S = 0.3  # before each measurement: threads of the previous contender stop waiting actively
+LEAST_ROUNDS = 2
+Row = dict[str, Any]
+
+
+def measure(
+    case: Case, processes: Mapping[str, Process], rounds: int, limit_s: float
+) -> tuple[list[Row], dict[str, str]]:
+    """Return one row for each contender; and the reasons of those that failed, by name.
+
+    Every contender first runs once unmeasured.
+
+    Args:
+        case: what is transcribed.
+        processes: name of the contender -> its process.
+        rounds: in each, every contender transcribes once.
+        limit_s: no further round begins after this time, in seconds, if two are done.
+    """
+    answers: dict[str, list[Row]] = {name: [] for name in processes}
+    failures: dict[str, str] = {}
+    started = time.monotonic()
+    for number in range(-1, rounds):
+        if number >= LEAST_ROUNDS and time.monotonic() - started > limit_s:
+            break
+        for name in in_turn(list(processes), number):
+            if name in failures:
+                continue
+            time.sleep(SETTLE_S)
+            try:
+                answer = processes[name].ask(case.audio, case.tokens)
+            except FailedError as error:
+                failures[name] = str(error)
+                continue
+            if number >= 0:
+                answers[name].append(answer)
+    measured = {name: found for name, found in answers.items() if name not in failures}
+    base = measured.get(OURS)
+    return [row_of(name, found, base, case) for name, found in measured.items()], failures
+
+
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """Return the names in an order that changes with every round."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def row_of(name: str, found: Sequence[Row], base: Sequence[Row] | None, case: Case) -> Row:
+    row = {
+        "case": case.name,
+        "contender": name,
+        "audio_s": case.audio_s,
+        "wall_s": median(found, "wall_s"),
+        "cpu_s_per_audio_s": median(found, "cpu_s") / case.audio_s,
+        "peak_mib": peak(found),
+        "ratio": base and median_ratio(found, base, "wall_s"),
+        "cpu_ratio": base and median_ratio(found, base, "cpu_s"),
+        "rounds": [
+            {key: answer[key] for key in ("wall_s", "cpu_s", "peak_mib")} for answer in found
+        ],
+    }
+    if case.tokens is not None:
+        return row | {"tokens": found[-1]["tokens"]}
+    texts = found[-1]["texts"]
+    errors = reduce(add, map(text_errors, texts, case.texts))
+    return row | {"wer": errors.rate, "texts": texts}
+
+
+def median(found: Sequence[Row], what: str) -> float:
+    return statistics.median(answer[what] for answer in found)
+
+
+def median_ratio(found: Sequence[Row], base: Sequence[Row], what: str) -> float:
+    """Return the median of the rounds' ratios: load that lasts longer than a round affects it less."""
+    return statistics.median(
+        mine[what] / ours[what] for mine, ours in zip(found, base, strict=True)
+    )
+
+
+def peak(found: Sequence[Row]) -> float | None:
+    known = [answer["peak_mib"] for answer in found if answer["peak_mib"] is not None]
+    return max(known, default=None)
+
+
+def measure_start(
+    commands: Mapping[str, Sequence[Any]], audio: Path, rounds: int
+) -> tuple[list[Row], dict[str, str]]:
+    """Measure import, load and the first transcript in new processes, in turn.
+
+    Args:
+        commands: name of the contender -> the arguments of `Process`.
+        audio: what is transcribed.
+        rounds: number of processes of each contender.
+    """
+    laps: dict[str, list[dict[str, Row]]] = {name: [] for name in commands}
+    failures: dict[str, str] = {}
+    for number in range(-1, rounds):  # the first round reads the files into the system's memory
+        for name in in_turn(list(commands), number):
+            if name in failures:
+                continue
+            time.sleep(SETTLE_S)
+            try:
+                found = one_start(commands[name], audio)
+            except FailedError as error:
+                failures[name] = str(error)
+                continue
+            if number >= 0:
+                laps[name].append(found)
+    measured = {name: found for name, found in laps.items() if name not in failures}
+    rows = []
+    for name, found in measured.items():
+        row: Row = {"contender": name, "rounds": found}
+        for part in ("import", "load", "first", "total"):
+            mine = [lap[part] for lap in found]
+            row[part] = {clock: median(mine, clock) for clock in ("wall_s", "cpu_s")}
+        if OURS in measured:
+            totals = [[lap["total"] for lap in one] for one in (found, measured[OURS])]
+            row |= {
+                "ratio": median_ratio(*totals, "wall_s"),
+                "cpu_ratio": median_ratio(*totals, "cpu_s"),
+            }
+        rows.append(row)
+    return rows, failures
+
+
+def one_start(command: Sequence[Any], audio: Path) -> dict[str, Row]:
+    process = Process(*command)
+    try:
+        first = process.ask(audio)
+    finally:
+        process.close()
+    laps = {"import": process.start["import"], "load": process.start["load"]}
+    laps["first"] = {clock: first[clock] for clock in ("wall_s", "cpu_s")}
+    return laps | {
+        "total": {clock: sum(lap[clock] for lap in laps.values()) for clock in ("wall_s", "cpu_s")}
+    }

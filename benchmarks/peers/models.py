@@ -1,0 +1,118 @@
+"""The compared models, in our bundles and in the two forms that the peers' converters read.
+
+    python models.py NAME FOLDER [--target onnxruntime]
+
+Writes `FOLDER/huggingface`, `FOLDER/openai.pt` and a bundle `FOLDER/TARGET`, all with the same weights.
+What exists is not written again. The embedded model's bundle for onnxruntime is the one in the package.
+This runs in whisperport's own environment, and in a process of its own: its memory is free when it ends.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
+
+from memory import random_checkpoint
+
+from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
+from whisperport.checkpoint.names import to_huggingface
+from whisperport.exporting import ExportOptions, export
+from whisperport.targets import RunOptions
+from whisperport.transcription import default_bundle
+from whisperport.verification.clips import Clip
+
+EMBEDDED = "embedded"
+BATCH = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("name")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target", action="append", default=[], help="export a bundle for it")
+    chosen = parser.parse_args()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = load_checkpoint("default") if is_embedded(chosen.name) else None
+    checkpoint = checkpoint or random_checkpoint(chosen.name)
+    if not (chosen.folder / "huggingface").exists():
+        write_huggingface(checkpoint, chosen.folder / "huggingface")
+    if not (chosen.folder / "openai.pt").exists():
+        write_openai(checkpoint, chosen.folder / "openai.pt")
+    for target in chosen.target:
+        if (chosen.folder / target).exists():
+            continue
+        if is_embedded(chosen.name) and target == "onnxruntime":
+            (chosen.folder / target).symlink_to(default_bundle())
+        else:
+            export(checkpoint, target, chosen.folder / target, options(chosen.name))
+
+
+def is_embedded(name: str) -> bool:
+    return name == EMBEDDED
+
+
+def options(name: str) -> ExportOptions:
+    """Verify the embedded model; random weights give no text that could be verified."""
+    if is_embedded(name):
+        return ExportOptions(batch=BATCH)
+    noise = (0.1 * np.random.default_rng(0).standard_normal(16_000)).astype(np.float32)
+    return ExportOptions(
+        batch=BATCH,
+        clips=[Clip("noise", "", noise)],
+        allow_unverified=True,
+        run=RunOptions(threads=1),
+    )
+
+
+def write_huggingface(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a folder that transformers reads: that of the embedded model, with other sizes and weights."""
+    part = folder.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(default_checkpoint_folder(), part)
+    dims = checkpoint.dims
+    change_json(
+        part / "config.json",
+        d_model=dims.n_audio_state,
+        encoder_layers=dims.n_audio_layer,
+        decoder_layers=dims.n_text_layer,
+        encoder_attention_heads=dims.n_audio_head,
+        decoder_attention_heads=dims.n_text_head,
+        encoder_ffn_dim=dims.n_audio_ffn,
+        decoder_ffn_dim=dims.n_text_ffn,
+        dtype="float32",
+    )
+    heads = [list(head) for head in checkpoint.generation.alignment_heads]
+    change_json(part / "generation_config.json", alignment_heads=heads)
+    tensors = {
+        to_huggingface(name): weight.float().contiguous()
+        for name, weight in checkpoint.weights.items()
+    }
+    safetensors.torch.save_file(tensors, part / "model.safetensors", {"format": "pt"})
+    part.rename(folder)
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=1))
+
+
+def write_openai(checkpoint: Checkpoint, path: Path) -> None:
+    """Write a file that openai-whisper reads. Its sizes have no width of the feed-forward layers."""
+    dims = {k: v for k, v in asdict(checkpoint.dims).items() if not k.endswith("_ffn")}
+    weights = {name: weight.float() for name, weight in checkpoint.weights.items()}
+    part = path.with_suffix(".part")
+    torch.save({"dims": dims, "model_state_dict": weights}, part)
+    part.rename(path)
+
+
+if __name__ == "__main__":
+    main()
