@@ -363,10 +363,11 @@ def _fit(data: _Data, geometry: _Geometry) -> _Fitted | None:
         candidates = fits(sums)
         if swapped := swapped_fit(sums, reading):
             candidates.append(swapped)
+    there = data.exists & held
+    has_run = any(_is_constant(run, there) for run in (data.tail, data.head) if run)
     best: _Fitted | None = None
     for fit in candidates:
         floor = _rounding(reading, fit.line, sums.mean_square)
-        has_run = any(_is_constant(run, data.exists & held) for run in (data.tail, data.head))
         moved = len(_moved(data.hypothesis.reference, geometry, fit.error, floor))
         cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * (moved + has_run)
         if best is None or cost < best.cost_db:

@@ -5,8 +5,8 @@ holds something else does not disturb the fit.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ WHOLE = 0.1  # a fitted zero point this near to an integer is that integer
 MULTIPLES = 4096  # values that are checked for a common divisor
 NEAR_MULTIPLE = 0.02  # of the divisor
 LARGEST_ZERO_POINT = 2**15
+SMALLEST_FACTOR = 1e-30  # of a line
 LARGEST_FACTOR = 1e4  # no scale is wrong by a larger factor
 NEAR_INTEGER = 0.05  # a zero point from a fit to rounded values
 CERTAIN_OFFSET = 0.25  # of the scale: an offset this near to a whole number of steps is one
@@ -90,64 +91,62 @@ class BlockSums:
 
     def errors(self, line: Line) -> Doubles:
         """Return the mean square error of every block, divided by that of a·r; NaN without values."""
-        b = line.b - self.mx + line.a * self.mr  # of the centred values
-        a = line.a
+        found: Doubles = self._errors(np.array([line.a]), np.array([line.b]))[0]
+        return found
+
+    def _errors(self, a: Doubles, b: Doubles) -> Doubles:
+        """Return the same for several lines (k,) at once: (k, blocks)."""
+        a = a[:, None]
+        b = b[:, None] - self.mx + a * self.mr  # of the centred values
         total = self.uu - 2 * a * self.uv - 2 * b * self.u + a * a * self.vv
         total += 2 * a * b * self.v + b * b * self.n
         with np.errstate(invalid="ignore", divide="ignore"):
             means: Doubles = np.maximum(total, 0) / self.n / (a * a * self.mean_square)
         return np.where(self.n > 0, means, np.nan)
 
-    def fitted(
-        self, chosen: NDArray[np.bool_] | slice, *, scale: bool, offset: bool
-    ) -> Line | None:
-        """Return the least-squares line through some blocks; None if it is not determined."""
-        n, u, v = self.n[chosen].sum(), self.u[chosen].sum(), self.v[chosen].sum()
-        if n < 2:
-            return None
-        vv, uv = self.vv[chosen].sum(), self.uv[chosen].sum()
-        if scale and offset:
-            spread = vv - v * v / n
-            if spread <= 0:
-                return None
-            a = float((uv - u * v / n) / spread)
-            b = float((u - a * v) / n)
-            return _usable(a, b + self.mx - a * self.mr)
-        if scale:
-            rr = vv + 2 * self.mr * v + n * self.mr**2
-            xr = uv + self.mr * u + self.mx * v + n * self.mx * self.mr
-            return _usable(float(xr / rr), 0.0) if rr > 0 else None
-        if offset:
-            return Line(1.0, float((u - v) / n) + self.mx - self.mr)
-        return Line()
-
     def fit(self, *, scale: bool, offset: bool) -> ScaleFit | None:
-        """Return the line with the smallest error of most blocks."""
-        best: ScaleFit | None = None
-        for line in self._lines(scale=scale, offset=offset):
-            blocks = self.errors(line)
-            error = float(np.nansum(np.minimum(blocks, WORST) * self.n) / self.n.sum())
-            if best is None or error < 0.99 * best.error:
-                best = ScaleFit(line, int(scale) + int(offset), blocks, error)
-        return best
+        """Return the line with the smallest error of most blocks; None if none is determined."""
+        a, b = self._lines(scale=scale, offset=offset)
+        if not a.size:
+            return None
+        blocks = self._errors(a, b)
+        errors = np.nansum(np.minimum(blocks, WORST) * self.n, axis=1) / self.n.sum()
+        best = 0
+        for i in range(1, a.size):
+            if errors[i] < 0.99 * errors[best]:
+                best = i
+        line = Line(float(a[best]), float(b[best]))
+        return ScaleFit(line, int(scale) + int(offset), blocks[best], float(errors[best]))
 
-    def _lines(self, *, scale: bool, offset: bool) -> Iterator[Line]:
+    def _lines(self, *, scale: bool, offset: bool) -> tuple[Doubles, Doubles]:
+        """Return the least-squares lines (k,), (k,) through sets of blocks that determine them."""
         if not scale and not offset:
-            yield Line()
-            return
-        for chosen in self._parts():
-            line = self.fitted(chosen, scale=scale, offset=offset)
-            if line:
-                yield line
+            return np.ones(1), np.zeros(1)
+        n, u, v, vv, uv = self._of_parts
+        with np.errstate(invalid="ignore", divide="ignore"):
+            if scale and offset:
+                spread = vv - v * v / n
+                a = np.where(spread > 0, (uv - u * v / n) / spread, np.nan)
+                b = (u - a * v) / n + self.mx - a * self.mr
+            elif scale:
+                rr = vv + 2 * self.mr * v + n * self.mr**2
+                xr = uv + self.mr * u + self.mx * v + n * self.mx * self.mr
+                a, b = np.where(rr > 0, xr / rr, np.nan), np.zeros(n.size)
+            else:
+                a, b = np.ones(n.size), (u - v) / n + self.mx - self.mr
+        usable = (n >= 2) & np.isfinite(a) & np.isfinite(b) & (np.abs(a) > SMALLEST_FACTOR)
+        return a[usable], b[usable]
 
-    def _parts(self) -> Iterator[NDArray[np.bool_] | slice]:
-        """Yield sets of blocks: all, the beginning, and the end."""
+    @cached_property
+    def _of_parts(self) -> tuple[Doubles, ...]:
+        """The sums over sets of blocks: all, and the beginning and the end of several lengths."""
         count = self.n.size
-        yield slice(None)
+        parts = [slice(None)]
         for share in (2, 4, 8, 16):
             if count >= 2 * share:
-                yield slice(0, count // share)
-                yield slice(count - count // share, count)
+                parts += [slice(0, count // share), slice(count - count // share, count)]
+        sums = (self.n, self.u, self.v, self.vv, self.uv)
+        return tuple(np.array([of[part].sum() for part in parts]) for of in sums)
 
 
 def block_starts(size: int) -> NDArray[np.int64]:
@@ -325,10 +324,6 @@ def _common_divisor(a: float, b: float, reading: Reading) -> float:
             if float(np.mean(np.abs(parts - np.rint(parts)) < NEAR_MULTIPLE)) > 0.99:
                 return float(z)
     return 0.0
-
-
-def _usable(a: float, b: float) -> Line | None:
-    return Line(a, b) if math.isfinite(a) and math.isfinite(b) and abs(a) > 1e-30 else None
 
 
 def _mean(values: Doubles, ok: NDArray[np.bool_], counted: int) -> float:
