@@ -52,6 +52,7 @@ class EmulationNeed:
     # program from which the compiled file is made.
     kind: Literal["emulated", "simulated"] = "emulated"
     clips: int = 0  # number of the reference's clips, the first ones; 0: all that the program needs
+    decides: bool = False  # a program whose comparisons fail is not written, as after a simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
