@@ -54,7 +54,8 @@ NO_ERROR = 1e-9  # an error below this part of the mean square is that of float3
 STALE_PART = 0.2  # a part of another output must lower the error to this part: by 7 dB
 REST_OF_CHANGE = 0.1  # error with factors of channels, in parts of the values' change over time
 OWN_PART = 0.02  # part of a file with a stale part that must hold the reference
-MOST_REST = 0.01  # error up to which factors of channels explain a file: 20 dB
+MOST_REST = 0.03  # error up to which factors of channels explain a file: 15 dB, of layers in 7 bits
+REST_OF_ERROR = 1 / 30  # factors of channels must lower the error to this part: by 15 dB
 UNKNOWN = "another output, or to none"
 TRIALS = 1e8  # hypotheses that are compared for 1,000 files: readings, layouts, outputs, shifts
 MANY = 2  # more causes than this must explain the file completely
@@ -546,7 +547,10 @@ def _factors(
         return None
     corrected = data.in_file(x / found)
     lower = _mean_error(corrected, fitted.r, used, data.hypothesis.reference.mean_square)
-    if lower > max(error / 100, ROUNDING_FACTOR * fitted.floor, SMALLEST) or lower > MOST_REST:
+    if (
+        lower > max(REST_OF_ERROR * error, ROUNDING_FACTOR * fitted.floor, SMALLEST)
+        or lower > MOST_REST
+    ):
         return None  # factors of channels also fit errors that are constant over time
     rest = float(np.mean(np.square(data.in_frames(corrected) - r), where=ok))
     change = channels.change_over_time(r, ok)
