@@ -196,13 +196,15 @@ def _compiled_bundle(
     planned = [_prepared(group, opened, options, progress) for group in groups]
     _compile(groups, progress)
     progress("checking the compiled files")
-    artifacts = {
-        entry.spec.name: _artifact(group, entry, plan, _checks(opened, plan, options, progress))
-        for group, plans in zip(groups, planned, strict=True)
-        for entry, plan in zip(group.entries, plans, strict=True)
-    }
+    plans = {plan.job.name: plan for of_group in planned for plan in of_group}
+    checks = {name: _checks(opened, plan, options, progress) for name, plan in plans.items()}
     if not options.allow_unverified:
-        _check_simulated(opened, artifacts)
+        _check_simulated(opened, plans, checks)
+    artifacts = {
+        entry.spec.name: _artifact(group, entry, plans[entry.spec.name], checks[entry.spec.name])
+        for group in groups
+        for entry in group.entries
+    }
     progress("writing the bundle")
     made = put_artifacts(opened, artifacts)
     if is_trusted(opened):  # the programs that are not compiled are copies of its own
@@ -414,7 +416,8 @@ def _checks(
 def _artifact(
     group: _Group, entry: ProgramEntry, plan: _Planned, checks: tuple[Check, ...]
 ) -> Artifact:
-    facts = dict(group.compiler.check(plan.artifact, entry.spec))
+    compiler = group.compiler.in_precision(entry.precision)
+    facts = dict(compiler.check(plan.artifact, entry.spec))
     if plan.samples:
         facts["calibration_samples"] = plan.samples
     measured: dict[str, float] = {}
@@ -440,16 +443,21 @@ def _artifact(
     )
 
 
-def _check_simulated(opened: Bundle, artifacts: Mapping[str, Artifact]) -> None:
+def _check_simulated(
+    opened: Bundle, plans: Mapping[str, _Planned], checks: Mapping[str, Sequence[Check]]
+) -> None:
     """Raise an error if a compiled program, as the vendor's simulator ran it, disagrees with its reference.
 
-    An emulator's results are only reported: they are not those of the compiled file.
+    An emulator's results are only reported, as they are not those of the compiled file, unless its
+    `EmulationNeed` says that they decide.
     """
     failures = [
         f"{check.program}: {check.what}: {check.reason}"
-        for artifact in artifacts.values()
-        for check in artifact.checks
-        if artifact.emulation == "simulated" and not check.passed
+        for name, plan in plans.items()
+        if plan.emulation is not None
+        and (plan.emulation.need.kind == "simulated" or plan.emulation.need.decides)
+        for check in checks[name]
+        if not check.passed
     ]
     if failures:
         more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
