@@ -171,7 +171,7 @@ def test_what_is_no_bundle_is_rejected(tmp_path: Path) -> None:
         transcribe(noise(0.2), tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "xnnpack", "litert"])
+@pytest.mark.parametrize("target", ["onnxruntime", "xnnpack", "litert", "openvino"])
 def test_a_real_bundle_transcribes_a_file(
     target: str, exported: Callable[[str], Bundle], tmp_path: Path
 ) -> None:

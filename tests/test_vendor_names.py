@@ -13,6 +13,7 @@ LIST = ROOT / "targets" / "__init__.py"
 NOT_VENDORS = {
     "xnnpack",
     "litert",
+    "openvino",
 }  # libraries that run on any CPU; estimates and reports name them
 VENDORS = sorted(
     folder.name

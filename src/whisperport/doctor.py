@@ -26,7 +26,6 @@ GENERAL: dict[str, tuple[Package, ...]] = {
         Package("huggingface_hub", "huggingface-hub"),
     ),
     "live": (Package("sounddevice", "sounddevice"),),
-    "openvino": (Package("openvino", "openvino"),),
     "xnnpack": (
         Package("torch", "torch"),
         Package("executorch", "executorch"),

@@ -195,7 +195,7 @@ CLIPS = core_or_all(
 )
 
 # Options act on the host, in the same way for every target: the core tests them on the embedded bundle.
-TARGETS = core_or_all(["embedded"], ["onnxruntime", "xnnpack", "litert"])
+TARGETS = core_or_all(["embedded"], ["onnxruntime", "xnnpack", "litert", "openvino"])
 OF_ONE_WINDOW = ("beam", "prefix", "initial", "without")  # act in every window in the same way
 OPTIONS = core_or_all(
     [("embedded", SEVERAL if case.startswith(OF_ONE_WINDOW) else GAPS, case) for case in CASES],

@@ -40,6 +40,7 @@ from ..extent import core_or_all
 ONE_THREAD = RunOptions(threads=1)
 RUN_HERE = [target for target in WITH_DUMMY if not target.spec.emulation]
 # Chips of one vendor are lowered by the same code: the last chip of each vendor is the core.
+SDK_PARTS = {"ethos-u": {"executorch", "torchao", "tosa", "tosa_reference_model"}}
 LOWERED = core_or_all(list({type(one): one for one in WITH_DUMMY}.values()), WITH_DUMMY)
 
 
@@ -184,7 +185,8 @@ def test_the_script_of_its_compiler_stands_alone(target: Target) -> None:
     found = {name.split(".")[0] for name in names} - sys.stdlib_module_names
 
     # onnxruntime may be a part of an SDK: providers are plugins of it.
-    assert found <= {target.compiler.sdk, "numpy", "onnxruntime", "torch"}
+    parts = SDK_PARTS.get(target.compiler.toolchain, set())
+    assert found <= {target.compiler.sdk, "numpy", "onnxruntime", "torch", *parts}
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     assert {"version", "check"} <= defined
     json.dumps(target.compiler.settings())
@@ -488,11 +490,17 @@ def test_a_number_of_threads_that_no_runtime_takes_is_a_usage_error(threads: int
 COMPILERS = dict.fromkeys((target.spec.name for target in WITH_DUMMY), "onnx")
 COMPILERS |= {"xnnpack": "executorch", "litert": "litert_torch"}
 COMPILERS |= {name: "litert_torch" for name in COMPILERS if name.startswith("genio")}
-COMPILERS |= {"aws-neuron": "torch"}
+COMPILERS |= {
+    "aws-neuron": "torch",
+    "ethos-u85": "torch",
+    "ethos-u65": "torch",
+    "ethos-u55": "torch",
+}
 RUNTIMES = {
     "onnxruntime": "onnxruntime",
     "xnnpack": "executorch",
     "litert": "ai_edge_litert",
+    "openvino": "openvino",
 }
 
 

@@ -144,6 +144,10 @@ def _inspect_bundle(
             profiles.append(replace(one, program=names[0]))
         elif file.suffix == ".tflite":
             profiles += _profile_signatures(file, entries, options)
+        elif file.suffix == ".xml" and len(entries[0].files) == 2:
+            weights = bundle.path(entries[0].files[1])
+            one = profile_openvino(file, replace(options, programs=()), weights)
+            profiles.append(replace(one, program=names[0]))
         else:
             skipped += names
             plans += filter(None, map(_plan, entries))

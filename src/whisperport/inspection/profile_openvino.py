@@ -30,13 +30,14 @@ DTYPES |= {
 }
 
 
-def profile_openvino(path: Path, options: ProfileOptions) -> Profile:
+def profile_openvino(path: Path, options: ProfileOptions, weights: Path | None = None) -> Profile:
     """Run an OpenVINO IR, and report which kernel runs each node and how long it takes.
 
     Args:
-        path: the .xml file; its .bin file has the same name.
+        path: the .xml file.
         options: its runtime options are `device` (default: CPU) and every property of OpenVINO, such as
             INFERENCE_PRECISION_HINT.
+        weights: the .bin file. Default: None, the file of the same name.
 
     Raises:
         ProgramError: the model cannot be read, compiled or run, or has dynamic shapes and no inputs were
@@ -52,7 +53,7 @@ def profile_openvino(path: Path, options: ProfileOptions) -> Profile:
         properties["INFERENCE_NUM_THREADS"] = options.threads
     try:
         core = openvino.Core()
-        model = core.read_model(path)
+        model = core.read_model(path, weights or path.with_suffix(".bin"))
         compiled = core.compile_model(model, device, {**properties, "PERF_COUNT": True})
         wanted = [_value(port) for port in compiled.inputs]
         feed = inputs_for(wanted, options.inputs)
@@ -63,7 +64,7 @@ def profile_openvino(path: Path, options: ProfileOptions) -> Profile:
     except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
         raise ProgramError(
             f"OpenVINO cannot run {path.name} on {device}",
-            why=_first_line(error),
+            why=first_line(error),
             hint="check the file, and the device and properties given with --runtime-option",
         ) from error
 
@@ -80,7 +81,7 @@ def _openvino() -> Any:
     return openvino
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line that explains the error; earlier lines name a place in OpenVINO's sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     explained = [line for line in lines if not line.startswith(("Exception from", "Check '"))]

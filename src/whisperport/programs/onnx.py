@@ -6,7 +6,6 @@ and identifies equal ones by a hash of their content.
 """
 
 import contextlib
-import hashlib
 import io
 import logging
 import os
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from whisperport.errors import LoweringError
 from whisperport.programs.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.programs.program import Program
+from whisperport.programs.shared_bytes import SharedBytes
 
 OPSET = NEWEST  # the newest opset that torch 2.13 writes without conversion; it has Gelu as one operator
 ALIGNMENT = 4096  # bytes: ONNX Runtime maps external data in pages of this size
@@ -36,9 +36,7 @@ class SharedWeights:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._offsets: dict[bytes, int] = {}
-        self._end = 0
-        path.touch()
+        self._bytes = SharedBytes(path, ALIGNMENT)
 
     def store(self, array: NDArray[Any], dtype: ir.DataType, name: str) -> ir.ExternalTensor:
         """Store an array, unless the file contains the same bytes; return a reference to its data.
@@ -48,17 +46,9 @@ class SharedWeights:
             name: of the tensor in the graph.
         """
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        digest = hashlib.sha256(data).digest()
-        offset = self._offsets.get(digest)
-        if offset is None:
-            offset = self._offsets[digest] = -(-self._end // ALIGNMENT) * ALIGNMENT
-            with self.path.open("r+b") as file:
-                file.seek(offset)
-                file.write(data)
-            self._end = offset + len(data)
         return ir.ExternalTensor(
             self.path.name,
-            offset,
+            self._bytes.place(data),
             len(data),
             dtype,
             shape=ir.Shape(list(array.shape)),

@@ -43,6 +43,7 @@ RUNTIMES = (
     "onnxruntime",
     "executorch",
     "ai-edge-litert",
+    "openvino",
     "torch",
     "tokenizers",
 )

@@ -9,6 +9,7 @@ from whisperport.targets.litert.target import LiteRt
 from whisperport.targets.mediatek.chips import CHIPS as BOARDS
 from whisperport.targets.mediatek.target import Genio
 from whisperport.targets.onnxruntime import OnnxRuntime
+from whisperport.targets.openvino.target import OpenVino
 from whisperport.targets.qualcomm.chips import CHIPS as SNAPDRAGONS
 from whisperport.targets.qualcomm.target import Qualcomm
 from whisperport.targets.xnnpack.target import Xnnpack
@@ -17,6 +18,7 @@ TARGETS: tuple[Target, ...] = (
     OnnxRuntime(),
     Xnnpack(),
     LiteRt(),
+    OpenVino(),
     Hailo(HAILO8),
     Hailo(HAILO8L),
     Hailo(HAILO10H),

@@ -1,0 +1,1 @@
+"""The target `openvino`: OpenVINO on the CPU, or on another of its devices."""

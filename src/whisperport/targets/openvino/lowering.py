@@ -1,0 +1,98 @@
+"""Lower programs to OpenVINO models, one .xml file each, with one file of weights for all.
+
+OpenVINO writes a .bin file per model, so that `step` and each `prefill` would repeat the weights of the
+decoder. Here equal weights of all programs are stored once: a model states the place of each constant in
+the file of weights, and any number of models can be read with the same file.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.progress import Progress
+from whisperport.targets.openvino.int8_weights import store_in_int8
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
+    from whisperport.programs.shared_bytes import SharedBytes
+
+ALIGNMENT = 64  # bytes; a line of the cache of an x86 CPU
+NOT_COMPUTED = {"Constant", "Parameter", "Result"}
+
+
+def lower_to_openvino(
+    programs: Sequence["Program"], precisions: Sequence[str], weights: Path, progress: Progress
+) -> list[int]:
+    """Write each program to `PROGRAM.xml` beside the file of weights.
+
+    Args:
+        precisions: of each program: "fp32", "fp16" or "w8".
+        weights: the file to write; its folder is made if needed.
+
+    Returns:
+        The number of nodes of each program.
+
+    Raises:
+        MissingPackageError: OpenVINO or the ONNX exporter is not installed.
+        LoweringError: a program cannot be written as ONNX, or OpenVINO cannot convert it.
+    """
+    try:
+        import openvino
+
+        from whisperport.programs.onnx_file import write_onnx_file
+        from whisperport.programs.shared_bytes import SharedBytes
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot lower for `openvino`: a package is not installed",
+            why=str(error),
+            hint='pip install "whisperport[openvino-export]"',
+        ) from error
+    weights.parent.mkdir(exist_ok=True)
+    core, shared = openvino.Core(), SharedBytes(weights, ALIGNMENT)
+    nodes = []
+    for program, precision in zip(programs, precisions, strict=True):
+        progress(f"writing {program.name} for openvino in {precision}")
+        with TemporaryDirectory(dir=weights.parent) as folder:
+            onnx, own = Path(folder, "program.onnx"), Path(folder, "program.xml")
+            write_onnx_file(program, onnx)
+            try:
+                model = core.read_model(onnx)
+                if precision == "w8":
+                    store_in_int8(model)
+                openvino.save_model(model, own, compress_to_fp16=precision == "fp16")
+            except RuntimeError as error:
+                raise LoweringError(
+                    f"OpenVINO could not convert `{program.name}`",
+                    why=str(error).strip().split("\n")[-1][:200],
+                    hint="`whisperport check PROGRAM.pt2 --target openvino` lists what is not supported",
+                ) from error
+            nodes.append(_computed(model))
+            del model  # it maps the weights of the temporary ONNX file
+            share_weights(own, shared, weights.with_name(f"{program.name}.xml"))
+    return nodes
+
+
+def share_weights(model: Path, shared: "SharedBytes", out: Path) -> None:
+    """Write a model that OpenVINO saved, with its constants in a file that several models share.
+
+    Args:
+        model: the .xml file; its .bin file has the same name.
+        out: the .xml file to write.
+    """
+    tree = ElementTree.parse(model)
+    with model.with_suffix(".bin").open("rb") as file:
+        for layer in tree.iter("layer"):
+            data = layer.find("data")
+            if layer.get("type") != "Const" or data is None:
+                continue
+            file.seek(int(data.attrib["offset"]))
+            data.set("offset", str(shared.place(file.read(int(data.attrib["size"])))))
+    tree.write(out, encoding="utf-8", xml_declaration=True)
+
+
+def _computed(model: Any) -> int:
+    """Return the number of a model's nodes that compute something."""
+    return sum(node.get_type_name() not in NOT_COMPUTED for node in model.get_ops())

@@ -1,0 +1,232 @@
+"""Run OpenVINO models on one of OpenVINO's devices."""
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.runner import Array, Binding, Runner
+from whisperport.spec import ProgramSpec
+
+CPU, NPU = "CPU", "NPU"
+TYPES = {  # numpy's name of a dtype -> OpenVINO's
+    "bool": "boolean",
+    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Where and how OpenVINO runs programs.
+
+    Attributes:
+        name: name of the device, such as "CPU".
+        threads: CPU threads of a program; None: OpenVINO chooses.
+        streams: number of runs of one program that the device computes in parallel.
+    """
+
+    name: str = CPU
+    threads: int | None = None
+    streams: int = 1
+
+    def properties(self) -> dict[str, Any]:
+        """Return OpenVINO's properties for compiling a program.
+
+        Source: OpenVINO's pages "CPU Device", "GPU Device" and "NPU Device".
+        """
+        # Without the hint, OpenVINO computes in bfloat16 or float16 where the device is faster in it. The
+        # NPU has no float32.
+        found: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
+        if self.name != NPU:
+            found |= {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": str(self.streams)}
+        if self.name == CPU:
+            # A pinned thread waits while another process uses its core.
+            found |= {"ENABLE_CPU_PINNING": False, "ENABLE_HYPER_THREADING": False}
+            if self.threads:
+                found["INFERENCE_NUM_THREADS"] = self.threads
+        return found
+
+
+class OpenVinoRunner(Runner):
+    """A program that is compiled for a device when it runs for the first time.
+
+    Many transcriptions need neither `align` nor the longer `prefill`, and a compiled program has a copy of
+    its weights, in the order in which the device reads them.
+    """
+
+    def __init__(
+        self, core: Any, spec: ProgramSpec, model: Path, weights: Path, device: Device
+    ) -> None:
+        """Read the program.
+
+        Args:
+            core: an `openvino.Core`.
+            spec: the program's signature in the manifest.
+            model: the .xml file.
+            weights: the .bin file.
+            device: where the program runs.
+
+        Raises:
+            BundleError: OpenVINO cannot read the files, or their signature differs from `spec`.
+        """
+        super().__init__(spec, nullcontext())  # a compiled program may run in several threads
+        self._core, self._device, self._name = core, device, model.name
+        try:
+            self._model = core.read_model(model, weights)
+        except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
+            raise _unreadable(model.name, error) from error
+        check_signature(self._model, spec, model.name)
+        self._compiling = Lock()
+        self._requests: deque[Any] = deque()  # that no thread uses
+
+    def binding(self) -> Binding:
+        return _OpenVinoBinding(self)
+
+    def infer(self, tensors: Sequence[Any]) -> Sequence[Array]:
+        """Run the program once on an `openvino.Tensor` per input, and return copies of its outputs.
+
+        Raises:
+            BundleError: OpenVINO cannot compile or run the program.
+        """
+        with self._compiling:  # other threads wait for the first to compile it
+            compiled = self._compiled
+        try:
+            request = self._requests.pop()
+        except IndexError:
+            request = compiled.create_infer_request()
+        try:
+            for index, tensor in enumerate(tensors):
+                request.set_input_tensor(index, tensor)
+            request.infer()
+            # Copies are needed: the next run writes to the same memory.
+            return [tensor.data.copy() for tensor in request.output_tensors]
+        except RuntimeError as error:
+            raise _unreadable(self._name, error) from error
+        finally:
+            self._requests.append(request)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        return self.infer([as_tensor(array) for array in inputs])
+
+    @cached_property
+    def _compiled(self) -> Any:
+        try:
+            return self._core.compile_model(
+                self._model, self._device.name, self._device.properties()
+            )
+        except RuntimeError as error:
+            if self._device.name == CPU:
+                raise _unreadable(self._name, error) from error
+            raise LoweringError(
+                f"OpenVINO's device `{self._device.name}` cannot run {self._name}",
+                why=_reason(error),
+                hint="use another device, or place this program on another target",
+            ) from error
+
+
+class _OpenVinoBinding(Binding):
+    """A binding for which OpenVINO wraps the memory of bound arrays once and not in every run."""
+
+    def __init__(self, runner: OpenVinoRunner) -> None:
+        super().__init__(runner)
+        self._infer = runner.infer
+        self._tensors: list[Any] = [None] * len(runner.spec.inputs)
+
+    def _bind(self, name: str, array: Array) -> None:
+        self._tensors[self._index[name]] = as_tensor(array)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        for index in self._unbound:
+            self._tensors[index] = as_tensor(inputs[index])
+        return self._infer(self._tensors)
+
+
+def as_tensor(array: Array) -> Any:
+    """Return an `openvino.Tensor` that reads the array in place, or a copy if the array is read-only."""
+    from openvino import Tensor
+
+    return Tensor(array, shared_memory=array.flags.writeable)
+
+
+def start(device: Device) -> Any:
+    """Return an `openvino.Core`, after a check that it has the device.
+
+    Raises:
+        MissingPackageError: OpenVINO is not installed.
+        LoweringError: there is no such device on this machine.
+    """
+    try:
+        from openvino import Core
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot run programs for `openvino`: OpenVINO is not installed",
+            why=str(error),
+            hint='pip install "whisperport[openvino]"',
+        ) from error
+    core = Core()
+    known = core.available_devices
+    # OpenVINO calls the first of several devices of a kind `GPU` or `GPU.0`.
+    if device.name not in known and f"{device.name}.0" not in known:
+        raise LoweringError(
+            f"OpenVINO has no device `{device.name}` on this machine",
+            why=f"it found {', '.join(known)}",
+            hint="install the driver of the device, or use `openvino.device=CPU`",
+        )
+    return core
+
+
+def check_signature(model: Any, spec: ProgramSpec, name: str) -> None:
+    """Compare the signature of an `openvino.Model` with the manifest.
+
+    Args:
+        spec: the program's signature in the manifest.
+        name: of the file, for errors.
+
+    Raises:
+        BundleError: they differ.
+    """
+    for ports, tensors in ((model.inputs, spec.inputs), (model.outputs, spec.outputs)):
+        for port, tensor in zip_longest(ports, tensors):
+            if port is None or tensor is None:
+                raise _mismatch(name, f"it has {len(ports)} tensors; expected {len(tensors)}")
+            kind = port.get_element_type().get_type_name()
+            shape = port.get_partial_shape()
+            found = tuple(port.get_shape()) if shape.is_static else str(shape)
+            expected = (tensor.shape, TYPES.get(tensor.dtype))
+            if tensor.name not in port.get_names() or (found, kind) != expected:
+                names = ", ".join(sorted(port.get_names()))
+                raise _mismatch(
+                    name,
+                    f"`{names[:80]}` is {found} {kind[:20]}; expected `{tensor.name[:80]}` as "
+                    f"{tensor.shape} {tensor.dtype}",
+                )
+
+
+def _mismatch(name: str, why: str) -> BundleError:
+    return BundleError(
+        f"{name} has another signature than the manifest lists",
+        why=why,
+        hint="export the bundle again",
+    )
+
+
+def _unreadable(name: str, error: Exception) -> BundleError:
+    return BundleError(
+        f"OpenVINO cannot run {name}",
+        why=_reason(error),
+        hint="export the bundle again with this version of OpenVINO",
+    )
+
+
+def _reason(error: Exception) -> str:
+    from whisperport.inspection.profile_openvino import first_line
+
+    return first_line(error)

@@ -1,0 +1,262 @@
+"""The target `openvino`: its files, precisions and devices, and when and how it runs programs."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whisperport.bundle import ProgramEntry
+from whisperport.errors import BundleError, LoweringError, UsageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.inspection.profile import ProfileOptions
+from whisperport.inspection.profile_openvino import profile_openvino
+from whisperport.programs.program import Program, trace
+from whisperport.runner import Runner
+from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.openvino.runtime import Device, OpenVinoRunner, start
+from whisperport.targets.openvino.target import DeviceOptions
+from whisperport.verification.clips import Clip
+from whisperport.verification.compare import compare
+from whisperport.verification.tolerances import GATES
+
+OPENVINO = get_target("openvino")
+ONE_THREAD = RunOptions(threads=1)
+X = np.random.default_rng(0).standard_normal((1, 128)).astype(np.float32)
+
+
+class Products(nn.Module):
+    """Products of both orders: x·wᵀ, and a weight as the first factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(128, 128)
+        self.first = nn.Parameter(torch.randn(64, 128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.first @ torch.relu(self.linear(x)).transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.fixture(scope="module")
+def products() -> Program:
+    """A program whose channels have very different scales, in float16 values."""
+    torch.manual_seed(0)
+    module = Products()
+    with torch.no_grad():
+        module.linear.weight *= torch.logspace(-2, 1, 128)[:, None]
+        for parameter in module.parameters():
+            parameter.copy_(parameter.half().float())
+    return trace("products", module, (torch.zeros(1, 128),), ["y"])
+
+
+@pytest.fixture(scope="module")
+def lowered(
+    products: Program, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, ProgramEntry]]:
+    """Precision -> the folder and the entry of the program; do not write to the folders."""
+    found = {}
+    for precision in OPENVINO.spec.precisions:
+        folder = tmp_path_factory.mktemp(precision)
+        target = OPENVINO.with_precisions({"products": precision})
+        (entry,) = target.lower([products], folder, lambda _: None)
+        found[precision] = folder, entry
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(products: Program) -> np.ndarray:
+    with torch.no_grad():
+        return products.exported.module(check_guards=False)(torch.from_numpy(X)).numpy()
+
+
+def run(folder: Path, entry: ProgramEntry, options: RunOptions = ONE_THREAD) -> np.ndarray:
+    return OPENVINO.load(folder, [entry], options)[entry.spec.name].run({"x": X})["y"]
+
+
+def test_fp16_halves_the_weights_and_keeps_results_of_float16_values(lowered, expected) -> None:
+    # given
+    sizes = {p: (folder / entry.files[1]).stat().st_size for p, (folder, entry) in lowered.items()}
+
+    # when
+    full, half = run(*lowered["fp32"]), run(*lowered["fp16"])
+
+    # then
+    assert 0.45 < sizes["fp16"] / sizes["fp32"] < 0.55
+    # Sums of 128 products in float32, in another order; bfloat16 would differ by 1e-3.
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(full, expected, atol=2e-6 * scale)
+    np.testing.assert_allclose(half, expected, atol=2e-6 * scale)
+
+
+def test_w8_stores_a_byte_per_weight_and_a_scale_per_output_channel(lowered, expected) -> None:
+    # given
+    folder, entry = lowered["w8"]
+    full = lowered["fp32"][0] / lowered["fp32"][1].files[1]
+
+    # when
+    found = run(folder, entry)
+
+    # then
+    assert (folder / entry.files[1]).stat().st_size < 0.3 * full.stat().st_size
+    # One scale for a complete weight would lose the small channels: 0.01 to 10 here.
+    assert compare("y", found, expected, GATES["w8"])
+    assert entry.precision == "w8"
+
+
+def test_equal_weights_of_several_programs_are_stored_once(
+    products: Program, tmp_path: Path
+) -> None:
+    same = replace(products, spec=replace(products.spec, name="same"))
+
+    sizes = []
+    for programs in ([products], [products, same]):
+        folder = tmp_path / str(len(programs))
+        folder.mkdir()
+        entries = OPENVINO.lower(programs, folder, lambda _: None)
+        sizes.append((folder / entries[0].files[1]).stat().st_size)
+
+    assert len({entry.files[1] for entry in entries}) == 1
+    assert sizes[0] == sizes[1]
+
+
+def test_a_single_file_is_read_without_whisperport(products: Program, tmp_path: Path) -> None:
+    entry, facts = OPENVINO.lower_file(products, tmp_path / "any.xml", lambda _: None)
+
+    assert entry.files == ("products.xml", "products.bin")
+    assert facts["delegated"] > 0
+    measured = profile_openvino(tmp_path / entry.files[0], ProfileOptions(repeat=1, threads=1))
+    assert measured.nodes
+
+
+class Counting:
+    """An `openvino.Core` that counts what is compiled."""
+
+    def __init__(self, core: Any) -> None:
+        self._core, self.compiled = core, 0
+
+    def read_model(self, *files: Path) -> Any:
+        return self._core.read_model(*files)
+
+    def compile_model(self, *arguments: Any) -> Any:
+        self.compiled += 1
+        return self._core.compile_model(*arguments)
+
+
+@pytest.fixture
+def counted(lowered) -> tuple[Counting, Runner]:
+    folder, entry = lowered["fp32"]
+    device = Device(threads=1, streams=2)
+    core = Counting(start(device))
+    return core, OpenVinoRunner(core, entry.spec, *(folder / f for f in entry.files), device)
+
+
+def test_a_program_is_compiled_once_at_its_first_run(counted) -> None:
+    core, runner = counted
+    assert core.compiled == 0
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: runner.run({"x": X})["y"], range(16)))
+
+    assert core.compiled == 1
+    for one in found:
+        np.testing.assert_array_equal(one, found[0])
+
+
+def test_threads_that_run_a_program_at_the_same_time_keep_their_inputs_apart(counted) -> None:
+    _, runner = counted
+    inputs = [X * factor for factor in range(8)]
+    alone = [runner.run({"x": x})["y"] for x in inputs]
+
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda x: runner.run({"x": x})["y"], inputs * 4))
+
+    for found, right in zip(together, alone * 4, strict=True):
+        np.testing.assert_array_equal(found, right)
+
+
+def test_a_read_only_array_is_read(counted) -> None:
+    _, runner = counted
+    fixed = X.copy()
+    fixed.flags.writeable = False
+
+    np.testing.assert_array_equal(runner.run({"x": fixed})["y"], runner.run({"x": X})["y"])
+
+
+def test_float32_is_asked_for_where_the_processor_prefers_bfloat16(lowered) -> None:
+    folder, entry = lowered["fp32"]
+    runner = OPENVINO.load(folder, [entry], ONE_THREAD)["products"]
+
+    kind = runner._compiled.get_property("INFERENCE_PRECISION_HINT")
+
+    assert kind.get_type_name() == "f32"
+
+
+def test_a_device_that_is_absent_is_named(lowered) -> None:
+    folder, entry = lowered["fp32"]
+    options = RunOptions(options={"openvino.device": "GPU.7"})
+
+    with pytest.raises(LoweringError, match=r"no device `GPU\.7`") as absent:
+        OPENVINO.load(folder, [entry], options)
+
+    assert "CPU" in absent.value.why
+
+
+@pytest.mark.parametrize("device", ["cpu", "TPU", "AUTO:GPU,CPU", "GPU.", "CPU\n"])
+def test_a_name_that_is_no_device_of_openvino_is_a_usage_error(device: str) -> None:
+    with pytest.raises(UsageError, match=r"openvino\.device"):
+        DeviceOptions(device=device)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "words"),
+    [
+        (("x",), ("y", "z"), "expected 2"),
+        (("w",), ("y",), "expected `w`"),
+        (("x",), ("z",), "expected `z`"),
+    ],
+)
+def test_another_signature_than_the_manifests_is_explained(lowered, inputs, outputs, words) -> None:
+    folder, entry = lowered["fp32"]
+    spec = ProgramSpec(
+        "products",
+        tuple(TensorSpec(name, (1, 128)) for name in inputs),
+        tuple(TensorSpec(name, (1, 64)) for name in outputs),
+    )
+
+    with pytest.raises(BundleError, match="another signature") as other:
+        OPENVINO.load(folder, [replace(entry, spec=spec)], ONE_THREAD)
+
+    assert words in other.value.why
+
+
+def test_a_program_that_lists_no_weights_is_rejected(lowered) -> None:
+    folder, entry = lowered["fp32"]
+
+    with pytest.raises(BundleError, match="lists 1 files"):
+        OPENVINO.load(folder, [replace(entry, files=entry.files[:1])], ONE_THREAD)
+
+
+def test_texts_decoded_together_are_those_decoded_alone(
+    micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
+) -> None:
+    hiss = (0.1 * np.random.default_rng(0).standard_normal(3200)).astype(np.float32)
+    options = ExportOptions(batch=2, clips=[Clip("hiss", "so they say", hiss)], run=ONE_THREAD)
+    bundle = export(micro_checkpoint, "openvino", tmp_path / "micro", options)
+    engine = load_engine(bundle, ONE_THREAD)
+    random = np.random.default_rng(0)
+    shape = engine.dims.n_mels, engine.dims.n_frames
+    features = [engine.encode(random.standard_normal(shape).astype(np.float32)) for _ in range(3)]
+    decode = DecodeOptions(language="en", max_tokens=8)
+
+    alone = [decode_window(engine.decoder(), one, decode) for one in features]
+    together = decode_together(engine, features, [decode] * 3)
+
+    assert bundle.manifest.verified
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert any(one.tokens for one in alone)
