@@ -12,6 +12,8 @@ from whisperport.targets.onnxruntime import OnnxRuntime
 from whisperport.targets.openvino.target import OpenVino
 from whisperport.targets.qualcomm.chips import CHIPS as SNAPDRAGONS
 from whisperport.targets.qualcomm.target import Qualcomm
+from whisperport.targets.rockchip.chips import CHIPS as ROCKCHIPS
+from whisperport.targets.rockchip.target import Rockchip
 from whisperport.targets.xnnpack.target import Xnnpack
 
 TARGETS: tuple[Target, ...] = (
@@ -24,6 +26,7 @@ TARGETS: tuple[Target, ...] = (
     Hailo(HAILO10H),
     *map(Genio, BOARDS),
     *map(Qualcomm, SNAPDRAGONS),
+    *map(Rockchip, ROCKCHIPS),
     AwsNeuron(),
 )
 

@@ -1,0 +1,174 @@
+"""The vendor's compiler, rknn-toolkit2: calibration set, stage, and check of compiled files."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast, final
+
+from whisperport.dims import Dims
+from whisperport.errors import BundleError
+from whisperport.spec import ProgramSpec
+from whisperport.targets.compiler import (
+    CalibrationNeed,
+    CompilePlan,
+    Compiler,
+    CompileRequest,
+    EmulationNeed,
+)
+from whisperport.targets.rockchip import stages
+from whisperport.targets.rockchip.chips import FLOAT, W8A8, W16A16, Chip
+from whisperport.targets.rockchip.options import CompileOptions
+from whisperport.targets.rockchip.rknn_file import FLOAT_TYPE, RECOMPILE, RknnFile, check_rknn
+from whisperport.toolchain import Failure, Stage
+
+LOWERED, COMPILED = ".onnx", ".rknn"
+BUILT = "built.json"
+OLDEST = (2, 5)  # of rknn-toolkit2; no older version was tried
+MAX_TEXT = 2**16  # characters of built.json that are read
+
+# Precision -> the compiler's `quantized_dtype`, and the type of tensors that a compiled file then states.
+QUANTIZED: Mapping[str, tuple[str, str]] = {
+    W8A8: ("w8a8", "int8"),
+    W16A16: ("w16a16i_dfp", "int16"),
+}
+
+# Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "RejectedError": (
+        "rejected the program",
+        "place it on the CPU: export with `--placement {program}=onnxruntime`, or choose another precision",
+    ),
+    "SimulationError": (
+        "could not run the compiled program in its simulator",
+        "`--option {chip}.simulate=0` compiles without simulation",
+    ),
+    "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
+    "NotWrittenError": ("reported success and wrote no file", "check the free disk space"),
+}
+
+
+@final
+class RknnCompiler(Compiler):
+    """The compiler for one chip."""
+
+    toolchain: ClassVar[str] = "rockchip"
+    sdk: ClassVar[str] = "rknn"
+    source: ClassVar[str] = (
+        "x86-64 Linux, Python 3.11: pip install rknn-toolkit2 in an environment of its own; its licence "
+        "allows the development of applications for the vendor's chips"
+    )
+    script: ClassVar[Path] = Path(stages.__file__)
+    options: ClassVar[type[Any]] = CompileOptions
+    suffix: ClassVar[str] = COMPILED
+
+    def __init__(self, chip: Chip, precision: str = FLOAT) -> None:
+        self._chip, self._precision = chip, precision
+        self.title = f"rknn-toolkit2 {OLDEST[0]}.{OLDEST[1]}"
+
+    def in_precision(self, precision: str) -> Self:
+        return type(self)(self._chip, precision)
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"chip": self._chip.name, "oldest": list(OLDEST)}
+
+    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
+        if self._precision == FLOAT:
+            return None
+        return CalibrationNeed(
+            samples=cast(CompileOptions, options).samples,
+            names=tuple(tensor.name for tensor in spec.inputs),
+            fewer_hint=f"`--option {self._chip.name}.samples=N` needs fewer",
+        )
+
+    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
+        clips = cast(CompileOptions, options).simulate
+        if not clips:
+            return None
+        return EmulationNeed(
+            inputs=tuple(f"simulated_{tensor.name}" for tensor in spec.inputs),
+            outputs=tuple(f"simulated_output_{tensor.name}" for tensor in spec.outputs),
+            kind="simulated",
+            clips=clips,
+        )
+
+    def plan(self, request: CompileRequest) -> CompilePlan:
+        name, chosen = request.spec.name, cast(CompileOptions, request.options)
+        model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
+        need = self.emulation(request.spec, chosen)
+        simulated = need.outputs if need is not None and request.emulation else ()
+        outputs = tuple(f"{output}.npy" for output in simulated)
+        inputs = request.emulation if outputs else ()
+        return CompilePlan(
+            stages=(
+                Stage(
+                    "compile",
+                    (*request.files, *request.arrays, *inputs),
+                    (artifact, BUILT, *outputs),
+                ),
+            ),
+            artifact=artifact,
+            settings={
+                "model": model,
+                "artifact": artifact,
+                "optimization": chosen.optimization,
+                "disable_rules": list(chosen.rules),
+                "quantized_dtype": QUANTIZED[self._precision][0] if request.arrays else "",
+                "calibration": list(request.arrays),
+                "simulated_inputs": list(inputs),
+                "simulated_outputs": list(outputs),
+            },
+        )
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        found = check_rknn(artifact, self._chip.name, spec)
+        self._check_type(found, artifact)
+        built = _built(artifact.with_name(BUILT))
+        return {
+            "compiler": found.compiler,
+            "compiled_for": self._chip.name,
+            "program_bytes": found.program_bytes,
+            "disabled_rules": _texts(built, "disabled_rules"),
+            "notes": _notes(_texts(built, "errors")),
+        }
+
+    def explain(self, failure: Failure) -> tuple[str, str]:
+        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
+        happened, hint = known or super().explain(failure)
+        return happened, hint.replace("{program}", failure.program).replace(
+            "{chip}", self._chip.name
+        )
+
+    def _check_type(self, found: RknnFile, artifact: Path) -> None:
+        """Check that a file was compiled in the precision of its program."""
+        expected = FLOAT_TYPE if self._precision == FLOAT else QUANTIZED[self._precision][1]
+        other = next((one for one in (*found.inputs, *found.outputs) if one.type != expected), None)
+        if other is not None:
+            raise BundleError(
+                f"{artifact.name} was not compiled in the precision {self._precision}",
+                why=f"its tensor {other.name[:40]} is {other.type}; expected {expected}",
+                hint=RECOMPILE,
+            )
+
+
+def _built(path: Path) -> Any:
+    """Return the report of the stage, JSON; None if there is none, or if it is damaged."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return json.loads(file.read(MAX_TEXT))
+    except (OSError, ValueError):
+        return None
+
+
+def _texts(built: Any, name: str) -> list[str]:
+    """Return a list of texts in the report of the stage; empty if there is none."""
+    found = built.get(name) if isinstance(built, dict) else None
+    return [str(one)[:100] for one in found] if isinstance(found, list) else []
+
+
+def _notes(errors: list[str]) -> list[str]:
+    """Return what the user should know of the build: errors that the compiler printed and ignored."""
+    return [
+        f"the compiler printed {error!r} and continued ({count} times); its effect on a chip is not known"
+        for error, count in Counter(errors).items()
+    ]

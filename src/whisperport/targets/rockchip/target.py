@@ -1,0 +1,103 @@
+"""The targets: write ONNX for the compiler; run or emulate programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+
+from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.errors import BundleError
+from whisperport.progress import Progress
+from whisperport.runner import Runner
+from whisperport.spec import Rejection
+from whisperport.targets.base import RunOptions, Target, Unsupported
+from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
+from whisperport.targets.onnx_runner import OnnxRunner
+from whisperport.targets.rockchip import options as own_options
+from whisperport.targets.rockchip.chips import TOOL, W8A16, Chip
+from whisperport.targets.rockchip.compiler import COMPILED, LOWERED, RknnCompiler
+from whisperport.targets.rockchip.specs import OPSET, spec_of
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
+
+
+@final
+class Rockchip(Target):
+    """The target for one chip. Lowered ONNX files can be emulated on the CPU before compilation."""
+
+    run_options: ClassVar[type[Any]] = own_options.RunOptions
+
+    def __init__(self, chip: Chip) -> None:
+        self.chip, self.spec = chip, spec_of(chip)
+        self.compiler = RknnCompiler(chip)
+
+    def unsupported(self, program: str, precision: str) -> Unsupported | None:
+        if precision != W8A16:
+            return None
+        why = (
+            f"{TOOL} ends with `munmap_chunk(): invalid pointer` when it compiles an encoder for it"
+            if self.chip.name == "rk3562"
+            else f"{TOOL} rejects it for this chip by name"
+        )
+        return Unsupported(
+            why, f"choose one of {', '.join(self.spec.precisions)} with `--precision`"
+        )
+
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
+
+        return rejections(program, self.spec)
+
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        """Write each program in float32 to an ONNX file that contains its weights."""
+        return lower_to_onnx(self, programs, folder, OPSET, progress)
+
+    def lower_file(
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one program in float32 to an ONNX file that contains its weights."""
+        return lower_file_to_onnx(self, program, path, OPSET, progress, simplify=simplify)
+
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        chosen = cast(own_options.RunOptions, options.of(self))
+        if chosen.emulation:
+            return {
+                entry.spec.name: OnnxRunner(
+                    entry.spec,
+                    OnnxGraph.of(folder, entry, self._file(entry, LOWERED)),
+                    options.threads,
+                )
+                for entry in entries
+            }
+        from whisperport.targets.rockchip.runtime import load_rknn_files
+
+        files = {e.spec.name: regular_file(folder, self._file(e, COMPILED)) for e in entries}
+        return load_rknn_files(self.chip, [entry.spec for entry in entries], files, chosen.cores)
+
+    def _file(self, entry: ProgramEntry, suffix: str) -> str:
+        """Return the file of a program with this suffix.
+
+        Raises:
+            BundleError: the program has no such file.
+        """
+        for file in entry.files:
+            if file.endswith(suffix):
+                return file
+        name, listed = self.spec.name, ", ".join(entry.files)
+        if suffix == COMPILED:
+            raise BundleError(
+                f"`{entry.spec.name}` is not compiled for `{name}` yet",
+                why=f"the bundle contains {listed} for the vendor's compiler, and no {COMPILED} file",
+                hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
+                f"`--run-option {name}.emulation=onnx`",
+            )
+        raise BundleError(
+            f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
+            why=f"the bundle contains {listed}, and no {LOWERED} file",
+            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
+        )

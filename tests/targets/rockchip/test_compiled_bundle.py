@@ -1,0 +1,125 @@
+"""Bundles compiled by the vendor's compiler and run in its simulator. Nothing is faked.
+
+The model is the embedded one. The tests need rknn-toolkit2 2.5.0 in an interpreter of its own, which the
+variable WHISPERPORT_TOOLCHAIN_ROCKCHIP names; they take some minutes.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.compiling import Compiled, CompileOptions, compile
+from whisperport.errors import LoweringError, VerificationError
+from whisperport.targets import get_target
+from whisperport.targets.rockchip import stages
+from whisperport.targets.rockchip.options import MISCOMPILING_RULE
+
+COMPILER = get_target("rk3588").compiler
+PLACED = {"encoder": "rk3588", "step": "rk3588"}
+
+pytestmark = pytest.mark.skipif(
+    COMPILER.installed({}) is None,
+    reason="rknn-toolkit2 is not installed; WHISPERPORT_TOOLCHAIN_ROCKCHIP names its interpreter",
+)
+
+
+@pytest.fixture
+def copied(exported: Callable[..., Bundle], tmp_path: Path) -> Callable[..., Path]:
+    """Return `copied(placement, precisions)`: a bundle of the embedded model, exported once."""
+
+    def copy(placement: dict[str, str], **options: Any) -> Path:
+        made = exported("onnxruntime", "default", placement=placement, **options)
+        return Path(shutil.copytree(made.folder, tmp_path / "bundle"))
+
+    return copy
+
+
+def run(bundle: Path, **options: Any) -> Compiled:
+    # The few shipped recordings are enough for a test.
+    return compile(bundle, CompileOptions(threads=1, force=True, **options))
+
+
+def smallest_db(compiled: Compiled) -> dict[str, float]:
+    """Return program -> the smallest SQNR of its outputs, in dB."""
+    return {
+        program.name: min(c.value["sqnr_db"] for c in program.emulation if c.level == "arrays")
+        for program in compiled.programs
+    }
+
+
+def test_encoder_and_step_in_float16_lose_little_and_the_words_are_equal(copied):
+    bundle = copied(PLACED)
+
+    made = run(bundle)
+
+    assert all(decibels >= 60 for decibels in smallest_db(made).values()), smallest_db(made)
+    manifest = Bundle.open(bundle).manifest
+    for program in made.programs:
+        assert manifest.status(program.name) == "simulated here"
+        assert manifest.program(program.name).files[0] == f"rk3588/{program.name}.rknn"
+        assert manifest.program(program.name).delegation["disabled_rules"] == [MISCOMPILING_RULE]
+    assert {c.level for c in made.programs[0].emulation} == {"arrays", "tokens", "words"}
+    assert all(c.passed for program in made.programs for c in program.emulation)
+
+    seen: list[str] = []
+    compile(bundle, CompileOptions(threads=1), progress=seen.append)
+    assert "rk3588: all stages are already finished" in seen
+
+
+def test_with_the_rule_left_on_the_simulator_shows_it_and_the_bundle_is_not_written(copied):
+    bundle = copied({"step": "rk3588"})
+    before = Bundle.open(bundle).manifest
+
+    with pytest.raises(VerificationError, match="disagree with their reference") as refused:
+        run(bundle, options={"rk3588.disable-rules": "none"})
+
+    assert "step: logits, simulated: SQNR" in refused.value.why
+    assert Bundle.open(bundle).manifest == before
+    assert not list(bundle.rglob("*.rknn"))
+
+
+def test_integers_of_16_bits_lose_little(copied):
+    placement = {"encoder": "rk3576", "step": "rk3576"}
+    bundle = copied(placement, precisions=dict.fromkeys(placement, "w16a16"))
+
+    made = run(bundle)
+
+    assert all(decibels >= 50 for decibels in smallest_db(made).values()), smallest_db(made)
+    assert all(c.passed for program in made.programs for c in program.emulation)
+    assert {program.samples for program in made.programs} == {6, 24}
+
+
+def test_an_encoder_of_8_bits_is_refused_with_its_numbers(copied):
+    bundle = copied({"encoder": "rk3568"}, precisions={"encoder": "w8a8"})
+    before = Bundle.open(bundle).manifest
+
+    with pytest.raises(VerificationError) as refused:
+        run(bundle)
+
+    assert "encoder: " in refused.value.why
+    assert " dB is below 10" in refused.value.why
+    assert Bundle.open(bundle).manifest == before
+
+
+def test_a_killed_compiler_is_named_and_the_bundle_is_unchanged(copied, monkeypatch, tmp_path):
+    """The driver's process is killed in the stage, as the system does if memory runs out."""
+    bundle = copied({"step": "rk3588"})
+    script = tmp_path / "stages.py"
+    text = Path(stages.__file__).read_text(encoding="utf-8")
+    killed = "import signal\n    os.kill(os.getpid(), signal.SIGKILL)\n    own = None"
+    script.write_text(text.replace('own = program["settings"]', killed, 1))
+    monkeypatch.setattr(type(COMPILER), "script", script)
+    before = Bundle.open(bundle).manifest
+
+    with pytest.raises(LoweringError, match="ended without a result") as failed:
+        run(bundle)
+
+    assert "memory ran out" in failed.value.why
+    assert Bundle.open(bundle).manifest == before
+    job = json.loads((tmp_path / "bundle.compile" / "rk3588" / "job.json").read_text())
+    assert [stage["name"] for stage in job["programs"][0]["stages"]] == ["compile"]

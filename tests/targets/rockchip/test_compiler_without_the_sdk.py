@@ -1,0 +1,322 @@
+"""What whisperport asks of the compiler, and what it says if the compiler fails. No SDK is needed."""
+
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.compiling import CompileOptions, compile
+from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.compiler import CompileRequest
+from whisperport.targets.options import parse_options
+from whisperport.targets.rockchip import stages
+from whisperport.targets.rockchip.options import MISCOMPILING_RULE
+from whisperport.toolchain import Failure
+from whisperport.verification.clips import Clip
+
+from ...micro import DIMS
+from .rknn_bytes import SPEC, rknn_bytes
+
+COMPILER = get_target("rk3588").compiler
+OPTIONS = COMPILER.options()
+
+
+def plan(precision: str = "fp16", **options: str) -> Any:
+    compiler = COMPILER.in_precision(precision)
+    chosen = parse_options(compiler.options, options, "rk3588")
+    need = compiler.emulation(SPEC, chosen)
+    request = CompileRequest(
+        spec=SPEC,
+        dims=DIMS,
+        options=chosen,
+        folder=Path("step"),
+        files=("step.onnx",),
+        arrays=("x.npy", "mask.npy") if compiler.calibration(SPEC, DIMS, chosen) else (),
+        emulation=tuple(f"{name}.npy" for name in need.inputs) if need else (),
+    )
+    return compiler.plan(request)
+
+
+# What it is asked for --------------------------------------------------------------------------------
+
+
+def test_the_rule_that_computes_wrong_results_is_turned_off_unless_asked():
+    assert plan().settings["disable_rules"] == [MISCOMPILING_RULE]
+    assert plan(**{"disable-rules": "none"}).settings["disable_rules"] == []
+    assert plan(**{"disable-rules": "a_rule,b2"}).settings["disable_rules"] == ["a_rule", "b2"]
+
+
+@pytest.mark.parametrize("rules", ["", "a, b", "a;b", ",", "../x"])
+def test_another_text_than_names_of_rules_is_a_usage_error(rules):
+    with pytest.raises(UsageError, match="disable-rules"):
+        plan(**{"disable-rules": rules})
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp16", ""), ("w8a8", "w8a8"), ("w16a16", "w16a16i_dfp")]
+)
+def test_only_a_quantized_program_is_calibrated(precision, dtype):
+    planned = plan(precision)
+
+    assert planned.settings["quantized_dtype"] == dtype
+    assert bool(planned.settings["calibration"]) == bool(dtype)
+    (stage,) = planned.stages
+    assert ("x.npy" in stage.reads) == bool(dtype)
+    assert "step.rknn" in stage.writes
+
+
+def test_the_calibration_set_has_as_many_samples_as_asked_for():
+    compiler = COMPILER.in_precision("w8a8")
+    options = parse_options(compiler.options, {"samples": "7"}, "rk3588")
+
+    need = compiler.calibration(SPEC, DIMS, options)
+
+    assert (need.samples, need.names) == (7, ("x", "mask"))
+
+
+def test_without_simulation_the_stage_reads_and_writes_nothing_of_it():
+    planned = plan(simulate="0")
+
+    assert planned.stages[0].reads == ("step.onnx",)
+    assert planned.settings["simulated_outputs"] == []
+    assert COMPILER.emulation(SPEC, OPTIONS).kind == "simulated"
+
+
+def test_an_older_compiler_is_rejected_with_both_versions():
+    settings = COMPILER.settings()
+
+    assert stages.check("2.5.0", settings) == ""
+    assert stages.check("3.0", settings) == ""
+    assert stages.check("", settings) == ""  # not known
+    reason = stages.check("2.3.2", settings)
+    assert "2.3.2" in reason
+    assert "2.5" in reason
+
+
+@pytest.mark.parametrize(
+    ("failure", "happened"),
+    [
+        ("RejectedError", "rejected the program"),
+        ("SimulationError", "could not run the compiled program in its simulator"),
+        ("MemoryError", "ran out of memory"),
+        ("NotWrittenError", "reported success and wrote no file"),
+        ("KeyError", "failed"),
+    ],
+)
+def test_a_failure_is_explained(failure, happened):
+    failed = Failure(
+        kind="failed", message="", program="step", stage="compile", classes=(failure, "Exception")
+    )
+
+    explained, hint = COMPILER.explain(failed)
+
+    assert explained == happened
+    assert hint
+    assert "{" not in hint
+
+
+# The stage, with a fake of the SDK ---------------------------------------------------------------------
+
+
+class FakeSdk:
+    """The calls of rknn-toolkit2 2.5.0 that the stage makes, by their names and keywords."""
+
+    codes: dict[str, int]
+    log: Path
+    seen: list[tuple[str, Any]]
+    outputs: list[np.ndarray] | None
+
+    def __init__(self, verbose: bool = False) -> None:
+        pass
+
+    def _called(self, name: str, given: Any) -> int:
+        self.seen.append((name, given))
+        code = self.codes.get(name, 0)
+        if code:
+            with self.log.open("a") as log:
+                log.write(f"\x1b[1;31mE\x1b[0m \x1b[1;31m{name}: not supported!\x1b[0m\n")
+        return code
+
+    def config(self, *, target_platform, optimization_level, disable_rules, quantized_dtype="w8a8"):
+        return self._called("config", (target_platform, tuple(disable_rules), quantized_dtype))
+
+    def load_onnx(self, model):
+        return self._called("load_onnx", Path(model).name)
+
+    def build(self, do_quantization=True, dataset=None):
+        lines = Path(dataset).read_text().splitlines() if dataset else []
+        shapes = [[np.load(path).shape for path in line.split(" ")] for line in lines]
+        return self._called("build", (do_quantization, shapes))
+
+    def export_rknn(self, export_path):
+        code = self._called("export_rknn", Path(export_path).name)
+        if not code and self.codes.get("writes", 1):
+            Path(export_path).write_bytes(rknn_bytes())
+        return code
+
+    def init_runtime(self):
+        return self._called("init_runtime", None)
+
+    def inference(self, inputs, data_format):
+        self._called("inference", ([array.shape for array in inputs], data_format))
+        return self.outputs
+
+    def release(self):
+        self._called("release", None)
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeSdk]:
+    fake = type("Fake", (FakeSdk,), {})
+    fake.codes, fake.log, fake.seen = {}, tmp_path / "compile.log", []
+    fake.outputs = [np.ones((1, 70), np.float16)]
+    package, api = types.ModuleType("rknn"), types.ModuleType("rknn.api")
+    api.RKNN = fake
+    monkeypatch.setitem(sys.modules, "rknn", package)
+    monkeypatch.setitem(sys.modules, "rknn.api", api)
+    monkeypatch.setattr(stages, "version", lambda: "2.5.0")
+    for array, shape in (("x", (1, 1, 8)), ("mask", (1, 1, 5))):
+        np.save(tmp_path / f"{array}.npy", np.zeros((3, *shape), np.float32))
+        np.save(tmp_path / f"simulated_{array}.npy", np.zeros((2, *shape), np.float32))
+    (tmp_path / "step.onnx").write_bytes(b"")
+    return fake
+
+
+def run_stage(folder: Path, planned: Any) -> None:
+    program = {"name": "step", "settings": dict(planned.settings)}
+    stages.STAGES["compile"](folder, program, COMPILER.settings())
+
+
+def test_the_stage_builds_quantized_and_simulates_every_sample(sdk, tmp_path):
+    before = os.getcwd()
+    run_stage(tmp_path, plan("w16a16"))
+
+    calls = dict(sdk.seen)
+    assert calls["config"] == ("rk3588", (MISCOMPILING_RULE,), "w16a16i_dfp")
+    assert calls["build"] == (True, [[(1, 1, 8), (1, 1, 5)]] * 3)
+    assert calls["inference"] == ([(1, 1, 8), (1, 1, 5)], ["nchw", "nchw"])
+    assert np.load(tmp_path / "simulated_output_logits.npy").shape == (2, 1, 70)
+    assert (tmp_path / "step.rknn").read_bytes() == rknn_bytes()
+    assert os.getcwd() == before
+    assert not list(tmp_path.glob("building-*"))  # files of the compiler's own
+
+
+def test_float_programs_are_built_without_a_data_set(sdk, tmp_path):
+    run_stage(tmp_path, plan(simulate="0"))
+
+    assert dict(sdk.seen)["build"] == (False, [])
+    assert "inference" not in dict(sdk.seen)
+
+
+@pytest.mark.parametrize("call", ["config", "load_onnx", "build", "export_rknn"])
+def test_a_return_code_is_an_error_with_the_compilers_own_words(sdk, tmp_path, call):
+    sdk.codes[call] = -1
+
+    with pytest.raises(stages.RejectedError, match=f"{call} returned -1: {call}: not supported!"):
+        run_stage(tmp_path, plan())
+
+    assert not (tmp_path / "step.rknn").exists()
+
+
+def test_a_file_that_was_not_written_is_an_error(sdk, tmp_path):
+    sdk.codes["writes"] = 0
+
+    with pytest.raises(stages.NotWrittenError, match=r"step\.rknn"):
+        run_stage(tmp_path, plan())
+
+
+@pytest.mark.parametrize("outputs", [None, [], [np.zeros(1)] * 2])
+def test_a_simulator_with_other_outputs_is_an_error(sdk, tmp_path, outputs):
+    sdk.outputs = outputs
+
+    with pytest.raises(stages.SimulationError, match="expected 1"):
+        run_stage(tmp_path, plan())
+
+    assert not (tmp_path / "step.rknn").exists()
+
+
+def test_errors_that_the_compiler_prints_and_ignores_become_a_note(sdk, tmp_path):
+    line = "E RKNN: [17:07:53.728] Unkown op target: 0\n"
+    sdk.log.write_text("I rknn building ...\n" + line + line + "I rknn building done.\n")
+    run_stage(tmp_path, plan())
+
+    (note,) = COMPILER.check(tmp_path / "step.rknn", SPEC)["notes"]
+
+    assert "2 times" in note
+    assert "'RKNN: Unkown op target: 0'" in note
+
+
+@pytest.mark.parametrize("built", ["", "[]", '{"errors": 5}', '{"errors": []}'])
+def test_a_damaged_report_of_the_stage_gives_no_note(tmp_path, built):
+    (tmp_path / "built.json").write_text(built)
+    (tmp_path / "step.rknn").write_bytes(rknn_bytes())
+
+    assert COMPILER.check(tmp_path / "step.rknn", SPEC)["notes"] == []
+
+
+# A bundle without the SDK ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any) -> Path:
+    """The micro model with its encoder on the NPU."""
+    from whisperport.programs import variants
+
+    noise = (0.1 * np.random.default_rng(0).standard_normal(3200)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            variants,
+            "whisper_programs",
+            lambda _, names, *__: (one for one in micro_programs if one.name in names),
+        )
+        options = ExportOptions(
+            clips=(Clip("hiss", "so", noise),),
+            placement={"encoder": "rk3588"},
+            run=RunOptions(threads=1),
+            allow_unverified=True,  # random weights give words of chance
+        )
+        folder = tmp_path_factory.mktemp("rockchip") / "bundle"
+        return export(micro_checkpoint, "onnxruntime", folder, options).folder
+
+
+def test_without_the_sdk_a_work_folder_is_prepared_and_the_error_says_what_to_do(
+    exported, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("WHISPERPORT_TOOLCHAIN_ROCKCHIP", raising=False)
+    work = tmp_path / "work"
+
+    with pytest.raises(MissingPackageError, match="not compiled yet") as missing:
+        compile(exported, CompileOptions(work=work, threads=1))
+
+    assert "WHISPERPORT_TOOLCHAIN_ROCKCHIP" in missing.value.hint
+    assert "pip install rknn-toolkit2" in missing.value.hint
+    assert "licence" in missing.value.hint
+    assert {path.name for path in (work / "rk3588" / "encoder").iterdir()} >= {"encoder.onnx"}
+    assert (work / "rk3588" / "compile.py").is_file()
+
+
+def test_an_interpreter_without_the_sdk_is_named_before_anything_is_computed(exported, tmp_path):
+    options = CompileOptions(toolchains={"rockchip": sys.executable}, work=tmp_path / "work")
+
+    with pytest.raises(LoweringError, match="cannot be used") as missing:
+        compile(exported, options)
+
+    assert "rknn" in missing.value.why
+
+
+def test_a_bundle_that_is_not_compiled_says_so(exported):
+    manifest = Bundle.open(exported).manifest
+    entry = manifest.program("encoder")
+
+    with pytest.raises(BundleError, match="is not compiled for `rk3588` yet") as missing:
+        get_target("rk3588").load(exported, [entry], RunOptions())
+
+    assert "whisperport compile BUNDLE" in missing.value.hint
+    assert manifest.status("encoder") == "checked against vendor documentation"
