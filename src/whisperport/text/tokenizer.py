@@ -9,20 +9,21 @@ import json
 import os
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import tokenizers
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
+from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import TokenizerError
 from whisperport.generation import Generation
 from whisperport.regular_file import other_kind
-from whisperport.text.byte_level import from_byte_characters
+from whisperport.text.byte_level import BYTE_OF_CHAR, from_byte_characters
 from whisperport.text.languages import WITHOUT_SPACES
 from whisperport.text.merges import first_unknown_merge
+
+if TYPE_CHECKING:
+    import tokenizers
 
 SECONDS_PER_TIMESTAMP = 0.02  # between two consecutive timestamp tokens
 _MAX_BYTES = 64 * 2**20  # Whisper's files have 2 to 4 MB
@@ -58,24 +59,33 @@ class Tokenizer:
         special = {token: i for token, i in added.items() if _SPECIAL.fullmatch(token)}
         _check_special(special, generation)
         self._special = frozenset(special.values())
-        self._bytes = {i: token.encode("utf-8", "replace") for token, i in added.items()}
-        for token, i in vocabulary.items():
-            if i not in self._bytes:
-                self._bytes[i] = _bytes_of(token)
+        self._vocabulary, self._merges = vocabulary, merges
+        self._added = {i: token for token, i in added.items()}
+        self._tokens = {i: token for token, i in vocabulary.items()}
+        _check_byte_level(vocabulary)
         if (unknown := first_unknown_merge(vocabulary, merges)) is not None:
             raise TokenizerError(
                 "the vocabulary does not fit its merges",
                 why=f"{str(unknown)[:80]} are merged, but one of the three tokens is not in the vocabulary",
                 hint="use the tokenizer.json and generation_config.json of one checkpoint",
             )
+
+    @cached_property
+    def _encoder(self) -> "tokenizers.Tokenizer":
+        """The encoder of text. Most transcriptions encode none, and building it takes longest."""
+        import tokenizers
+        from tokenizers.models import BPE
+        from tokenizers.pre_tokenizers import ByteLevel
+
         try:
-            model = BPE(vocab=vocabulary, merges=list(merges))
+            model = BPE(vocab=self._vocabulary, merges=list(self._merges))
         except Exception as error:  # `tokenizers` raises a plain Exception
             raise TokenizerError(
                 "the vocabulary does not fit its merges", why=str(error)
             ) from error
-        self._encoder = tokenizers.Tokenizer(model)
-        self._encoder.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+        encoder = tokenizers.Tokenizer(model)
+        encoder.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+        return encoder
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], generation: Generation) -> "Tokenizer":
@@ -202,14 +212,15 @@ class Tokenizer:
         begin = self.generation.timestamp_begin
         if i >= begin:
             return f"<|{(i - begin) * SECONDS_PER_TIMESTAMP:.2f}|>".encode()
-        try:
-            return self._bytes[i]
-        except KeyError:
-            raise TokenizerError(
-                f"token id {i} is not in the vocabulary",
-                why=f"the vocabulary has {len(self._bytes)} ids",
-                hint="use the tokenizer of the same checkpoint",
-            ) from None
+        if (added := self._added.get(i)) is not None:
+            return added.encode("utf-8", "replace")
+        if (token := self._tokens.get(i)) is not None:
+            return _bytes_of(token)
+        raise TokenizerError(
+            f"token id {i} is not in the vocabulary",
+            why=f"the vocabulary has {len(self._added.keys() | self._tokens.keys())} ids",
+            hint="use the tokenizer of the same checkpoint",
+        )
 
 
 def _parts(data: Any) -> tuple[dict[str, int], list[tuple[str, str]], dict[str, int]]:
@@ -236,11 +247,18 @@ def _parts(data: Any) -> tuple[dict[str, int], list[tuple[str, str]], dict[str, 
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
             raise ValueError(f"an added token has no `content`: {str(entry)[:80]}")
         added[entry["content"]] = _id_of(entry["content"], entry.get("id"))
-    for token, i in vocabulary.items():
-        _id_of(token, i)
+    _check_ids(vocabulary)
     if len(set(vocabulary.values())) < len(vocabulary) or len(set(added.values())) < len(added):
         raise ValueError("two tokens have the same id")
-    return vocabulary, [_pair(merge) for merge in merges], added
+    return vocabulary, _pairs(merges), added
+
+
+def _check_ids(vocabulary: Mapping[str, Any]) -> None:
+    """Raise ValueError if a token's id is not valid. All are checked together first, which is faster."""
+    ids = vocabulary.values()
+    if {*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= _MAX_ID:
+        for token, i in vocabulary.items():
+            _id_of(token, i)
 
 
 def _id_of(token: str, i: Any) -> int:
@@ -252,12 +270,31 @@ def _id_of(token: str, i: Any) -> int:
     return i
 
 
+def _pairs(merges: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return the two tokens of each merge; see `_pair`. All are checked together first, which is faster."""
+    parts = [merge.split(" ") for merge in merges] if {*map(type, merges)} == {str} else merges
+    if (
+        {*map(type, parts)} == {list}
+        and {*map(len, parts)} == {2}
+        and {*map(type, chain.from_iterable(parts))} == {str}
+    ):
+        return [(left, right) for left, right in parts]
+    return [_pair(merge) for merge in merges]
+
+
 def _pair(merge: Any) -> tuple[str, str]:
     """Return the two tokens of a merge, which is written "a b", or ["a", "b"] in newer files."""
     parts = merge.split(" ") if isinstance(merge, str) else merge
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) for p in parts):
         raise ValueError(f"a merge is not a pair: {str(merge)[:80]}")
     return parts[0], parts[1]
+
+
+def _check_byte_level(vocabulary: Iterable[str]) -> None:
+    """Raise TokenizerError if a token is not written in byte-level characters, and is not special."""
+    if not BYTE_OF_CHAR.keys() >= {*chain.from_iterable(vocabulary)}:
+        for token in vocabulary:
+            _bytes_of(token)
 
 
 def _bytes_of(token: str) -> bytes:

@@ -1,12 +1,21 @@
-"""Transcribe audio with a loaded bundle (`Transcriber`), as openai-whisper's `transcribe` does."""
+"""Transcribe audio with a loaded bundle (`Transcriber`), as openai-whisper's `transcribe` does.
 
-from whisperport.diagnosis.stored_features import FeatureStorage
+What reads files of features is imported when it is first used: it needs the diagnosis of device outputs,
+which most transcriptions do not need.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from whisperport.progress import ProgressCallback
-from whisperport.transcription.feature_files import FeatureOptions, transcribe_features
 from whisperport.transcription.files import transcribe_files
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber, default_bundle, transcribe
 from whisperport.transcription.transcript import Transcript
+
+if TYPE_CHECKING:
+    from whisperport.diagnosis.stored_features import FeatureStorage
+    from whisperport.transcription.feature_files import FeatureOptions, transcribe_features
 
 __all__ = [
     "FeatureOptions",
@@ -20,3 +29,16 @@ __all__ = [
     "transcribe_features",
     "transcribe_files",
 ]
+
+_MODULES = {
+    "FeatureOptions": "whisperport.transcription.feature_files",
+    "FeatureStorage": "whisperport.diagnosis.stored_features",
+    "transcribe_features": "whisperport.transcription.feature_files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return found
