@@ -3,6 +3,8 @@
 from whisperport.errors import UsageError
 from whisperport.targets.aws_neuron.target import AwsNeuron
 from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.ethos_u.chips import NPUS
+from whisperport.targets.ethos_u.target import EthosU
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.target import Hailo
 from whisperport.targets.litert.target import LiteRt
@@ -27,6 +29,7 @@ TARGETS: tuple[Target, ...] = (
     *map(Genio, BOARDS),
     *map(Qualcomm, SNAPDRAGONS),
     *map(Rockchip, ROCKCHIPS),
+    *map(EthosU, NPUS),
     AwsNeuron(),
 )
 

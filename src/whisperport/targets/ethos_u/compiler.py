@@ -1,0 +1,178 @@
+"""The compiler, Arm's backend of ExecuTorch with Vela: its stages, and the check of compiled files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar, cast, final
+
+from whisperport.dims import Dims
+from whisperport.errors import LoweringError, UsageError
+from whisperport.spec import ProgramSpec
+from whisperport.targets.compiler import (
+    CalibrationNeed,
+    CompilePlan,
+    Compiler,
+    CompileRequest,
+    EmulationNeed,
+)
+from whisperport.targets.ethos_u import stages
+from whisperport.targets.ethos_u.chips import Npu
+from whisperport.targets.ethos_u.estimate import read_estimate
+from whisperport.targets.ethos_u.options import CompileOptions
+from whisperport.targets.ethos_u.pte import check_pte
+from whisperport.toolchain import Failure, Stage
+
+T = TypeVar("T")
+LOWERED, COMPILED = ".pt2", ".pte"
+QUANTIZED, GRAPH, TENSORS, ESTIMATE = "quantized.pt2", "graph.tosa", "tensors.json", "estimate.csv"
+# The versions that were tried. A file of torch.export has the version of torch that wrote it.
+VERSIONS = {"executorch": [1, 5], "ethos-u-vela": [5, 1], "tosa-tools": [2026, 5], "torch": [2, 13]}
+SAMPLES = 32  # of calibration
+CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor")  # of inputs and outputs, on the CPU
+
+# Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "UnsupportedOperatorError": (
+        "does not support the program",
+        "place it on the CPU: export with `--placement {program}=onnxruntime`",
+    ),
+    "OtherGraphError": (
+        "made another graph than was asked for",
+        "place the program on the CPU: export with `--placement {program}=onnxruntime`",
+    ),
+    "CompilerExitError": (
+        "failed",
+        "another `--option {npu}.memory-mode` may have room for the program",
+    ),
+    "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
+}
+
+
+@final
+class EthosUCompiler(Compiler):
+    """The compiler for one NPU."""
+
+    toolchain: ClassVar[str] = "ethos-u"
+    sdk: ClassVar[str] = "ethosu"
+    source: ClassVar[str] = (
+        "x86-64 Linux, in an environment of its own: pip install torch==2.13.0, then "
+        '"executorch[ethos-u]==1.5.1"'
+    )
+    script: ClassVar[Path] = Path(stages.__file__)
+    options: ClassVar[type[Any]] = CompileOptions
+    suffix: ClassVar[str] = COMPILED
+
+    def __init__(self, npu: Npu, precision: str = "") -> None:
+        self._npu, self._precision = npu, precision or npu.precisions[0]
+        self.title = "ExecuTorch 1.5 with Vela 5.1"
+
+    def in_precision(self, precision: str) -> Self:
+        return type(self)(self._npu, precision)
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"npu": self._npu.name, "versions": VERSIONS}
+
+    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
+        return CalibrationNeed(
+            samples=SAMPLES, names=tuple(f"calibration_{tensor.name}" for tensor in spec.inputs)
+        )
+
+    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
+        clips = cast(CompileOptions, options).emulate
+        if not clips:
+            return None
+        return EmulationNeed(
+            inputs=tuple(f"emulated_{tensor.name}" for tensor in spec.inputs),
+            outputs=tuple(f"emulated_output_{tensor.name}" for tensor in spec.outputs),
+            clips=clips,
+            decides=True,  # there is no simulator of the compiled file
+        )
+
+    def plan(self, request: CompileRequest) -> CompilePlan:
+        name, chosen = request.spec.name, cast(CompileOptions, request.options)
+        model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
+        settings: dict[str, Any] = {
+            "model": model,
+            "artifact": artifact,
+            "precision": self._precision,
+            "headroom": chosen.headroom,
+            **self._hardware(chosen),
+            "calibration": list(request.arrays),
+            "inputs": [tensor.name for tensor in request.spec.inputs],
+            "outputs": [tensor.name for tensor in request.spec.outputs],
+        }
+        planned = [
+            Stage("quantize", (*request.files, *request.arrays), (QUANTIZED,)),
+            Stage("compile", (QUANTIZED,), (artifact, GRAPH, TENSORS, ESTIMATE)),
+        ]
+        need = self.emulation(request.spec, chosen)
+        if need is not None and request.emulation:
+            outputs = tuple(f"{output}.npy" for output in need.outputs)
+            planned.append(Stage("emulate", (GRAPH, TENSORS, *request.emulation), outputs))
+            settings["emulated_inputs"] = dict(
+                zip(settings["inputs"], request.emulation, strict=True)
+            )
+            settings["emulated_outputs"] = list(outputs)
+        return CompilePlan(
+            stages=tuple(planned), artifact=artifact, settings=settings, keep=(GRAPH, ESTIMATE)
+        )
+
+    def _hardware(self, chosen: CompileOptions) -> dict[str, str]:
+        """Return the NPU and the memory system that the compiler compiles for.
+
+        Raises:
+            UsageError: the NPU has no such number of MAC units, memory system or memory mode.
+        """
+        npu = self._npu
+        return {
+            "accelerator": npu.accelerator(self._one_of("macs", chosen.macs, npu.macs)),
+            "system_config": self._one_of(
+                "system-config", chosen.system_config, npu.system_configs
+            ),
+            "memory_mode": self._one_of("memory-mode", chosen.memory_mode, npu.memory_modes),
+        }
+
+    def _one_of(self, option: str, value: T | None, allowed: tuple[T, ...]) -> T:
+        """Return an option's value; the first allowed one if the user did not choose."""
+        if value is None:
+            return allowed[0]
+        if value not in allowed:
+            raise UsageError(
+                f"the option `{self._npu.name}.{option}` cannot be `{value}`",
+                hint=f"expected one of {', '.join(map(str, allowed))}",
+            )
+        return value
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        found = check_pte(artifact, spec, self._npu.name)
+        elsewhere = [one for one in found.undelegated if not _is_conversion(one)]
+        if found.subgraphs != 1 or elsewhere:
+            raise LoweringError(
+                f"`{spec.name}` is not one subgraph for the NPU of `{self._npu.name}`",
+                why=f"{artifact.name} has {found.subgraphs} subgraphs, and {len(elsewhere)} operators on "
+                f"the CPU{': ' if elsewhere else ''}{', '.join(sorted(set(elsewhere))[:5])}",
+                hint=f"place it on the CPU: export with `--placement {spec.name}=onnxruntime`",
+            )
+        return {
+            "compiler": "executorch 1.5, ethos-u-vela 5.1",
+            "compiled_for": found.accelerator,
+            "subgraphs": found.subgraphs,
+            "undelegated": list(found.undelegated),
+            "plan": {"NPU subgraphs": found.subgraphs, "CPU conversions": len(found.undelegated)},
+            "estimate": read_estimate(artifact.with_name(ESTIMATE)),
+            "notes": [],
+        }
+
+    def explain(self, failure: Failure) -> tuple[str, str]:
+        if failure.stage == "emulate":
+            return (
+                "could not run the quantized program in the TOSA reference model",
+                f"`--option {self._npu.name}.emulate=0` compiles without emulation",
+            )
+        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
+        happened, hint = known or super().explain(failure)
+        return happened, hint.replace("{program}", failure.program).replace("{npu}", self._npu.name)
+
+
+def _is_conversion(operator: str) -> bool:
+    """Return whether an operator converts an input or output between float32 and the NPU's integers."""
+    return any(name in operator for name in CONVERSIONS)

@@ -1,0 +1,48 @@
+"""Read the compiler's estimate of time and memory: the summary that Vela writes as CSV.
+
+It is an estimate of Vela's model of the NPU for a memory system that the user names. Nothing was run.
+"""
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LARGEST = 2**16  # characters that are read
+KIB = 1024
+
+# Column of Vela 5.1 -> name in the manifest, and the factor to its unit.
+_COLUMNS: Mapping[str, tuple[str, float]] = {
+    "inference_time": ("estimated_s", 1),
+    "cycles_total": ("cycles", 1),
+    "core_clock": ("clock_hz", 1),
+    "sram_memory_used": ("sram_bytes", KIB),
+    "dram_memory_used": ("dram_bytes", KIB),
+    "on_chip_flash_memory_used": ("on_chip_flash_bytes", KIB),
+    "off_chip_flash_memory_used": ("off_chip_flash_bytes", KIB),
+    "nn_macs": ("macs", 1),
+}
+
+
+def read_estimate(path: Path) -> dict[str, Any]:
+    """Return the estimate in SI units and bytes; {} if the file is missing, damaged or another one."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            lines = file.read(LARGEST).splitlines()
+        (row,) = csv.DictReader(lines)
+        found = {name: _number(row[column], by) for column, (name, by) in _COLUMNS.items()}
+        return {
+            **found,
+            "system_config": row["system_config"][:60],
+            "memory_mode": row["memory_mode"][:60],
+        }
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return {}
+
+
+def _number(text: str, factor: float) -> float:
+    value = float(text) * factor
+    if not 0 <= value < math.inf:  # false for NaN
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value

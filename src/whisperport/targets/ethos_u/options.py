@@ -1,0 +1,73 @@
+"""Options of the targets, for compiling and for running."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from whisperport.targets.options import Option, check_ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """Options for compiling.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    macs: Annotated[
+        int | None,
+        Option(
+            "Number of 8-bit multiply-accumulate units of the NPU in your chip, as the page of the target "
+            "lists them; the default is 256, for Ethos-U65 512",
+            low=32,
+            high=2048,
+        ),
+    ] = None
+    system_config: Annotated[
+        str | None,
+        Option(
+            "Clock, SRAM and outer memory of your chip, by its name in the compiler's file vela.ini: the "
+            "compiler optimizes for it, and its estimate is for it; the default is on the target's page"
+        ),
+    ] = None
+    memory_mode: Annotated[
+        str | None,
+        Option(
+            "Where weights and tensors are stored, by its name in vela.ini: Dedicated_Sram_384KB stores "
+            "them in the outer memory, with this much SRAM as a cache; the default is on the target's page"
+        ),
+    ] = None
+    headroom: Annotated[
+        int,
+        Option(
+            "Factor by which the range of a 16-bit tensor is larger than its largest value in the "
+            "calibration set; w8a8 does not use it",
+            low=1,
+            high=64,
+        ),
+    ] = 4
+    emulate: Annotated[
+        int,
+        Option(
+            "Number of the reference's audio clips that the TOSA reference model runs every quantized "
+            "program on; 0 runs nothing, and nothing is compared",
+            low=0,
+            high=1000,
+        ),
+    ] = 2
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options for running."""
+
+    emulation: Annotated[
+        Literal["torch"] | None,
+        Option(
+            "Run the lowered programs on the CPU in float32 with torch, not the compiled files; this is "
+            "the only way to run them on this machine"
+        ),
+    ] = None

@@ -1,0 +1,87 @@
+"""Run lowered programs on the CPU with torch. Compiled programs run on a device only."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whisperport.errors import BundleError, MissingPackageError, ProgramError
+from whisperport.runner import Array, Runner
+from whisperport.spec import ProgramSpec
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
+
+
+class TorchRunner(Runner):
+    """A lowered program, run by torch in float32."""
+
+    def __init__(self, spec: ProgramSpec, path: Path, target: str) -> None:
+        """
+        Args:
+            spec: the program's signature in the manifest.
+            path: of the lowered file.
+            target: name of the target, for errors.
+
+        Raises:
+            MissingPackageError: torch is not installed.
+            BundleError: the file cannot be read, contains code, or has another signature.
+        """
+        super().__init__(spec)
+        program = _read(path, target)
+        _check_signature(program.spec, spec, path.name)
+        self._module: Any = program.exported.module(check_guards=False)
+        self._structure = program.exported.call_spec.in_spec
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        flat = [torch.from_numpy(np.require(array, requirements="W")) for array in inputs]
+        arguments, named = pytree.tree_unflatten(flat, self._structure)
+        with torch.no_grad():
+            outputs = pytree.tree_leaves(self._module(*arguments, **named))
+        return [output.numpy() for output in outputs]
+
+
+def use_threads(threads: int | None) -> None:
+    """Set the number of CPU threads of torch in this process; None: torch chooses."""
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def _read(path: Path, target: str) -> "Program":
+    try:
+        from whisperport.programs.pt2 import read_pt2
+    except ImportError as error:
+        raise MissingPackageError(
+            f"cannot emulate the programs of `{target}`: torch is not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error
+    try:
+        return read_pt2(path)
+    except ProgramError as error:
+        raise BundleError(
+            f"cannot read the lowered program {path.name}",
+            why=f"{error.what}: {error.why}",
+            hint="export the bundle again with the installed torch",
+        ) from error
+
+
+def _check_signature(found: ProgramSpec, expected: ProgramSpec, file: str) -> None:
+    """Compare shapes and dtypes; the names of outputs are in the manifest only."""
+    for side, actual, wanted in (
+        ("inputs", found.inputs, expected.inputs),
+        ("outputs", found.outputs, expected.outputs),
+    ):
+        if [(t.shape, t.dtype) for t in actual] != [(t.shape, t.dtype) for t in wanted]:
+            raise BundleError(
+                f"{file} has another signature than the manifest lists",
+                why=f"its {side} are {[list(t.shape) for t in actual][:16]}; expected "
+                f"{[list(t.shape) for t in wanted][:16]}",
+                hint="export the bundle again",
+            )

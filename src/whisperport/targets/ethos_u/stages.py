@@ -1,0 +1,313 @@
+"""The stages of the compiler: quantize, compile, emulate. Run by `toolchain/driver.py`.
+
+This script needs torch, executorch with its Arm backend, ethos-u-vela and tosa-tools, and does not import
+whisperport: a copy of it is the `stages.py` of a work folder.
+
+    step.pt2, calibration set ─quantize─► quantized.pt2
+    quantized.pt2 ─compile─► step.pte, graph.tosa, tensors.json, estimate.csv
+    graph.tosa, tensors.json, inputs ─emulate─► outputs
+
+`emulate` runs graph.tosa, the quantized graph that Vela compiles, in the TOSA reference model. It does not
+run Vela's command stream, which is inside step.pte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("executorch", "ethos-u-vela", "tosa-tools", "torch")
+DTYPES = {"torch.int8": "int8", "torch.int16": "int16", "torch.int32": "int32"}
+
+
+class UnsupportedOperatorError(Exception):
+    """The NPU does not support operators of the program: they are outside of the delegated subgraph."""
+
+
+class CompilerExitError(Exception):
+    """Vela ended the process."""
+
+
+class OtherGraphError(Exception):
+    """The compiled graph has other inputs or outputs than the program."""
+
+
+def version() -> str:
+    """Return the versions of the packages, such as "executorch 1.5.1, ethos-u-vela 5.1.0, …".
+
+    Raises:
+        ImportError: one of them is not installed.
+    """
+    return ", ".join(f"{name} {installed_version(name)}" for name in PACKAGES)
+
+
+def check(version: str, settings: Mapping[str, Any]) -> str:
+    """Return why these versions do not support the job; "" if they do.
+
+    Args:
+        settings: `versions`, package -> first numbers of the only version that is known to work.
+    """
+    for name, wanted in settings["versions"].items():
+        found = re.search(rf"(?:^|, ){re.escape(name)} ([0-9.]+)", version)
+        numbers = [int(part) for part in re.findall("[0-9]+", found[1] if found else "")]
+        if numbers[: len(wanted)] != list(wanted):
+            expected = ".".join(map(str, wanted))
+            return f"{name} {expected} is needed; version {found[1] if found else 'unknown'} is installed"
+    return ""
+
+
+def _quantize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Quantize a program with Arm's quantizer and the calibration set."""
+    import torch
+    from executorch.backends.arm.ethosu import EthosUCompileSpec
+    from executorch.backends.arm.quantizer import EthosUQuantizer
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    own = program["settings"]
+    exported = torch.export.load(folder / own["model"])
+    quantizer = EthosUQuantizer(EthosUCompileSpec(own["accelerator"]))
+    quantizer.set_global(_configuration(own))
+    prepared = prepare_pt2e(exported.module(check_guards=False), quantizer)
+    samples = _samples(folder, own["calibration"])
+    with torch.no_grad():
+        for number, flat in enumerate(samples):
+            print("sample", number + 1, "of", len(samples), flush=True)
+            prepared(*_arguments(exported, flat))
+        converted = convert_pt2e(prepared)
+        example = _arguments(exported, samples[0])
+        quantized = torch.export.export(converted, example, strict=False)
+    partial = folder / "partial.quantized.pt2"
+    torch.export.save(quantized, partial)
+    os.replace(str(partial), str(folder / "quantized.pt2"))
+
+
+def _configuration(own: Mapping[str, Any]) -> Any:
+    """Return Arm's configuration for a precision, with other ranges for 16-bit activations.
+
+    Arm's own 16-bit configuration uses a histogram, which cuts rare large values off, and a smallest scale
+    of 2^-12, which is larger than many weights of an attention over 1500 positions. Here the range is the
+    largest value of the calibration set times `headroom`, and the smallest scale is 2^-24.
+    """
+    from dataclasses import replace
+
+    import torch
+    from executorch.backends.arm.quantizer import (
+        get_symmetric_a16w8_quantization_config,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e import MinMaxObserver
+    from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
+    if own["precision"] == "w8a8":
+        return get_symmetric_quantization_config()
+    headroom = float(own["headroom"])
+
+    class Range(MinMaxObserver):  # type: ignore[misc]  # ships no types
+        """The largest absolute value of the calibration set, times the headroom."""
+
+        def calculate_qparams(self) -> tuple[Any, Any]:
+            scale, zero_point = super().calculate_qparams()
+            return scale * headroom, zero_point
+
+    activation = QuantizationSpec(
+        dtype=torch.int16,
+        quant_min=-32767,
+        quant_max=32767,
+        qscheme=torch.per_tensor_symmetric,
+        observer_or_fake_quant_ctr=Range.with_args(eps=2.0**-24),
+    )
+    configuration = get_symmetric_a16w8_quantization_config()
+    return replace(configuration, input_activation=activation, output_activation=activation)
+
+
+def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Lower a quantized program to one subgraph for the NPU, and compile it with Vela."""
+    import torch
+    import torchao.quantization.pt2e  # noqa: F401  # defines the operators of quantized programs
+    from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    own = program["settings"]
+    made = folder / "vela"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    spec = EthosUCompileSpec(
+        own["accelerator"], system_config=own["system_config"], memory_mode=own["memory_mode"]
+    )
+    spec.dump_intermediate_artifacts_to(str(made))
+    quantized = torch.export.load(folder / "quantized.pt2")
+    started = time.monotonic()
+    try:
+        edge = to_edge_transform_and_lower(
+            {program["name"]: quantized}, partitioner=[EthosUPartitioner(spec)]
+        )
+    except SystemExit as error:
+        raise CompilerExitError(f"Vela ended with exit status {error.code}") from error
+    described = _tensors(edge.exported_program(program["name"]), own, made / "out.tosa")
+    content = edge.to_executorch().buffer
+    print("seconds of the compilation:", round(time.monotonic() - started, 1), flush=True)
+    (folder / "tensors.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+    os.replace(str(made / "out.tosa"), str(folder / "graph.tosa"))
+    (summary,) = (made / "output").glob("out_summary_*.csv")
+    os.replace(str(summary), str(folder / "estimate.csv"))
+    partial = folder / ("partial." + own["artifact"])
+    partial.write_bytes(content)
+    os.replace(str(partial), str(folder / own["artifact"]))
+
+
+def _tensors(exported: Any, own: Mapping[str, Any], graph: Path) -> dict[str, Any]:
+    """Return how the inputs and outputs of the NPU's graph follow from those of the program.
+
+    Raises:
+        UnsupportedOperatorError: an operator is outside of the NPU's only subgraph.
+        OtherGraphError: the subgraph's inputs cannot be found among the program's.
+    """
+    calls = [node for node in exported.graph.nodes if node.op == "call_function"]
+    delegates = [node for node in calls if node.target.__name__ == "executorch_call_delegate"]
+    others = [node.target.__name__ for node in calls if _kind(node) == "other"]
+    if others or len(delegates) != 1:
+        kinds = ", ".join(sorted(set(others))[:8])
+        raise UnsupportedOperatorError(
+            f"{len(others)} operators are outside of {len(delegates)} subgraphs for the NPU: {kinds}"
+        )
+    (delegate,) = delegates
+    lowered = getattr(exported.graph_module, delegate.args[0].target)
+    inner = list(lowered.original_module.graph_signature.user_inputs)
+    names = dict(zip(exported.graph_signature.user_inputs, own["inputs"]))  # noqa: B905  # Python 3.9
+    inputs = {
+        str(tensor): {"name": names[node.args[0].name], **_scale(node)}
+        for tensor, node in zip(inner, delegate.args[1:])  # noqa: B905
+        if _kind(node) == "quantize" and node.args[0].name in names
+    }
+    stated, results = _graph_tensors(graph)
+    missing = set(stated) - set(inputs)
+    if missing:
+        raise OtherGraphError(f"the inputs {sorted(missing)[:4]} are not those of the program")
+    (output,) = (node for node in exported.graph.nodes if node.op == "output")
+    outputs = [{"index": node.args[0].args[1], **_scale(node)} for node in output.args[0]]
+    if len(outputs) != len(own["outputs"]) or len(results) <= max(o["index"] for o in outputs):
+        raise OtherGraphError(f"it has {len(results)} outputs; expected {len(own['outputs'])}")
+    return {"inputs": [inputs[name] for name in stated], "outputs": outputs}
+
+
+def _kind(node: Any) -> str:
+    """Return what an undelegated node does: quantize, dequantize, delegate, or other."""
+    name = str(getattr(node.target, "__name__", node.target))
+    if "dequantize_per_tensor" in name:
+        return "dequantize"
+    if "quantize_per_tensor" in name:
+        return "quantize"
+    return "delegate" if name in ("executorch_call_delegate", "getitem") else "other"
+
+
+def _scale(node: Any) -> dict[str, Any]:
+    """Return the scale of a quantize or dequantize node, whose arguments torch names."""
+    _, scale, zero_point, low, high, dtype = node.args[:6]
+    return {
+        "scale": float(scale),
+        "zero_point": int(zero_point),
+        "low": int(low),
+        "high": int(high),
+        "dtype": DTYPES[str(dtype)],
+    }
+
+
+def _graph_tensors(path: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the inputs and of the outputs of a TOSA graph, in the order of the graph.
+
+    The order of the inputs is that of their first use, and not that of the program.
+    """
+    from tosa.TosaGraph import TosaGraph
+
+    block = TosaGraph.GetRootAs(path.read_bytes(), 0).Regions(0).Blocks(0)
+    inputs = [block.Inputs(i).decode("utf-8") for i in range(block.InputsLength())]
+    outputs = [block.Outputs(i).decode("utf-8") for i in range(block.OutputsLength())]
+    return inputs, outputs
+
+
+def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Run the TOSA graph in the reference model, once per sample."""
+    import numpy as np
+
+    own = program["settings"]
+    graph = (folder / "graph.tosa").read_bytes()
+    described = json.loads((folder / "tensors.json").read_text(encoding="utf-8"))
+    arrays = {
+        name: np.load(folder / file, mmap_mode="r", allow_pickle=False)
+        for name, file in own["emulated_inputs"].items()
+    }
+    samples = len(next(iter(arrays.values())))
+    results: list[list[Any]] = [[] for _ in own["emulated_outputs"]]
+    started = time.monotonic()
+    for sample in range(samples):
+        print("sample", sample + 1, "of", samples, flush=True)
+        given = {name: array[sample] for name, array in arrays.items()}
+        for made, output in zip(results, run_graph(graph, described, given)):  # noqa: B905
+            made.append(output)
+    print("seconds of the emulation, which tell nothing about the NPU:", end=" ")
+    print(round(time.monotonic() - started, 1), flush=True)
+    for file, made in zip(own["emulated_outputs"], results):  # noqa: B905
+        np.save(folder / file, np.stack(made), allow_pickle=False)
+
+
+def run_graph(graph: bytes, described: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[Any]:
+    """Run a TOSA graph in the reference model.
+
+    Args:
+        graph: the graph's flatbuffer.
+        described: the content of tensors.json.
+        inputs: name of the program's input -> float32 array.
+
+    Returns:
+        The program's outputs, float32.
+    """
+    import numpy as np
+    import tosa_reference_model
+
+    given = []
+    for tensor in described["inputs"]:
+        steps = np.rint(inputs[tensor["name"]] / np.float32(tensor["scale"]))
+        clipped = np.clip(steps + tensor["zero_point"], tensor["low"], tensor["high"])
+        given.append(np.ascontiguousarray(clipped.astype(tensor["dtype"])))
+    outputs, status = tosa_reference_model.run(graph, given, verbosity="NONE")
+    if status != tosa_reference_model.GraphStatus.TOSA_VALID:
+        raise OtherGraphError(f"the TOSA reference model reports {status}")
+    results = []
+    for tensor in described["outputs"]:
+        steps = np.asarray(outputs[tensor["index"]], np.float32) - tensor["zero_point"]
+        results.append(steps * np.float32(tensor["scale"]))
+    return results
+
+
+def _samples(folder: Path, files: Sequence[str]) -> list[list[Any]]:
+    """Return the calibration set: for each sample, the tensors of all inputs."""
+    import numpy as np
+    import torch
+
+    arrays = [np.load(folder / file, mmap_mode="r", allow_pickle=False) for file in files]
+    return [
+        [torch.from_numpy(np.array(array[sample])) for array in arrays]
+        for sample in range(len(arrays[0]))
+    ]
+
+
+def _arguments(exported: Any, flat: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments of an exported program: its inputs, in the lists that it expects."""
+    from torch.utils import _pytree as pytree
+
+    arguments, _ = pytree.tree_unflatten(list(flat), exported.call_spec.in_spec)
+    return tuple(arguments)
+
+
+STAGES: Mapping[str, Callable[[Path, Mapping[str, Any], Mapping[str, Any]], None]] = {
+    "quantize": _quantize,
+    "compile": _compile,
+    "emulate": _emulate,
+}

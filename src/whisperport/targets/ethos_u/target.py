@@ -1,0 +1,154 @@
+"""The targets: write programs for the compiler, and emulate them on the CPU."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+
+from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
+from whisperport.placement import Placement
+from whisperport.progress import Progress
+from whisperport.runner import Runner
+from whisperport.spec import Rejection
+from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.ethos_u import options as own_options
+from whisperport.targets.ethos_u.chips import Npu
+from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
+from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
+from whisperport.targets.ethos_u.specs import spec_of
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
+
+
+@final
+class EthosU(Target):
+    """The target for one NPU. Lowered programs can be emulated on the CPU before compilation."""
+
+    run_options: ClassVar[type[Any]] = own_options.RunOptions
+
+    def __init__(self, npu: Npu) -> None:
+        self.npu, self.spec = npu, spec_of(npu)
+        self.compiler = EthosUCompiler(npu)
+
+    def emulated_precision(self, precision: str) -> str:
+        """Return the precision of the lowered file: `compile` quantizes, not `export`."""
+        return "fp32"
+
+    def check(self, program: "Program") -> list[Rejection]:
+        from whisperport.targets.graph_check import rejections
+
+        return rejections(program, self.spec)
+
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        """Write each program in float32 to a file of torch.export with its weights."""
+        _import_torch(self.spec.name)  # before anything is written
+        for program in programs:
+            self._check_supported(program)
+        own = folder / self.spec.name
+        own.mkdir(exist_ok=True)
+        return [
+            self._lowered(program, own / f"{program.name}{LOWERED}", folder, progress)
+            for program in programs
+        ]
+
+    def lower_file(
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one program in float32 to a file of torch.export with its weights."""
+        if simplify:
+            return super().lower_file(program, path, progress, simplify=True)
+        _import_torch(self.spec.name)
+        entry = self._lowered(program, path.with_suffix(LOWERED), path.parent, progress)
+        return entry, dict(entry.delegation)
+
+    def _check_supported(self, program: "Program") -> None:
+        rejected = self.check(program)
+        if rejected:
+            raise LoweringError(
+                f"`{self.spec.name}` does not support the program `{program.name}`",
+                why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
+                hint="place it on the fallback target: `--placement "
+                f"{program.name}={self.spec.fallback}`",
+            )
+
+    def _lowered(
+        self, program: "Program", path: Path, folder: Path, progress: Progress
+    ) -> ProgramEntry:
+        import torch
+
+        progress(f"writing {program.name} for {self.spec.name}")
+        torch.export.save(program.exported, path)
+        return ProgramEntry(
+            spec=program.spec,
+            placement=Placement(self.spec.name),
+            method=program.name,
+            files=(path.relative_to(folder).as_posix(),),
+            delegation={"delegated": 0, "subgraphs": 0, "undelegated": []},
+        )
+
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        """Load lowered programs for emulation.
+
+        Raises:
+            UsageError: the options do not choose emulation: compiled files run on a device only.
+            BundleError: a file is missing or damaged, or a program is not compiled.
+            MissingPackageError: torch is not installed.
+        """
+        chosen = cast(own_options.RunOptions, options.of(self))
+        if chosen.emulation:
+            _import_torch(self.spec.name)
+            use_threads(options.threads)
+            return {
+                entry.spec.name: TorchRunner(
+                    entry.spec, regular_file(folder, self._file(entry, LOWERED)), self.spec.name
+                )
+                for entry in entries
+            }
+        for entry in entries:
+            regular_file(folder, self._file(entry, COMPILED))
+        raise UsageError(
+            f"the compiled programs of `{self.spec.name}` do not run on this machine",
+            why="they run on a chip with the NPU, in an ExecuTorch runner that contains its delegate; "
+            "ExecuTorch's Python package has no such delegate",
+            hint=f"emulate them on the CPU with `--run-option {self.spec.name}.emulation=torch`, or "
+            f"copy the {COMPILED} files to the device; docs/how-to/ethos-u85.md describes it",
+        )
+
+    def _file(self, entry: ProgramEntry, suffix: str) -> str:
+        """Return the file of a program with this suffix.
+
+        Raises:
+            BundleError: the program has no such file.
+        """
+        for file in entry.files:
+            if file.endswith(suffix):
+                return file
+        name, listed = self.spec.name, ", ".join(entry.files)
+        if suffix == COMPILED:
+            raise BundleError(
+                f"`{entry.spec.name}` is not compiled for `{name}` yet",
+                why=f"the bundle contains {listed} for the compiler, and no {COMPILED} file",
+                hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
+                f"`--run-option {name}.emulation=torch`",
+            )
+        raise BundleError(
+            f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
+            why=f"the bundle contains {listed}, and no {LOWERED} file",
+            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
+        )
+
+
+def _import_torch(target: str) -> None:
+    try:
+        import torch.export  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            f"cannot use `{target}`: torch is not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error

@@ -1,0 +1,117 @@
+"""Exported bundles, without the compiler: what they hold, and what runs here."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.compiling import CompileOptions, compile
+from whisperport.errors import BundleError, MissingPackageError, UsageError
+from whisperport.programs.program import Program, trace
+from whisperport.spec import TensorSpec
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.ethos_u.chips import NPUS
+
+TARGET = get_target("ethos-u85")
+EMULATED = RunOptions(threads=1, options={"ethos-u85.emulation": "torch"})
+
+
+def scaled(value: float = 2.0) -> Program:
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def forward(self, pair: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+            return pair[0] * value, pair[1] + pair[0]
+
+    pair = [torch.zeros(1, 3), torch.zeros(1, 3)]
+    return trace("scaled", Scaled(), (pair,), ["double", "sum"])
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Any:
+    (made,) = TARGET.lower([scaled()], tmp_path, lambda _: None)
+    return made
+
+
+def test_a_lowered_program_is_one_file_of_torch_export_in_float32(entry, tmp_path):
+    assert entry.files == ("ethos-u85/scaled.pt2",)
+    assert TARGET.emulated_precision("w8a16") == "fp32"
+    assert (tmp_path / entry.files[0]).read_bytes()[:2] == b"PK"
+
+
+def test_inputs_and_outputs_of_an_emulated_program_keep_their_names_and_order(entry, tmp_path):
+    runner = TARGET.load(tmp_path, [entry], EMULATED)["scaled"]
+    first, second = (tensor.name for tensor in entry.spec.inputs)
+    given = {first: np.full((1, 3), 3, np.float32), second: np.full((1, 3), 10, np.float32)}
+
+    outputs = runner.run(given)
+
+    assert list(outputs) == ["double", "sum"]
+    np.testing.assert_array_equal(outputs["double"], np.full((1, 3), 6))
+    np.testing.assert_array_equal(outputs["sum"], np.full((1, 3), 13))
+    np.testing.assert_array_equal(given[first], np.full((1, 3), 3))
+
+
+def test_a_program_that_is_not_compiled_says_so(entry, tmp_path):
+    with pytest.raises(
+        BundleError, match=r"`scaled` is not compiled for `ethos-u85` yet"
+    ) as missing:
+        TARGET.load(tmp_path, [entry], RunOptions())
+
+    assert "whisperport compile BUNDLE" in missing.value.hint
+    assert "ethos-u85.emulation=torch" in missing.value.hint
+
+
+def test_a_compiled_program_does_not_run_here_and_the_error_says_where(entry, tmp_path):
+    (tmp_path / "ethos-u85" / "scaled.pte").write_bytes(b"compiled")
+    compiled = replace(entry, files=("ethos-u85/scaled.pte", *entry.files))
+
+    with pytest.raises(UsageError, match="do not run on this machine") as refused:
+        TARGET.load(tmp_path, [compiled], RunOptions())
+
+    assert "delegate" in refused.value.why
+    page = "docs/how-to/ethos-u85.md"
+    assert page in refused.value.hint
+    assert (Path(__file__).parents[3] / page).is_file()
+
+
+def test_a_lowered_file_of_another_signature_is_rejected(entry, tmp_path):
+    other = replace(entry.spec, outputs=(TensorSpec("double", (1, 4)), entry.spec.outputs[1]))
+
+    with pytest.raises(BundleError, match="another signature"):
+        TARGET.load(tmp_path, [replace(entry, spec=other)], EMULATED)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04.", bytes(4000)])
+def test_a_damaged_lowered_file_is_rejected(entry, tmp_path, content):
+    (tmp_path / entry.files[0]).write_bytes(content)
+
+    with pytest.raises(BundleError, match=r"cannot read the lowered program scaled.pt2"):
+        TARGET.load(tmp_path, [entry], EMULATED)
+
+
+def test_there_is_a_target_for_each_npu_and_it_names_its_precisions():
+    for npu in NPUS:
+        target = get_target(npu.name)
+        assert target.spec.precisions == npu.precisions
+        assert target.compiler.toolchain == "ethos-u"
+
+
+def test_without_the_compiler_the_work_folder_is_prepared_and_the_error_says_what_to_do(
+    micro_on_npu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WHISPERPORT_TOOLCHAIN_ETHOS_U", raising=False)
+    calibration = micro_on_npu.with_name("calibration.npy")
+    options = CompileOptions(calibration=calibration, work=tmp_path / "work", threads=1)
+
+    with pytest.raises(MissingPackageError, match="is not installed here") as missing:
+        compile(micro_on_npu, options)
+
+    assert "WHISPERPORT_TOOLCHAIN_ETHOS_U" in missing.value.hint
+    assert "executorch[ethos-u]" in missing.value.hint
+    folder = tmp_path / "work" / "ethos-u85" / "encoder"
+    assert (folder / "encoder.pt2").is_file()
+    assert np.load(folder / "calibration_mel.npy").shape == (32, 1, 8, 20)
+    assert (folder.parent / "compile.py").is_file()

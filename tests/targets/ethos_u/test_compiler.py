@@ -1,0 +1,332 @@
+"""The plan of the compiler, the check of its files, its errors, and the stage script without its SDK."""
+
+import re
+import sys
+import types
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from whisperport.compile_errors import compile_error
+from whisperport.dims import Dims
+from whisperport.errors import LoweringError, UsageError
+from whisperport.placing import PlacementRequest, place
+from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets import get_target
+from whisperport.targets.compiler import CompileRequest
+from whisperport.targets.ethos_u import stages
+from whisperport.targets.ethos_u.chips import NPUS, U55, U65, U85
+from whisperport.targets.ethos_u.compiler import VERSIONS, EthosUCompiler
+from whisperport.targets.ethos_u.options import CompileOptions
+from whisperport.targets.options import parse_options
+from whisperport.toolchain import Failure, driver, prepare
+from whisperport.toolchain.work import Job
+
+from ...micro import DIMS
+from .pte_file import CONVERSIONS, pte_bytes
+
+MEL, FEATURES = (1, 8, 20), (1, 10, 16)
+ENCODER = ProgramSpec("encoder", (TensorSpec("mel", MEL),), (TensorSpec("features", FEATURES),))
+PROGRAMS = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align")
+INSTALLED = "executorch 1.5.1, ethos-u-vela 5.1.0, tosa-tools 2026.5.0, torch 2.13.0+cpu"
+
+
+def request(folder: Path, dims: Dims = DIMS, **options) -> CompileRequest:
+    return CompileRequest(
+        spec=ENCODER,
+        dims=dims,
+        options=CompileOptions(**options),
+        folder=folder,
+        files=("encoder.pt2",),
+        arrays=("calibration_mel.npy",),
+        samples=2,
+        emulation=("emulated_mel.npy",) if options.get("emulate", 2) else (),
+    )
+
+
+# What is asked of the compiler ----------------------------------------------------------------------
+
+
+@pytest.fixture(params=NPUS, ids=lambda npu: npu.name)
+def npu(request):
+    return request.param
+
+
+def test_every_value_of_an_npu_has_a_source(npu):
+    assert set(npu.sources) == {field.name for field in fields(npu)} - {"name", "sources"}
+    assert all(npu.sources.values())
+
+
+def test_the_stages_quantize_compile_and_run_the_graph_that_was_compiled(tmp_path):
+    plan = EthosUCompiler(U85).plan(request(tmp_path))
+
+    assert [stage.name for stage in plan.stages] == ["quantize", "compile", "emulate"]
+    quantize, compiled, emulate = plan.stages
+    assert quantize.reads == ("encoder.pt2", "calibration_mel.npy")
+    assert compiled.reads == quantize.writes
+    assert plan.artifact in compiled.writes
+    assert set(emulate.reads) - {"emulated_mel.npy"} < set(compiled.writes)
+    assert plan.settings["emulated_inputs"] == {"mel": "emulated_mel.npy"}
+    assert set(stages.STAGES) == {stage.name for stage in plan.stages}
+
+
+def test_without_emulation_nothing_is_run_and_nothing_is_compared(tmp_path):
+    compiler = EthosUCompiler(U85)
+
+    plan = compiler.plan(request(tmp_path, emulate=0))
+
+    assert [stage.name for stage in plan.stages] == ["quantize", "compile"]
+    assert compiler.emulation(ENCODER, CompileOptions(emulate=0)) is None
+
+
+def test_what_the_reference_model_computes_is_never_called_a_simulation():
+    need = EthosUCompiler(U85).emulation(ENCODER, CompileOptions())
+
+    assert need.kind == "emulated"  # the TOSA graph is not the command stream
+    assert need.decides
+
+
+@pytest.mark.parametrize("precision", U85.precisions)
+def test_a_program_is_quantized_in_its_own_precision(tmp_path, precision):
+    settings = EthosUCompiler(U85).in_precision(precision).plan(request(tmp_path)).settings
+
+    assert settings["precision"] == precision
+
+
+def test_every_size_and_memory_system_of_an_npu_is_an_option(tmp_path, npu):
+    for name, allowed in (
+        ("macs", npu.macs),
+        ("system_config", npu.system_configs),
+        ("memory_mode", npu.memory_modes),
+    ):
+        for value in allowed:
+            settings = EthosUCompiler(npu).plan(request(tmp_path, **{name: value})).settings
+            if name == "macs":
+                assert settings["accelerator"] == f"{npu.name}-{value}"
+            else:
+                assert settings[name] == value
+
+
+@pytest.mark.parametrize(
+    ("npu", "option", "value"),
+    [
+        (U85, "macs", 32),
+        (U65, "macs", 128),
+        (U55, "memory_mode", "Dedicated_Sram_384KB"),
+        (U65, "system_config", "Ethos_U85_SYS_DRAM_Mid"),
+    ],
+    ids=str,
+)
+def test_what_an_npu_does_not_have_is_a_usage_error_that_lists_what_it_has(
+    tmp_path, npu, option, value
+):
+    with pytest.raises(UsageError, match=str(value)) as refused:
+        EthosUCompiler(npu).plan(request(tmp_path, **{option: value}))
+
+    assert f"{npu.name}.{option.replace('_', '-')}" in refused.value.what
+    assert "expected one of" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("macs", "16"), ("macs", "many"), ("headroom", "0"), ("emulate", "-1")],
+)
+def test_an_option_out_of_its_range_is_a_usage_error(name, value):
+    with pytest.raises(UsageError):
+        parse_options(CompileOptions, {name: value}, "ethos-u85")
+
+
+@pytest.mark.parametrize("on_npu", [("encoder",), ("encoder", "cross_kv"), PROGRAMS])
+def test_the_encoder_alone_with_cross_kv_and_everything_are_placements(on_npu):
+    asked = PlacementRequest(target="onnxruntime", programs=dict.fromkeys(on_npu, "ethos-u85"))
+
+    placed = place(asked, PROGRAMS)
+
+    found = {name for name, one in placed.placements.items() if one.target == "ethos-u85"}
+    assert found == set(on_npu)
+    assert {placed.placements[name].precision for name in on_npu} == {"w8a16"}
+
+
+def test_a_precision_that_the_npu_lacks_is_a_usage_error():
+    with pytest.raises(UsageError, match="fp16") as refused:
+        place(PlacementRequest(target="ethos-u85", precision="fp16"), PROGRAMS)
+
+    assert "w8a16, w8a8" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["ethos-u65", "ethos-u55"])
+def test_npus_without_16_bit_matrix_multiplications_have_8_bits_only(name):
+    asked = PlacementRequest(target="onnxruntime", programs={"encoder": name})
+    assert place(asked, PROGRAMS).placements["encoder"].precision == "w8a8"
+
+    with pytest.raises(UsageError, match="w8a16"):
+        place(PlacementRequest(target=name, precision="w8a16"), PROGRAMS)
+
+
+# What the compiler wrote ----------------------------------------------------------------------------
+
+
+def written(tmp_path: Path, **given) -> Path:
+    path = tmp_path / "encoder.pte"
+    path.write_bytes(pte_bytes([MEL], [FEATURES], **given))
+    return path
+
+
+def test_one_subgraph_and_the_conversions_around_it_are_accepted(tmp_path):
+    facts = EthosUCompiler(U85).check(written(tmp_path), ENCODER)
+
+    assert facts["subgraphs"] == 1
+    assert facts["compiled_for"] == "ethos-u85-256"
+    assert facts["plan"] == {"NPU subgraphs": 1, "CPU conversions": 2}
+    assert facts["estimate"] == {}  # there is no file with it
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"subgraphs": 2}, "2 subgraphs, and 0 operators"),
+        ({"subgraphs": 0}, "0 subgraphs"),
+        (
+            {"operators": (*CONVERSIONS, ("aten::bmm", "out"))},
+            "1 operators on the CPU: aten::bmm.out",
+        ),
+    ],
+)
+def test_a_program_of_several_parts_is_rejected(tmp_path, given, why):
+    with pytest.raises(LoweringError, match="`encoder` is not one subgraph") as rejected:
+        EthosUCompiler(U85).check(written(tmp_path, **given), ENCODER)
+
+    assert why in rejected.value.why
+    assert "--placement encoder=onnxruntime" in rejected.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "words"),
+    [
+        ("UnsupportedOperatorError", "compile", "--placement encoder=onnxruntime"),
+        ("OtherGraphError", "compile", "--placement encoder=onnxruntime"),
+        ("CompilerExitError", "compile", "ethos-u85.memory-mode"),
+        ("MemoryError", "quantize", "more memory"),
+        ("ValueError", "compile", "finished stages are kept"),
+        ("OtherGraphError", "emulate", "ethos-u85.emulate=0"),
+    ],
+)
+def test_a_failed_stage_says_what_to_do(tmp_path, kind, stage, words):
+    failure = Failure(
+        kind="failed", message="why", program="encoder", stage=stage, classes=(kind, "Exception")
+    )
+
+    error = compile_error(get_target("ethos-u85"), failure, tmp_path, None)
+
+    assert words in error.hint
+    assert not re.search(r"\{\w+\}", error.what + error.hint)
+    assert "encoder" in error.why
+
+
+def test_a_killed_compiler_is_reported_with_its_stage(tmp_path):
+    message = "the system killed the process, most likely because memory ran out"
+    failure = Failure(kind="died", message=message, program="step", stage="compile")
+
+    error = compile_error(get_target("ethos-u85"), failure, tmp_path, None)
+
+    assert message in error.why
+    assert "step, compile" in error.why
+
+
+# The stage script, without its SDK ------------------------------------------------------------------
+
+
+def test_without_its_packages_the_work_folder_is_complete_and_says_what_is_missing(tmp_path):
+    pytest.importorskip("executorch")  # a part of the toolchain, but not all of it
+    compiler = EthosUCompiler(U85)
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    (folder / "encoder.pt2").write_bytes(b"pt2")
+    np.save(folder / "calibration_mel.npy", np.zeros((2, *MEL), np.float32))
+    plan = compiler.plan(request(folder, emulate=0))
+    job = Job(name="encoder", stages=plan.stages, settings=plan.settings)
+    prepare(tmp_path, compiler.script, compiler.settings(), [job])
+    events = []
+
+    with pytest.raises(driver.StopError):
+        driver.run(tmp_path, lambda event, **facts: events.append({"event": event, **facts}))
+
+    assert events[-1]["event"] == "missing"
+    assert "ethos-u-vela" in events[-1]["message"]
+
+
+def test_the_versions_that_were_tried_are_supported():
+    assert stages.check(INSTALLED, {"versions": VERSIONS}) == ""
+
+
+@pytest.mark.parametrize(
+    ("installed", "why"),
+    [
+        (
+            INSTALLED.replace("vela 5.1.0", "vela 4.5.0"),
+            "ethos-u-vela 5.1 is needed; version 4.5.0",
+        ),
+        (INSTALLED.replace("executorch 1.5.1", "executorch 1.2.0"), "executorch 1.5 is needed"),
+        (INSTALLED.replace("torch 2.13.0", "torch 2.9.1"), "torch 2.13 is needed; version 2.9.1"),
+        ("executorch 1.5.1", "ethos-u-vela 5.1 is needed; version unknown"),
+    ],
+)
+def test_other_versions_are_rejected_by_name(installed, why):
+    assert why in stages.check(installed, {"versions": VERSIONS})
+
+
+@pytest.fixture
+def reference_model(monkeypatch):
+    """A reference model that returns its inputs, the last one first."""
+    fake = types.ModuleType("tosa_reference_model")
+    fake.GraphStatus = types.SimpleNamespace(TOSA_VALID="valid")
+    fake.status = "valid"
+    fake.given = []
+
+    def run(graph, inputs, *, verbosity):
+        fake.given[:] = inputs
+        return list(reversed(inputs)), fake.status
+
+    fake.run = run
+    monkeypatch.setitem(sys.modules, "tosa_reference_model", fake)
+    return fake
+
+
+def tensor(name: str, scale: float, zero_point: int = 0, dtype: str = "int16") -> dict:
+    low, high = (-32767, 32767) if dtype == "int16" else (-128, 127)
+    return {
+        "name": name,
+        "scale": scale,
+        "zero_point": zero_point,
+        "low": low,
+        "high": high,
+        "dtype": dtype,
+    }
+
+
+def test_inputs_reach_the_graph_by_name_in_its_own_order_as_integers(reference_model):
+    described = {
+        "inputs": [tensor("mask", 2.0, 3, "int8"), tensor("x", 0.5)],
+        "outputs": [{**tensor("", 0.25, 1), "index": 0}, {**tensor("", 1.0), "index": 1}],
+    }
+    x, mask = np.array([[1.0, -2.25]], np.float32), np.array([-64.0, 1e9, -1e9], np.float32)
+
+    first, second = stages.run_graph(b"", described, {"x": x, "mask": mask})
+
+    given_mask, given_x = reference_model.given
+    assert (given_mask.dtype, given_x.dtype) == (np.int8, np.int16)
+    np.testing.assert_array_equal(given_mask, [-29, 127, -128])  # clipped, not wrapped
+    np.testing.assert_array_equal(given_x, [[2, -4]])  # half to even
+    np.testing.assert_array_equal(first, [[0.25, -1.25]])
+    np.testing.assert_array_equal(second, [-29, 127, -128])
+    assert first.dtype == np.float32
+
+
+def test_a_graph_that_the_reference_model_rejects_is_an_error(reference_model):
+    reference_model.status = "unpredictable"
+    described = {"inputs": [tensor("x", 0.5)], "outputs": [{**tensor("", 1.0), "index": 0}]}
+
+    with pytest.raises(stages.OtherGraphError, match="unpredictable"):
+        stages.run_graph(b"", described, {"x": np.zeros((1, 2), np.float32)})

@@ -1,0 +1,111 @@
+"""Compile a random model of a few kilobytes with the real compiler, and run its graph.
+
+Skipped where the variable of the toolchain is not set: it needs an environment of its own.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.compiling import CompileOptions, compile
+from whisperport.errors import UsageError, VerificationError
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.ethos_u.chips import NPUS, U85
+from whisperport.targets.ethos_u.pte import read_pte
+from whisperport.toolchain import variable
+
+from .conftest import NPU_PROGRAMS
+
+VARIABLE = variable("ethos-u")
+PYTHON = os.environ.get(VARIABLE, "")
+ONE = RunOptions(threads=1)
+EMULATED = RunOptions(threads=1, options={"ethos-u85.emulation": "torch"})
+
+pytestmark = pytest.mark.skipif(not PYTHON, reason=f"needs the compiler: set {VARIABLE}")
+
+
+@pytest.fixture(scope="module")
+def compiled(micro_on_npu: Path) -> Bundle:
+    bundle = shutil.copytree(micro_on_npu, micro_on_npu.with_name("compiled"))
+    options = CompileOptions(
+        calibration=micro_on_npu.with_name("calibration.npy"), threads=1, allow_unverified=True
+    )
+    return compile(bundle, options).bundle
+
+
+def test_each_program_is_one_subgraph_and_its_graph_agrees_with_float32(compiled):
+    for name in NPU_PROGRAMS:
+        entry = compiled.manifest.program(name)
+        found = read_pte(compiled.path(entry.files[0]))
+        assert (found.subgraphs, found.accelerator) == (1, "ethos-u85-256")
+        assert entry.delegation["estimate"]["estimated_s"] > 0
+        assert compiled.manifest.status(name) == "compiled here"
+        (run,) = (
+            one
+            for one in compiled.manifest.evidence(name)
+            if one.kind == "emulated" and any(file.endswith(".tosa") for file in one.files)
+        )
+        arrays = [check for check in run.checks if check.level == "arrays"]
+        assert arrays
+        assert [check.reason for check in arrays if not check.passed] == []
+
+
+def test_a_compiled_program_does_not_run_here_and_is_emulated(compiled):
+    target = get_target("ethos-u85")
+    entries = [compiled.manifest.program(name) for name in NPU_PROGRAMS]
+
+    with pytest.raises(UsageError, match="do not run on this machine"):
+        target.load(compiled.folder, entries, ONE)
+    assert set(target.load(compiled.folder, entries, EMULATED)) == set(NPU_PROGRAMS)
+
+
+def test_a_program_that_disagrees_is_not_written(micro_on_npu, tmp_path):
+    """A range that is much too large leaves few steps for all values."""
+    bundle = shutil.copytree(micro_on_npu, tmp_path / "bundle")
+    before = (bundle / "manifest.json").read_bytes()
+    calibration = np.load(micro_on_npu.with_name("calibration.npy")).copy()
+    calibration[0] *= 1e5
+    np.save(tmp_path / "calibration.npy", calibration)
+    options = CompileOptions(calibration=tmp_path / "calibration.npy", threads=1, force=True)
+
+    with pytest.raises(VerificationError, match="disagree with their reference") as refused:
+        compile(bundle, options)
+
+    assert "dB" in refused.value.why
+    assert (bundle / "manifest.json").read_bytes() == before
+
+
+def test_defaults_are_names_that_executorch_and_vela_know():
+    script = (
+        "import json, sys\n"
+        "from executorch.backends.arm.ethosu import EthosUCompileSpec as S\n"
+        "names = sys.argv[1:]\n"
+        "print(json.dumps([S._default_system_config_and_memory_mode(n, None, None) for n in names]))\n"
+    )
+    done = subprocess.run(
+        [PYTHON, "-c", script, *(npu.name for npu in NPUS)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    for npu, (system, mode) in zip(NPUS, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert system == npu.system_configs[0]
+        assert mode in npu.memory_modes
+
+
+def test_the_compilers_own_table_has_every_number_of_mac_units():
+    script = (
+        "from ethosu.vela.architecture_features import Accelerator as A; print(A.member_list())"
+    )
+    done = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=True)
+
+    assert all(npu.accelerator(macs) in done.stdout for npu in NPUS for macs in npu.macs)
+    assert replace(U85, name="ethos-u95").accelerator(256) not in done.stdout
