@@ -49,9 +49,7 @@ SAMPLED = 40_000  # values that are compared in step 2
 COARSE = 4  # every so many sampled frames are compared with repeated ones
 SIMPLER = 0.01  # of two equally similar hypotheses, that with fewer causes is fitted first
 LEAST = 0.1  # similarity below which a hypothesis is not fitted
-LEAST_OF_PAIRS = (
-    0.45  # to any wrong input, below which no two mistakes are tried: normal values have 0.4
-)
+LEAST_OF_PAIRS = 0.65  # to any wrong input, if two mistakes are tried: these have at least 0.7
 LONGEST_EXTRA = 0.5  # part of the output's size that may precede or follow it
 SMALLEST_PART = 0.02  # part of the output that a truncated file must hold
 
@@ -365,13 +363,14 @@ def _best_of(
     small = thorough and bool(references) and references[0].array.size < SMALL
     count = FITTED_IF_SMALL if small else FITTED
     pairs = heapq.nlargest(count, _scored(candidates, references), key=lambda pair: pair[0])
-    if thorough and references:  # blocks and frames in another order leave no similarity
-        own = references[0]
-        fitted = {(id(candidate), id(reference)) for _, candidate, reference in pairs}
-        for c in candidates:
-            usual = not (c.layout.findings or c.findings) and c.layout.shape == own.array.shape
-            if usual and (id(c), id(own)) not in fitted:
-                pairs.append((LEAST, c, own))
+    if thorough:  # blocks and frames in another order leave no similarity
+        chosen = {(id(candidate), id(reference)) for _, candidate, reference in pairs}
+        for reference in references if small else references[:1]:
+            for c in candidates:
+                usual = not (c.layout.findings or c.findings)
+                fits = usual and c.layout.shape == reference.array.shape
+                if fits and (id(c), id(reference)) not in chosen:
+                    pairs.append((LEAST, c, reference))
     for similarity, candidate, reference in pairs:
         if best is not None and (
             (similarity < LEAST and not small)
