@@ -4,6 +4,7 @@ Width 64, 2 heads, 2 + 2 layers, 100 encoder positions (2 s), vocabulary 51865 u
 All weights are random, including biases and norms, so that a missing or exchanged bias changes the outputs.
 """
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ Make = Callable[..., Any]
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("new", deadline=None)
 hypothesis.settings.load_profile("same")
+
+# A shell starts a job in the background with SIGINT ignored, and all its children inherit that. The tests of
+# Ctrl-C mean a program that was started in the foreground.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
