@@ -45,6 +45,12 @@ def module_at(path: str):
 GENERATED = module_at("docs/make_reference.py").pages()
 
 
+def test_the_page_of_npu_compilers_shows_the_newest_measurement():
+    script = module_at("docs/npu_page.py")
+
+    assert script.PAGE.read_text(encoding="utf-8") == script.npu_page(), "run `make docs`"
+
+
 @pytest.mark.parametrize("page", GENERATED, ids=name_of)
 def test_a_generated_page_is_current(page):
     assert page.read_text(encoding="utf-8") == GENERATED[page], "run `make docs`"

@@ -1,0 +1,140 @@
+"""What the NPU compilers that are installed here make of the embedded model, chip by chip.
+
+    python benchmarks/npu.py [--target NAME ...] [--clips N]
+
+For every target with a vendor's compiler on this machine, and every precision of it, the embedded model is
+exported and compiled, and run in the vendor's simulator where there is one. A precision that whisperport
+refuses is listed with the numbers of the refusal. Toolchains in interpreters of their own are found as by
+`whisperport compile`, through WHISPERPORT_TOOLCHAIN_NAME.
+
+Writes `results/npu_DATE.json` after every chip; chips that are not run again are copied from the newest
+earlier file. `python docs/make_reference.py` makes the table of docs/reference/npu-compilers.md from it.
+Seconds are those of the compiler and the simulator on this machine, never of a chip.
+"""
+
+import argparse
+import datetime
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from whisperport.atomic import write_atomic
+from whisperport.bundle import Bundle
+from whisperport.bundle.evidence_json import check_to_json
+from whisperport.checkpoint import Checkpoint, load_checkpoint
+from whisperport.cli.console import stages
+from whisperport.compiling import Compiled, CompileOptions, compile
+from whisperport.errors import WhisperportError
+from whisperport.exporting import ExportOptions, export
+from whisperport.progress import Progress
+from whisperport.targets import TARGETS, Target
+from whisperport.targets.options import describe
+from whisperport.verification import machine
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    """Measure, and write the results of each chip as soon as they are there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--target", action="append", help="a chip; default: all")
+    parser.add_argument("--precision", action="append", help="a precision; default: all of a chip")
+    parser.add_argument("--clips", type=int, default=2, help="clips to simulate; default: 2")
+    chosen = parser.parse_args()
+    checkpoint = load_checkpoint("default")
+    rows = newest()
+    with stages() as progress:
+        for target, precision in _asked(chosen.target, chosen.precision):
+            row = _measured(checkpoint, target, precision, chosen.clips, progress)
+            rows = [one for one in rows if _key(one) != _key(row)] + [row]
+            date = datetime.datetime.now(datetime.UTC).date().isoformat()
+            text = json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n"
+            write_atomic(RESULTS / f"npu_{date}.json", text.encode("utf-8"))
+
+
+def newest() -> list[dict[str, Any]]:
+    """Return the rows of the newest results; none if nothing was measured yet."""
+    files = sorted(RESULTS.glob("npu_*.json"))
+    return list(json.loads(files[-1].read_text(encoding="utf-8"))["rows"]) if files else []
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str]:
+    return row["target"], row["precision"]
+
+
+def _asked(targets: list[str] | None, precisions: list[str] | None) -> Iterator[tuple[Target, str]]:
+    for target in TARGETS:
+        if targets and target.spec.name not in targets:
+            continue
+        if target.compiler is None or target.compiler.installed({}) is None:
+            continue
+        for precision in target.spec.precisions:
+            if precisions is None or precision in precisions:
+                yield target, precision
+
+
+def _measured(
+    checkpoint: Checkpoint, target: Target, precision: str, clips: int, progress: Progress
+) -> dict[str, Any]:
+    """Return the row of a chip in a precision: what was compiled and simulated, or why it was refused."""
+    name = target.spec.name
+    row: dict[str, Any] = {
+        "target": name,
+        "precision": precision,
+        "machine": machine(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "refused": "",
+        "programs": [],
+    }
+    reason = target.unsupported("encoder", precision)
+    if reason:
+        return {**row, "refused": reason}
+    assert target.compiler is not None
+    known = {option.name for option in describe(target.compiler.options)}
+    options = {f"{name}.simulate": str(clips)} if "simulate" in known else {}
+    with TemporaryDirectory() as folder:
+        started = time.monotonic()
+        try:
+            bundle = export(
+                checkpoint,
+                name,
+                Path(folder) / name,
+                ExportOptions(precision=precision),
+                progress=progress,
+            )
+            row["export_s"] = round(time.monotonic() - started, 1)
+            started = time.monotonic()
+            # The few shipped recordings are enough to compare precisions.
+            asked = CompileOptions(force=True, options=options)
+            compiled = compile(bundle.folder, asked, progress=progress)
+        except WhisperportError as error:
+            return {**row, "refused": f"{error}: {error.why}"}
+        row["compile_s"] = round(time.monotonic() - started, 1)
+        return {**row, "programs": _programs(compiled)}
+
+
+def _programs(compiled: Compiled) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": one.name,
+            "target": one.target,
+            "bytes": one.bytes,
+            "compiler": one.compiler,
+            "samples": one.samples,
+            "kinds": _kinds(compiled.bundle, one.name),
+            "checks": [check_to_json(check) for check in one.emulation],
+            "notes": list(one.notes),
+        }
+        for one in compiled.programs
+    ]
+
+
+def _kinds(bundle: Bundle, program: str) -> list[str]:
+    return sorted({evidence.kind for evidence in bundle.manifest.evidence(program)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Generate the page of what NPU compilers made of the embedded model, from benchmarks/npu.py's results.
+
+    python docs/npu_page.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+PAGE = Path(__file__).parent / "reference" / "npu-compilers.md"
+
+HEAD = """\
+# NPU compilers: what they made of the embedded model
+
+For each chip whose compiler was installed on the machine that measured, the model `default` was
+exported, compiled, and run in the vendor's simulator where there is one (`python benchmarks/npu.py`).
+No chip was used. *Evidence* says what was done with the compiled programs. *dB* is the lowest signal-
+to-quantization-noise ratio of any output of the program against PyTorch in float32, over the simulated
+clips; *-* means that no output was compared. *Tokens* counts clips of which every token equals the one
+that PyTorch decodes, with all programs on the NPU; *WER* is the change of the word error rate on these
+clips. *Size* is that of all compiled programs. *Time* is that of the compiler and the simulator on the
+measuring machine; it says nothing about the chip.
+
+"""
+COLUMNS = (
+    "Chip",
+    "Precision",
+    "Evidence",
+    "Programs",
+    "Encoder dB",
+    "Step dB",
+    "Tokens",
+    "WER",
+    "Size",
+    "Time",
+)
+EVIDENCE = {"simulated": "simulated", "emulated": "emulated on the CPU", "compiled": "compiled"}
+
+
+def npu_page() -> str:
+    """Return the page: a table of chips and precisions, and what was refused with its reason."""
+    rows = sorted(_newest(), key=lambda row: (row["target"], row["precision"]))
+    written = [row for row in rows if not row["refused"]]
+    refused = [row for row in rows if row["refused"]]
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines += [f"| {' | '.join(_cells(row))} |" for row in written]
+    text = HEAD + "\n".join(lines) + "\n"
+    if refused:
+        text += "\n## Refused\n\nwhisperport wrote no bundle for these.\n\n"
+        text += "| Chip | Precision | Reason |\n|---|---|---|\n"
+        text += "".join(
+            f"| `{row['target']}` | {row['precision']} | {row['refused']} |\n" for row in refused
+        )
+    return text + _notes(written) + _where(rows)
+
+
+def _newest() -> list[dict[str, Any]]:
+    files = sorted(RESULTS.glob("npu_*.json"))
+    return list(json.loads(files[-1].read_text(encoding="utf-8"))["rows"]) if files else []
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    programs = row["programs"]
+    checks = [check for program in programs for check in program["checks"]]
+    kinds = [kind for kind in EVIDENCE if any(kind in program["kinds"] for program in programs)]
+    free = [c for c in checks if c["level"] == "tokens" and c["what"].endswith(", free")]
+    words = [check for check in checks if check["level"] == "words"]
+    return (
+        f"`{row['target']}`",
+        row["precision"],
+        EVIDENCE[kinds[0]],
+        str(len(programs)),
+        _lowest(checks, "encoder"),
+        _lowest(checks, "step"),
+        f"{sum(c['passed'] for c in free)} of {len(free)}" if free else "-",
+        f"{max(100 * check['value']['change'] for check in words):+.1f}%" if words else "-",
+        f"{sum(program['bytes'] for program in programs) / 1e6:.1f} MB",
+        f"{row['compile_s']:.0f} s",
+    )
+
+
+def _lowest(checks: list[dict[str, Any]], program: str) -> str:
+    found = [
+        check["value"]["sqnr_db"]
+        for check in checks
+        if check["level"] == "arrays" and check["program"] == program
+    ]
+    return f"{min(found):.1f}" if found else "-"
+
+
+def _notes(rows: list[dict[str, Any]]) -> str:
+    """Return what the compilers noted of single programs, such as their own estimates."""
+    notes = [
+        f"| `{row['target']}` | {row['precision']} | `{program['name']}` | {note} |\n"
+        for row in rows
+        for program in row["programs"]
+        for note in program["notes"]
+    ]
+    if not notes:
+        return ""
+    head = (
+        "\n## Notes of the compilers\n\n| Chip | Precision | Program | Note |\n|---|---|---|---|\n"
+    )
+    return head + "".join(notes)
+
+
+def _where(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "\nNot measured yet.\n"
+    compilers = {program["compiler"] for row in rows for program in row["programs"]} - {""}
+    machines = {f"{row['machine']['cpu']}, {row['machine']['cores']} cores" for row in rows}
+    dates = {row["date"] for row in rows}
+    return (
+        f"\nMeasured on {' and '.join(sorted(machines))}, {', '.join(sorted(dates))}. "
+        f"Compilers: {', '.join(sorted(compilers))}.\n"
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(npu_page(), encoding="utf-8")
+    print(PAGE.relative_to(RESULTS.parents[1]))
