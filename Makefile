@@ -37,6 +37,7 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_reference.py
+	@$(BIN)/python docs/npu_page.py
 	@$(BIN)/python -m pytest tests/docs
 
 readme: $(VENV)/.installed-dev
