@@ -1,5 +1,6 @@
-"""Types of the functions that receive the progress of long operations."""
+"""What long operations tell about their progress, and the remaining time estimated from it."""
 
+import time
 from collections.abc import Callable
 
 Progress = Callable[[str], None]
@@ -7,3 +8,69 @@ Progress = Callable[[str], None]
 
 ProgressCallback = Callable[[float, float | None], None]
 """Called with two lengths in seconds: audio transcribed so far, and all audio; None if not known."""
+
+LEAST_MEASURED_S = 3.0  # no estimate before: the first seconds include what happens only once
+
+
+class Counted(str):
+    """The name of a stage that is one of several equal ones, such as one clip of many.
+
+    Attributes:
+        done: number of the equal stages that are finished when this one begins.
+        total: number of all of them; 0: not known.
+    """
+
+    done: int
+    total: int
+
+    def __new__(cls, name: str, done: int = 0, total: int = 0) -> "Counted":
+        stage = super().__new__(cls, name)
+        stage.done, stage.total = done, total
+        return stage
+
+
+class Remaining:
+    """The remaining time of work, estimated from the speed measured so far.
+
+    The speed is that since the first report of this work: what came before, such as loading, is not part
+    of it. If the total changes or the work starts again, so does the measurement.
+
+    Args:
+        now: the current time in seconds since any fixed moment.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._total: float | None = None
+        self._first: tuple[float, float] = (0.0, 0.0)  # time and work of the first report
+        self._last = self._first
+
+    def report(self, done: float, total: float | None) -> None:
+        """Record how much of the work is done, in any unit."""
+        now = self._now()
+        if total != self._total or done < self._last[1]:
+            self._total, self._first = total, (now, done)
+        self._last = now, done
+
+    def seconds(self) -> float | None:
+        """Return the estimate; None: the total is unknown, too little was measured, or it is exceeded."""
+        (started, before), (reported, done) = self._first, self._last
+        measured = reported - started
+        if not self._total or done <= before or measured < LEAST_MEASURED_S:
+            return None
+        left = measured * (self._total - done) / (done - before) - (self._now() - reported)
+        return left if left > 0 else None
+
+
+def remaining_text(seconds: float | None) -> str:
+    """Return the estimate for a line, such as "about 2 min left"; empty if there is none.
+
+    It is rounded, because the speed is not constant: to 5 s below a minute, to minutes below two hours.
+    """
+    if seconds is None:
+        return ""
+    if seconds < 57.5:
+        return f"about {max(5, 5 * round(seconds / 5))} s left"
+    if seconds < 7200:
+        return f"about {max(1, round(seconds / 60))} min left"
+    return f"about {round(seconds / 3600)} h left"

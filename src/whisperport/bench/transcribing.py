@@ -19,7 +19,7 @@ from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
 from whisperport.checks import UNCACHED_DECODER, Check
-from whisperport.progress import Progress
+from whisperport.progress import Counted, Progress
 from whisperport.ranges import MAX_REPEAT, check_range
 from whisperport.runtime import Engine
 from whisperport.targets import RunOptions
@@ -144,8 +144,10 @@ def run_bench(
     options = options or BenchOptions()
     rounds: list[list[_Round]] = [[] for _ in bundles]
     for number in range(1, options.repeat + 1):
-        for bundle, done in zip(bundles, rounds, strict=True):
-            progress(f"round {number} of {options.repeat}: {bundle.folder}")
+        for position, (bundle, done) in enumerate(zip(bundles, rounds, strict=True)):
+            stage = f"round {number} of {options.repeat}: {bundle.folder}"
+            finished = (number - 1) * len(bundles) + position
+            progress(Counted(stage, finished, options.repeat * len(bundles)))
             last = number == options.repeat
             done.append(_one_round(bundle, audio, options, Clock(), last))
     results = []

@@ -12,10 +12,20 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 from whisperport.errors import WhisperportError
+from whisperport.progress import Counted, Remaining, remaining_text
 from whisperport.text.printable import escaped_json, is_printable, printable
 
 WIDTH = 100  # columns of output that does not go to a terminal
@@ -136,18 +146,37 @@ def shown_path(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-class Stages:
-    """Shows the current stage with a spinner on a terminal, and prints how long each stage took."""
+class RemainingColumn(ProgressColumn):
+    """The remaining time of a task, from its field `remaining`; empty as long as there is no estimate."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def render(self, task: Task) -> Text:
+        return Text(remaining_text(task.fields["remaining"].seconds()), style="dim")
+
+
+class Stages:
+    """Shows the current stage with a spinner on a terminal, and prints how long each stage took.
+
+    Of stages that are counted, such as the clips of a verification, it shows how long the rest will take.
+    """
+
+    def __init__(self, progress: Progress | None, remaining: Remaining | None = None) -> None:
         self._progress = progress
-        self._task = progress.add_task("starting", total=None) if progress else None
+        self._remaining = remaining or Remaining()
+        self._task = (
+            progress.add_task("starting", total=None, remaining=self._remaining)
+            if progress
+            else None
+        )
         self._stage = ""
         self._started = time.perf_counter()
 
     def __call__(self, stage: str) -> None:
         self.finish()
         self._stage, self._started = printable(stage), time.perf_counter()
+        if isinstance(stage, Counted):
+            self._remaining.report(stage.done, stage.total)
+        else:
+            self._remaining.report(0, None)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=self._stage)
 
@@ -169,7 +198,12 @@ def stages() -> Iterator[Stages]:
         yield shown
         shown.finish()
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        RemainingColumn(),
+    )
     with Progress(*columns, console=stderr, transient=True) as progress:
         shown = Stages(progress)
         yield shown
@@ -179,11 +213,15 @@ def stages() -> Iterator[Stages]:
 class AudioBar:
     """A progress bar in seconds of audio."""
 
-    def __init__(self, progress: Progress, label: str) -> None:
+    def __init__(self, progress: Progress, label: str, remaining: Remaining | None = None) -> None:
         self._progress = progress
-        self._task = progress.add_task(printable(label), total=None, at="loading")
+        self._remaining = remaining or Remaining()
+        self._task = progress.add_task(
+            printable(label), total=None, at="loading", remaining=self._remaining
+        )
 
     def __call__(self, done_s: float, total_s: float | None) -> None:
+        self._remaining.report(done_s, total_s)
         of = f" of {_clock(total_s)}" if total_s else ""
         self._progress.update(self._task, completed=done_s, total=total_s, at=_clock(done_s) + of)
 
@@ -196,6 +234,7 @@ def audio_bar(label: str) -> Iterator[AudioBar]:
         BarColumn(),
         TextColumn("{task.fields[at]}"),
         TimeElapsedColumn(),
+        RemainingColumn(),
     )
     with Progress(
         *columns, console=stderr, transient=True, disable=not stderr.is_terminal
