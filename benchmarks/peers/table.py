@@ -33,16 +33,17 @@ def figures(row: Mapping[str, Any]) -> str:
 
 def print_start_up(rows: Iterable[Mapping[str, Any]]) -> None:
     print("\nembedded: start-up in a new process, seconds of CPU time (wall-clock time)")
-    print(f"{'':{NAME}}{'import':>13}{'load':>15}{'first':>15}{'total':>15}{'CPU ratio':>11}")
+    parts = ("import", "load", "first", "total")
+    print(f"{'':{NAME}}{''.join(f'{part:>14}' for part in parts)}{'CPU ratio':>11}")
     for row in sorted_by(
         [r | {"total_s": r.get("total", {}).get("cpu_s")} for r in rows], "total_s"
     ):
         if "reason" in row:
             print(f"{row['contender']:{NAME}}{row['reason']}"[: NAME + REASON])
             continue
-        parts = (row[part] for part in ("import", "load", "first", "total"))
-        shown = "".join(f"{part['cpu_s']:8.2f} ({part['wall_s']:.2f})" for part in parts)
-        print(f"{row['contender']:{NAME}}{shown}{number(row.get('cpu_ratio'), 10)}")
+        times = (f"{row[part]['cpu_s']:.2f} ({row[part]['wall_s']:.2f})" for part in parts)
+        shown = "".join(f"{time:>14}" for time in times)
+        print(f"{row['contender']:{NAME}}{shown}{number(row.get('cpu_ratio'), 11)}")
 
 
 def sorted_by(rows: Iterable[Mapping[str, Any]], what: str) -> list[Mapping[str, Any]]:
