@@ -53,7 +53,7 @@ LAYERS = (
         *("fixing", "checking", "emulating", "artifacts", "compile_errors", "compiling"),
         *("importing", "inspecting", "planning"),
     ),
-    ("bench", "doctor", "demo", "probing"),
+    ("bench", "doctor", "fastest", "demo", "probing"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}
@@ -67,7 +67,7 @@ SHARED = {
     "targets": {
         *("base", "compiler", "importer", "machine", "options", "partitioner"),
         "execution_provider",
-        *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights"),
+        *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights", "program_files"),
         *("tflite_lowering", "tflite_quantization", "tflite_quantizing", "tflite_runner"),
     },
     "rewrites": {"base", "graph", "host"},

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         WhisperportError,
     )
     from whisperport.exporting import ExportOptions, export
+    from whisperport.fastest import Fastest, export_fastest
     from whisperport.fixing import Fixed, fix, write_fixed
     from whisperport.importing import ImportOptions, import_artifact
     from whisperport.inspecting import InspectOptions, inspect
@@ -78,6 +79,7 @@ __all__ = [
     "DiagnoseOptions",
     "Diagnosis",
     "ExportOptions",
+    "Fastest",
     "FeatureOptions",
     "FeatureStorage",
     "Fixed",
@@ -114,6 +116,7 @@ __all__ = [
     "diagnose",
     "expected_outputs",
     "export",
+    "export_fastest",
     "fix",
     "import_artifact",
     "inspect",
@@ -148,6 +151,7 @@ _MODULES = {
     "DiagnoseOptions": "diagnosis.diagnosing",
     "Diagnosis": "diagnosis.result",
     "ExportOptions": "exporting",
+    "Fastest": "fastest",
     "FeatureOptions": "transcription",
     "FeatureStorage": "transcription",
     "Fixed": "fixing",
@@ -173,6 +177,7 @@ _MODULES = {
     "diagnose": "diagnosis.diagnosing",
     "expected_outputs": "diagnosis.expected_outputs",
     "export": "exporting",
+    "export_fastest": "fastest",
     "fix": "fixing",
     "import_artifact": "importing",
     "inspect": "inspecting",

@@ -14,6 +14,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.evidence_words import emulated_targets, manifest_json, verified_words
+from whisperport.cli.fastest_table import print_timed, timed_json
 from whisperport.cli.options import (
     STALL_MIN,
     as_json,
@@ -28,6 +29,7 @@ from whisperport.cli.options import (
 from whisperport.cli.verb import Verb, option
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
+from whisperport.fastest import AUTO, export_fastest
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.watchdog import run_watched
 from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
@@ -45,7 +47,9 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     group="Target",
     required=True,
     metavar="NAME",
-    help="Target that runs the programs; `whisperport targets` lists them",
+    help="Target that runs the programs; `whisperport targets` lists them. auto exports to every "
+    "installed target that runs on this machine, measures each program, and places it on the fastest "
+    "target on which it is verified",
 )
 @option(
     "--placement",
@@ -173,6 +177,7 @@ def export(
       $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
       $ whisperport export tiny.en --target onnxruntime --window 10 --out build/tiny-10s
       $ whisperport export tiny --target litert --precision w8 --out build/tiny-int8
+      $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
     """
     options = ExportOptions(
         window=WindowOptions(seconds=window, padding=padding, context_s=pad_to, audio_s=audio),
@@ -187,13 +192,19 @@ def export(
         preflight=not no_preflight,
         run=RunOptions(threads=threads),
     )
+    automatic = target == AUTO
+    job = (export_fastest, checkpoint) if automatic else (run_export, checkpoint, target)
     with stages() as progress:
-        job = (run_export, checkpoint, target, out, options)
-        bundle = run_watched(*job, out=out, progress=progress, stall_s=60 * stall_after)
-    manifest = bundle.manifest
+        found = run_watched(
+            *job, out, options, out=out, progress=progress, stall_s=60 * stall_after
+        )
+    manifest = found.bundle.manifest if automatic else found.manifest
     if as_json:
-        print_json(manifest_json(manifest))
+        timed = {"timed": timed_json(found)} if automatic else {}
+        print_json({**manifest_json(manifest), **timed})
     else:
+        if automatic:
+            print_timed(found)
         print_table(
             ("program", "target", "delegated nodes", "not delegated", "status"),
             [

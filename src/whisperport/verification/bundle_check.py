@@ -29,7 +29,9 @@ from whisperport.verification.report import Report
 from whisperport.verification.tokens import TOKEN_GATES, compare_logits, compare_tokens
 from whisperport.verification.tolerances import GATES, JUDGED_BY_WORDS
 
-RUNTIMES = ("whisperport", "numpy", "onnxruntime", "executorch", "ai-edge-litert", "torch")
+RUNTIMES = (
+    *("whisperport", "numpy", "onnxruntime", "executorch", "ai-edge-litert", "openvino", "torch"),
+)
 # Largest increase of WER and CER over the reference's, absolute; 0.005 for other precisions.
 MAX_CHANGE = {"fp32": 0.001, "fp16": 0.001}
 
