@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
+from whisperport.errors import LoweringError, MissingPackageError, UsageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
@@ -16,6 +16,7 @@ from whisperport.targets.ethos_u.chips import Npu
 from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
 from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
 from whisperport.targets.ethos_u.specs import spec_of
+from whisperport.targets.program_files import compiled_file, lowered_file
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -105,41 +106,20 @@ class EthosU(Target):
             use_threads(options.threads)
             return {
                 entry.spec.name: TorchRunner(
-                    entry.spec, regular_file(folder, self._file(entry, LOWERED)), self.spec.name
+                    entry.spec,
+                    regular_file(folder, lowered_file(self.spec, entry, LOWERED)),
+                    self.spec.name,
                 )
                 for entry in entries
             }
         for entry in entries:
-            regular_file(folder, self._file(entry, COMPILED))
+            regular_file(folder, compiled_file(self.spec, entry, COMPILED))
         raise UsageError(
             f"the compiled programs of `{self.spec.name}` do not run on this machine",
             why="they run on a chip with the NPU, in an ExecuTorch runner that contains its delegate; "
             "ExecuTorch's Python package has no such delegate",
             hint=f"emulate them on the CPU with `--run-option {self.spec.name}.emulation=torch`, or "
             f"copy the {COMPILED} files to the device; docs/how-to/ethos-u85.md describes it",
-        )
-
-    def _file(self, entry: ProgramEntry, suffix: str) -> str:
-        """Return the file of a program with this suffix.
-
-        Raises:
-            BundleError: the program has no such file.
-        """
-        for file in entry.files:
-            if file.endswith(suffix):
-                return file
-        name, listed = self.spec.name, ", ".join(entry.files)
-        if suffix == COMPILED:
-            raise BundleError(
-                f"`{entry.spec.name}` is not compiled for `{name}` yet",
-                why=f"the bundle contains {listed} for the compiler, and no {COMPILED} file",
-                hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
-                f"`--run-option {name}.emulation=torch`",
-            )
-        raise BundleError(
-            f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
-            why=f"the bundle contains {listed}, and no {LOWERED} file",
-            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.dims import Dims
-from whisperport.errors import BundleError, UsageError
+from whisperport.errors import UsageError
 from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.spec import ProgramSpec, Rejection, UncachedForm
@@ -21,6 +21,7 @@ from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
 from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
 from whisperport.targets.onnx_runner import OnnxRunner
+from whisperport.targets.program_files import compiled_file, lowered_file
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -113,7 +114,7 @@ class Hailo(Target):
             return {
                 entry.spec.name: OnnxRunner(
                     entry.spec,
-                    OnnxGraph.of(folder, entry, _file_with_suffix(self.chip, entry, ".onnx")),
+                    OnnxGraph.of(folder, entry, lowered_file(self.spec, entry, ".onnx")),
                     options.threads,
                 )
                 for entry in entries
@@ -121,8 +122,7 @@ class Hailo(Target):
         from whisperport.targets.hailo.runtime import load_hefs
 
         hefs = {
-            e.spec.name: regular_file(folder, _file_with_suffix(self.chip, e, SUFFIX))
-            for e in entries
+            e.spec.name: regular_file(folder, compiled_file(self.spec, e, SUFFIX)) for e in entries
         }
         specs = [entry.spec for entry in entries]
         return load_hefs(self.chip, specs, hefs, service=chosen.service)
@@ -139,26 +139,3 @@ def _script(chip: Chip, spec: ProgramSpec) -> str:
         return model_script(chip.name, spec.outputs[0].shape[-1])
     features = next((tensor for tensor in spec.inputs if len(tensor.shape) == 3), spec.inputs[0])
     return model_script(chip.name, features.shape[-1], program="uncached_decoder")
-
-
-def _file_with_suffix(chip: Chip, entry: ProgramEntry, suffix: str) -> str:
-    """Return the file of a program with this suffix.
-
-    Raises:
-        BundleError: the program has no such file.
-    """
-    for file in entry.files:
-        if file.endswith(suffix):
-            return file
-    if suffix == SUFFIX:
-        raise BundleError(
-            f"`{entry.spec.name}` is not compiled for `{chip.name}` yet",
-            why=f"the bundle contains {', '.join(entry.files)} for Hailo's compiler, and no {SUFFIX} file",
-            hint="compile it with `whisperport compile BUNDLE --calibration AUDIO_DIR`, or emulate it on "
-            f"the CPU with `--run-option {chip.name}.emulation=onnx`",
-        )
-    raise BundleError(
-        f"cannot emulate `{entry.spec.name}` of `{chip.name}` on the CPU",
-        why=f"the bundle contains {', '.join(entry.files)}, and no {suffix} file",
-        hint=f"export it again with `whisperport export CHECKPOINT --target {chip.name} --out BUNDLE`",
-    )

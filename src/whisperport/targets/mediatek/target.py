@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.errors import BundleError, LoweringError
+from whisperport.errors import LoweringError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
@@ -22,6 +22,7 @@ from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
+from whisperport.targets.program_files import compiled_file, lowered_file
 from whisperport.targets.tflite_quantization import ALL, LINEAR, recipe
 from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
 
@@ -113,7 +114,7 @@ class Genio(Target):
                 else f"{FLOAT} has no such error",
             )
         progress(f"quantizing {name} to {entry.precision}")
-        path = folder / self._file(entry, LOWERED)
+        path = folder / lowered_file(self.spec, entry, LOWERED)
         quantize_in_place(
             path,
             recipe(entry.precision, operators),
@@ -127,8 +128,8 @@ class Genio(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
-        suffix = LOWERED if chosen.emulation else COMPILED
-        files = {e.spec.name: regular_file(folder, self._file(e, suffix)) for e in entries}
+        file_of, suffix = (lowered_file, LOWERED) if chosen.emulation else (compiled_file, COMPILED)
+        files = {e.spec.name: regular_file(folder, file_of(self.spec, e, suffix)) for e in entries}
         if chosen.emulation:
             from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
 
@@ -183,26 +184,3 @@ class Genio(Target):
                 hint="place it on the fallback target: "
                 f"`--placement {program}={self.spec.fallback}`",
             )
-
-    def _file(self, entry: ProgramEntry, suffix: str) -> str:
-        """Return the file of a program with this suffix.
-
-        Raises:
-            BundleError: the program has no such file.
-        """
-        for file in entry.files:
-            if file.endswith(suffix):
-                return file
-        name, listed = self.spec.name, ", ".join(entry.files)
-        if suffix == COMPILED:
-            raise BundleError(
-                f"`{entry.spec.name}` is not compiled for `{name}` yet",
-                why=f"the bundle contains {listed} for MediaTek's compiler, and no {COMPILED} file",
-                hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
-                f"`--run-option {name}.emulation=tflite`",
-            )
-        raise BundleError(
-            f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
-            why=f"the bundle contains {listed}, and no {LOWERED} file",
-            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
-        )

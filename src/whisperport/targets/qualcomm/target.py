@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.errors import BundleError
 from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.spec import ProgramSpec, Rejection
@@ -15,6 +14,7 @@ from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
 from whisperport.targets.onnx_runner import OnnxRunner
+from whisperport.targets.program_files import compiled_file, lowered_file
 from whisperport.targets.qualcomm import options as own_options
 from whisperport.targets.qualcomm.chips import FLOAT, W8A16, Chip
 from whisperport.targets.qualcomm.compiler import COMPILED, LOWERED, SIMULATORS, QnnCompiler
@@ -81,7 +81,7 @@ class Qualcomm(Target):
         from whisperport.targets.qualcomm.quantization import quantize_in_place
 
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
-        path = folder / self._file(entry, LOWERED)
+        path = folder / lowered_file(self.spec, entry, LOWERED)
         quantize_in_place(path, arrays, target=self.spec.name, extra=self.spec.extra)
         return entry
 
@@ -93,35 +93,15 @@ class Qualcomm(Target):
             return {
                 entry.spec.name: OnnxRunner(
                     entry.spec,
-                    OnnxGraph.of(folder, entry, self._file(entry, LOWERED)),
+                    OnnxGraph.of(folder, entry, lowered_file(self.spec, entry, LOWERED)),
                     options.threads,
                 )
                 for entry in entries
             }
         from whisperport.targets.qualcomm.runtime import load_contexts
 
-        files = {e.spec.name: regular_file(folder, self._file(e, COMPILED)) for e in entries}
+        files = {
+            e.spec.name: regular_file(folder, compiled_file(self.spec, e, COMPILED))
+            for e in entries
+        }
         return load_contexts(self.chip, [entry.spec for entry in entries], files, chosen)
-
-    def _file(self, entry: ProgramEntry, suffix: str) -> str:
-        """Return the file of a program with this suffix.
-
-        Raises:
-            BundleError: the program has no such file.
-        """
-        for file in entry.files:
-            if file.endswith(suffix):
-                return file
-        name, listed = self.spec.name, ", ".join(entry.files)
-        if suffix == COMPILED:
-            raise BundleError(
-                f"`{entry.spec.name}` is not compiled for `{name}` yet",
-                why=f"the bundle contains {listed} for the vendor's compiler, and no {COMPILED} file",
-                hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
-                f"`--run-option {name}.emulation=onnx`",
-            )
-        raise BundleError(
-            f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
-            why=f"the bundle contains {listed}, and no {LOWERED} file",
-            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
-        )
