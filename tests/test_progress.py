@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from whisperport import verify
 from whisperport.cli.console import AudioBar, RemainingColumn, Stages
 from whisperport.progress import LEAST_MEASURED_S, Counted, Remaining, remaining_text
 
@@ -128,6 +129,17 @@ def test_a_counted_stage_is_its_name_and_keeps_its_count_between_processes():
 
     assert copy == "transcribing a clip"
     assert (copy.done, copy.total) == (3, 18)
+
+
+def test_a_verification_counts_its_clips(exported):
+    stages: list[str] = []
+
+    verify(exported("onnxruntime"), progress=stages.append)
+
+    clips = [stage for stage in stages if isinstance(stage, Counted)]
+    assert [stage.done for stage in clips] == list(range(len(clips)))
+    assert len(clips) > 0
+    assert {stage.total for stage in clips} == {len(clips)}
 
 
 def shown(width: int) -> tuple[Progress, io.StringIO]:

@@ -155,8 +155,7 @@ def export(
         checkpoint.dims,
     )
     clips = _clips(options, generation)
-    progress(f"running the model in torch on {len(clips)} clips")
-    reference = run_eager(model, generation, clips, uncached=uncached)
+    reference = run_eager(model, generation, clips, uncached=uncached, progress=progress)
 
     with writing_bundle(out) as writer:
         programs = _programs(model, generation, placed, uncached)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import AudioError
-from whisperport.progress import Progress
+from whisperport.progress import Counted, Progress
 from whisperport.runner import Array
 from whisperport.spec import ProgramSpec
 from whisperport.targets.compiler import CalibrationNeed
@@ -60,7 +60,8 @@ def write_arrays(
             array[count] = need.layout(one)
         count += 1
         if count % max(1, need.samples // 10) == 0:
-            progress(f"{spec.name}: {count} of {need.samples} calibration samples")
+            stage = f"{spec.name}: {count} of {need.samples} calibration samples"
+            progress(Counted(stage, count, need.samples))
         if count == need.samples:
             break
     for path, array in zip(paths, arrays, strict=True):

@@ -14,7 +14,7 @@ from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
 from whisperport.dims import Dims
 from whisperport.errors import NumericalError, UsageError
 from whisperport.generation import Generation
-from whisperport.progress import Progress
+from whisperport.progress import Counted, Progress
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions
@@ -64,7 +64,7 @@ def verify(
     checks, last = _session_checks(opened, reference, run, progress)
     if last:
         progress("checking isolation: the last clip in a new session")
-        checks.append(_isolation_check(opened, reference, last, run, progress))
+        checks.append(_isolation_check(opened, reference, last, run))
     return Report(
         subject=_subject(opened, run),
         checks=tuple(checks),
@@ -152,7 +152,10 @@ def _session_checks(
     checks = list(_array_checks(session, reference, precision, progress))
     checks += _batch_checks(session, reference, precision, progress)
     try:
-        decoded = [_transcribe(session, clip, reference, progress) for clip in reference.clips]
+        decoded: list[Decoded] = []
+        for number, clip in enumerate(reference.clips):
+            progress(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
+            decoded.append(_transcribe(session, clip, reference))
     except NumericalError as error:
         return [*checks, _not_finite("tokens", "transcripts", error)], None
     checks += _decoded_checks(bundle, reference, decoded, coarsest(precision.values()))
@@ -176,11 +179,12 @@ def check_decoded_features(
         precision: precision that the features were computed in.
         progress: called with a line for each clip.
     """
-    reference, results = Reference.from_arrays(bundle.reference()), []
+    results: list[Decoded] = []
+    reference = Reference.from_arrays(bundle.reference())
     reference = replace(reference, clips=reference.clips[: len(features)])
     try:
         for clip, encoded in zip(reference.clips, features, strict=True):
-            progress(f"decoding {clip.name}")
+            progress(Counted(f"decoding {clip.name}", len(results), len(features)))
             results.append(_decode(decoder, encoded, clip, reference))
     except NumericalError as error:
         return [_not_finite("words", "transcripts", error)]
@@ -317,10 +321,7 @@ def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
     return (*clip.prompt, *clip.tokens[: len(clip.logits) - 1])
 
 
-def _transcribe(
-    session: _Session, clip: ReferenceClip, reference: Reference, progress: Progress
-) -> Decoded:
-    progress(f"transcribing {clip.name}")
+def _transcribe(session: _Session, clip: ReferenceClip, reference: Reference) -> Decoded:
     return _decode(session.decoder, session.features(clip), clip, reference)
 
 
@@ -411,11 +412,11 @@ def _word_check(
 
 
 def _isolation_check(
-    bundle: Bundle, reference: Reference, after: Decoded, run: RunOptions | None, progress: Progress
+    bundle: Bundle, reference: Reference, after: Decoded, run: RunOptions | None
 ) -> Check:
     """Check that the result of the last clip is the same alone and after all other clips."""
     try:
-        alone = _transcribe(_Session(bundle, run), reference.clips[-1], reference, progress)
+        alone = _transcribe(_Session(bundle, run), reference.clips[-1], reference)
     except NumericalError as error:
         return _not_finite("isolation", f"{reference.clips[-1].name} after others", error)
     same = alone == after

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from whisperport.audio import SAMPLE_RATE, log_mel
 from whisperport.generation import Generation
+from whisperport.progress import Counted, Progress
 from whisperport.runtime import start_tokens
 from whisperport.spec import UncachedForm
 from whisperport.text import language_code
@@ -34,6 +35,7 @@ def run_eager(
     *,
     max_tokens: int = 32,
     uncached: UncachedForm | None = None,
+    progress: Progress = lambda _: None,
 ) -> Reference:
     """Greedy decoding of every clip; every token is the choice of the model without a cache.
 
@@ -41,16 +43,20 @@ def run_eager(
 
     Args:
         uncached: the form of the decoder without KV cache, if it is exported.
+        progress: called with the name of each clip's stage.
 
     Raises:
         UsageError: the checkpoint does not know a clip's language.
     """
     prompts = [_prompt(generation, clip) for clip in clips]
     max_tokens = min(max_tokens, model.dims.n_text_ctx - max(map(len, prompts), default=0))
-    made = [
-        _run_clip(model, generation, clip, prompt, max_tokens, keep=index < KEPT, uncached=uncached)
-        for index, (clip, prompt) in enumerate(zip(clips, prompts, strict=True))
-    ]
+    made: list[ReferenceClip] = []
+    for index, (clip, prompt) in enumerate(zip(clips, prompts, strict=True)):
+        progress(Counted(f"running the model in torch on {clip.name}", index, len(clips)))
+        keep = index < KEPT
+        made.append(
+            _run_clip(model, generation, clip, prompt, max_tokens, keep=keep, uncached=uncached)
+        )
     return Reference(tuple(made), max_tokens)
 
 
