@@ -26,7 +26,11 @@ class Process:
         self._log = log
         command = [python, WORKER, contender.engine, folder, str(threads)]
         command += [contender.mode] if contender.mode else []
-        offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
+        settings = {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONDONTWRITEBYTECODE": "",  # compiled modules are kept: each start would compile them again
+        }
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -34,7 +38,7 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=os.environ | offline,
+                env=os.environ | settings,
             )
         self.start = self._answer()  # seconds of import and load, and the memory after it
 
