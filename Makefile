@@ -101,6 +101,6 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 $(PEERS)/.installed: benchmarks/peers/requirements.txt | $(BIN)/python
 	@echo "Installing the programs that whisperport is compared with into $(PEERS)."
 	@$(BIN)/python -m venv --clear $(PEERS)
-	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@$(PEERS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input --requirement $<
 	@$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
