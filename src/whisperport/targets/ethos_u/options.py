@@ -41,11 +41,11 @@ class CompileOptions:
         int,
         Option(
             "Factor by which the range of a 16-bit tensor is larger than its largest value in the "
-            "calibration set; w8a8 does not use it",
+            "calibration set; above 1, the NPU's tables of functions are coarser; w8a8 does not use it",
             low=1,
             high=64,
         ),
-    ] = 4
+    ] = 1
     emulate: Annotated[
         int,
         Option(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.errors import LoweringError, MissingPackageError, UsageError
+from whisperport.errors import MissingPackageError, UsageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
@@ -17,6 +17,7 @@ from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompil
 from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
 from whisperport.targets.ethos_u.specs import spec_of
 from whisperport.targets.program_files import compiled_file, lowered_file
+from whisperport.targets.supported import expect_supported
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -47,7 +48,7 @@ class EthosU(Target):
         """Write each program in float32 to a file of torch.export with its weights."""
         _import_torch(self.spec.name)  # before anything is written
         for program in programs:
-            self._check_supported(program)
+            expect_supported(self.spec, program.name, self.check(program))
         own = folder / self.spec.name
         own.mkdir(exist_ok=True)
         return [
@@ -64,16 +65,6 @@ class EthosU(Target):
         _import_torch(self.spec.name)
         entry = self._lowered(program, path.with_suffix(LOWERED), path.parent, progress)
         return entry, dict(entry.delegation)
-
-    def _check_supported(self, program: "Program") -> None:
-        rejected = self.check(program)
-        if rejected:
-            raise LoweringError(
-                f"`{self.spec.name}` does not support the program `{program.name}`",
-                why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
-                hint="place it on the fallback target: `--placement "
-                f"{program.name}={self.spec.fallback}`",
-            )
 
     def _lowered(
         self, program: "Program", path: Path, folder: Path, progress: Progress
