@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
     add("--models", nargs="+", choices=(EMBEDDED, *SIZES), help="default: all but the largest")
     add("--only", nargs="+", default=[""], help="contenders whose name contains one of these texts")
     add("--rounds", type=int, help="rounds of each case; default: 5, or 3 with --quick")
-    add("--case-seconds", type=float, default=200.0, help="after these, no third round of a case")
+    add("--case-seconds", type=float, default=200.0, help="after these, no fourth round of a case")
     add("--minutes", type=float, help="long audio; default: 10 minutes, or 2 with --quick")
     add("--files", type=int, help="number of short files; default: 100, or 20 with --quick")
     add("--tokens", type=int, default=64, help="tokens in a window of random weights")
@@ -141,7 +141,9 @@ def measured(model: str, chosen: argparse.Namespace):
             print(f"{model}: {case.name}", file=sys.stderr)
             able = [one for one in contenders if case.kind in one.kinds]
             ready = {one.name: processes[one.name] for one in able if one.name not in reasons}
-            rows, failures = measure(case, ready, chosen.rounds, chosen.case_seconds)
+            rows, failures = measure(
+                case, ready, chosen.rounds, chosen.case_seconds, warm_up=case is cases[0]
+            )
             reasons |= failures
             unable = {
                 one.name: one.why_not
@@ -191,7 +193,8 @@ def command(one: Contender, folder: Path, chosen: argparse.Namespace) -> tuple[A
 
 def too_large(folder: Path) -> str:
     """Return why the memory may not suffice for one more process, or nothing."""
-    weights = (folder / "openai.pt").stat().st_size / 2**20
+    file = folder / "openai.pt"
+    weights = file.stat().st_size / 2**20 if file.exists() else 0
     needed = MEMORY_FACTOR * weights + MEMORY_MIB
     lines = Path("/proc/meminfo").read_text()
     available = int(re.search(r"MemAvailable:\s+(\d+)", lines)[1]) / 1024

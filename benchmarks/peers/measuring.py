@@ -15,27 +15,26 @@ from peers.process import FailedError, Process
 from whisperport.verification import text_errors
 
 SETTLE_S = 0.3  # before each measurement: threads of the previous contender stop waiting actively
-LEAST_ROUNDS = 2
+LEAST_ROUNDS = 3
 Row = dict[str, Any]
 
 
 def measure(
-    case: Case, processes: Mapping[str, Process], rounds: int, limit_s: float
+    case: Case, processes: Mapping[str, Process], rounds: int, limit_s: float, *, warm_up: bool
 ) -> tuple[list[Row], dict[str, str]]:
     """Return one row for each contender; and the reasons of those that failed, by name.
-
-    Every contender first runs once unmeasured.
 
     Args:
         case: what is transcribed.
         processes: name of the contender -> its process.
         rounds: in each, every contender transcribes once.
-        limit_s: no further round begins after this time, in seconds, if two are done.
+        limit_s: no further round begins after this time, in seconds, if three are done.
+        warm_up: run every contender once unmeasured first.
     """
     answers: dict[str, list[Row]] = {name: [] for name in processes}
     failures: dict[str, str] = {}
     started = time.monotonic()
-    for number in range(-1, rounds):
+    for number in range(-1 if warm_up else 0, rounds):
         if number >= LEAST_ROUNDS and time.monotonic() - started > limit_s:
             break
         for name in in_turn(list(processes), number):
