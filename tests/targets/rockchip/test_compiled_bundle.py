@@ -5,6 +5,7 @@ variable WHISPERPORT_TOOLCHAIN_ROCKCHIP names; they take some minutes.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,9 @@ def test_with_the_rule_left_on_the_simulator_shows_it_and_the_bundle_is_not_writ
     with pytest.raises(VerificationError, match="disagree with their reference") as refused:
         run(bundle, options={"rk3588.disable-rules": "none"})
 
-    assert "step: logits, simulated: SQNR" in refused.value.why
+    assert re.search(
+        r"step: logits, simulated: .*SQNR -?\d+\.\d dB is below 35 dB", refused.value.why
+    )
     assert Bundle.open(bundle).manifest == before
     assert not list(bundle.rglob("*.rknn"))
 
@@ -91,7 +94,7 @@ def test_integers_of_16_bits_lose_little(copied):
 
     assert all(decibels >= 50 for decibels in smallest_db(made).values()), smallest_db(made)
     assert all(c.passed for program in made.programs for c in program.emulation)
-    assert {program.samples for program in made.programs} == {6, 24}
+    assert {program.samples for program in made.programs} == {32}
 
 
 def test_an_encoder_of_8_bits_is_refused_with_its_numbers(copied):
