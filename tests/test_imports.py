@@ -67,7 +67,14 @@ SHARED = {
     "targets": {
         *("base", "compiler", "importer", "machine", "options", "partitioner"),
         "execution_provider",
-        *("graph_check", "onnx_lowering", "onnx_runner", "onnx_weights", "program_files"),
+        *(
+            "graph_check",
+            "onnx_lowering",
+            "onnx_runner",
+            "onnx_weights",
+            "program_files",
+            "supported",
+        ),
         *("tflite_lowering", "tflite_quantization", "tflite_quantizing", "tflite_runner"),
     },
     "rewrites": {"base", "graph", "host"},

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.bundle import ProgramEntry
-from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.errors import MissingPackageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.targets.base import Target
+from whisperport.targets.supported import expect_supported
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.onnx_file import OnnxFileInfo
@@ -25,7 +26,8 @@ def lower_to_onnx(
         MissingPackageError: the ONNX exporter is not installed.
         LoweringError: the target rejects a program, or a program cannot be written in this opset.
     """
-    _check(target, programs)
+    for program in programs:
+        expect_supported(target.spec, program.name, target.check(program))
     _writer(target.spec.name)  # before anything is written
     (folder / target.spec.name).mkdir(exist_ok=True)
     entries = []
@@ -91,17 +93,3 @@ def _writer(target: str) -> "Callable[..., OnnxFileInfo]":
             hint='pip install "whisperport[export]"',
         ) from error
     return write_onnx_file
-
-
-def _check(target: Target, programs: Sequence["Program"]) -> None:
-    for program in programs:
-        rejected = target.check(program)
-        if rejected:
-            fallback = target.spec.fallback
-            raise LoweringError(
-                f"`{target.spec.name}` does not support the program `{program.name}`",
-                why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
-                hint=f"place it on the fallback target: `--placement {program.name}={fallback}`"
-                if fallback
-                else "",
-            )

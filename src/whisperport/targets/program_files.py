@@ -1,8 +1,14 @@
 """The files of a program for a target with a vendor's compiler: the lowered one, and the compiled one."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from whisperport.bundle import ProgramEntry
+from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
+from whisperport.runner import Runner
 from whisperport.spec import TargetSpec
+from whisperport.targets.onnx_runner import OnnxRunner
 
 
 def compiled_file(spec: TargetSpec, entry: ProgramEntry, suffix: str) -> str:
@@ -38,6 +44,22 @@ def lowered_file(spec: TargetSpec, entry: ProgramEntry, suffix: str) -> str:
         why=f"the bundle contains {', '.join(entry.files)}, and no {suffix} file",
         hint=f"export it again with `whisperport export CHECKPOINT --target {spec.name} --out BUNDLE`",
     )
+
+
+def emulated_onnx(
+    spec: TargetSpec, folder: Path, entries: Sequence[ProgramEntry], threads: int | None
+) -> dict[str, Runner]:
+    """Return runners on the CPU of programs whose lowered files are ONNX files.
+
+    Raises:
+        BundleError: the bundle contains no such file of a program, or a file is damaged.
+    """
+    return {
+        entry.spec.name: OnnxRunner(
+            entry.spec, OnnxGraph.of(folder, entry, lowered_file(spec, entry, ".onnx")), threads
+        )
+        for entry in entries
+    }
 
 
 def _with_suffix(entry: ProgramEntry, suffix: str) -> str | None:

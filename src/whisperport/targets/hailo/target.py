@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.dims import Dims
 from whisperport.errors import UsageError
 from whisperport.progress import Progress
@@ -20,8 +19,7 @@ from whisperport.targets.hailo.importer import HailoImporter
 from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
 from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
-from whisperport.targets.onnx_runner import OnnxRunner
-from whisperport.targets.program_files import compiled_file, lowered_file
+from whisperport.targets.program_files import compiled_file, emulated_onnx
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -111,14 +109,7 @@ class Hailo(Target):
     ) -> dict[str, Runner]:
         chosen = cast(hailo_options.RunOptions, options.of(self))
         if chosen.emulation:
-            return {
-                entry.spec.name: OnnxRunner(
-                    entry.spec,
-                    OnnxGraph.of(folder, entry, lowered_file(self.spec, entry, ".onnx")),
-                    options.threads,
-                )
-                for entry in entries
-            }
+            return emulated_onnx(self.spec, folder, entries, options.threads)
         from whisperport.targets.hailo.runtime import load_hefs
 
         hefs = {

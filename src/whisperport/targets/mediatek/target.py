@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.errors import LoweringError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
@@ -23,6 +22,7 @@ from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
 from whisperport.targets.program_files import compiled_file, lowered_file
+from whisperport.targets.supported import expect_supported
 from whisperport.targets.tflite_quantization import ALL, LINEAR, recipe
 from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
 
@@ -69,7 +69,7 @@ class Genio(Target):
     ) -> list[ProgramEntry]:
         """Write each program in float32 to a .tflite file of its own, as MediaTek's compiler reads it."""
         for program in programs:
-            self._reject(program.name, self.check(program))
+            expect_supported(self.spec, program.name, self.check(program))
         name = self.spec.name
         entries = []
         for program in programs:
@@ -164,23 +164,10 @@ class Genio(Target):
         rejected = rejections(graph, self.spec)
         if rejected:
             path.unlink()
-        self._reject(spec.name, rejected)
+        expect_supported(self.spec, spec.name, rejected)
         return {
             "delegated": len(graph.nodes),
             "undelegated": [],
             "subgraphs": 1,
             DEVICE_IO: read_device_io(path, spec).to_json(),
         }
-
-    def _reject(self, program: str, rejected: Sequence[Rejection]) -> None:
-        """
-        Raises:
-            LoweringError: there are rejections.
-        """
-        if rejected:
-            raise LoweringError(
-                f"`{self.spec.name}` does not support the program `{program}`",
-                why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
-                hint="place it on the fallback target: "
-                f"`--placement {program}={self.spec.fallback}`",
-            )

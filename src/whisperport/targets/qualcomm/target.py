@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.spec import ProgramSpec, Rejection
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
-from whisperport.targets.onnx_runner import OnnxRunner
-from whisperport.targets.program_files import compiled_file, lowered_file
+from whisperport.targets.program_files import compiled_file, emulated_onnx, lowered_file
 from whisperport.targets.qualcomm import options as own_options
 from whisperport.targets.qualcomm.chips import FLOAT, W8A16, Chip
 from whisperport.targets.qualcomm.compiler import COMPILED, LOWERED, SIMULATORS, QnnCompiler
@@ -90,14 +88,7 @@ class Qualcomm(Target):
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
         if chosen.emulation:
-            return {
-                entry.spec.name: OnnxRunner(
-                    entry.spec,
-                    OnnxGraph.of(folder, entry, lowered_file(self.spec, entry, LOWERED)),
-                    options.threads,
-                )
-                for entry in entries
-            }
+            return emulated_onnx(self.spec, folder, entries, options.threads)
         from whisperport.targets.qualcomm.runtime import load_contexts
 
         files = {

@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.spec import Rejection
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
-from whisperport.targets.onnx_runner import OnnxRunner
-from whisperport.targets.program_files import compiled_file, lowered_file
+from whisperport.targets.program_files import compiled_file, emulated_onnx
 from whisperport.targets.rockchip import options as own_options
 from whisperport.targets.rockchip.chips import TOOL, W8A16, Chip
-from whisperport.targets.rockchip.compiler import COMPILED, LOWERED, RknnCompiler
+from whisperport.targets.rockchip.compiler import COMPILED, RknnCompiler
 from whisperport.targets.rockchip.specs import OPSET, spec_of
 
 if TYPE_CHECKING:  # boards have no torch
@@ -66,14 +64,7 @@ class Rockchip(Target):
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
         if chosen.emulation:
-            return {
-                entry.spec.name: OnnxRunner(
-                    entry.spec,
-                    OnnxGraph.of(folder, entry, lowered_file(self.spec, entry, LOWERED)),
-                    options.threads,
-                )
-                for entry in entries
-            }
+            return emulated_onnx(self.spec, folder, entries, options.threads)
         from whisperport.targets.rockchip.runtime import load_rknn_files
 
         files = {
