@@ -206,13 +206,21 @@ def _labelled(
         plan,
         tuple(fault.kind for fault in faults),
         labels,
-        (labels, *([labels | faint] if labels else []), *_equivalent(labels, plan, made)),
+        _accepted(labels, faint, plan, made),
         precision,
         (plan.storage, made.scale, made.zero_point) if known else None,
         made.file,
         expected(plan),
         sqnr,
     )
+
+
+def _accepted(
+    labels: frozenset[str], faint: frozenset[str], plan: Plan, made: Steps
+) -> tuple[frozenset[str], ...]:
+    """Return the sets of causes that are true: with and without the faint ones, and what is the same."""
+    own = [labels, *([labels | faint] if labels and faint else [])]
+    return (*own, *(same for one in own for same in _equivalent(one, plan, made)))
 
 
 def _equivalent(labels: frozenset[str], plan: Plan, made: Steps) -> Iterator[frozenset[str]]:

@@ -4,5 +4,5 @@
              (bytes)     (axes)     (inputs)     (scale, frames, tail)
 
 `diagnose` is the entry. Every family of causes is one file. A correction is accepted only if it lowers the
-error by much more than chance would; see `search.py`.
+error by much more than chance would; see `explaining.py`.
 """

@@ -14,7 +14,7 @@ from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.expected_outputs import expected_outputs
-from whisperport.diagnosis.fitting import Explanation
+from whisperport.diagnosis.explanation import Explanation
 from whisperport.diagnosis.fixes import fix_program
 from whisperport.diagnosis.noise import is_noise
 from whisperport.diagnosis.raw_files import RawOutput, files_of, raw_of

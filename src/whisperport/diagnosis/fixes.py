@@ -1,7 +1,7 @@
 """Write the short numpy program that undoes the causes of a file."""
 
 from whisperport.diagnosis.expected import ExpectedTensor
-from whisperport.diagnosis.fitting import Explanation
+from whisperport.diagnosis.explanation import Explanation
 from whisperport.diagnosis.raw_files import RawOutput
 
 

@@ -95,7 +95,7 @@ class BlockSums:
         return found
 
     def _errors(self, a: Doubles, b: Doubles) -> Doubles:
-        """Return the same for several lines (k,) at once: (k, blocks)."""
+        """Return the same for several lines (k,): (k, blocks)."""
         a = a[:, None]
         b = b[:, None] - self.mx + a * self.mr  # of the centred values
         total = self.uu - 2 * a * self.uv - 2 * b * self.u + a * a * self.vv
