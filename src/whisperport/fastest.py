@@ -159,7 +159,7 @@ def time_programs(
     found = []
     for program in dict.fromkeys(name for runners in loaded.values() for name in runners):
         progress(f"timing {program}")
-        on = {name: _call(own[program]) for name, own in loaded.items() if program in own}
+        on = {name: noise_call(own[program]) for name, own in loaded.items() if program in own}
         times: dict[str, list[float]] = {target: [] for target in on}
         for _ in range(1 + ROUNDS):
             for target, call in on.items():
@@ -286,8 +286,8 @@ def _runners_on(target: str, bundle: Bundle, run: RunOptions) -> dict[str, Runne
     return get_target(target).load(bundle.folder, entries, run)
 
 
-def _call(runner: Runner) -> Callable[[], object]:
-    """Return a function that runs a program as the decoder does, with constants and state bound."""
+def noise_call(runner: Runner) -> Callable[[], object]:
+    """Return a function that runs a program on noise, with constants and state bound as in a decoder."""
     inputs = _inputs(runner.spec)
     binding = runner.binding()
     for name, role in runner.roles.items():

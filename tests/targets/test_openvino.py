@@ -26,6 +26,8 @@ from whisperport.verification.clips import Clip
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
 
+from ..extent import EVERYTHING
+
 OPENVINO = get_target("openvino")
 ONE_THREAD = RunOptions(threads=1)
 X = np.random.default_rng(0).standard_normal((1, 128)).astype(np.float32)
@@ -110,19 +112,16 @@ def test_w8_stores_a_byte_per_weight_and_a_scale_per_output_channel(lowered, exp
 
 
 def test_equal_weights_of_several_programs_are_stored_once(
-    products: Program, tmp_path: Path
+    products: Program, lowered, tmp_path: Path
 ) -> None:
+    folder, alone = lowered["fp32"]
     same = replace(products, spec=replace(products.spec, name="same"))
 
-    sizes = []
-    for programs in ([products], [products, same]):
-        folder = tmp_path / str(len(programs))
-        folder.mkdir()
-        entries = OPENVINO.lower(programs, folder, lambda _: None)
-        sizes.append((folder / entries[0].files[1]).stat().st_size)
+    entries = OPENVINO.lower([products, same], tmp_path, lambda _: None)
 
-    assert len({entry.files[1] for entry in entries}) == 1
-    assert sizes[0] == sizes[1]
+    assert {entry.files[1] for entry in entries} == {alone.files[1]}
+    size = (tmp_path / alone.files[1]).stat().st_size
+    assert size == (folder / alone.files[1]).stat().st_size
 
 
 def test_a_single_file_is_read_without_whisperport(products: Program, tmp_path: Path) -> None:
@@ -242,6 +241,8 @@ def test_a_program_that_lists_no_weights_is_rejected(lowered) -> None:
         OPENVINO.load(folder, [replace(entry, files=entry.files[:1])], ONE_THREAD)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not EVERYTHING, reason="exports seven programs; `step_B` is verified there too")
 def test_texts_decoded_together_are_those_decoded_alone(
     micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
 ) -> None:
