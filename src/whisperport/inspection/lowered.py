@@ -135,6 +135,11 @@ def _inspect_bundle(
     for entries in _by_file(wanted or bundle.manifest.programs):
         file = bundle.path(entries[0].files[0])
         names = [entry.spec.name for entry in entries]
+        compiled = [plan for plan in map(_plan, entries) if plan]
+        if compiled:  # a vendor's compiler made the file: it runs on the device, whatever its suffix
+            skipped += names
+            plans += compiled
+            continue
         progress(f"running {', '.join(names)}")
         if file.suffix == ".pte":
             profiles += _profile_methods(file, entries, options, reasons)
@@ -150,7 +155,6 @@ def _inspect_bundle(
             profiles.append(replace(one, program=names[0]))
         else:
             skipped += names
-            plans += filter(None, map(_plan, entries))
     return Inspected(tuple(profiles), tuple(skipped), tuple(plans))
 
 
