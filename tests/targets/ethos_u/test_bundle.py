@@ -1,5 +1,6 @@
 """Exported bundles, without the compiler: what they hold, and what runs here."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from whisperport.artifacts import Artifact, put_artifacts
+from whisperport.bundle import Bundle
 from whisperport.compiling import CompileOptions, compile
 from whisperport.errors import BundleError, MissingPackageError, UsageError
+from whisperport.inspecting import InspectOptions, inspect
 from whisperport.programs.program import Program, trace
 from whisperport.spec import TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.ethos_u.chips import NPUS
+
+from .pte_file import pte_bytes
 
 TARGET = get_target("ethos-u85")
 EMULATED = RunOptions(threads=1, options={"ethos-u85.emulation": "torch"})
@@ -115,3 +121,21 @@ def test_without_the_compiler_the_work_folder_is_prepared_and_the_error_says_wha
     assert (folder / "encoder.pt2").is_file()
     assert np.load(folder / "calibration_mel.npy").shape == (32, 1, 8, 20)
     assert (folder.parent / "compile.py").is_file()
+
+
+def test_inspect_shows_what_the_npu_runs_and_does_not_run_a_compiled_program(
+    micro_on_npu: Path, tmp_path: Path
+) -> None:
+    opened = Bundle.open(Path(shutil.copytree(micro_on_npu, tmp_path / "bundle")))
+    spec = opened.manifest.program("encoder").spec
+    path = tmp_path / "encoder.pte"
+    shapes = [[tensor.shape for tensor in side] for side in (spec.inputs, spec.outputs)]
+    path.write_bytes(pte_bytes(*shapes))
+    facts = TARGET.compiler.check(path, spec)
+    made = put_artifacts(opened, {"encoder": Artifact(path=path, suffix=".pte", facts=facts)})
+
+    found = inspect(made.folder, InspectOptions(programs=("encoder",), repeat=1))
+
+    assert found.skipped == ("encoder",)
+    (plan,) = found.plans
+    assert plan.engines == {"NPU subgraphs": 1, "CPU conversions": 2}
