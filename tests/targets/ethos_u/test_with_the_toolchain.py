@@ -53,8 +53,8 @@ def test_each_program_is_one_subgraph_and_its_graph_agrees_with_float32(compiled
             if one.kind == "emulated" and any(file.endswith(".tosa") for file in one.files)
         )
         arrays = [check for check in run.checks if check.level == "arrays"]
-        assert arrays
-        assert [check.reason for check in arrays if not check.passed] == []
+        # Inputs in another order or of another scale give 3 dB and less.
+        assert min(float(check.value["sqnr_db"]) for check in arrays) > 20
 
 
 def test_a_compiled_program_does_not_run_here_and_is_emulated(compiled):
@@ -67,12 +67,11 @@ def test_a_compiled_program_does_not_run_here_and_is_emulated(compiled):
 
 
 def test_a_program_that_disagrees_is_not_written(micro_on_npu, tmp_path):
-    """A range that is much too large leaves few steps for all values."""
+    """Audio that is much too quiet gives ranges that cut all other values off."""
     bundle = shutil.copytree(micro_on_npu, tmp_path / "bundle")
     before = (bundle / "manifest.json").read_bytes()
-    calibration = np.load(micro_on_npu.with_name("calibration.npy")).copy()
-    calibration[0] *= 1e5
-    np.save(tmp_path / "calibration.npy", calibration)
+    quiet = 0.01 * np.load(micro_on_npu.with_name("calibration.npy"))
+    np.save(tmp_path / "calibration.npy", quiet)
     options = CompileOptions(calibration=tmp_path / "calibration.npy", threads=1, force=True)
 
     with pytest.raises(VerificationError, match="disagree with their reference") as refused:
