@@ -463,7 +463,7 @@ def _check_simulated(
         more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
         raise VerificationError(
             f"the compiled programs of {opened.folder} disagree with their reference in the vendor's "
-            "simulator, and were not written to the bundle",
+            "simulator or emulator, and were not written to the bundle",
             why="; ".join(failures[:3]) + more,
             hint="choose another precision, or another target for these programs, and export again; "
             "`--allow-unverified` writes them anyway, with the failed comparisons in their evidence",
