@@ -5,7 +5,8 @@ from faster_whisper import BatchedInferencePipeline, WhisperModel
 
 RATE = 16_000
 BATCH = 8
-END_OF_TEXT = 50257
+N_START = 4  # tokens before the text: start, language, task, no timestamps
+NOT_TEXT = range(50257, 51865)  # random weights emit timestamps too, which would cut the window
 GREEDY = {
     "language": "en",
     "beam_size": 1,
@@ -35,8 +36,9 @@ class Engine:
             audio,
             **GREEDY,
             without_timestamps=True,
-            suppress_tokens=[-1, END_OF_TEXT],
-            max_new_tokens=tokens,
+            suppress_tokens=[-1, *NOT_TEXT],
+            max_new_tokens=2 * tokens
+            - N_START,  # CTranslate2 decodes half of prompt and new tokens
         )
         return sum(len(segment.tokens) for segment in segments)
 

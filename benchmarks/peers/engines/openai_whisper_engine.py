@@ -3,7 +3,7 @@
 import torch
 import whisper
 
-END_OF_TEXT = 50257
+NOT_TEXT = range(50257, 51865)  # random weights emit timestamps too, which would cut the window
 GREEDY = {
     "language": "en",
     "temperature": 0.0,
@@ -25,7 +25,7 @@ class Engine:
             audio,
             **GREEDY,
             without_timestamps=True,
-            suppress_tokens=f"-1,{END_OF_TEXT}",
+            suppress_tokens=[-1, *NOT_TEXT],
             sample_len=tokens,
         )
         return sum(len(segment["tokens"]) for segment in result["segments"])

@@ -31,12 +31,14 @@ class Engine:
         self.transcriber = Transcriber(folder / target, run)
 
     def window(self, audio, tokens):
-        end = self.transcriber.engine.generation.end_of_text
+        engine = self.transcriber.engine
+        # Random weights emit timestamps too, which would cut the window.
+        not_text = range(engine.generation.end_of_text, engine.dims.n_vocab)
         decode = DecodeOptions(
             language="en",
             without_timestamps=True,
             max_tokens=tokens,
-            suppress_tokens=(-1, end),
+            suppress_tokens=(-1, *not_text),
         )
         transcript = self.transcriber.transcribe(audio, replace(self.options, decode=decode))
         return sum(len(segment.tokens) for segment in transcript.segments)
