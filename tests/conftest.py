@@ -21,8 +21,8 @@ hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("new", deadline=None)
 hypothesis.settings.load_profile("same")
 
-# A shell starts a job in the background with SIGINT ignored, and all its children inherit that. The tests of
-# Ctrl-C mean a program that was started in the foreground.
+# A shell starts a job in the background with SIGINT ignored, and all its children inherit that. The tests
+# of Ctrl-C mean a program that was started in the foreground.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

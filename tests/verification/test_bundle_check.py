@@ -124,6 +124,34 @@ def test_a_program_that_returns_a_nan_is_a_failed_check_that_names_it(
     assert Report.from_json(report.to_json()) == report
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda s: s[::-1].copy(), lambda s: np.roll(s, 1, axis=-1), np.zeros_like, lambda s: 1.01 * s],
+    ids=["heads in reverse", "a position later", "zeros", "one percent more"],
+)
+def test_wrong_attention_scores_fail_though_every_token_is_right(
+    bundle: Bundle, fake_targets: Any, wrong: Any
+) -> None:
+    fake_targets["fake"].wrong = {
+        "align": {"scores": lambda array: wrong(array).astype(array.dtype)}
+    }
+
+    report = verify(bundle, run=ONE_THREAD)
+
+    failed = [check for check in report.checks if not check.passed]
+    assert {(check.level, check.program) for check in failed} == {("arrays", "align")}
+    assert all("attention scores" in check.what for check in failed)
+
+
+def test_a_reference_of_an_earlier_version_has_no_attention_scores(with_reference: Any) -> None:
+    bundle = with_reference(every_clip(lambda clip: {"scores": clip.scores[:0]}))
+
+    report = verify(bundle, run=ONE_THREAD)
+
+    assert report
+    assert not [check for check in report.checks if "attention scores" in check.what]
+
+
 def test_a_reference_without_arrays_fails(with_reference: Any) -> None:
     bundle = with_reference(
         every_clip(lambda clip: {"features": clip.features[:0], "logits": clip.logits[:0]})
@@ -247,10 +275,19 @@ def test_a_clip_without_tokens_fails(with_reference: Any) -> None:
         (first_clip(lambda c: {"tokens": (*c.tokens[:-1], 49)}), "first to differ"),
         (first_clip(lambda c: {"tokens": c.tokens[:-1]}), "first to differ"),
         (first_clip(lambda c: {"logits": c.logits * np.float32(1.01)}), "SQNR"),
+        (first_clip(lambda c: {"scores": c.scores * np.float32(1.01)}), "SQNR"),
         (first_clip(lambda c: {"features": c.features[::-1].copy()}), "cosine"),
         (first_clip(lambda c: {"features": c.features[:, :8]}), "expected shape"),
     ],
-    ids=["another token", "an end", "a token less", "logits", "frames in reverse", "shape"],
+    ids=[
+        "another token",
+        "an end",
+        "a token less",
+        "logits",
+        "scores",
+        "frames in reverse",
+        "shape",
+    ],
 )
 def test_another_reference_is_not_agreed_with(with_reference: Any, change: Any, words: str) -> None:
     report = verify(with_reference(change), run=ONE_THREAD)

@@ -1,5 +1,6 @@
 """The complete model in eager torch, without a cache: the reference of every lowered program."""
 
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -70,6 +71,24 @@ class Whisper(nn.Module):
         hidden = self._hidden(tokens, cross_kv)[first:]
         return hidden @ self.decoder.token_embedding.weight.T
 
+    def cross_scores(
+        self,
+        tokens: Tensor,
+        cross_kv: tuple[tuple[Tensor, Tensor], ...],
+        heads: Sequence[tuple[int, int]],
+    ) -> Tensor:
+        """Compute the cross-attention scores of some heads before the softmax: (A, S, T).
+
+        Args:
+            tokens: (S,) int64.
+            cross_kv: keys and values of each layer, as `cross_kv` returns them.
+            heads: (layer, head) of each of the A heads.
+        """
+        queries = [found for _, found in self._layers(tokens, cross_kv)]
+        return torch.stack(
+            [queries[layer][head] @ cross_kv[layer][0][head] for layer, head in heads]
+        )
+
     def unload(self) -> None:
         """Free the memory of the weights. The model cannot be used after this call.
 
@@ -81,23 +100,30 @@ class Whisper(nn.Module):
 
     def _hidden(self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
         """Return the normalized output of the last decoder layer: (S, d)."""
+        *_, (x, _) = self._layers(tokens, cross_kv)
+        return cast(Tensor, self.decoder.ln(x)[0])
+
+    def _layers(
+        self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the output (1, S, d) and the cross-attention queries (H, S, D) of each decoder layer."""
         decoder, length = self.decoder, tokens.shape[0]
         x = (decoder.token_embedding(tokens) + decoder.positional_embedding[:length])[None]
         mask = torch.full((length, length), -torch.inf).triu(1)
         for block, (keys, values) in zip(decoder.blocks, cross_kv, strict=True):
-            x = _decode_block(cast(DecoderBlock, block), x, mask, keys, values)
-        return cast(Tensor, decoder.ln(x)[0])
+            x, queries = _decode_block(cast(DecoderBlock, block), x, mask, keys, values)
+            yield x, queries
 
 
 def _decode_block(
     block: DecoderBlock, x: Tensor, mask: Tensor, keys: Tensor, values: Tensor
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     attention, normed = block.attn, block.attn_ln(x)
     scores = torch.bmm(attention.queries(normed), attention.keys(normed)) + mask
     x = x + attention.merge(torch.bmm(scores.softmax(-1), attention.values(normed)))
     queries = block.cross_attn.queries(block.cross_attn_ln(x))
     x = x + block.cross_attn.attend(queries, keys, values)
-    return x + cast(Tensor, block.mlp(block.mlp_ln(x)))
+    return x + cast(Tensor, block.mlp(block.mlp_ln(x))), queries
 
 
 def build_model(checkpoint: Checkpoint, window: Window | None = None) -> Whisper:

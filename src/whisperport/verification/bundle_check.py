@@ -255,7 +255,10 @@ def _clip_checks(
         yield Check.of("arrays", "step", clip.name, later)
         ends = compare("logits", _prompted_logits(decoder, clip), clip.logits[[0, -1]], gate)
         yield Check.of("arrays", "prefill, longer", clip.name, ends)
-    hidden = _aligned_hidden(decoder, clip)
+    scores, hidden = _aligned(decoder, clip)
+    if clip.scores.size:
+        near = compare("scores", scores[:, :, : clip.scores.shape[2]], clip.scores, gate)
+        yield Check.of("arrays", "align", f"{clip.name}, attention scores", near)
     aligned = compare("logits", decoder.engine.logits_of(hidden), clip.logits, gate)
     yield Check.of("arrays", "align", clip.name, aligned)
     if decoder.engine.projects:
@@ -301,10 +304,13 @@ def _prompted_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
     return np.stack([first, last])
 
 
-def _aligned_hidden(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
-    """Return the hidden states (K, d) of the forced logits, computed by the `align` program."""
-    _, hidden = decoder.align(_forced_tokens(clip))
-    return hidden[len(clip.prompt) - 1 :]
+def _aligned(decoder: Decoder, clip: ReferenceClip) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scores (A, S, T) of the alignment heads and the hidden states (K, d) of the forced logits.
+
+    Both are computed by the `align` program.
+    """
+    scores, hidden = decoder.align(_forced_tokens(clip))
+    return scores, hidden[len(clip.prompt) - 1 :]
 
 
 def _uncached_logits(

@@ -1,12 +1,13 @@
 """Make the reference of a bundle: run the model in eager torch on clips, and keep what it computes."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio import SAMPLE_RATE, log_mel
+from whisperport.audio import HOP_LENGTH, SAMPLE_RATE, log_mel
 from whisperport.generation import Generation
 from whisperport.progress import Counted, Progress
 from whisperport.runtime import start_tokens
@@ -100,6 +101,9 @@ def _run_clip(
         uncached_logits=_unpadded(model, features, prompt, tokens, uncached)
         if keep and uncached
         else none,
+        scores=_scores(model, generation, cross_kv, prompt, tokens[:-1], len(samples))
+        if keep
+        else np.empty((0, 0, 0), np.float32),
     )
 
 
@@ -160,10 +164,32 @@ def _logits(
     Args:
         rows: maximum number of tokens, with the prompt, that the decoder is given; None: no maximum.
     """
+    fed = _kept(prompt, tokens)[:rows]
+    return model.logits(fed, cross_kv, first=len(prompt) - 1).numpy()
+
+
+def _kept(prompt: list[int], tokens: list[int]) -> "Tensor":
+    """Return the prompt and the first tokens, after which outputs are stored: (S,) int64."""
     import torch
 
-    fed = torch.tensor((prompt + tokens)[: len(prompt) + KEPT_LOGITS - 1][:rows])
-    return model.logits(fed, cross_kv, first=len(prompt) - 1).numpy()
+    return torch.tensor((prompt + tokens)[: len(prompt) + KEPT_LOGITS - 1])
+
+
+def _scores(
+    model: "Whisper",
+    generation: Generation,
+    cross_kv: CrossKV,
+    prompt: list[int],
+    tokens: list[int],
+    n_samples: int,
+) -> NDArray[np.float32]:
+    """Scores (A, S, P) of the alignment heads, by layer, at the positions of the audio; at least one."""
+    heads = sorted(generation.alignment_heads)
+    if not heads:
+        return np.empty((0, 0, 0), np.float32)
+    positions = max(1, math.ceil(n_samples / (2 * HOP_LENGTH)))
+    scores = model.cross_scores(_kept(prompt, tokens), cross_kv, heads)
+    return np.ascontiguousarray(scores[:, :, :positions].numpy())
 
 
 def _unpadded(

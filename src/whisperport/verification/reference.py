@@ -1,7 +1,7 @@
 """The reference of a bundle: outputs of its model in eager torch, which verification compares with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 from whisperport.errors import BundleError
 
 Floats = NDArray[np.float32]
+
+
+def _none() -> Floats:
+    return np.empty((0, 0, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,9 @@ class ReferenceClip:
     features: Floats  # (T, d) encoder output; (0, d): not stored
     logits: Floats  # (K, V) after the prompt and after each of the first K - 1 tokens; (0, V): none
     uncached_logits: Floats  # the same without audio padding, for `uncached_decoder`
+    # (A, S, P) cross-attention scores of the alignment heads, for the prompt and the first K - 1 tokens,
+    # at the P positions of the audio; (0, 0, 0): not stored
+    scores: Floats = field(default_factory=_none)
 
     @property
     def audio(self) -> Floats:
@@ -51,6 +58,8 @@ class Reference:
             arrays[f"tokens_{i}"] = np.array(clip.tokens, np.int64)
             arrays[f"features_{i}"] = clip.features
             arrays[f"logits_{i}"] = clip.logits
+            if clip.scores.size:
+                arrays[f"scores_{i}"] = clip.scores
             if clip.uncached_logits.size:
                 arrays[f"uncached_logits_{i}"] = clip.uncached_logits
         return arrays
@@ -87,6 +96,7 @@ def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
         features=_of(arrays[f"features_{i}"], np.float32, 2),
         logits=logits,
         uncached_logits=_of(uncached, np.float32, 2),  # format version 1 calls them full logits
+        scores=_of(arrays.get(f"scores_{i}", _none()), np.float32, 3),
     )
 
 
