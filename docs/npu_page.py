@@ -1,6 +1,6 @@
 """Generate the page of what NPU compilers made of the embedded model, from benchmarks/npu.py's results.
 
-    python docs/npu_page.py
+python docs/npu_page.py
 """
 
 import json

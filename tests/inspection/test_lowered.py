@@ -35,7 +35,8 @@ def test_every_format_is_known_by_its_bytes_whatever_its_name(
 
 
 @pytest.mark.parametrize(
-    "target", core_or_all(["onnxruntime", "xnnpack"], ["onnxruntime", "xnnpack", "litert", "openvino"])
+    "target",
+    core_or_all(["onnxruntime", "xnnpack"], ["onnxruntime", "xnnpack", "litert", "openvino"]),
 )
 def test_the_programs_of_a_bundle_are_measured_in_its_order(target: str, exported: Any) -> None:
     bundle: Bundle = exported(target)
