@@ -1,10 +1,11 @@
 """What the NPU compilers that are installed here make of the embedded model, chip by chip.
 
-    python benchmarks/npu.py [--target NAME ...] [--clips N]
+    python benchmarks/npu.py [--target NAME ...] [--program NAME ...] [--clips N]
 
 For every target with a vendor's compiler on this machine, and every precision of it, the embedded model is
 exported and compiled, and run in the vendor's simulator where there is one. A precision that whisperport
-refuses is listed with the numbers of the refusal. Toolchains in interpreters of their own are found as by
+refuses is listed with the numbers of the refusal. With `--program`, only these programs are compiled, and
+the others are placed on the chip's fallback target. Toolchains in interpreters of their own are found as by
 `whisperport compile`, through WHISPERPORT_TOOLCHAIN_NAME.
 
 Writes `results/npu_DATE.json` after every chip; chips that are not run again are copied from the newest
@@ -42,13 +43,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--target", action="append", help="a chip; default: all")
     parser.add_argument("--precision", action="append", help="a precision; default: all of a chip")
+    parser.add_argument("--program", action="append", help="a program; default: all")
     parser.add_argument("--clips", type=int, default=2, help="clips to simulate; default: 2")
     chosen = parser.parse_args()
     checkpoint = load_checkpoint("default")
     rows = newest()
     with stages() as progress:
         for target, precision in _asked(chosen.target, chosen.precision):
-            row = _measured(checkpoint, target, precision, chosen.clips, progress)
+            how = _export_options(target, precision, chosen.program or [])
+            row = _measured(checkpoint, target, precision, how, chosen.clips, progress)
             rows = [one for one in rows if _key(one) != _key(row)] + [row]
             date = datetime.datetime.now(datetime.UTC).date().isoformat()
             text = json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n"
@@ -76,8 +79,23 @@ def _asked(targets: list[str] | None, precisions: list[str] | None) -> Iterator[
                 yield target, precision
 
 
+def _export_options(target: Target, precision: str, programs: list[str]) -> ExportOptions:
+    """Return the options that place all programs, or only those that are named, on the chip."""
+    if not programs:
+        return ExportOptions(precision=precision)
+    return ExportOptions(
+        placement=dict.fromkeys(programs, target.spec.name),
+        precisions=dict.fromkeys(programs, precision),
+    )
+
+
 def _measured(
-    checkpoint: Checkpoint, target: Target, precision: str, clips: int, progress: Progress
+    checkpoint: Checkpoint,
+    target: Target,
+    precision: str,
+    how: ExportOptions,
+    clips: int,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Return the row of a chip in a precision: what was compiled and simulated, or why it was refused."""
     name = target.spec.name
@@ -91,27 +109,23 @@ def _measured(
     }
     reason = target.unsupported("encoder", precision)
     if reason:
-        return {**row, "refused": reason}
+        return {**row, "refused": reason.why}
     assert target.compiler is not None
     known = {option.name for option in describe(target.compiler.options)}
-    options = {f"{name}.simulate": str(clips)} if "simulate" in known else {}
+    options = {f"{name}.{one}": str(clips) for one in ("simulate", "emulate") if one in known}
     with TemporaryDirectory() as folder:
         started = time.monotonic()
         try:
-            bundle = export(
-                checkpoint,
-                name,
-                Path(folder) / name,
-                ExportOptions(precision=precision),
-                progress=progress,
-            )
+            # With programs of its own placement, the rest runs where the chip's decoder falls back to.
+            main = target.spec.fallback if how.placement and target.spec.fallback else name
+            bundle = export(checkpoint, main, Path(folder) / name, how, progress=progress)
             row["export_s"] = round(time.monotonic() - started, 1)
             started = time.monotonic()
             # The few shipped recordings are enough to compare precisions.
             asked = CompileOptions(force=True, options=options)
             compiled = compile(bundle.folder, asked, progress=progress)
         except WhisperportError as error:
-            return {**row, "refused": f"{error}: {error.why}"}
+            return {**row, "refused": error.why or str(error)}
         row["compile_s"] = round(time.monotonic() - started, 1)
         return {**row, "programs": _programs(compiled)}
 
