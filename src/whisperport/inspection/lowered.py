@@ -136,7 +136,8 @@ def _inspect_bundle(
         file = bundle.path(entries[0].files[0])
         names = [entry.spec.name for entry in entries]
         compiled = [plan for plan in map(_plan, entries) if plan]
-        if compiled:  # a vendor's compiler made the file: it runs on the device, whatever its suffix
+        # What a vendor's compiler made runs on the device, whatever its suffix.
+        if compiled:
             skipped += names
             plans += compiled
             continue
