@@ -15,12 +15,12 @@ HEAD = """\
 
 For each chip whose compiler was installed on the machine that measured, the model `default` was
 exported, compiled, and run in the vendor's simulator where there is one (`python benchmarks/npu.py`).
-No chip was used. *Evidence* says what was done with the compiled programs. *dB* is the lowest signal-
-to-quantization-noise ratio of any output of the program against PyTorch in float32, over the simulated
-clips; *-* means that no output was compared. *Tokens* counts clips of which every token equals the one
-that PyTorch decodes, with all programs on the NPU; *WER* is the change of the word error rate on these
-clips. *Size* is that of all compiled programs. *Time* is that of the compiler and the simulator on the
-measuring machine; it says nothing about the chip.
+No chip was used. *Evidence* says what was done with the compiled programs. *dB* is the lowest
+signal-to-quantization-noise ratio of any output of the program against float32, over the simulated
+clips or calls; *-* means that no output was compared. *Tokens* counts clips of which every token equals
+the one that PyTorch decodes, and *WER* is the change of the word error rate on these clips: the
+encoder's simulated output, decoded on the CPU. *Size* is that of all compiled programs. *Time* is that
+of the compiler and the simulator on the measuring machine; it says nothing about the chip.
 
 """
 COLUMNS = (
