@@ -71,6 +71,22 @@ def test_the_evidence_of_all_programs_of_a_target_becomes_one_with_every_check_o
     assert one.kind == "run"
 
 
+def test_two_tools_that_ran_a_program_are_two_pieces_of_evidence() -> None:
+    # given: torch emulated the lowered file, and another tool the quantized graph
+    manifest = Bundle.open(default_bundle(), check_hashes=False).manifest
+    (first, *others) = manifest.programs
+    own = manifest.evidence(first.spec.name)
+    other = replace(own[0], runtime={"another tool": "1"})
+    programs = (replace(first, evidence=(*own, other)), *others)
+
+    # when
+    found = by_target(replace(manifest, programs=programs))["onnxruntime"]
+
+    # then
+    assert [sorted(one.runtime) for one in found] == [["onnxruntime"], ["another tool"]]
+    assert list(found[1].files) == list(first.files)
+
+
 def test_evidence_about_files_that_changed_is_ignored() -> None:
     manifest = Bundle.open(default_bundle(), check_hashes=False).manifest
     changed = {path: replace(entry, sha256="0" * 64) for path, entry in manifest.files.items()}

@@ -78,15 +78,15 @@ _WORDS: Mapping[Kind, str] = {
 
 
 def by_target(manifest: Manifest) -> dict[str, tuple[Evidence, ...]]:
-    """Merge the evidence in a bundle's manifest: target -> one piece of evidence of each kind."""
-    found: dict[str, dict[str, list[Evidence]]] = {}
+    """Merge the evidence in a bundle's manifest: target -> one piece of each kind and runtime."""
+    found: dict[str, dict[tuple[object, ...], list[Evidence]]] = {}
     for entry in manifest.programs:
-        kinds = found.setdefault(entry.target, {})
+        pieces = found.setdefault(entry.target, {})
         for one in manifest.evidence(entry.spec.name):
-            kinds.setdefault(one.kind, []).append(one)
+            pieces.setdefault((one.kind, *sorted(one.runtime.items())), []).append(one)
     return {
-        target: tuple(_joined(evidence) for evidence in kinds.values())
-        for target, kinds in found.items()
+        target: tuple(_joined(evidence) for evidence in pieces.values())
+        for target, pieces in found.items()
     }
 
 
@@ -99,7 +99,7 @@ def to_bytes(evidence: Mapping[str, Iterable[Evidence]]) -> bytes:
 
 
 def _joined(evidence: list[Evidence]) -> Evidence:
-    """Merge evidence of one kind about several programs."""
+    """Merge evidence of one kind and one runtime about several programs."""
     checks = [check for one in evidence for check in one.checks]
     unique = [check for place, check in enumerate(checks) if check not in checks[:place]]
     return Evidence(
