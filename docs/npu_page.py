@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from whisperport.targets import get_target
+
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PAGE = Path(__file__).parent / "reference" / "npu-compilers.md"
 
@@ -35,11 +37,10 @@ COLUMNS = (
     "Size",
     "Time",
 )
-EVIDENCE = {"simulated": "simulated", "emulated": "emulated on the CPU", "compiled": "compiled"}
 
 
 def npu_page() -> str:
-    """Return the page: a table of chips and precisions, and what was refused with its reason."""
+    """Return the page: a table of chips and precisions, and what was rejected with its reason."""
     rows = sorted(_newest(), key=lambda row: (row["target"], row["precision"]))
     written = [row for row in rows if not row["refused"]]
     refused = [row for row in rows if row["refused"]]
@@ -47,7 +48,7 @@ def npu_page() -> str:
     lines += [f"| {' | '.join(_cells(row))} |" for row in written]
     text = HEAD + "\n".join(lines) + "\n"
     if refused:
-        text += "\n## Refused\n\nwhisperport wrote no bundle for these.\n\n"
+        text += "\n## Rejected\n\nwhisperport wrote no bundle for these, because the simulated programs disagree with the model.\n\n"
         text += "| Chip | Precision | Reason |\n|---|---|---|\n"
         text += "".join(
             f"| `{row['target']}` | {row['precision']} | {row['refused']} |\n" for row in refused
@@ -63,13 +64,14 @@ def _newest() -> list[dict[str, Any]]:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     programs = row["programs"]
     checks = [check for program in programs for check in program["checks"]]
-    kinds = [kind for kind in EVIDENCE if any(kind in program["kinds"] for program in programs)]
     free = [c for c in checks if c["level"] == "tokens" and c["what"].endswith(", free")]
     words = [check for check in checks if check["level"] == "words"]
     return (
         f"`{row['target']}`",
         row["precision"],
-        EVIDENCE[kinds[0]],
+        _evidence(
+            {kind for program in programs for kind in program["kinds"]}, compared=bool(checks)
+        ),
         str(len(programs)),
         _lowest(checks, "encoder"),
         _lowest(checks, "step"),
@@ -78,6 +80,13 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{sum(program['bytes'] for program in programs) / 1e6:.1f} MB",
         f"{row['compile_s']:.0f} s",
     )
+
+
+def _evidence(kinds: set[str], *, compared: bool) -> str:
+    """Say what was done with the compiled programs; an emulator runs what the compiler read."""
+    if "simulated" in kinds:
+        return "simulated"
+    return "compiled; its quantized graph run on the CPU" if compared else "compiled"
 
 
 def _lowest(checks: list[dict[str, Any]], program: str) -> str:
@@ -108,13 +117,23 @@ def _notes(rows: list[dict[str, Any]]) -> str:
 def _where(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "\nNot measured yet.\n"
-    compilers = {program["compiler"] for row in rows for program in row["programs"]} - {""}
+    compilers = {
+        f"{_sdk(row['target'])} ({program['compiler']})"
+        for row in rows
+        for program in row["programs"]
+        if program["compiler"]
+    }
     machines = {f"{row['machine']['cpu']}, {row['machine']['cores']} cores" for row in rows}
     dates = {row["date"] for row in rows}
     return (
         f"\nMeasured on {' and '.join(sorted(machines))}, {', '.join(sorted(dates))}. "
         f"Compilers: {', '.join(sorted(compilers))}.\n"
     )
+
+
+def _sdk(target: str) -> str:
+    compiler = get_target(target).compiler
+    return compiler.toolchain if compiler else target
 
 
 if __name__ == "__main__":
