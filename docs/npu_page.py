@@ -48,7 +48,8 @@ def npu_page() -> str:
     lines += [f"| {' | '.join(_cells(row))} |" for row in written]
     text = HEAD + "\n".join(lines) + "\n"
     if refused:
-        text += "\n## Rejected\n\nwhisperport wrote no bundle for these, because the simulated programs disagree with the model.\n\n"
+        text += "\n## Rejected\n\nwhisperport wrote no bundle for these: "
+        text += "the simulated programs disagree with the model.\n\n"
         text += "| Chip | Precision | Reason |\n|---|---|---|\n"
         text += "".join(
             f"| `{row['target']}` | {row['precision']} | {row['refused']} |\n" for row in refused
