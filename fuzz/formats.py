@@ -277,7 +277,7 @@ def _load_folder(folder: Path) -> None:
     checkpoint = load_checkpoint(folder / "checkpoint")
     tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json, checkpoint.generation)
     ids = tokenizer.encode("so they say \ud800 <|en|>")
-    known = [number for number in range(60) if number in tokenizer._bytes]
+    known = [i for i in range(60) if i in tokenizer._tokens or i in tokenizer._added]
     tokenizer.split_to_word_tokens([*ids, *known])
     tokenizer.decode([*ids, *known], timestamps=True)
 

@@ -506,10 +506,16 @@ def test_every_target_states_the_suffix_of_what_is_lowered(
     lowered = lower(program, target, out, LowerOptions(run=ONE_THREAD))
 
     assert lowered.equal
-    magic = {".pte": b"ET", ".tflite": b"TFL3"}.get(suffix)
+    content = out.read_bytes()
     if suffix == ".json":
-        assert list(json.loads(out.read_bytes())["programs"]) == ["normed"]
-    elif magic is None:
-        assert onnx.load(str(out)).graph.node
+        assert list(json.loads(content)["programs"]) == ["normed"]
+    elif suffix == ".onnx":
+        assert onnx.load_from_string(content).graph.node
     else:
-        assert out.read_bytes()[4:].startswith(magic)
+        offset, magic = {
+            ".pte": (4, b"ET"),
+            ".tflite": (4, b"TFL3"),
+            ".xml": (0, b"<?xml"),
+            ".pt2": (0, b"PK"),
+        }[suffix]
+        assert content[offset:].startswith(magic)

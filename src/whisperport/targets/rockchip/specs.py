@@ -27,7 +27,11 @@ def spec_of(chip: Chip) -> TargetSpec:
         emulation_runtime="onnxruntime",
         extra="export",
         run_extra=EXTRA,
-        packages={EXTRA: (Package("rknnlite", RUNTIME),)},
+        packages={
+            EXTRA: (
+                Package("rknnlite", RUNTIME, f"install whisperport's extra `{EXTRA}` on the board"),
+            )
+        },
         sources={
             "formats": "the compiler reads ONNX, opset 12 to 19 (its change log, 1.5.3b15); torch programs "
             "are converted first",
