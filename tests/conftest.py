@@ -27,23 +27,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave tests with OpenVINO to `make test-all`.
-
-    After some of them, an interrupt in the same process ended it with a segmentation fault (openvino
-    2026.4.1; the cause was not found), and with it the tests of Ctrl-C that the same worker runs.
-    """
-    from .extent import EVERYTHING
-
-    # These tests read files, and run nothing.
-    static = ("docs/test_reference.py", "test_terms.py", "test_imports.py", "test_vendor_names.py")
-    reason = "make test-all: after OpenVINO, a test of Ctrl-C can end the process of the tests"
-    for item in items:
-        runs = not item.path.as_posix().endswith(static)
-        if not EVERYTHING and runs and "openvino" in item.nodeid:
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
     """Give the modules of a test the same random weights, whichever tests ran before it."""

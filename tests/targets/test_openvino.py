@@ -1,5 +1,7 @@
 """The target `openvino`: its files, precisions and devices, and when and how it runs programs."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,20 @@ from ..extent import EVERYTHING
 OPENVINO = get_target("openvino")
 ONE_THREAD = RunOptions(threads=1)
 X = np.random.default_rng(0).standard_normal((1, 128)).astype(np.float32)
+
+INTERRUPTED = """
+import os, signal, sys
+from whisperport.targets.openvino.runtime import Device, start
+
+first, second = start(Device()), start(Device())
+loaded = [core.compile_model(core.read_model(*sys.argv[1:]), "CPU") for core in (first, second)]
+del loaded[0], first
+del loaded[0], second
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    print("KeyboardInterrupt")
+"""
 
 
 class Products(nn.Module):
@@ -185,6 +201,18 @@ def test_a_read_only_array_is_read(counted) -> None:
     fixed.flags.writeable = False
 
     np.testing.assert_array_equal(runner.run({"x": fixed})["y"], runner.run({"x": X})["y"])
+
+
+def test_an_interrupt_after_two_loads_is_no_segmentation_fault(lowered) -> None:
+    # A second `openvino.Core` that outlives the first leaves the thread a signal stack that is not mapped.
+    folder, entry = lowered["fp32"]
+    files = [str(folder / file) for file in entry.files]
+
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *files], capture_output=True, text=True, check=False
+    )
+
+    assert (ran.returncode, ran.stdout) == (0, "KeyboardInterrupt\n")
 
 
 def test_float32_is_asked_for_where_the_processor_prefers_bfloat16(lowered) -> None:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.progress import Progress
+from whisperport.targets.openvino.core import shared_core
 from whisperport.targets.openvino.int8_weights import store_in_int8
 
 if TYPE_CHECKING:  # boards have no torch
@@ -51,7 +52,7 @@ def lower_to_openvino(
             hint='pip install "whisperport[openvino-export]"',
         ) from error
     weights.parent.mkdir(exist_ok=True)
-    core, shared = openvino.Core(), SharedBytes(weights, ALIGNMENT)
+    shared = SharedBytes(weights, ALIGNMENT)
     nodes = []
     for program, precision in zip(programs, precisions, strict=True):
         progress(f"writing {program.name} for openvino in {precision}")
@@ -59,7 +60,7 @@ def lower_to_openvino(
             onnx, own = Path(folder, "program.onnx"), Path(folder, "program.xml")
             write_onnx_file(program, onnx)
             try:
-                model = core.read_model(onnx)
+                model = shared_core().read_model(onnx)
                 if precision == "w8":
                     store_in_int8(model)
                 openvino.save_model(model, own, compress_to_fp16=precision == "fp16")

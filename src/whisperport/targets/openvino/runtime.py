@@ -13,6 +13,7 @@ from typing import Any
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.runner import Array, Binding, Runner
 from whisperport.spec import ProgramSpec
+from whisperport.targets.openvino.core import shared_core
 
 CPU, NPU = "CPU", "NPU"
 TYPES = {  # numpy's name of a dtype -> OpenVINO's
@@ -157,22 +158,21 @@ def as_tensor(array: Array) -> Any:
 
 
 def start(device: Device) -> Any:
-    """Return an `openvino.Core`, after a check that it has the device.
+    """Return the process's `openvino.Core`, after a check that it has the device.
 
     Raises:
         MissingPackageError: OpenVINO is not installed.
         LoweringError: there is no such device on this machine.
     """
     try:
-        from openvino import Core
+        started = shared_core()
     except ImportError as error:
         raise MissingPackageError(
             "cannot run programs for `openvino`: OpenVINO is not installed",
             why=str(error),
             hint='pip install "whisperport[openvino]"',
         ) from error
-    core = Core()
-    known = core.available_devices
+    known = started.available_devices
     # OpenVINO calls the first of several devices of a kind `GPU` or `GPU.0`.
     if device.name not in known and f"{device.name}.0" not in known:
         raise LoweringError(
@@ -180,7 +180,7 @@ def start(device: Device) -> Any:
             why=f"it found {', '.join(known)}",
             hint="install the driver of the device, or use `openvino.device=CPU`",
         )
-    return core
+    return started
 
 
 def check_signature(model: Any, spec: ProgramSpec, name: str) -> None:
