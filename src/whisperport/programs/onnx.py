@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError
+from whisperport.programs.onnx_functions import functions_parsed_once
 from whisperport.programs.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.programs.program import Program
 from whisperport.programs.shared_bytes import SharedBytes
@@ -147,7 +148,7 @@ def to_onnx(program: Program, opset: int = OPSET) -> ir.Model:
 
 def _convert(program: Program) -> ir.Model:
     output = io.StringIO()
-    with torch.no_grad(), captured(output):
+    with torch.no_grad(), captured(output), functions_parsed_once():
         try:
             exported = torch.onnx.export(
                 program.exported, (), dynamo=True, opset_version=NEWEST, verbose=False
