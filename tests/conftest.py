@@ -4,8 +4,9 @@ Width 64, 2 heads, 2 + 2 layers, 100 encoder positions (2 s), vocabulary 51865 u
 All weights are random, including biases and norms, so that a missing or exchanged bias changes the outputs.
 """
 
+import gc
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,21 @@ hypothesis.settings.load_profile("same")
 # of Ctrl-C mean a program that was started in the foreground.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Exempt all that is loaded when the tests were found from garbage collection.
+
+    These are 800,000 objects of libraries and tests. Lowering collects garbage after each program, so tests
+    of it take 13 % less CPU time (measured).
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

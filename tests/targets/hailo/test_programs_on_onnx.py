@@ -89,11 +89,11 @@ def lowered(model: Whisper, name: str, options: dict[str, str], folder: Path) ->
 
 
 CASES: dict[str, Any] = {
-    "tiny at 10 s": ("hailo8l", {}, lambda: random_model(sizes(384, core_or_all(2, 4), 500))),
+    "tiny at 10 s": ("hailo8l", {}, lambda: random_model(sizes(384, core_or_all(1, 4), 500))),
     "base at 5 s": (
         "hailo8",
         {"encoder-opset": "13", "decoder-opset": "17", "positions": "graph"},
-        lambda: random_model(sizes(512, core_or_all(2, 6), 250)),
+        lambda: random_model(sizes(512, core_or_all(1, 6), 250)),
     ),
     "the embedded model": (
         "hailo10h",
