@@ -19,7 +19,6 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.exporting import ExportOptions, export
 from whisperport.inspecting import InspectOptions, inspect
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.qualcomm import stages
 from whisperport.verification import GATES, compare
 from whisperport.verification.clips import Clip
 from whisperport.verification.evidence import with_evidence
@@ -226,24 +225,6 @@ def test_a_chip_without_floating_point_rejects_a_program_in_float_by_the_names_o
     assert Bundle.open(exported_bundle).manifest.status("encoder") != "compiled here"
 
 
-@needs_simulator
-def test_a_killed_compiler_is_named_and_the_bundle_is_unchanged(exported_bundle, monkeypatch):
-    """The driver's process is killed in the first stage, as the system does if memory runs out."""
-    target = get_target(CHIP)
-    script = exported_bundle.parent / "stages.py"
-    killed = "import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n    "
-    text = Path(stages.__file__).read_text(encoding="utf-8")
-    script.write_text(text.replace('own = program["settings"]', killed + "own = None", 1))
-    monkeypatch.setattr(type(target.compiler), "script", script)
-    before = Bundle.open(exported_bundle).manifest
-
-    with pytest.raises(LoweringError, match="ended without a result") as failed:
-        compile(exported_bundle, CompileOptions(threads=1))
-
-    assert "memory ran out" in failed.value.why
-    assert Bundle.open(exported_bundle).manifest == before
-
-
 # What is missing, or does not fit ------------------------------------------------------------------
 
 
@@ -285,23 +266,3 @@ def test_without_the_package_an_error_says_what_to_install(exported_bundle, monk
 
     assert 'pip install "whisperport[qualcomm]"' in missing.value.hint
     assert f"{CHIP}.emulation=onnx" in missing.value.hint
-
-
-def test_an_older_package_is_rejected_with_both_versions():
-    settings = get_target(CHIP).compiler.settings()
-
-    assert stages.check("2.7.0", settings) == ""
-    assert stages.check("3.0", settings) == ""
-    assert stages.check("", settings) == ""  # not known
-    assert "2.6.1" in stages.check("2.6.1", settings)
-    assert "2.7" in stages.check("1.24.0", settings)
-
-
-def test_an_onnxruntime_without_plugins_is_named(monkeypatch):
-    import onnxruntime
-
-    monkeypatch.delattr(onnxruntime, "register_execution_provider_library")
-
-    reason = stages.check("2.7.0", get_target(CHIP).compiler.settings())
-
-    assert f"onnxruntime {onnxruntime.__version__}" in reason

@@ -21,6 +21,7 @@ from typing import Any
 
 PROVIDER = "QNNExecutionProvider"
 MAX_LOG = 4 * 2**20  # bytes of a log that are examined
+NO_MEMORY = "bad_alloc"  # C++'s error, in the text of an exception of ONNX Runtime's own class
 
 
 class UnsupportedOperatorError(Exception):
@@ -82,6 +83,8 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     try:
         session = _session(folder / own["model"], own["options"], configuration)
     except Exception as error:
+        if NO_MEMORY in str(error):
+            raise MemoryError(str(error)) from error
         unsupported = _unsupported(folder / "compile.log")
         if unsupported:
             raise UnsupportedOperatorError(unsupported) from error

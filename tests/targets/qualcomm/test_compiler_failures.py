@@ -1,0 +1,244 @@
+"""The compiler is missing, too old, out of memory or killed: what is reported, and what is kept.
+
+Only the moment of a failure is made here: driver, compiler and simulator are the real ones.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper, save
+
+from whisperport.bundle import Bundle
+from whisperport.compile_errors import compile_error
+from whisperport.compiling import CompileOptions, compile
+from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.exporting import ExportOptions, export
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.qualcomm import stages
+from whisperport.targets.qualcomm.compiler import provider_options
+from whisperport.toolchain import Installed, Job, Stage, prepare, run_driver
+from whisperport.verification.clips import Clip
+
+CHIP = "sm8650"
+TARGET = get_target(CHIP)
+ONE = RunOptions(threads=1)
+OPTIONS = CompileOptions(threads=1, options={f"{CHIP}.simulate": "1"})
+STAGES = Path(stages.__file__).read_text(encoding="utf-8")
+
+needs_simulator = pytest.mark.skipif(
+    not TARGET.simulates(ONE) or TARGET.compiler.installed({}) is None,
+    reason="the simulator needs onnxruntime-qnn on x86-64",
+)
+
+
+@pytest.fixture(scope="module")
+def export_once(
+    micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
+) -> Path:
+    """The micro model with one small program on the NPU."""
+    from whisperport.programs import variants
+
+    noise = (0.1 * np.random.default_rng(0).standard_normal(3200)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            variants,
+            "whisper_programs",
+            lambda _, names, *__: (one for one in micro_programs if one.name in names),
+        )
+        options = ExportOptions(
+            clips=(Clip("hiss", "so", noise),),
+            placement={"cross_kv": CHIP},
+            run=ONE,
+            allow_unverified=True,  # random weights give words of chance
+        )
+        folder = tmp_path_factory.mktemp("qualcomm") / "bundle"
+        return export(micro_checkpoint, "onnxruntime", folder, options).folder
+
+
+@pytest.fixture
+def exported_bundle(export_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(export_once, tmp_path / "bundle"))
+
+
+def changed_script(folder: Path, before: str, inserted: str) -> Path:
+    """Write the stage script with a line inserted before the first place of a text."""
+    assert before in STAGES
+    script = folder / "stages.py"
+    script.write_text(STAGES.replace(before, inserted + before, 1), encoding="utf-8")
+    return script
+
+
+# The compiler is missing, or of another version ----------------------------------------------------------
+
+
+@pytest.fixture
+def other_python(tmp_path: Path) -> Path:
+    """An interpreter without any packages, in an environment of its own."""
+    made = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    return made / "bin" / "python"
+
+
+def packages(python: Path) -> Path:
+    (folder,) = python.parents[1].glob("lib/python*/site-packages")
+    return folder
+
+
+def test_without_the_compiler_a_work_folder_is_prepared_and_the_error_says_what_to_do(
+    exported_bundle, monkeypatch
+):
+    monkeypatch.delenv("WHISPERPORT_TOOLCHAIN_QUALCOMM", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime_qnn", None)
+    before = Bundle.open(exported_bundle).manifest
+
+    with pytest.raises(MissingPackageError, match="not compiled yet") as missing:
+        compile(exported_bundle, OPTIONS)
+
+    work = exported_bundle.with_name("bundle.compile") / CHIP
+    assert "No module named 'onnxruntime_qnn'" in missing.value.why
+    assert 'pip install "whisperport[qualcomm]"' in missing.value.hint
+    assert str(work) in missing.value.hint
+    assert {path.name for path in (work / "cross_kv").iterdir()} >= {"cross_kv.onnx"}
+    assert (work / "compile.py").is_file()
+    assert Bundle.open(exported_bundle).manifest == before
+
+
+def test_an_interpreter_without_the_compiler_is_named_before_anything_is_computed(
+    exported_bundle, other_python
+):
+    chosen = CompileOptions(toolchains={"qualcomm": str(other_python)}, threads=1)
+
+    with pytest.raises(MissingPackageError, match="cannot be used") as missing:
+        compile(exported_bundle, chosen)
+
+    assert "No module named 'onnxruntime'" in missing.value.why
+    assert "--toolchain qualcomm=" in missing.value.hint
+    assert not exported_bundle.with_name("bundle.compile").exists()
+
+
+def test_an_interpreter_with_an_older_compiler_is_rejected_with_both_versions(
+    exported_bundle, other_python
+):
+    folder = packages(other_python)
+    folder.joinpath("onnxruntime.py").write_text(
+        "__version__ = '1.24.2'\nregister_execution_provider_library = print\n"
+    )
+    folder.joinpath("onnxruntime_qnn.py").write_text("__version__ = '2.6.1'\n")
+    chosen = CompileOptions(toolchains={"qualcomm": str(other_python)}, threads=1)
+
+    with pytest.raises(LoweringError, match=f"does not support `{CHIP}`") as refused:
+        compile(exported_bundle, chosen)
+
+    assert "needs onnxruntime-qnn 2.7 or later; version 2.6.1 is installed" in refused.value.why
+    assert "--toolchain qualcomm=" in refused.value.hint
+
+
+def test_versions_are_compared_as_numbers():
+    settings = TARGET.compiler.settings()
+
+    assert stages.check("2.7.0", settings) == ""
+    assert stages.check("2.10.0", settings) == ""
+    assert stages.check("3.0", settings) == ""
+    assert stages.check("", settings) == ""  # not known
+    assert "2.7" in stages.check("1.24.0", settings)
+
+
+def test_an_onnxruntime_without_plugins_is_named(monkeypatch):
+    import onnxruntime
+
+    monkeypatch.delattr(onnxruntime, "register_execution_provider_library")
+
+    reason = stages.check("2.7.0", TARGET.compiler.settings())
+
+    assert f"onnxruntime {onnxruntime.__version__}" in reason
+
+
+# The compiler runs out of memory, or is killed -----------------------------------------------------------
+
+
+@needs_simulator
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
+def test_a_compiler_without_memory_says_so(tmp_path):
+    """The real compiler reads a model of 64 MB with 16 MB of memory left."""
+    left = 16 * 2**20
+    limit = (
+        "    import resource\n"
+        "    used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        f"    resource.setrlimit(resource.RLIMIT_AS, (used + {left}, used + {left}))\n"
+    )
+    script = changed_script(tmp_path, "    # Without `enable_fallback=0`", limit)
+    weight = numpy_helper.from_array(np.zeros((4096, 4096), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "large",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4096])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4096])],
+        [weight],
+    )
+    work = tmp_path / "work"
+    (work / "large").mkdir(parents=True)
+    opset = [helper.make_opsetid("", 20)]
+    save(helper.make_model(graph, opset_imports=opset, ir_version=9), work / "large" / "large.onnx")
+    options = TARGET.compiler.options()
+    job = Job(
+        name="large",
+        stages=(Stage("compile", ("large.onnx",), ("large.qnn", "built.json")),),
+        settings={
+            "model": "large.onnx",
+            "artifact": "large.qnn",
+            "options": provider_options(TARGET.chip, options),
+        },
+    )
+    prepare(work, script, TARGET.compiler.settings(), [job])
+
+    failure = run_driver(Path(sys.executable), work, lambda _: None)
+
+    installed = Installed(Path(sys.executable), Path(sys.executable))
+    error = compile_error(TARGET, failure, work, installed)
+    assert "ran out of memory" in error.what
+    assert "bad_alloc" in error.why
+    assert "compile.log" in error.hint
+    assert not list((work / "large").glob("*.qnn"))
+
+
+KILLED = "    import signal\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+MOMENTS = {
+    "compile": "    os.replace(str(partial)",  # the compiler has written its file
+    "simulate": "    samples = len(",  # it is loaded in the simulator
+}
+
+
+@needs_simulator
+@pytest.mark.parametrize("stage", MOMENTS)
+def test_a_killed_compiler_is_named_and_the_next_compile_continues(
+    exported_bundle, tmp_path, monkeypatch, stage
+):
+    """The process is killed in the middle of a stage, as the system does if memory runs out."""
+    script = changed_script(tmp_path, MOMENTS[stage], KILLED)
+    before = Bundle.open(exported_bundle).manifest
+    seen: list[str] = []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(TARGET.compiler), "script", script)
+        with pytest.raises(LoweringError, match="ended without a result") as failed:
+            compile(exported_bundle, OPTIONS)
+
+    program = exported_bundle.with_name("bundle.compile") / CHIP / "cross_kv"
+    assert "memory ran out" in failed.value.why
+    assert f"{stage}.log" in failed.value.hint
+    assert Bundle.open(exported_bundle).manifest == before
+    assert (program / "cross_kv.qnn").exists() == (stage == "simulate")
+
+    made = compile(exported_bundle, OPTIONS, progress=seen.append).bundle
+
+    kept = "cross_kv: compile is already finished"
+    assert (kept in seen) == (stage == "simulate")
+    assert not list(program.glob("partial.*"))
+    assert json.loads((program / "built.json").read_text())["nodes"]
+    assert made.manifest.status("cross_kv") == "simulated here"
