@@ -162,29 +162,35 @@ def test_an_onnxruntime_without_plugins_is_named(monkeypatch):
 # The compiler runs out of memory, or is killed -----------------------------------------------------------
 
 
+def write_product(path: Path, size: int) -> None:
+    """Write the product of a vector and a square matrix as an ONNX file."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        path.stem,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, size])],
+        [numpy_helper.from_array(np.zeros((size, size), np.float32), "w")],
+    )
+    opset = [helper.make_opsetid("", 20)]
+    save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+
+
 @needs_simulator
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
 def test_a_compiler_without_memory_says_so(tmp_path):
-    """The real compiler reads a model of 64 MB with 16 MB of memory left."""
-    left = 16 * 2**20
-    limit = (
-        "    import resource\n"
-        "    used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        f"    resource.setrlimit(resource.RLIMIT_AS, (used + {left}, used + {left}))\n"
-    )
+    """The real compiler, which is loaded already, reads a model of 64 MiB with 16 MiB of memory left."""
+    limit = """\
+    if model.stem == "large":
+        import resource
+        _session(model.with_name("small.onnx"), options, {})
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, used + 2**24))
+"""
     script = changed_script(tmp_path, "    # Without `enable_fallback=0`", limit)
-    weight = numpy_helper.from_array(np.zeros((4096, 4096), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "large",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4096])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4096])],
-        [weight],
-    )
     work = tmp_path / "work"
     (work / "large").mkdir(parents=True)
-    opset = [helper.make_opsetid("", 20)]
-    save(helper.make_model(graph, opset_imports=opset, ir_version=9), work / "large" / "large.onnx")
+    write_product(work / "large" / "large.onnx", 4096)
+    write_product(work / "large" / "small.onnx", 16)
     options = TARGET.compiler.options()
     job = Job(
         name="large",
