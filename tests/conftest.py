@@ -200,14 +200,16 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
 def exported(
     request: pytest.FixtureRequest, tiny_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Any]]:
-    """`exported("xnnpack")`: a verified bundle of the tiny checkpoint, with windows of 2 s.
+    """`exported("onnxruntime")`: a verified bundle of the tiny checkpoint, with windows of 2 s.
 
     `exported("xnnpack", "one layer", ...)`: a bundle of `one_layer_checkpoint`; "default" is the embedded
     model. Further arguments are those of `ExportOptions`. Each bundle is made once per test run, and shared
-    by all workers: do not write to it.
+    by all workers: do not write to it. `exported.checkpoint("xnnpack")` is the checkpoint of
+    `exported("xnnpack")`: of one layer in `make test`, because ExecuTorch takes the longest for a layer.
     """
     from whisperport.checkpoint import load_checkpoint
 
+    from .extent import core_or_all
     from .shared_exports import SharedExports, run_folder
 
     exports = SharedExports(
@@ -218,6 +220,7 @@ def exported(
             "default": lambda: load_checkpoint("default"),
         },
         {"tiny": {"clips": noise_clips()}, "one layer": {"clips": noise_clips()}},
+        core_or_all({"xnnpack": "one layer"}, {}),
     )
     yield exports
     assert exports.changed() == [], "tests wrote to bundles that other tests use"

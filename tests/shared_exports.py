@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class SharedExports:
         folder: where the bundles are. Another worker may be writing to it.
         checkpoints: name -> a function that loads the checkpoint.
         defaults: name -> the export options of that checkpoint, unless a test gives others.
+        smaller: target -> the name of its checkpoint, unless a test gives another; of others it is "tiny".
     """
 
     def __init__(
@@ -32,12 +34,22 @@ class SharedExports:
         folder: Path,
         checkpoints: Mapping[str, Callable[[], Any]],
         defaults: Mapping[str, Mapping[str, Any]],
+        smaller: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._folder, self._checkpoints, self._defaults = folder, checkpoints, defaults
+        self._smaller = smaller
         self._opened: dict[str, Bundle] = {}
 
-    def __call__(self, target: str, checkpoint: str = "tiny", **options: Any) -> Bundle:
+    def checkpoint(self, target: str) -> Any:
+        """The checkpoint of the bundle for this target, unless a test gives another."""
+        return self._checkpoints[self._name(target)]()
+
+    def _name(self, target: str) -> str:
+        return self._smaller.get(target, "tiny")
+
+    def __call__(self, target: str, checkpoint: str = "", **options: Any) -> Bundle:
         """A verified bundle. Do not write to its folder: copy it."""
+        checkpoint = checkpoint or self._name(target)
         asked = json.dumps([target, checkpoint, sorted(options.items())], default=repr)
         name = f"{checkpoint}-{target}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
         if name not in self._opened:

@@ -20,6 +20,8 @@ from whisperport.verification import LEVELS, Report
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
 
+from .shared_exports import SharedExports
+
 ONE_THREAD = RunOptions(threads=1)
 
 
@@ -46,17 +48,15 @@ def contents(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "target", [target.spec.name for target in TARGETS if not target.spec.fallback]
 )
-def test_a_bundle_is_complete_and_verified(
-    target: str, exported: Callable[[str], Bundle], tiny_checkpoint: Any
-) -> None:
-    bundle = Bundle.open(exported(target).folder)
+def test_a_bundle_is_complete_and_verified(target: str, exported: SharedExports) -> None:
+    bundle, checkpoint = Bundle.open(exported(target).folder), exported.checkpoint(target)
 
     manifest, report = bundle.manifest, Report.from_json(bundle.manifest.verification)
     assert manifest.verified
     assert report
     assert {check.level for check in report.checks} == set(LEVELS)
-    assert manifest.dims == tiny_checkpoint.dims
-    assert manifest.source["sha256"] == dict(tiny_checkpoint.source.sha256)
+    assert manifest.dims == checkpoint.dims
+    assert manifest.source["sha256"] == dict(checkpoint.source.sha256)
     assert {entry.target for entry in manifest.programs} == {target}
     spec = get_target(target).spec
     runtime = spec.emulation_runtime or spec.runtime

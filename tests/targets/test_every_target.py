@@ -36,6 +36,7 @@ from whisperport.verification import GATES, compare
 
 from ..dummy_vendor.listed import WITH_DUMMY
 from ..extent import core_or_all
+from ..shared_exports import SharedExports
 
 ONE_THREAD = RunOptions(threads=1)
 RUN_HERE = [target for target in WITH_DUMMY if not target.spec.emulation]
@@ -67,7 +68,7 @@ def here(request: pytest.FixtureRequest) -> Target:
 
 
 @pytest.fixture
-def bundle(here: Target, exported: Callable[[str], Bundle]) -> Bundle:
+def bundle(here: Target, exported: SharedExports) -> Bundle:
     return exported(here.spec.name)
 
 
@@ -327,10 +328,14 @@ def test_a_program_of_another_signature_than_listed_is_not_loaded(
 
 
 def test_our_programs_run_as_in_torch(
-    runners: Mapping[str, Runner], bundle: Bundle, tiny_checkpoint: Any, eager_runners: Any
+    here: Target,
+    runners: Mapping[str, Runner],
+    bundle: Bundle,
+    exported: SharedExports,
+    eager_runners: Any,
 ) -> None:
     heads = bundle.manifest.generation.alignment_heads
-    eager = eager_runners(build_model(tiny_checkpoint), (4, 64), heads)
+    eager = eager_runners(build_model(exported.checkpoint(here.spec.name)), (4, 64), heads)
 
     assert set(runners) == set(eager)
     for name, runner in runners.items():
