@@ -1,6 +1,7 @@
 """Exported bundles, without the compiler: what they hold, and what runs here."""
 
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def test_a_lowered_program_is_one_file_of_torch_export_in_float32(entry, tmp_pat
     assert entry.files == ("ethos-u85/scaled.pt2",)
     assert TARGET.emulated_precision("w8a16") == "fp32"
     assert (tmp_path / entry.files[0]).read_bytes()[:2] == b"PK"
+
+
+def test_a_lowered_program_has_no_paths_of_this_machine(entry, tmp_path):
+    here = str(Path(__file__).parent).encode()
+    with zipfile.ZipFile(tmp_path / entry.files[0]) as archive:
+        content = b"".join(archive.read(name) for name in archive.namelist())
+
+    assert any(here in node.meta["stack_trace"].encode() for node in calls(scaled()))
+    assert b"scaled" in content
+    assert here not in content
+
+
+def calls(program: Program) -> list[Any]:
+    return [node for node in program.exported.graph.nodes if node.op == "call_function"]
 
 
 def test_inputs_and_outputs_of_an_emulated_program_keep_their_names_and_order(entry, tmp_path):

@@ -18,7 +18,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -141,13 +142,14 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     spec = EthosUCompileSpec(
         own["accelerator"], system_config=own["system_config"], memory_mode=own["memory_mode"]
     )
-    spec.dump_intermediate_artifacts_to(str(made))
+    spec.dump_intermediate_artifacts_to(made.name)  # relative: the compiled file has a copy of it
     quantized = torch.export.load(folder / "quantized.pt2")
     started = time.monotonic()
     try:
-        edge = to_edge_transform_and_lower(
-            {program["name"]: quantized}, partitioner=[EthosUPartitioner(spec)]
-        )
+        with _inside(folder):
+            edge = to_edge_transform_and_lower(
+                {program["name"]: quantized}, partitioner=[EthosUPartitioner(spec)]
+            )
     except SystemExit as error:
         raise CompilerExitError(f"Vela ended with exit status {error.code}") from error
     described = _tensors(edge.exported_program(program["name"]), own, made / "out.tosa")
@@ -160,6 +162,17 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     partial = folder / ("partial." + own["artifact"])
     partial.write_bytes(content)
     os.replace(str(partial), str(folder / own["artifact"]))
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Make a folder the current one."""
+    before = os.getcwd()
+    os.chdir(str(folder))
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _tensors(exported: Any, own: Mapping[str, Any], graph: Path) -> dict[str, Any]:

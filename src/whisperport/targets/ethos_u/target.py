@@ -72,6 +72,8 @@ class EthosU(Target):
         import torch
 
         progress(f"writing {program.name} for {self.spec.name}")
+        for node in program.exported.graph.nodes:
+            node.meta.pop("stack_trace", None)  # it has the paths of source files on this machine
         torch.export.save(program.exported, path)
         return ProgramEntry(
             spec=program.spec,
