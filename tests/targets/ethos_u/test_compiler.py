@@ -17,7 +17,7 @@ from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import get_target
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.ethos_u import stages
-from whisperport.targets.ethos_u.chips import NPUS, U55, U65, U85
+from whisperport.targets.ethos_u.chips import DRIVER_FLAGS, NPUS, U55, U65, U85
 from whisperport.targets.ethos_u.compiler import VERSIONS, EthosUCompiler
 from whisperport.targets.ethos_u.options import CompileOptions
 from whisperport.targets.options import parse_options
@@ -100,11 +100,14 @@ def test_every_size_and_memory_system_of_an_npu_is_an_option(tmp_path, npu):
         ("macs", npu.macs),
         ("system_config", npu.system_configs),
         ("memory_mode", npu.memory_modes),
+        ("driver", npu.drivers),
     ):
         for value in allowed:
             settings = EthosUCompiler(npu).plan(request(tmp_path, **{name: value})).settings
             if name == "macs":
                 assert settings["accelerator"] == f"{npu.name}-{value}"
+            elif name == "driver":
+                assert settings["flags"] == list(DRIVER_FLAGS[value])
             else:
                 assert settings[name] == value
 
@@ -116,6 +119,7 @@ def test_every_size_and_memory_system_of_an_npu_is_an_option(tmp_path, npu):
         (U65, "macs", 128),
         (U55, "memory_mode", "Dedicated_Sram_384KB"),
         (U65, "system_config", "Ethos_U85_SYS_DRAM_Mid"),
+        (U65, "driver", "linux"),
     ],
     ids=str,
 )
@@ -181,6 +185,7 @@ def test_one_subgraph_and_the_conversions_around_it_are_accepted(tmp_path):
     assert facts["compiled_for"] == "ethos-u85-256"
     assert facts["plan"] == {"NPU subgraphs": 1, "CPU conversions": 2}
     assert facts["estimate"] == {}  # there is no file with it
+    assert facts["notes"] == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from whisperport.targets.ethos_u.estimate import read_estimate
+from whisperport.targets.ethos_u.estimate import read_estimate, summary
 
 # Written by Vela 5.1.0 for the encoder of the embedded model in w8a16, without the columns of accesses.
 NAMES = (
@@ -37,6 +37,15 @@ def test_an_estimate_is_in_seconds_and_bytes_and_says_for_which_memory(tmp_path)
         "system_config": "Ethos_U85_SYS_DRAM_Mid",
         "memory_mode": "Sram_Only",
     }
+
+
+def test_users_read_an_estimate_with_its_memory_and_that_nothing_was_measured(tmp_path):
+    text = summary(read(tmp_path, f"{NAMES}\n{VALUES}\n"))
+
+    assert text == (
+        "Vela estimates 129.1 ms at 1000 MHz, and 18.9 MB of SRAM, 1.5 MB of flash, with "
+        "Ethos_U85_SYS_DRAM_Mid and Sram_Only; nothing was measured"
+    )
 
 
 @pytest.mark.parametrize(

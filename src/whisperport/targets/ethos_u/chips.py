@@ -9,6 +9,13 @@ from dataclasses import dataclass
 VELA = "ethos-u-vela 5.1.0"
 EXECUTORCH = "executorch 1.5.1"
 W8A16, W8A8 = "w8a16", "w8a8"
+BARE_METAL, LINUX = "bare-metal", "linux"
+# What drives the NPU -> the compiler's flags. Source of those for Linux: executorch backends/arm/README.md,
+# "Direct Drive", at cff6f4d.
+DRIVER_FLAGS: Mapping[str, tuple[str, ...]] = {
+    BARE_METAL: (),
+    LINUX: ("--separate-io-regions", "--cop-format=COP2"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +29,7 @@ class Npu:
             default.
         system_configs: the compiler's memory systems with this NPU; the first is the default.
         memory_modes: where the compiler can store weights and tensors; the first is the default.
+        drivers: what can drive the NPU, a key of `DRIVER_FLAGS`; the first is the default.
         precisions: precisions that Whisper's encoder compiles in; the first is the default.
         sources: name of a field -> the document or measurement that its value comes from.
     """
@@ -31,6 +39,7 @@ class Npu:
     macs: tuple[int, ...]
     system_configs: tuple[str, ...]
     memory_modes: tuple[str, ...]
+    drivers: tuple[str, ...]
     precisions: tuple[str, ...]
     sources: Mapping[str, str]
 
@@ -44,6 +53,7 @@ _SOURCES = {
     "macs": f"{VELA} --accelerator-config; the default is this project's choice",
     "system_configs": f"{VELA} config_files/Arm/vela.ini; the default is that of {EXECUTORCH}",
     "memory_modes": f"{VELA} config_files/Arm/vela.ini; the default is this project's choice",
+    "drivers": "executorch backends/arm/README.md at cff6f4d: Linux drives Ethos-U85, experimental",
 }
 _EIGHT_BITS = (
     f"the encoder compiled here with {VELA}; {EXECUTORCH} backends/arm/operator_support/"
@@ -68,6 +78,7 @@ U85 = Npu(
         "Shared_Sram",
         "Sram_Only",
     ),
+    drivers=(BARE_METAL, LINUX),
     precisions=(W8A16, W8A8),
     sources={**_SOURCES, "precisions": f"compiled here with {VELA} and {EXECUTORCH}"},
 )
@@ -88,6 +99,7 @@ U65 = Npu(
         "Shared_Sram",
         "Sram_Only",
     ),
+    drivers=(BARE_METAL,),
     precisions=(W8A8,),
     sources={**_SOURCES, "precisions": _EIGHT_BITS},
 )
@@ -97,6 +109,7 @@ U55 = Npu(
     macs=(256, 128, 64, 32),
     system_configs=("Ethos_U55_High_End_Embedded", "Ethos_U55_Deep_Embedded"),
     memory_modes=("Shared_Sram", "Sram_Only"),
+    drivers=(BARE_METAL,),
     precisions=(W8A8,),
     sources={**_SOURCES, "precisions": _EIGHT_BITS},
 )

@@ -15,8 +15,8 @@ from whisperport.targets.compiler import (
     EmulationNeed,
 )
 from whisperport.targets.ethos_u import stages
-from whisperport.targets.ethos_u.chips import Npu
-from whisperport.targets.ethos_u.estimate import read_estimate
+from whisperport.targets.ethos_u.chips import DRIVER_FLAGS, Npu
+from whisperport.targets.ethos_u.estimate import read_estimate, summary
 from whisperport.targets.ethos_u.options import CompileOptions
 from whisperport.targets.ethos_u.pte import check_pte
 from whisperport.toolchain import Failure, Stage
@@ -72,6 +72,7 @@ class EthosUCompiler(Compiler):
         return {"npu": self._npu.name, "versions": VERSIONS}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
+        self._hardware(options)  # raises before the audio is processed, which can take minutes
         return CalibrationNeed(
             samples=SAMPLES, names=tuple(f"calibration_{tensor.name}" for tensor in spec.inputs)
         )
@@ -116,11 +117,11 @@ class EthosUCompiler(Compiler):
             stages=tuple(planned), artifact=artifact, settings=settings, keep=(GRAPH, ESTIMATE)
         )
 
-    def _hardware(self, chosen: CompileOptions) -> dict[str, str]:
-        """Return the NPU and the memory system that the compiler compiles for.
+    def _hardware(self, chosen: CompileOptions) -> dict[str, Any]:
+        """Return the NPU, the memory system and the driver that the compiler compiles for.
 
         Raises:
-            UsageError: the NPU has no such number of MAC units, memory system or memory mode.
+            UsageError: the NPU has no such number of MAC units, memory system, memory mode or driver.
         """
         npu = self._npu
         return {
@@ -129,6 +130,7 @@ class EthosUCompiler(Compiler):
                 "system-config", chosen.system_config, npu.system_configs
             ),
             "memory_mode": self._one_of("memory-mode", chosen.memory_mode, npu.memory_modes),
+            "flags": list(DRIVER_FLAGS[self._one_of("driver", chosen.driver, npu.drivers)]),
         }
 
     def _one_of(self, option: str, value: T | None, allowed: tuple[T, ...]) -> T:
@@ -152,14 +154,15 @@ class EthosUCompiler(Compiler):
                 f"the CPU{': ' if elsewhere else ''}{', '.join(sorted(set(elsewhere))[:5])}",
                 hint=f"place it on the CPU: export with `--placement {spec.name}=onnxruntime`",
             )
+        estimate = read_estimate(artifact.with_name(ESTIMATE))
         return {
             "compiler": "executorch 1.5, ethos-u-vela 5.1",
             "compiled_for": found.accelerator,
             "subgraphs": found.subgraphs,
             "undelegated": list(found.undelegated),
             "plan": {"NPU subgraphs": found.subgraphs, "CPU conversions": len(found.undelegated)},
-            "estimate": read_estimate(artifact.with_name(ESTIMATE)),
-            "notes": [],
+            "estimate": estimate,
+            "notes": [summary(estimate)] if estimate else [],
         }
 
     def explain(self, failure: Failure) -> tuple[str, str]:

@@ -37,6 +37,13 @@ class CompileOptions:
             "them in the outer memory, with this much SRAM as a cache; the default is on the target's page"
         ),
     ] = None
+    driver: Annotated[
+        Literal["bare-metal", "linux"],
+        Option(
+            "Software that drives the NPU: bare-metal for a program without operating system on a Cortex-M "
+            "processor, linux for Arm's Linux driver on a Cortex-A processor, with Ethos-U85 only"
+        ),
+    ] = "bare-metal"
     headroom: Annotated[
         int,
         Option(

@@ -140,7 +140,10 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
     spec = EthosUCompileSpec(
-        own["accelerator"], system_config=own["system_config"], memory_mode=own["memory_mode"]
+        own["accelerator"],
+        system_config=own["system_config"],
+        memory_mode=own["memory_mode"],
+        extra_flags=list(own["flags"]),
     )
     spec.dump_intermediate_artifacts_to(made.name)  # relative: the compiled file has a copy of it
     quantized = torch.export.load(folder / "quantized.pt2")
