@@ -15,9 +15,11 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.compiling import CompileOptions, compile
-from whisperport.errors import UsageError, VerificationError
+from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.ethos_u import stages
 from whisperport.targets.ethos_u.chips import NPUS, U85
+from whisperport.targets.ethos_u.compiler import EthosUCompiler
 from whisperport.targets.ethos_u.pte import read_pte
 from whisperport.toolchain import variable
 
@@ -45,6 +47,7 @@ def test_each_program_is_one_subgraph_and_its_graph_agrees_with_float32(compiled
         entry = compiled.manifest.program(name)
         found = read_pte(compiled.path(entry.files[0]))
         assert (found.subgraphs, found.accelerator) == (1, "ethos-u85-256")
+        assert b"COP1" in compiled.path(entry.files[0]).read_bytes()  # without an operating system
         assert entry.delegation["estimate"]["estimated_s"] > 0
         assert compiled.manifest.status(name) == "compiled here"
         (run,) = (
@@ -64,6 +67,54 @@ def test_a_compiled_program_does_not_run_here_and_is_emulated(compiled):
     with pytest.raises(UsageError, match="do not run on this machine"):
         target.load(compiled.folder, entries, ONE)
     assert set(target.load(compiled.folder, entries, EMULATED)) == set(NPU_PROGRAMS)
+
+
+def test_a_compiled_file_has_no_paths_of_this_machine(compiled):
+    for name in NPU_PROGRAMS:
+        for file in compiled.manifest.program(name).files:
+            content = compiled.path(file).read_bytes()
+            assert str(compiled.folder.parent).encode() not in content
+            assert str(Path(PYTHON).parents[1]).encode() not in content
+
+
+def test_a_killed_compiler_keeps_finished_stages_and_the_next_run_continues(
+    micro_on_npu, tmp_path, monkeypatch
+):
+    """The process is killed after it wrote the encoder, and before the file has its name."""
+    bundle = shutil.copytree(micro_on_npu, tmp_path / "bundle")
+    before = (bundle / "manifest.json").read_bytes()
+    options = CompileOptions(
+        calibration=micro_on_npu.with_name("calibration.npy"),
+        work=tmp_path / "work",
+        threads=1,
+        options={"ethos-u85.emulate": "0", "ethos-u85.driver": "linux"},
+    )
+    text = Path(stages.__file__).read_text(encoding="utf-8")
+    last = 'os.replace(str(partial), str(folder / own["artifact"]))'
+    assert text.count(last) == 1
+    killed = tmp_path / "stages.py"
+    killed.write_text(text.replace(last, "os.kill(os.getpid(), 9)"), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(EthosUCompiler, "script", killed)
+        with pytest.raises(LoweringError, match="ended without a result") as failed:
+            compile(bundle, options)
+    folder = tmp_path / "work" / "ethos-u85" / "encoder"
+
+    assert "memory ran out" in failed.value.why
+    assert (folder / "partial.encoder.pte").is_file()
+    assert not (folder / "encoder.pte").exists()
+    assert (bundle / "manifest.json").read_bytes() == before
+
+    said: list[str] = []
+    made = compile(bundle, options, progress=said.append)
+
+    assert "encoder: quantize is already finished" in said
+    assert "encoder: compile" in said
+    for program in made.programs:
+        (note,) = program.notes
+        assert note.startswith("Vela estimates")
+        # The driver's actions: the second format is that of Arm's Linux driver.
+        assert b"COP2" in (bundle / program.file).read_bytes()
 
 
 def test_a_program_that_disagrees_is_not_written(micro_on_npu, tmp_path):
