@@ -43,7 +43,7 @@ def test_users_read_an_estimate_with_its_memory_and_that_nothing_was_measured(tm
     text = summary(read(tmp_path, f"{NAMES}\n{VALUES}\n"))
 
     assert text == (
-        "Vela estimates 129.1 ms at 1000 MHz, and 18.9 MB of SRAM, 1.5 MB of flash, with "
+        "Vela estimates 129.1 ms at 1000 MHz, and 18.91 MB of SRAM, 1.538 MB of flash, with "
         "Ethos_U85_SYS_DRAM_Mid and Sram_Only; nothing was measured"
     )
 

@@ -45,7 +45,7 @@ def summary(estimate: Mapping[str, Any]) -> str:
     """Return an estimate that `read_estimate` returned as a line for users."""
     flash = estimate["on_chip_flash_bytes"] + estimate["off_chip_flash_bytes"]
     memory = {"SRAM": estimate["sram_bytes"], "DRAM": estimate["dram_bytes"], "flash": flash}
-    used = ", ".join(f"{size / 1e6:.1f} MB of {name}" for name, size in memory.items() if size)
+    used = ", ".join(f"{size / 1e6:.4g} MB of {name}" for name, size in memory.items() if size)
     return (
         f"Vela estimates {1e3 * estimate['estimated_s']:.4g} ms at {estimate['clock_hz'] / 1e6:g} MHz, "
         f"and {used or 'no memory'}, with {estimate['system_config']} and {estimate['memory_mode']}; "
