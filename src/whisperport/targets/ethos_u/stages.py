@@ -130,6 +130,7 @@ def _configuration(own: Mapping[str, Any]) -> Any:
 
 def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Lower a quantized program to one subgraph for the NPU, and compile it with Vela."""
+    import executorch.kernels.quantized  # noqa: F401  # the CPU's operators in the compiled file
     import torch
     import torchao.quantization.pt2e  # noqa: F401  # defines the operators of quantized programs
     from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
