@@ -1,7 +1,8 @@
 """Parse the functions that torch writes ONNX with once per process, not once per program.
 
-`torch.onnx.export` parses the source of about 500 functions in every call. The export of a linear layer takes
-0.5 to 0.75 CPU seconds alone, and 0.16 without the parsing (measured with torch 2.13.0 and onnxscript 0.7.2).
+`torch.onnx.export` parses the source of about 500 functions in every call. The export of a linear layer
+takes 0.5 to 0.75 CPU seconds alone, and 0.16 without the parsing (measured with torch 2.13.0 and onnxscript
+0.7.2).
 
 Which functions apply to which operators is still read in every call: it depends on the operators that are
 registered then, and another library may register more at any time.
