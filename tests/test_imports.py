@@ -68,11 +68,12 @@ SHARED = {
         *("base", "compiler", "importer", "machine", "options", "partitioner"),
         "execution_provider",
         *(
-            "graph_check",
             "onnx_lowering",
             "onnx_runner",
+            "onnx_target",
             "onnx_weights",
             "program_files",
+            "stage_report",
             "supported",
         ),
         *("tflite_lowering", "tflite_quantization", "tflite_quantizing", "tflite_runner"),

@@ -1,4 +1,4 @@
-"""The interface of a target: a spec, three methods, and optional parts that only some targets have."""
+"""The interface of a target: a spec, two methods, and optional parts that only some targets have."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -69,9 +69,15 @@ class Target(ABC):
     execution_provider: ExecutionProvider | None = None  # the vendor's provider in ONNX Runtime
     machines: tuple[Machine, ...] = ()  # machines whose figures are known, for `plan`
 
-    @abstractmethod
     def check(self, program: "Program") -> list[Rejection]:
-        """List the nodes of a program that this target rejects. Needs no SDK and no runtime."""
+        """List the nodes of a program that this target's spec rejects, with the value found and the limit.
+
+        Needs torch, and neither an SDK nor a runtime.
+        """
+        from whisperport.inspection.check import rejections
+        from whisperport.inspection.read_exported import read_exported
+
+        return rejections(read_exported(program.name, program.exported), self.spec)
 
     @abstractmethod
     def lower(

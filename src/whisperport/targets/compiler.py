@@ -54,6 +54,24 @@ class EmulationNeed:
     clips: int = 0  # number of the reference's clips, the first ones; 0: all that the program needs
     decides: bool = False  # a program whose comparisons fail is not written, as after a simulation
 
+    @classmethod
+    def of(
+        cls,
+        spec: ProgramSpec,
+        kind: Literal["emulated", "simulated"],
+        *,
+        clips: int,
+        decides: bool = False,
+    ) -> Self:
+        """Return the need of a stage whose arrays are called `KIND_INPUT` and `KIND_output_OUTPUT`."""
+        return cls(
+            inputs=tuple(f"{kind}_{tensor.name}" for tensor in spec.inputs),
+            outputs=tuple(f"{kind}_output_{tensor.name}" for tensor in spec.outputs),
+            kind=kind,
+            clips=clips,
+            decides=decides,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRequest:
@@ -79,9 +97,25 @@ class CompilePlan:
     keep: tuple[str, ...] = ()  # other files of the folder that are copied into the bundle
 
 
+# What happened, as words that follow the compiler's title; and a hint, in which {target} and {program} are
+# the names of the target and of the program.
+Explanation = tuple[str, str]
+
+# Class of an error that the stages of several compilers raise -> what happened.
+_FAILURES: Mapping[str, Explanation] = {
+    "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
+    "NotWrittenError": ("reported success and wrote no file", "check the free disk space"),
+}
+_OTHER_FAILURE: Explanation = (
+    "failed",
+    "finished stages are kept: the same command continues with the failed stage",
+)
+
+
 class Compiler(ABC):
     """The description of a vendor's compiler. It does not import the SDK."""
 
+    target: str  # name of the target, in hints
     title: str  # name in errors, with the versions that support the target
     toolchain: ClassVar[str]  # name in `--toolchain NAME=PATH`
     sdk: ClassVar[
@@ -95,6 +129,8 @@ class Compiler(ABC):
     script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it must define
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
     suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".bin"
+    failures: ClassVar[Mapping[str, Explanation]] = {}  # class of a stage's error -> what happened
+    failed_stages: ClassVar[Mapping[str, Explanation]] = {}  # stage -> what any error in it means
 
     def installed(self, given: Mapping[str, str]) -> Installed | None:
         """Find the SDK on this machine; None: it is not here.
@@ -154,12 +190,12 @@ class Compiler(ABC):
         """Read the accuracy that the vendor's tool wrote to the log of a stage: layer -> SNR in dB."""
         return {}
 
-    def explain(self, failure: Failure) -> tuple[str, str]:
+    def explain(self, failure: Failure) -> Explanation:
         """Explain a failed stage: what happened, as words that follow the compiler's title; and a hint."""
-        return (
-            "failed",
-            "finished stages are kept: the same command continues with the failed stage",
-        )
+        known = {**_FAILURES, **self.failures}
+        found = [known[name] for name in failure.classes if name in known]
+        happened, hint = self.failed_stages.get(failure.stage) or (found or [_OTHER_FAILURE])[0]
+        return happened, hint.replace("{program}", failure.program).replace("{target}", self.target)
 
     def inputs(self, files: Sequence[str]) -> tuple[str, ...]:
         """Select the files of a program that the compiler reads: all but compiled artifacts."""

@@ -1,7 +1,6 @@
-"""Lower programs to ONNX, one file each; used by all targets whose compilers read ONNX."""
+"""Lower a program to one ONNX file; used by all targets whose compilers read ONNX."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,33 +9,10 @@ from whisperport.errors import MissingPackageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.targets.base import Target
-from whisperport.targets.supported import expect_supported
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.onnx_file import OnnxFileInfo
     from whisperport.programs.program import Program
-
-
-def lower_to_onnx(
-    target: Target, programs: Sequence["Program"], folder: Path, opset: int, progress: Progress
-) -> list[ProgramEntry]:
-    """Write each program with its weights to `TARGET/PROGRAM.onnx` in the folder of a bundle.
-
-    Raises:
-        MissingPackageError: the ONNX exporter is not installed.
-        LoweringError: the target rejects a program, or a program cannot be written in this opset.
-    """
-    for program in programs:
-        expect_supported(target.spec, program.name, target.check(program))
-    _writer(target.spec.name)  # before anything is written
-    (folder / target.spec.name).mkdir(exist_ok=True)
-    entries = []
-    for program in programs:
-        path = folder / target.spec.name / f"{program.name}.onnx"
-        entry, _ = lower_file_to_onnx(target, program, path, opset, progress)
-        files = tuple(f"{target.spec.name}/{file}" for file in entry.files)
-        entries.append(replace(entry, files=files))
-    return entries
 
 
 def lower_file_to_onnx(

@@ -12,7 +12,7 @@ from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.ranges import MAX_THREADS
 from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, Rejection, TargetSpec
+from whisperport.spec import LoweringCost, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.onnx_lowering import lower_file_to_onnx
 from whisperport.targets.onnx_runner import CPU, OnnxRunner
@@ -156,11 +156,6 @@ class OnnxRuntime(Target):
 
     def configured(self, options: Any) -> Self:
         return type(self)(cast(LowerOptions, options).opset)
-
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress

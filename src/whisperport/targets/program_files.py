@@ -1,33 +1,58 @@
 """The files of a program for a target with a vendor's compiler: the lowered one, and the compiled one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from whisperport.bundle import ProgramEntry
-from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError
-from whisperport.runner import Runner
+from whisperport.progress import Progress
 from whisperport.spec import TargetSpec
-from whisperport.targets.onnx_runner import OnnxRunner
+from whisperport.targets.base import Target
+from whisperport.targets.supported import expect_supported
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.programs.program import Program
 
 
-def compiled_file(spec: TargetSpec, entry: ProgramEntry, suffix: str) -> str:
-    """Return the file that the vendor's compiler made of a program, relative to the bundle.
+def lower_separately(
+    target: Target, programs: Sequence["Program"], folder: Path, progress: Progress
+) -> list[ProgramEntry]:
+    """Write each program to `TARGET/PROGRAM` with the target's suffix, by the target's `lower_file`.
+
+    Args:
+        target: the target; its `lower_file` must not call its `lower`.
+        programs: after the target's rewrites.
+        folder: of the bundle.
 
     Raises:
-        BundleError: the program is not compiled yet.
+        MissingPackageError: the exporter is not installed.
+        LoweringError: the target rejects a program, or a program cannot be written.
     """
-    found = _with_suffix(entry, suffix)
-    if found is not None:
-        return found
-    emulate = " ".join(
-        f"--run-option {spec.name}.{name}={value}" for name, value in spec.emulation.items()
-    )
-    raise BundleError(
-        f"`{entry.spec.name}` is not compiled for `{spec.name}` yet",
-        why=f"the bundle contains {', '.join(entry.files)} for the vendor's compiler, and no {suffix} file",
-        hint=f"compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with `{emulate}`",
-    )
+    for program in programs:
+        expect_supported(target.spec, program.name, target.check(program))
+    own = folder / target.spec.name
+    own.mkdir(exist_ok=True)
+    entries = []
+    for program in programs:
+        path = own / f"{program.name}{target.spec.lowered_suffix}"
+        entry, _ = target.lower_file(program, path, progress)
+        entries.append(replace(entry, files=tuple(f"{own.name}/{file}" for file in entry.files)))
+    return entries
+
+
+def compiled_files(
+    spec: TargetSpec, folder: Path, entries: Sequence[ProgramEntry], suffix: str
+) -> dict[str, Path]:
+    """Return name of a program -> the file that the vendor's compiler made of it.
+
+    Raises:
+        BundleError: a program is not compiled yet, or its file is not a regular file of the bundle.
+    """
+    return {
+        one.spec.name: regular_file(folder, _compiled_file(spec, one, suffix)) for one in entries
+    }
 
 
 def lowered_file(spec: TargetSpec, entry: ProgramEntry, suffix: str) -> str:
@@ -46,20 +71,18 @@ def lowered_file(spec: TargetSpec, entry: ProgramEntry, suffix: str) -> str:
     )
 
 
-def emulated_onnx(
-    spec: TargetSpec, folder: Path, entries: Sequence[ProgramEntry], threads: int | None
-) -> dict[str, Runner]:
-    """Return runners on the CPU of programs whose lowered files are ONNX files.
-
-    Raises:
-        BundleError: the bundle contains no such file of a program, or a file is damaged.
-    """
-    return {
-        entry.spec.name: OnnxRunner(
-            entry.spec, OnnxGraph.of(folder, entry, lowered_file(spec, entry, ".onnx")), threads
-        )
-        for entry in entries
-    }
+def _compiled_file(spec: TargetSpec, entry: ProgramEntry, suffix: str) -> str:
+    found = _with_suffix(entry, suffix)
+    if found is not None:
+        return found
+    emulate = " ".join(
+        f"--run-option {spec.name}.{name}={value}" for name, value in spec.emulation.items()
+    )
+    raise BundleError(
+        f"`{entry.spec.name}` is not compiled for `{spec.name}` yet",
+        why=f"the bundle contains {', '.join(entry.files)} for the vendor's compiler, and no {suffix} file",
+        hint=f"compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with `{emulate}`",
+    )
 
 
 def _with_suffix(entry: ProgramEntry, suffix: str) -> str | None:

@@ -17,11 +17,12 @@ from whisperport.targets.compiler import (
     Compiler,
     CompileRequest,
     EmulationNeed,
+    Explanation,
 )
 from whisperport.targets.dummy import stages
 from whisperport.targets.dummy.artifact import SUFFIX, check_artifact
 from whisperport.targets.options import Option
-from whisperport.toolchain import Failure, Stage
+from whisperport.toolchain import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +51,19 @@ class DummyCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = DummyOptions
     suffix: ClassVar[str] = SUFFIX
+    failures: ClassVar[Mapping[str, Explanation]] = {
+        "RangeError": ("cannot represent a range", "use a lower `--option {target}.percentile=N`")
+    }
 
     def __init__(self, chip: str) -> None:
-        self._chip = chip
+        self.target = chip
 
     def settings(self) -> Mapping[str, Any]:
-        return {"chip": self._chip, "oldest": "2.0"}
+        return {"chip": self.target, "oldest": "2.0"}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         names = tuple(tensor.name for tensor in spec.inputs)
-        fewer_hint = f"`--option {self._chip}.samples=N` needs fewer samples"
+        fewer_hint = f"`--option {self.target}.samples=N` needs fewer samples"
         return CalibrationNeed(
             samples=options.samples,
             names=names,
@@ -104,13 +108,7 @@ class DummyCompiler(Compiler):
         )
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
-        return {"compiler": check_artifact(artifact, self._chip, spec).compiler}
+        return {"compiler": check_artifact(artifact, self.target, spec).compiler}
 
     def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
         return {name: float(db) for name, db in re.findall(r"(\S+): ([0-9.]+) dB", log)}
-
-    def explain(self, failure: Failure) -> tuple[str, str]:
-        if "RangeError" in failure.classes:
-            hint = f"use a lower `--option {self._chip}.percentile=N`"
-            return "cannot represent a range", hint
-        return super().explain(failure)

@@ -1,30 +1,19 @@
 """The targets for the dummy's chips."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
-from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.errors import BundleError
-from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import Rejection, TargetSpec
-from whisperport.targets.base import RunOptions, Target
-from whisperport.targets.dummy.artifact import SUFFIX
+from whisperport.spec import ProgramSpec, TargetSpec
 from whisperport.targets.dummy.compiler import DummyCompiler
 from whisperport.targets.dummy.importer import DummyImporter
 from whisperport.targets.dummy.runner import DummyRunner
-from whisperport.targets.onnx_lowering import lower_to_onnx
-from whisperport.targets.onnx_runner import OnnxRunner
+from whisperport.targets.onnx_target import OnnxTarget
 from whisperport.targets.options import Option
 
-if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
-
 CHIPS = ("dummy1", "dummy2")
-OPSET = 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +27,7 @@ class DummyRunOptions:
 
 
 @final
-class Dummy(Target):
+class Dummy(OnnxTarget):
     """The target for one chip."""
 
     run_options: ClassVar[type[Any]] = DummyRunOptions
@@ -55,6 +44,7 @@ class Dummy(Target):
             runtime="onnxruntime",
             emulation={"emulation": "onnx"},
             emulation_runtime="onnxruntime",
+            lowered_suffix=".onnx",
             extra="export",
             sources={
                 "dtypes": "the dummy's data sheet, page 1",
@@ -68,37 +58,10 @@ class Dummy(Target):
         self.compiler = DummyCompiler(chip)
         self.importer = DummyImporter(chip)
 
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
+    def opset(self, spec: ProgramSpec) -> int:
+        return 17
 
-        return rejections(program, self.spec)
-
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
-        return lower_to_onnx(self, programs, folder, OPSET, progress)
-
-    def load(
-        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    def load_compiled(
+        self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
-        emulated = cast(DummyRunOptions, options.of(self)).emulation == "onnx"
-        return {
-            entry.spec.name: self._runner(folder, entry, options.threads, emulated=emulated)
-            for entry in entries
-        }
-
-    def _runner(
-        self, folder: Path, entry: ProgramEntry, threads: int | None, *, emulated: bool
-    ) -> Runner:
-        suffix = ".onnx" if emulated else SUFFIX
-        file = next((file for file in entry.files if file.endswith(suffix)), None)
-        if file is None:
-            raise BundleError(
-                f"`{entry.spec.name}` is not compiled for `{self.spec.name}` yet",
-                why=f"the bundle contains {', '.join(entry.files)}, and no {suffix} file",
-                hint="compile it with `whisperport compile BUNDLE`, or emulate it with `--run-option "
-                f"{self.spec.name}.emulation=onnx`",
-            )
-        if emulated:
-            return OnnxRunner(entry.spec, OnnxGraph.of(folder, entry, file), threads)
-        return DummyRunner(entry.spec, regular_file(folder, file), self.spec.name)
+        return {spec.name: DummyRunner(spec, files[spec.name], self.spec.name) for spec in specs}

@@ -1,6 +1,5 @@
 """AWS's compiler: what it reads, its stages, the check of compiled files, and its errors in words."""
 
-import json
 import shutil
 import zipfile
 import zlib
@@ -20,7 +19,9 @@ from whisperport.targets.compiler import (
     CompilePlan,
     Compiler,
     CompileRequest,
+    Explanation,
 )
+from whisperport.targets.stage_report import printable, read_report
 from whisperport.toolchain import Failure, Stage
 
 DESCRIPTION, WEIGHTS, COMPILED = ".json", ".safetensors", ".pt"
@@ -30,12 +31,11 @@ SCRIPTS = tuple(Path(__file__).with_name(name) for name in (stages.MODULES, stag
 # release-notes/components/pytorch.rst: "PyTorch 2.9 is the last version using PyTorch/XLA".
 TORCH = ("2.9",)
 
-MAX_BUILT = 1 << 20  # bytes of the description beside a compiled file
 MAX_CODE = 1 << 24  # bytes of one file of TorchScript code that are searched
 MAX_ENTRIES = 100_000  # files in a compiled file
 
 # Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
-_FAILURES: Mapping[str, tuple[str, str]] = {
+_FAILURES: Mapping[str, Explanation] = {
     "OutOfMemoryError": (
         "ran out of memory",
         "use a machine with more memory: any machine can compile, and no device is needed; or use "
@@ -75,6 +75,7 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
 class NeuronCompiler(Compiler):
     """`torch_neuronx.trace` with `neuronx-cc`, for the chip that an option names."""
 
+    target = "aws-neuron"
     title = "AWS's torch-neuronx"
     toolchain: ClassVar[str] = "aws-neuron"
     sdk: ClassVar[str] = "torch_neuronx"
@@ -84,6 +85,7 @@ class NeuronCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
 
     def settings(self) -> Mapping[str, Any]:
         return {"torch": list(TORCH)}
@@ -122,13 +124,13 @@ class NeuronCompiler(Compiler):
         AWS does not publish the format of the graph, so that its contents are not checked.
         """
         check_traced(artifact)
-        built = _built(artifact.with_name(stages.BUILT))
+        built = read_report(artifact.with_name(stages.BUILT))
         versions = built.get("versions")
         compiler = versions.get("neuronx-cc", "") if isinstance(versions, dict) else ""
         fused = _fused(built.get("fused"))
         facts: dict[str, Any] = {
-            "compiler": _printable(compiler),
-            "compiled_for": _printable(built.get("chip", "")),
+            "compiler": printable(compiler),
+            "compiled_for": printable(built.get("chip", "")),
             "lnc": built["lnc"] if built.get("lnc") in (1, 2) else 1,
         }
         plain = {name: what for name, what in fused.items() if what.startswith("plain: ")}
@@ -141,10 +143,8 @@ class NeuronCompiler(Compiler):
             ]
         return facts
 
-    def explain(self, failure: Failure) -> tuple[str, str]:
+    def explain(self, failure: Failure) -> Explanation:
         known = explained(code_in(failure.message), failure.program)
-        if known is None:
-            known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
         return known or super().explain(failure)
 
 
@@ -160,7 +160,7 @@ def check_traced(path: Path) -> None:
         if not why and not _calls_neuron(path):
             why = "it is TorchScript without a Neuron graph, so that the compiler did not write it"
     except (zipfile.BadZipFile, zlib.error, OSError, ValueError, RuntimeError, EOFError) as error:
-        why = f"it is not a TorchScript file: {_printable(error)}"
+        why = f"it is not a TorchScript file: {printable(error)}"
     if why:
         raise BundleError(
             f"{path.name} is not a file that {NeuronCompiler.title} compiled",
@@ -199,21 +199,7 @@ def _one(request: CompileRequest, suffix: str) -> str:
     return found[0]
 
 
-def _built(path: Path) -> Mapping[str, Any]:
-    """Return what the stage compile wrote about its result; nothing if it is missing or damaged."""
-    try:
-        with path.open("rb") as file:
-            data = json.loads(file.read(MAX_BUILT))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
 def _fused(used: object) -> dict[str, str]:
     """Return what each option for fused operators used, as `neuron_fused.Used` words it."""
     known = used if isinstance(used, dict) else {}
-    return {name: _printable(known[name]) for name in FUSED if name in known}
-
-
-def _printable(value: object) -> str:
-    return "".join(c if c.isprintable() else " " for c in str(value)[:200])
+    return {name: printable(known[name]) for name in FUSED if name in known}

@@ -9,7 +9,7 @@ from whisperport.masks import MASKED
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import Package, Rejection, TargetSpec
+from whisperport.spec import Package, TargetSpec
 from whisperport.targets.aws_neuron import options as own_options
 from whisperport.targets.aws_neuron.chips import RELEASE, machines
 from whisperport.targets.aws_neuron.compiler import DESCRIPTION, WEIGHTS, NeuronCompiler
@@ -77,11 +77,6 @@ class AwsNeuron(Target):
     def emulated_precision(self, precision: str) -> str:
         """Return the same precision: on the CPU, modules compute in bfloat16 too."""
         return precision
-
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress

@@ -13,13 +13,14 @@ from whisperport.targets.compiler import (
     Compiler,
     CompileRequest,
     EmulationNeed,
+    Explanation,
 )
 from whisperport.targets.ethos_u import stages
 from whisperport.targets.ethos_u.chips import DRIVER_FLAGS, Npu
 from whisperport.targets.ethos_u.estimate import read_estimate, summary
 from whisperport.targets.ethos_u.options import CompileOptions
 from whisperport.targets.ethos_u.pte import check_pte
-from whisperport.toolchain import Failure, Stage
+from whisperport.toolchain import Stage
 
 T = TypeVar("T")
 LOWERED, COMPILED = ".pt2", ".pte"
@@ -30,7 +31,7 @@ SAMPLES = 32  # of calibration
 CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor")  # of inputs and outputs, on the CPU
 
 # Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
-_FAILURES: Mapping[str, tuple[str, str]] = {
+_FAILURES: Mapping[str, Explanation] = {
     "UnsupportedOperatorError": (
         "does not support the program",
         "place it on the CPU: export with `--placement {program}=onnxruntime`",
@@ -41,9 +42,14 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
     ),
     "CompilerExitError": (
         "failed",
-        "another `--option {npu}.memory-mode` may have room for the program",
+        "another `--option {target}.memory-mode` may have room for the program",
     ),
-    "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
+}
+_FAILED_STAGES: Mapping[str, Explanation] = {
+    "emulate": (
+        "could not run the quantized program in the TOSA reference model",
+        "`--option {target}.emulate=0` compiles without emulation",
+    )
 }
 
 
@@ -60,9 +66,12 @@ class EthosUCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
+    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, npu: Npu, precision: str = "") -> None:
         self._npu, self._precision = npu, precision or npu.precisions[0]
+        self.target = npu.name
         self.title = "ExecuTorch 1.5 with Vela 5.1"
 
     def in_precision(self, precision: str) -> Self:
@@ -81,12 +90,8 @@ class EthosUCompiler(Compiler):
         clips = cast(CompileOptions, options).emulate
         if not clips:
             return None
-        return EmulationNeed(
-            inputs=tuple(f"emulated_{tensor.name}" for tensor in spec.inputs),
-            outputs=tuple(f"emulated_output_{tensor.name}" for tensor in spec.outputs),
-            clips=clips,
-            decides=True,  # there is no simulator of the compiled file
-        )
+        # There is no simulator of the compiled file.
+        return EmulationNeed.of(spec, "emulated", clips=clips, decides=True)
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
@@ -164,16 +169,6 @@ class EthosUCompiler(Compiler):
             "estimate": estimate,
             "notes": [summary(estimate)] if estimate else [],
         }
-
-    def explain(self, failure: Failure) -> tuple[str, str]:
-        if failure.stage == "emulate":
-            return (
-                "could not run the quantized program in the TOSA reference model",
-                f"`--option {self._npu.name}.emulate=0` compiles without emulation",
-            )
-        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
-        happened, hint = known or super().explain(failure)
-        return happened, hint.replace("{program}", failure.program).replace("{npu}", self._npu.name)
 
 
 def _is_conversion(operator: str) -> bool:

@@ -9,15 +9,13 @@ from whisperport.errors import MissingPackageError, UsageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import Rejection
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.ethos_u import options as own_options
 from whisperport.targets.ethos_u.chips import Npu
 from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
 from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
 from whisperport.targets.ethos_u.specs import spec_of
-from whisperport.targets.program_files import compiled_file, lowered_file
-from whisperport.targets.supported import expect_supported
+from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -37,24 +35,12 @@ class EthosU(Target):
         """Return the precision of the lowered file: `compile` quantizes, not `export`."""
         return "fp32"
 
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
-
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
         """Write each program in float32 to a file of torch.export with its weights."""
         _import_torch(self.spec.name)  # before anything is written
-        for program in programs:
-            expect_supported(self.spec, program.name, self.check(program))
-        own = folder / self.spec.name
-        own.mkdir(exist_ok=True)
-        return [
-            self._lowered(program, own / f"{program.name}{LOWERED}", folder, progress)
-            for program in programs
-        ]
+        return lower_separately(self, programs, folder, progress)
 
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
@@ -63,25 +49,21 @@ class EthosU(Target):
         if simplify:
             return super().lower_file(program, path, progress, simplify=True)
         _import_torch(self.spec.name)
-        entry = self._lowered(program, path.with_suffix(LOWERED), path.parent, progress)
-        return entry, dict(entry.delegation)
-
-    def _lowered(
-        self, program: "Program", path: Path, folder: Path, progress: Progress
-    ) -> ProgramEntry:
         import torch
 
         progress(f"writing {program.name} for {self.spec.name}")
         for node in program.exported.graph.nodes:
             node.meta.pop("stack_trace", None)  # it has the paths of source files on this machine
+        path = path.with_suffix(LOWERED)
         torch.export.save(program.exported, path)
-        return ProgramEntry(
+        entry = ProgramEntry(
             spec=program.spec,
             placement=Placement(self.spec.name),
             method=program.name,
-            files=(path.relative_to(folder).as_posix(),),
+            files=(path.name,),
             delegation={"delegated": 0, "subgraphs": 0, "undelegated": []},
         )
+        return entry, dict(entry.delegation)
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -105,8 +87,7 @@ class EthosU(Target):
                 )
                 for entry in entries
             }
-        for entry in entries:
-            regular_file(folder, compiled_file(self.spec, entry, COMPILED))
+        compiled_files(self.spec, folder, entries, COMPILED)  # raises if there are none
         raise UsageError(
             f"the compiled programs of `{self.spec.name}` do not run on this machine",
             why="they run on a chip with the NPU, in an ExecuTorch runner that contains its delegate; "

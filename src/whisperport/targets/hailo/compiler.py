@@ -15,32 +15,33 @@ from whisperport.targets.compiler import (
     Compiler,
     CompileRequest,
     EmulationNeed,
+    Explanation,
 )
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.hef import ARCHITECTURES, Hef, read_hef
 from whisperport.targets.hailo.layout import all_match, as_stream, result_outputs, stream_shape
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
-from whisperport.toolchain import Failure, Stage
+from whisperport.toolchain import Stage
 
 # The compiler's exceptions, by class name, since the classes cannot be imported without the SDK.
 # Sources: community.hailo.ai, hailo-ai/hailo_model_zoo#98, ankandrew/fast-plate-ocr#44.
 _NOT_PARSED = (
-    "`whisperport check BUNDLE/{chip}/{program}.onnx --target {chip}` lists the rejected nodes"
+    "`whisperport check BUNDLE/{target}/{program}.onnx --target {target}` lists the rejected nodes"
 )
-_FAILURES: Mapping[str, tuple[str, str]] = {
+_FAILURES: Mapping[str, Explanation] = {
     "ParsingWithRecommendationException": ("cannot parse the whole graph", _NOT_PARSED),
     "UnsupportedModelError": ("does not support a node of the graph", _NOT_PARSED),
     "UnsupportedActivationLayerError": ("does not support an activation", _NOT_PARSED),
     "UnsupportedShuffleLayerError": ("does not support a reshape or transpose", _NOT_PARSED),
     "AllocatorScriptParserException": (
         "rejects a line of the model script",
-        "leave the option `{chip}.sixteen-bit` at its default: the published lists of layers are for "
+        "leave the option `{target}.sixteen-bit` at its default: the published lists of layers are for "
         "Hailo's own graphs",
     ),
     "BackendAllocatorException": (
         "could not place the program on the chip",
-        "export with a shorter `--window`; or use `--option {chip}.compiler-optimization-level=max`, "
+        "export with a shorter `--window`; or use `--option {target}.compiler-optimization-level=max`, "
         "which takes longer",
     ),
     "BadInputsShape": (
@@ -49,8 +50,15 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
     ),
     "MemoryError": (
         "ran out of memory",
-        "use a machine with more memory, or `--option {chip}.finetune=off`, which needs less memory",
+        "use a machine with more memory, or `--option {target}.finetune=off`, which needs less memory",
     ),
+}
+
+_FAILED_STAGES: Mapping[str, Explanation] = {
+    "emulate": (
+        "could not run the quantized program in its emulator",
+        "`--option {target}.emulate=off` compiles without emulation",
+    )
 }
 
 # A line at the end of the optimization: "[info] 	whisper_tiny_encoder/output_layer1 SNR:	9.179 dB".
@@ -68,9 +76,11 @@ class HailoCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = ScriptOptions
     suffix: ClassVar[str] = ".hef"
+    failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
+    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, chip: Chip) -> None:
-        self._chip = chip
+        self._chip, self.target = chip, chip.name
         self.title = f"Hailo's Dataflow Compiler {chip.compiler[0]}.x"
 
     def settings(self) -> Mapping[str, Any]:
@@ -133,18 +143,6 @@ class HailoCompiler(Compiler):
     def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
         found = _SNR.findall(log) if stage == "optimize" else []
         return {layer: float(decibels) for layer, decibels in found}
-
-    def explain(self, failure: Failure) -> tuple[str, str]:
-        if failure.stage == "emulate":
-            return (
-                "could not run the quantized program in its emulator",
-                f"`--option {self._chip.name}.emulate=off` compiles without emulation",
-            )
-        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
-        happened, hint = known or super().explain(failure)
-        return happened, hint.replace("{chip}", self._chip.name).replace(
-            "{program}", failure.program
-        )
 
 
 def _recipe_name(spec: ProgramSpec) -> str:

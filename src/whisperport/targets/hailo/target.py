@@ -1,37 +1,28 @@
 """The Hailo targets: write ONNX and a model script for the compiler; run or emulate programs."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
+from typing import Any, ClassVar, Self, cast, final
 
-from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.dims import Dims
 from whisperport.errors import UsageError
-from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec, Rejection, UncachedForm
-from whisperport.targets.base import RunOptions, Target
+from whisperport.spec import ProgramSpec, UncachedForm
 from whisperport.targets.hailo import options as hailo_options
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.compiler import HailoCompiler
 from whisperport.targets.hailo.importer import HailoImporter
 from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
-from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
-from whisperport.targets.program_files import compiled_file, emulated_onnx
-
-if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+from whisperport.targets.onnx_target import OnnxTarget
 
 DEFAULT_SEQUENCE_LENGTH = (
     32  # of `uncached_decoder`, where none is published for a checkpoint's width
 )
-SUFFIX = ".hef"
 
 
 @final
-class Hailo(Target):
+class Hailo(OnnxTarget):
     """The target for one chip. Lowered ONNX files can be emulated on the CPU before they are compiled."""
 
     lower_options: ClassVar[type[Any]] = hailo_options.LowerOptions
@@ -70,53 +61,20 @@ class Hailo(Target):
     def too_large(self, dims: Dims) -> str:
         return too_large(dims)
 
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
-
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
-        """Write each program to an ONNX file that contains its weights, with its model script beside it."""
-        return [
-            self._with_script(entry, folder)
-            for program in programs
-            for entry in lower_to_onnx(self, [program], folder, self._opset(program.spec), progress)
-        ]
-
-    def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
-    ) -> tuple[ProgramEntry, dict[str, Any]]:
-        """Write one program to an ONNX file that contains its weights, with its model script beside it."""
-        entry, facts = lower_file_to_onnx(
-            self, program, path, self._opset(program.spec), progress, simplify=simplify
-        )
-        script = path.with_suffix(".alls")
-        script.write_text(_script(self.chip, program.spec), encoding="utf-8")
-        return replace(entry, files=(*entry.files, script.name)), facts
-
-    def _opset(self, spec: ProgramSpec) -> int:
+    def opset(self, spec: ProgramSpec) -> int:
         return self.options.decoder_opset if _is_decoder(spec) else self.options.encoder_opset
 
-    def _with_script(self, entry: ProgramEntry, folder: Path) -> ProgramEntry:
-        script = f"{self.spec.name}/{entry.spec.name}.alls"
-        (folder / script).write_text(_script(self.chip, entry.spec), encoding="utf-8")
-        return replace(entry, files=(*entry.files, script))
+    def texts(self, spec: ProgramSpec) -> Mapping[str, str]:
+        """Return the model script."""
+        return {".alls": _script(self.chip, spec)}
 
-    def load(
-        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    def load_compiled(
+        self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
-        chosen = cast(hailo_options.RunOptions, options.of(self))
-        if chosen.emulation:
-            return emulated_onnx(self.spec, folder, entries, options.threads)
         from whisperport.targets.hailo.runtime import load_hefs
 
-        hefs = {
-            e.spec.name: regular_file(folder, compiled_file(self.spec, e, SUFFIX)) for e in entries
-        }
-        specs = [entry.spec for entry in entries]
-        return load_hefs(self.chip, specs, hefs, service=chosen.service)
+        service = cast(hailo_options.RunOptions, options).service
+        return load_hefs(self.chip, specs, files, service=service)
 
 
 def _is_decoder(spec: ProgramSpec) -> bool:

@@ -9,7 +9,7 @@ from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, Package, ProgramSpec, Rejection, TargetSpec
+from whisperport.spec import LoweringCost, Package, ProgramSpec, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.options import Option
@@ -92,11 +92,6 @@ class LiteRt(Target):
 
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
         return type(self)(self.static, precisions)
-
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress

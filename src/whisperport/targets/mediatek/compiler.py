@@ -18,24 +18,31 @@ from whisperport.targets.compiler import (
     CompilePlan,
     Compiler,
     CompileRequest,
+    Explanation,
 )
 from whisperport.targets.mediatek import stages
 from whisperport.targets.mediatek.chips import Chip
 from whisperport.targets.mediatek.flags import CompileOptions, flags_of
-from whisperport.targets.mediatek.plan import notes_of, printable, read_io, read_plan
+from whisperport.targets.mediatek.plan import notes_of, read_io, read_plan
 from whisperport.targets.mediatek.tflite_io import read_device_io
-from whisperport.toolchain import Failure, Stage
+from whisperport.targets.stage_report import (
+    printable,
+    printable_texts,
+    read_json,
+    read_report,
+    read_text,
+)
+from whisperport.toolchain import Stage
 
 MODEL, COMPILED = ".tflite", ".dla"
 CHECKED, IO, PLAN = "check.txt", "io.txt", "plan.txt"  # what the stages printed
 BUILT, NOTES = "built.json", "notes.json"
-MAX_TEXT = 8 * 2**20  # characters of a file beside the compiled one that are read
 
 # Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
-_FAILURES: Mapping[str, tuple[str, str]] = {
+_FAILURES: Mapping[str, Explanation] = {
     "UnsupportedOperatorError": (
         "does not support an operator",
-        "`whisperport check BUNDLE --target {board}` lists the rejected nodes with rewrites; or place the "
+        "`whisperport check BUNDLE --target {target}` lists the rejected nodes with rewrites; or place the "
         "program on the CPU: export with `--placement {program}=litert`",
     ),
     "UnsupportedTypeError": (
@@ -45,13 +52,13 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
     ),
     "UnknownFlagError": (
         "does not have one of the flags",
-        "turn the option of this flag off with `--option {board}.NAME=off`, or remove it from "
-        "`{board}.flags`: `ncc-tflite --help` lists the flags of this version",
+        "turn the option of this flag off with `--option {target}.NAME=off`, or remove it from "
+        "`{target}.flags`: `ncc-tflite --help` lists the flags of this version",
     ),
     "OutOfMemoryError": (
         "ran out of memory",
-        "use a machine with more memory; or try `--option {board}.opt=1`, and `--option "
-        "{board}.relax-fp32=off`, with which the encoder of large-v3-turbo compiled for a user",
+        "use a machine with more memory; or try `--option {target}.opt=1`, and `--option "
+        "{target}.relax-fp32=off`, with which the encoder of large-v3-turbo compiled for a user",
     ),
     "MissingLibraryError": (
         "cannot load one of its libraries",
@@ -88,9 +95,10 @@ class NccCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
 
     def __init__(self, chip: Chip) -> None:
-        self._chip = chip
+        self._chip, self.target = chip, chip.name
         versions = " or ".join(str(major) for major in chip.sdks)
         self.title = f"ncc-tflite of NeuroPilot {versions}"
 
@@ -128,8 +136,8 @@ class NccCompiler(Compiler):
         _check_file(artifact)
         folder = artifact.parent
         built = _built(folder / BUILT)
-        plan = read_plan(_text(folder / PLAN))
-        checked = read_plan(_text(folder / CHECKED))
+        plan = read_plan(read_text(folder / PLAN))
+        checked = read_plan(read_text(folder / CHECKED))
         plan = replace(plan, problems=tuple(dict.fromkeys((*checked.problems, *plan.problems))))
         facts: dict[str, Any] = {
             "compiler": _recorded_version(artifact) or built.get("version", ""),
@@ -143,14 +151,6 @@ class NccCompiler(Compiler):
             *notes_of(plan, self._chip.npu.plan_target, self._chip.board),
         ]
         return facts
-
-    def explain(self, failure: Failure) -> tuple[str, str]:
-        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
-        happened, hint = known or super().explain(failure)
-        words = {"{board}": self._chip.name, "{program}": failure.program}
-        for word, value in words.items():
-            hint = hint.replace(word, value)
-        return happened, hint
 
 
 def _check_file(path: Path) -> None:
@@ -194,7 +194,7 @@ def _compared(folder: Path, spec: ProgramSpec, artifact: Path) -> bool:
     Raises:
         BundleError: they differ.
     """
-    inputs, outputs = read_io(_text(folder / IO))
+    inputs, outputs = read_io(read_text(folder / IO))
     model = folder / f"{spec.name}{MODEL}"
     if not inputs or not outputs or not model.is_file():
         return False
@@ -221,31 +221,13 @@ def _shown(tensors: Mapping[tuple[str, tuple[int, ...]], int]) -> str:
 
 def _built(path: Path) -> Mapping[str, Any]:
     """Return what the stage compile wrote: the compiler's version, and its flags."""
-    try:
-        data = json.loads(_text(path))
-    except ValueError:
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    flags = data.get("flags")
+    report = read_report(path)
     return {
-        "version": printable(str(data.get("version", ""))),
-        "flags": [printable(str(flag)) for flag in flags] if isinstance(flags, list) else [],
+        "version": printable(report.get("version", "")),
+        "flags": printable_texts(report.get("flags")),
     }
 
 
 def _noted(path: Path) -> list[str]:
-    try:
-        data = json.loads(_text(path))
-    except ValueError:
-        return []
-    return [str(note) for note in data] if isinstance(data, list) else []
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file, "" if it is missing; only the first part of a long one."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_TEXT).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    notes = read_json(path)
+    return [str(note) for note in notes] if isinstance(notes, list) else []

@@ -19,6 +19,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from whisperport.targets.stage_report import printable
+
 LONGEST_TEXT = 8 * 2**20  # characters that are read
 MOST = 100_000  # parts or operators that are read
 SHOWN = 3  # names in a sentence
@@ -154,8 +156,3 @@ def _advice(target: str) -> str:
             "compile with `disallow-bridge=on`"
         )
     return ": it falls back, and is slower"
-
-
-def printable(text: str) -> str:
-    """Return a line of unknown origin without control characters, cut to 200 characters."""
-    return "".join(c if c.isprintable() else " " for c in text.strip()[:200]).strip()

@@ -10,7 +10,7 @@ from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec, Rejection
+from whisperport.spec import ProgramSpec
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.mediatek import options as own_options
@@ -21,7 +21,7 @@ from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
-from whisperport.targets.program_files import compiled_file, lowered_file
+from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 from whisperport.targets.supported import expect_supported
 from whisperport.targets.tflite_quantization import ALL, LINEAR, recipe
 from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
@@ -59,24 +59,11 @@ class Genio(Target):
         """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
         return "fp32" if precision == FLOAT else precision
 
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
-
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
         """Write each program in float32 to a .tflite file of its own, as MediaTek's compiler reads it."""
-        for program in programs:
-            expect_supported(self.spec, program.name, self.check(program))
-        name = self.spec.name
-        entries = []
-        for program in programs:
-            path = folder / name / f"{program.name}{LOWERED}"
-            entry, _ = self.lower_file(program, path, progress)
-            entries.append(replace(entry, files=(f"{name}/{path.name}",)))
-        return entries
+        return lower_separately(self, programs, folder, progress)
 
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
@@ -128,19 +115,16 @@ class Genio(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
-        file_of, suffix = (lowered_file, LOWERED) if chosen.emulation else (compiled_file, COMPILED)
-        files = {e.spec.name: regular_file(folder, file_of(self.spec, e, suffix)) for e in entries}
         if chosen.emulation:
             from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
 
             name, extra = self.spec.name, self.spec.run_extra
-            return {
-                entry.spec.name: TfliteRunner(
-                    entry.spec,
-                    TfliteFile(files[entry.spec.name], options.threads, extra=extra, target=name),
-                )
-                for entry in entries
-            }
+            runners: dict[str, Runner] = {}
+            for entry in entries:
+                path = regular_file(folder, lowered_file(self.spec, entry, LOWERED))
+                file = TfliteFile(path, options.threads, extra=extra, target=name)
+                runners[entry.spec.name] = TfliteRunner(entry.spec, file)
+            return runners
         from whisperport.targets.mediatek.runtime import load_dlas
 
         io = {
@@ -148,6 +132,7 @@ class Genio(Target):
             for entry in entries
             if DEVICE_IO in entry.delegation
         }
+        files = compiled_files(self.spec, folder, entries, COMPILED)
         return load_dlas(self.chip, [entry.spec for entry in entries], files, chosen, io)
 
     def _checked(self, path: Path, spec: ProgramSpec) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.ranges import MAX_THREADS
 from whisperport.runner import Runner
-from whisperport.spec import Package, Rejection, TargetSpec
+from whisperport.spec import Package, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.openvino.runtime import CPU, Device, OpenVinoRunner, start
 from whisperport.targets.options import Option, check_ranges
@@ -100,11 +100,6 @@ class OpenVino(Target):
 
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
         return type(self)(precisions)
-
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress

@@ -1,6 +1,5 @@
 """The vendor's compiler, in the package onnxruntime-qnn: its stages, and the check of compiled files."""
 
-import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,28 +14,33 @@ from whisperport.targets.compiler import (
     Compiler,
     CompileRequest,
     EmulationNeed,
+    Explanation,
 )
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.chips import FLOAT, Chip
 from whisperport.targets.qualcomm.context import PROVIDER, RECOMPILE, Context, check_context
 from whisperport.targets.qualcomm.options import CompileOptions
-from whisperport.toolchain import Failure, Stage
+from whisperport.targets.stage_report import printable, read_report
+from whisperport.toolchain import Stage
 
 LOWERED, COMPILED = ".onnx", ".qnn"
 BUILT = "built.json"
 OLDEST = (2, 7)  # of onnxruntime-qnn; no older version was tried
 SIMULATORS = frozenset({"x86_64", "AMD64"})  # processors for which the library is a simulator
-MAX_TEXT = 2**16  # characters of built.json that are read
 
 # Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
-_FAILURES: Mapping[str, tuple[str, str]] = {
+_FAILURES: Mapping[str, Explanation] = {
     "UnsupportedOperatorError": (
         "does not support the program",
         "place it on the CPU: export with `--placement {program}=onnxruntime`; the log of the stage names "
         "all nodes",
     ),
-    "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
-    "NotWrittenError": ("reported success and wrote no file", "check the free disk space"),
+}
+_FAILED_STAGES: Mapping[str, Explanation] = {
+    "simulate": (
+        "could not run the compiled program in its simulator",
+        "`--option {target}.simulate=0` compiles without simulation",
+    )
 }
 
 
@@ -50,9 +54,11 @@ class QnnCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
+    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, chip: Chip) -> None:
-        self._chip = chip
+        self._chip, self.target = chip, chip.name
         self.title = f"onnxruntime-qnn {OLDEST[0]}.{OLDEST[1]} (QAIRT)"
 
     def settings(self) -> Mapping[str, Any]:
@@ -65,12 +71,7 @@ class QnnCompiler(Compiler):
         clips = cast(CompileOptions, options).simulate
         if not clips or platform.machine() not in SIMULATORS:
             return None
-        return EmulationNeed(
-            inputs=tuple(f"simulated_{tensor.name}" for tensor in spec.inputs),
-            outputs=tuple(f"simulated_output_{tensor.name}" for tensor in spec.outputs),
-            kind="simulated",
-            clips=clips,
-        )
+        return EmulationNeed.of(spec, "simulated", clips=clips)
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
@@ -108,17 +109,6 @@ class QnnCompiler(Compiler):
                 facts["notes"].append(f"{elsewhere} nodes run on the CPU")
         return facts
 
-    def explain(self, failure: Failure) -> tuple[str, str]:
-        name = self._chip.name
-        if failure.stage == "simulate":
-            return (
-                "could not run the compiled program in its simulator",
-                f"`--option {name}.simulate=0` compiles without simulation",
-            )
-        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
-        happened, hint = known or super().explain(failure)
-        return happened, hint.replace("{program}", failure.program)
-
 
 def provider_options(chip: Chip, chosen: CompileOptions) -> dict[str, str]:
     """Return the options of the execution provider with which a program is compiled for a chip.
@@ -153,9 +143,7 @@ def check_chip(context: Context, chip: Chip, path: Path) -> None:
 
 def _nodes(path: Path) -> dict[str, int]:
     """Return execution provider -> number of nodes, as the stage compile wrote it; {} if unknown."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            nodes = json.loads(file.read(MAX_TEXT))["nodes"]
-        return {str(name): int(count) for name, count in nodes.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    nodes = read_report(path).get("nodes")
+    if not isinstance(nodes, dict):
         return {}
+    return {printable(name): count for name, count in nodes.items() if isinstance(count, int)}

@@ -3,29 +3,26 @@
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+from typing import Any, ClassVar, cast, final
 
-from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle import ProgramEntry
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec, Rejection
-from whisperport.targets.base import RunOptions, Target, Unsupported
+from whisperport.spec import ProgramSpec
+from whisperport.targets.base import RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
-from whisperport.targets.onnx_lowering import lower_file_to_onnx, lower_to_onnx
-from whisperport.targets.program_files import compiled_file, emulated_onnx, lowered_file
+from whisperport.targets.onnx_target import LOWERED, OnnxTarget
+from whisperport.targets.program_files import lowered_file
 from whisperport.targets.qualcomm import options as own_options
 from whisperport.targets.qualcomm.chips import FLOAT, W8A16, Chip
-from whisperport.targets.qualcomm.compiler import COMPILED, LOWERED, SIMULATORS, QnnCompiler
+from whisperport.targets.qualcomm.compiler import SIMULATORS, QnnCompiler
 from whisperport.targets.qualcomm.specs import OPSET, spec_of
-
-if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
 
 SAMPLES = 32  # of calibration
 
 
 @final
-class Qualcomm(Target):
+class Qualcomm(OnnxTarget):
     """The target for one chip. Lowered ONNX files can be emulated on the CPU before compilation."""
 
     run_options: ClassVar[type[Any]] = own_options.RunOptions
@@ -51,22 +48,8 @@ class Qualcomm(Target):
         """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
         return "fp32" if precision == FLOAT else precision
 
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
-
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
-        """Write each program in float32 to an ONNX file that contains its weights."""
-        return lower_to_onnx(self, programs, folder, OPSET, progress)
-
-    def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
-    ) -> tuple[ProgramEntry, dict[str, Any]]:
-        """Write one program in float32 to an ONNX file that contains its weights."""
-        return lower_file_to_onnx(self, program, path, OPSET, progress, simplify=simplify)
+    def opset(self, spec: ProgramSpec) -> int:
+        return OPSET
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
         if precision != W8A16:
@@ -83,16 +66,9 @@ class Qualcomm(Target):
         quantize_in_place(path, arrays, target=self.spec.name, extra=self.spec.extra)
         return entry
 
-    def load(
-        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    def load_compiled(
+        self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
-        chosen = cast(own_options.RunOptions, options.of(self))
-        if chosen.emulation:
-            return emulated_onnx(self.spec, folder, entries, options.threads)
         from whisperport.targets.qualcomm.runtime import load_contexts
 
-        files = {
-            e.spec.name: regular_file(folder, compiled_file(self.spec, e, COMPILED))
-            for e in entries
-        }
-        return load_contexts(self.chip, [entry.spec for entry in entries], files, chosen)
+        return load_contexts(self.chip, specs, files, cast(own_options.RunOptions, options))

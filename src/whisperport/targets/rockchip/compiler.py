@@ -1,6 +1,5 @@
 """The vendor's compiler, rknn-toolkit2: calibration set, stage, and check of compiled files."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,17 +14,18 @@ from whisperport.targets.compiler import (
     Compiler,
     CompileRequest,
     EmulationNeed,
+    Explanation,
 )
 from whisperport.targets.rockchip import stages
 from whisperport.targets.rockchip.chips import FLOAT, W8A8, W16A16, Chip
 from whisperport.targets.rockchip.options import CompileOptions
 from whisperport.targets.rockchip.rknn_file import FLOAT_TYPE, RECOMPILE, RknnFile, check_rknn
-from whisperport.toolchain import Failure, Stage
+from whisperport.targets.stage_report import printable_texts, read_report
+from whisperport.toolchain import Stage
 
 LOWERED, COMPILED = ".onnx", ".rknn"
 BUILT = "built.json"
 OLDEST = (2, 5)  # of rknn-toolkit2; no older version was tried
-MAX_TEXT = 2**16  # characters of built.json that are read
 
 # Precision -> the compiler's `quantized_dtype`, and the type of tensors that a compiled file then states.
 QUANTIZED: Mapping[str, tuple[str, str]] = {
@@ -34,17 +34,15 @@ QUANTIZED: Mapping[str, tuple[str, str]] = {
 }
 
 # Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
-_FAILURES: Mapping[str, tuple[str, str]] = {
+_FAILURES: Mapping[str, Explanation] = {
     "RejectedError": (
         "rejected the program",
         "place it on the CPU: export with `--placement {program}=onnxruntime`, or choose another precision",
     ),
     "SimulationError": (
         "could not run the compiled program in its simulator",
-        "`--option {chip}.simulate=0` compiles without simulation",
+        "`--option {target}.simulate=0` compiles without simulation",
     ),
-    "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
-    "NotWrittenError": ("reported success and wrote no file", "check the free disk space"),
 }
 
 
@@ -61,9 +59,10 @@ class RknnCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
 
     def __init__(self, chip: Chip, precision: str = FLOAT) -> None:
-        self._chip, self._precision = chip, precision
+        self._chip, self._precision, self.target = chip, precision, chip.name
         self.title = f"rknn-toolkit2 {OLDEST[0]}.{OLDEST[1]}"
 
     def in_precision(self, precision: str) -> Self:
@@ -85,12 +84,7 @@ class RknnCompiler(Compiler):
         clips = cast(CompileOptions, options).simulate
         if not clips:
             return None
-        return EmulationNeed(
-            inputs=tuple(f"simulated_{tensor.name}" for tensor in spec.inputs),
-            outputs=tuple(f"simulated_output_{tensor.name}" for tensor in spec.outputs),
-            kind="simulated",
-            clips=clips,
-        )
+        return EmulationNeed.of(spec, "simulated", clips=clips)
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
@@ -123,21 +117,14 @@ class RknnCompiler(Compiler):
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
         found = check_rknn(artifact, self._chip.name, spec)
         self._check_type(found, artifact)
-        built = _built(artifact.with_name(BUILT))
+        built = read_report(artifact.with_name(BUILT))
         return {
             "compiler": found.compiler,
             "compiled_for": self._chip.name,
             "program_bytes": found.program_bytes,
-            "disabled_rules": _texts(built, "disabled_rules"),
-            "notes": _notes(_texts(built, "errors")),
+            "disabled_rules": printable_texts(built.get("disabled_rules")),
+            "notes": _notes(printable_texts(built.get("errors"))),
         }
-
-    def explain(self, failure: Failure) -> tuple[str, str]:
-        known = next((_FAILURES[name] for name in failure.classes if name in _FAILURES), None)
-        happened, hint = known or super().explain(failure)
-        return happened, hint.replace("{program}", failure.program).replace(
-            "{chip}", self._chip.name
-        )
 
     def _check_type(self, found: RknnFile, artifact: Path) -> None:
         """Check that a file was compiled in the precision of its program."""
@@ -149,21 +136,6 @@ class RknnCompiler(Compiler):
                 why=f"its tensor {other.name[:40]} is {other.type}; expected {expected}",
                 hint=RECOMPILE,
             )
-
-
-def _built(path: Path) -> Any:
-    """Return the report of the stage, JSON; None if there is none, or if it is damaged."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return json.loads(file.read(MAX_TEXT))
-    except (OSError, ValueError):
-        return None
-
-
-def _texts(built: Any, name: str) -> list[str]:
-    """Return a list of texts in the report of the stage; empty if there is none."""
-    found = built.get(name) if isinstance(built, dict) else None
-    return [str(one)[:100] for one in found] if isinstance(found, list) else []
 
 
 def _notes(errors: list[str]) -> list[str]:

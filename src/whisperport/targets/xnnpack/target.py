@@ -8,7 +8,7 @@ from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, Rejection, TargetSpec
+from whisperport.spec import LoweringCost, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.xnnpack.limits import CONFIG, LIMITS, OPERATORS
 from whisperport.targets.xnnpack.runtime import XnnpackRunner, load_program, start_runtime
@@ -61,11 +61,6 @@ class Xnnpack(Target):
             "dtypes": "executorch 1.5.1 passes these to its portable kernels; XNNPACK itself: WP203",
         },
     )
-
-    def check(self, program: "Program") -> list[Rejection]:
-        from whisperport.targets.graph_check import rejections
-
-        return rejections(program, self.spec)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
