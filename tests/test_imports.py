@@ -33,7 +33,7 @@ LAYERS = (
     ),
     (
         *("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process"),
-        *("runner", "host_part"),
+        *("runner", "host_part", "profiling"),
     ),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("toolchain", "targets"),
@@ -73,6 +73,7 @@ SHARED = {
             "onnx_target",
             "onnx_weights",
             "program_files",
+            "quantizing",
             "stage_report",
             "supported",
         ),

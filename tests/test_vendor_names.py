@@ -10,11 +10,13 @@ import whisperport
 
 ROOT = Path(whisperport.__file__).parent
 LIST = ROOT / "targets" / "__init__.py"
-NOT_VENDORS = {
-    "xnnpack",
-    "litert",
-    "openvino",
-}  # libraries that run on any CPU; estimates and reports name them
+# Libraries that run on any CPU, and whose formats, .pte and .tflite, compilers of several vendors read.
+NOT_VENDORS = {"xnnpack", "litert"}
+# File -> why it may contain a vendor's name.
+EXCEPTIONS = {
+    # It recognizes checkpoints on model hubs that were converted by another tool, by their file names.
+    "checkpoint/other_forms.py": "openvino",
+}
 VENDORS = sorted(
     folder.name
     for folder in (ROOT / "targets").iterdir()
@@ -54,8 +56,9 @@ def test_only_a_vendors_own_folder_and_the_list_of_targets_name_it(vendor):
     allowed = (f"targets/{vendor}/", LIST.relative_to(ROOT).as_posix())
 
     found = naming(vendor, declared(vendor), ROOT)
+    outside = [file for file in found if not file.startswith(allowed)]
 
-    assert [file for file in found if not file.startswith(allowed)] == []
+    assert outside == [file for file, name in EXCEPTIONS.items() if name == vendor]
     assert allowed[1] in found
 
 

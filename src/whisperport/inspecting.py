@@ -13,7 +13,7 @@ from whisperport.errors import ProgramError
 from whisperport.limited import Limits, StoppedError, run_limited
 from whisperport.progress import Progress
 from whisperport.runtime.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
-from whisperport.targets import get_target
+from whisperport.targets import PROFILERS, get_target
 
 if TYPE_CHECKING:  # needed for annotations only
     from whisperport.inspection.lowered import Inspected
@@ -101,7 +101,7 @@ def _inspect(path: Path, options: InspectOptions, progress: Progress) -> "Inspec
     from whisperport.inspection.check import rejections
     from whisperport.inspection.inputs import read_inputs
     from whisperport.inspection.lowered import inspect_lowered
-    from whisperport.inspection.profile import ProfileOptions
+    from whisperport.profiling import ProfileOptions
 
     profile_options = ProfileOptions(
         repeat=options.repeat,
@@ -111,7 +111,7 @@ def _inspect(path: Path, options: InspectOptions, progress: Progress) -> "Inspec
         programs=options.programs,
     )
     reasons = partial(rejections, spec=get_target("xnnpack").spec)
-    return inspect_lowered(path, profile_options, reasons, progress=progress)
+    return inspect_lowered(path, profile_options, reasons, PROFILERS, progress=progress)
 
 
 def _is_own_bundle(path: Path) -> bool:
@@ -139,7 +139,7 @@ def _files_of(path: Path) -> Sequence[Path]:
 
 def _from_json(found: dict[str, Any]) -> "Inspected":
     from whisperport.inspection.lowered import Inspected, Plan
-    from whisperport.inspection.profile import NodeProfile, Profile
+    from whisperport.profiling import NodeProfile, Profile
 
     profiles = []
     for profile in found["profiles"]:

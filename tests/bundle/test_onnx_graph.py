@@ -15,8 +15,8 @@ from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
 from whisperport.inspection.lowered import inspect_lowered
-from whisperport.inspection.profile import ProfileOptions
 from whisperport.placement import Placement
+from whisperport.profiling import ProfileOptions
 from whisperport.runtime import load_engine
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target

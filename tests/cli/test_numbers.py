@@ -8,8 +8,8 @@ import pytest
 from whisperport.audio import VadOptions
 from whisperport.bench.transcribing import BenchOptions
 from whisperport.errors import UsageError
-from whisperport.inspection.profile import ProfileOptions
 from whisperport.live import LiveOptions
+from whisperport.profiling import ProfileOptions
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.targets.hailo.model_script import ScriptOptions

@@ -185,7 +185,7 @@ def test_a_pipe_in_place_of_a_file_is_rejected(pipe: Path, reader: str) -> None:
 @pytest.mark.usefixtures("no_waiting")
 def test_a_pipe_in_place_of_a_program_is_not_loaded(pipe: Path) -> None:
     from whisperport.inspection.lowered import inspect_lowered
-    from whisperport.inspection.profile import ProfileOptions
+    from whisperport.profiling import ProfileOptions
     from whisperport.programs.pt2 import read_pt2
 
     with pytest.raises(ProgramError, match="is a pipe"):

@@ -8,7 +8,8 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, ProgramError, UsageError
 from whisperport.inspection.lowered import inspect_lowered
-from whisperport.inspection.profile import ProfileOptions
+from whisperport.profiling import ProfileOptions
+from whisperport.targets import PROFILERS
 
 from ..extent import core_or_all
 
@@ -31,7 +32,7 @@ def test_every_format_is_known_by_its_bytes_whatever_its_name(
     renamed[step_xml] = "OpenVINO"  # its weights are found by its name
 
     for path, runtime in renamed.items():
-        assert inspect_lowered(path, ONCE, nothing).profiles[0].runtime == runtime
+        assert inspect_lowered(path, ONCE, nothing, PROFILERS).profiles[0].runtime == runtime
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_the_programs_of_a_bundle_are_measured_in_its_order(target: str, exporte
     bundle: Bundle = exported(target)
     messages: list[str] = []
 
-    inspected = inspect_lowered(bundle.folder, ONCE, nothing, progress=messages.append)
+    inspected = inspect_lowered(bundle.folder, ONCE, nothing, PROFILERS, progress=messages.append)
 
     names = [entry.spec.name for entry in bundle.manifest.programs]
     assert [profile.program for profile in inspected.profiles] == names

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspection.profile import ProfileOptions
 from whisperport.inspection.profile_onnx import CPU, _subgraphs, profile_onnx
+from whisperport.profiling import ProfileOptions
 from whisperport.transcription import default_bundle
 
 ONCE = ProfileOptions(repeat=2, threads=1)

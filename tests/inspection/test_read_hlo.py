@@ -11,12 +11,12 @@ from whisperport.inspection.check import check_graph
 from whisperport.inspection.cost import cost_of
 from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.lowered import inspect_lowered
-from whisperport.inspection.profile import ProfileOptions
 from whisperport.inspection.read import read_graphs
 from whisperport.inspection.read_hlo_proto import read_module
 from whisperport.inspection.read_hlo_values import UNBOUNDED
 from whisperport.inspection.rules import RULES
 from whisperport.inspection.weights_of_hlo import weight_inputs
+from whisperport.profiling import ProfileOptions
 from whisperport.spec import Limit
 from whisperport.targets import get_target
 

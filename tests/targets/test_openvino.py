@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from whisperport.bundle import ProgramEntry
 from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.exporting import ExportOptions, export
-from whisperport.inspection.profile import ProfileOptions
-from whisperport.inspection.profile_openvino import profile_openvino
+from whisperport.profiling import ProfileOptions
 from whisperport.programs.program import Program, trace
 from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
@@ -145,7 +144,8 @@ def test_a_single_file_is_read_without_whisperport(products: Program, tmp_path: 
 
     assert entry.files == ("products.xml", "products.bin")
     assert facts["delegated"] > 0
-    measured = profile_openvino(tmp_path / entry.files[0], ProfileOptions(repeat=1, threads=1))
+    path = tmp_path / entry.files[0]
+    measured = OPENVINO.profiler.profile([path], ProfileOptions(repeat=1, threads=1))
     assert measured.nodes
 
 

@@ -23,11 +23,13 @@ from whisperport.cli.options import as_json, pairs, threads
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.inspecting import InspectOptions
 from whisperport.inspecting import inspect as run_inspect
+from whisperport.profiling import readable_formats
 from whisperport.ranges import MAX_REPEAT
+from whisperport.targets import PROFILERS
 
 if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.inspection.lowered import Plan
-    from whisperport.inspection.profile import NodeProfile, Profile
+    from whisperport.profiling import NodeProfile, Profile
 
 GAIN = (
     "gain: estimated time saved, in ms, if the node ran as fast per FLOP as the delegated nodes of "
@@ -39,7 +41,18 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
 
 
 @click.command(
-    cls=Verb, short_help="Run a compiled program, and show where each node ran and for how long."
+    cls=Verb,
+    short_help="Run a compiled program, and show where each node ran and for how long.",
+    help=f"""Run a compiled program, and show for each node where it ran and how long it took.
+
+    Nodes that are not delegated to the accelerator are listed with the reason, if it is known.
+    PATH is a {readable_formats(PROFILERS)} file of any model, or a bundle.
+
+    \b
+    Examples:
+      $ whisperport inspect decoder.pte
+      $ whisperport inspect build/tiny-xnnpack --program step --top 5
+    """,
 )
 @click.argument("path", type=click.Path(path_type=Path))
 @option(
@@ -106,16 +119,6 @@ def inspect(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Run a compiled program, and show for each node where it ran and how long it took.
-
-    Nodes that are not delegated to the accelerator are listed with the reason, if it is known.
-    PATH is a .pte, .onnx, OpenVINO .xml or .tflite file of any model, or a bundle.
-
-    \b
-    Examples:
-      $ whisperport inspect decoder.pte
-      $ whisperport inspect build/tiny-xnnpack --program step --top 5
-    """
     options = InspectOptions(
         repeat=repeat,
         threads=threads,

@@ -1,4 +1,4 @@
-"""Run and measure a compiled program: a `.pte`, `.onnx`, OpenVINO `.xml` or `.tflite` file, or a bundle."""
+"""Run and measure a compiled program: a `.pte`, `.onnx` or `.tflite` file, a target's own, or a bundle."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,19 +8,17 @@ from tempfile import TemporaryDirectory
 from whisperport.bundle import MANIFEST, Bundle, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import ProgramError
-from whisperport.inspection.profile import Profile, ProfileOptions
 from whisperport.inspection.profile_onnx import profile_onnx
-from whisperport.inspection.profile_openvino import profile_openvino
 from whisperport.inspection.profile_pte import Reasons, profile_pte
 from whisperport.inspection.profile_tflite import profile_tflite
 from whisperport.inspection.read_hlo_proto import HEAD_BYTES, is_hlo
 from whisperport.inspection.tflite_signatures import read_signatures
 from whisperport.inspection.tflite_subgraphs import copy_of_program
+from whisperport.profiling import Profile, ProfileOptions, Profiler, readable_formats
 from whisperport.progress import Progress
 from whisperport.regular_file import other_kind
 
 EXECUTORCH, TFLITE, ONNX_IR_VERSION, ZIP = b"ET", b"TFL3", b"\x08", b"PK\x03\x04"
-HINT = "give a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,19 @@ class Inspected:
 
 
 def inspect_lowered(
-    path: Path, options: ProfileOptions, reasons: Reasons, *, progress: Progress = lambda _: None
+    path: Path,
+    options: ProfileOptions,
+    reasons: Reasons,
+    profilers: Sequence[Profiler] = (),
+    *,
+    progress: Progress = lambda _: None,
 ) -> Inspected:
     """Run the compiled programs of a file or bundle, and report where each node ran and how long it took.
 
     Args:
-        path: a .pte, .onnx, OpenVINO .xml or .tflite file, or a bundle.
+        path: a .pte, .onnx or .tflite file, a file that one of `profilers` recognizes, or a bundle.
         reasons: returns why XNNPACK rejects nodes of a graph; used for the undelegated nodes of a .pte.
+        profilers: of the targets that have a format of their own.
         progress: called with a short text before each program runs.
 
     Raises:
@@ -65,9 +69,9 @@ def inspect_lowered(
         MissingPackageError: the runtime of the file's format is not installed.
     """
     if path.is_dir():
-        return _inspect_bundle(path, options, reasons, progress)
+        return _inspect_bundle(path, options, reasons, profilers, progress)
     progress(f"running {path.name}")
-    head = _head(path)
+    head = _head(path, profilers)
     if head[4:6] == EXECUTORCH and head[6:8].isdigit():
         return Inspected(tuple(profile_pte(path, options, reasons)), ())
     if options.programs:
@@ -76,29 +80,38 @@ def inspect_lowered(
             why="the file contains one program; only a bundle or a .pte can contain several",
             hint="remove --program",
         )
-    return Inspected((_profile_file(path, head, options),), ())
+    return Inspected((_profile_file(path, head, options, profilers),), ())
 
 
-def _head(path: Path) -> bytes:
+def _hint(profilers: Sequence[Profiler]) -> str:
+    return f"give a {readable_formats(profilers)} file, or a bundle"
+
+
+def _head(path: Path, profilers: Sequence[Profiler]) -> bytes:
     if kind := other_kind(path):
         raise ProgramError(
-            f"{path} is not a program", why=f"the path is {kind}, not a file", hint=HINT
+            f"{path} is not a program", why=f"the path is {kind}, not a file", hint=_hint(profilers)
         )
     try:
         with path.open("rb") as file:
             return file.read(HEAD_BYTES)
     except OSError as error:
         raise ProgramError(
-            f"cannot read a program from {path}", why=error.strerror or str(error), hint=HINT
+            f"cannot read a program from {path}",
+            why=error.strerror or str(error),
+            hint=_hint(profilers),
         ) from error
 
 
-def _profile_file(path: Path, head: bytes, options: ProfileOptions) -> Profile:
+def _profile_file(
+    path: Path, head: bytes, options: ProfileOptions, profilers: Sequence[Profiler]
+) -> Profile:
     """Run and measure a file that contains one program; `head` is its first bytes."""
     if head[4:8] == TFLITE:
         return profile_tflite(path, options)
-    if head.lstrip().startswith((b"<?xml", b"<net")):
-        return profile_openvino(path, options)
+    own = next((one for one in profilers if one.recognizes(head)), None)
+    if own is not None:
+        return own.profile([path], options)
     if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":
         return profile_onnx(path, options)
     if head.startswith(ZIP):
@@ -116,16 +129,22 @@ def _profile_file(path: Path, head: bytes, options: ProfileOptions) -> Profile:
     raise ProgramError(
         f"{path.name} is not a compiled program of a known format",
         why="the file is empty" if not head else f"the file begins with {head[:8]!r}",
-        hint=HINT,
+        hint=_hint(profilers),
     )
 
 
 def _inspect_bundle(
-    folder: Path, options: ProfileOptions, reasons: Reasons, progress: Progress
+    folder: Path,
+    options: ProfileOptions,
+    reasons: Reasons,
+    profilers: Sequence[Profiler],
+    progress: Progress,
 ) -> Inspected:
     if not (folder / MANIFEST).is_file():
         raise ProgramError(
-            f"the folder {folder} is not a bundle", why=f"it has no {MANIFEST}", hint=HINT
+            f"the folder {folder} is not a bundle",
+            why=f"it has no {MANIFEST}",
+            hint=_hint(profilers),
         )
     bundle = Bundle.open(folder)
     wanted = [bundle.manifest.program(name) for name in options.programs]
@@ -150,13 +169,21 @@ def _inspect_bundle(
             profiles.append(replace(one, program=names[0]))
         elif file.suffix == ".tflite":
             profiles += _profile_signatures(file, entries, options)
-        elif file.suffix == ".xml" and len(entries[0].files) == 2:
-            weights = bundle.path(entries[0].files[1])
-            one = profile_openvino(file, replace(options, programs=()), weights)
+        elif own := _own_profiler(entries[0], profilers):
+            files = [bundle.path(name) for name in entries[0].files]
+            one = own.profile(files, replace(options, programs=()))
             profiles.append(replace(one, program=names[0]))
         else:
             skipped += names
     return Inspected(tuple(profiles), tuple(skipped), tuple(plans))
+
+
+def _own_profiler(entry: ProgramEntry, profilers: Sequence[Profiler]) -> Profiler | None:
+    """Return the profiler of the format that a program's files have; None: there is none."""
+    for one in profilers:
+        if entry.files[0].endswith(one.suffix) and len(entry.files) == one.files:
+            return one
+    return None
 
 
 def _plan(entry: ProgramEntry) -> Plan | None:

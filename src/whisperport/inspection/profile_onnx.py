@@ -21,14 +21,14 @@ from whisperport.errors import MissingPackageError, ProgramError, UsageError
 from whisperport.inspection.gain import Rates, compute_and_bytes, is_compute_bound, rates
 from whisperport.inspection.graph import Node, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
-from whisperport.inspection.profile import (
+from whisperport.inspection.vocabulary import ONNX
+from whisperport.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,
     by_time,
     median_overhead,
 )
-from whisperport.inspection.vocabulary import ONNX
 from whisperport.runner import Array
 
 CPU = "CPUExecutionProvider"

@@ -16,16 +16,16 @@ from whisperport.errors import ProgramError
 from whisperport.inspection.gain import XNNPACK_COMPUTE_BOUND, Rates, compute_and_bytes, rates
 from whisperport.inspection.graph import Graph, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
-from whisperport.inspection.profile import (
+from whisperport.inspection.quiet import quiet
+from whisperport.inspection.read_pte import Instruction, Method, missing_executorch, read_pte
+from whisperport.inspection.read_xnnpack import BACKEND
+from whisperport.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,
     by_time,
     median_overhead,
 )
-from whisperport.inspection.quiet import quiet
-from whisperport.inspection.read_pte import Instruction, Method, missing_executorch, read_pte
-from whisperport.inspection.read_xnnpack import BACKEND
 from whisperport.runner import Array
 from whisperport.spec import Rejection
 

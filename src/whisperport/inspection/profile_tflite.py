@@ -15,14 +15,14 @@ from whisperport.inspection.gain import XNNPACK_COMPUTE_BOUND, Rates, compute_an
 from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.litert_profiler import Event, Run
 from whisperport.inspection.litert_run import Measured, Op, run_litert
-from whisperport.inspection.profile import (
+from whisperport.inspection.read_tflite import read_tflite
+from whisperport.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,
     by_time,
     median_overhead,
 )
-from whisperport.inspection.read_tflite import read_tflite
 
 XNNPACK = "XNNPACK"  # LiteRT's default delegate
 DELEGATE = "DELEGATE"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from whisperport.bundle import ProgramEntry
 from whisperport.dims import Dims
 from whisperport.errors import UsageError
+from whisperport.profiling import Profiler
 from whisperport.progress import Progress
 from whisperport.ranges import MAX_THREADS, check_range
 from whisperport.runner import Runner
@@ -66,6 +67,7 @@ class Target(ABC):
     compiler: Compiler | None = None  # the vendor's compiler for the files that `lower` writes
     importer: Importer | None = None  # reads files that the vendor's compiler wrote elsewhere
     partitioner: Partitioner | None = None  # tells which operators the vendor's own list accepts
+    profiler: Profiler | None = None  # measures programs of a format that only this target has
     execution_provider: ExecutionProvider | None = None  # the vendor's provider in ONNX Runtime
     machines: tuple[Machine, ...] = ()  # machines whose figures are known, for `plan`
 

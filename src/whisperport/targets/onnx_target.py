@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec
+from whisperport.spec import ProgramSpec, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import Compiler
 from whisperport.targets.onnx_lowering import lower_file_to_onnx
@@ -21,6 +22,20 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 LOWERED = ".onnx"
+
+
+# The spec of a target whose vendor's compiler reads ONNX, and rejects a program with an unsupported node.
+onnx_spec = partial(
+    TargetSpec,
+    formats=frozenset({"torch", "onnx"}),
+    rejects_programs=True,
+    lowered_suffix=LOWERED,
+    lowered_max_rank=4,
+    fallback="onnxruntime",
+    emulation={"emulation": "onnx"},
+    emulation_runtime="onnxruntime",
+    extra="export",
+)
 
 
 class OnnxTarget(Target):

@@ -17,7 +17,7 @@ from whisperport.generation import Generation
 from whisperport.progress import Counted, Progress
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.runtime.uncached_decoder import UncachedDecoder
-from whisperport.targets import RunOptions
+from whisperport.targets import RUNTIMES, RunOptions
 from whisperport.text import Tokenizer
 from whisperport.verification.batch_check import batch_checks
 from whisperport.verification.compare import compare
@@ -29,9 +29,7 @@ from whisperport.verification.report import Report
 from whisperport.verification.tokens import TOKEN_GATES, compare_logits, compare_tokens
 from whisperport.verification.tolerances import GATES, JUDGED_BY_WORDS
 
-RUNTIMES = (
-    *("whisperport", "numpy", "onnxruntime", "executorch", "ai-edge-litert", "openvino", "torch"),
-)
+PACKAGES = ("whisperport", "numpy", *RUNTIMES, "torch")
 # Largest increase of WER and CER over the reference's, absolute; 0.005 for other precisions.
 MAX_CHANGE = {"fp32": 0.001, "fp16": 0.001}
 
@@ -69,7 +67,7 @@ def verify(
         subject=_subject(opened, run),
         checks=tuple(checks),
         machine=machine(),
-        versions=versions(RUNTIMES),
+        versions=versions(PACKAGES),
         seconds=round(time.perf_counter() - started, 3),
     )
 

@@ -4,7 +4,6 @@ from functools import cache
 from typing import Any
 
 
-@cache
 def shared_core() -> Any:
     """Return the process's `openvino.Core`, which lives until the process ends.
 
@@ -17,6 +16,11 @@ def shared_core() -> Any:
     Raises:
         ImportError: OpenVINO is not installed.
     """
-    from openvino import Core
+    import openvino
 
-    return Core()
+    return _core_of(openvino)
+
+
+@cache
+def _core_of(openvino: Any) -> Any:
+    return openvino.Core()

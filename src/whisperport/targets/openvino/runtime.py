@@ -128,7 +128,7 @@ class OpenVinoRunner(Runner):
                 raise _unreadable(self._name, error) from error
             raise LoweringError(
                 f"OpenVINO's device `{self._device.name}` cannot run {self._name}",
-                why=_reason(error),
+                why=first_line(error),
                 hint="use another device, or place this program on another target",
             ) from error
 
@@ -221,12 +221,13 @@ def _mismatch(name: str, why: str) -> BundleError:
 def _unreadable(name: str, error: Exception) -> BundleError:
     return BundleError(
         f"OpenVINO cannot run {name}",
-        why=_reason(error),
+        why=first_line(error),
         hint="export the bundle again with this version of OpenVINO",
     )
 
 
-def _reason(error: Exception) -> str:
-    from whisperport.inspection.profile_openvino import first_line
-
-    return first_line(error)
+def first_line(error: Exception) -> str:
+    """Return the first line that explains the error; earlier lines name a place in OpenVINO's sources."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    explained = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return (explained or lines or ["OpenVINO gave no reason"])[0][:200]

@@ -14,6 +14,7 @@ from whisperport.ranges import MAX_THREADS
 from whisperport.runner import Runner
 from whisperport.spec import Package, TargetSpec
 from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.openvino.profiler import OpenVinoProfiler
 from whisperport.targets.openvino.runtime import CPU, Device, OpenVinoRunner, start
 from whisperport.targets.options import Option, check_ranges
 
@@ -64,6 +65,7 @@ class OpenVino(Target):
     """Writes one OpenVINO model per program and one file of weights for all programs; runs them."""
 
     run_options: ClassVar[type[Any]] = DeviceOptions
+    profiler = OpenVinoProfiler()
     spec = TargetSpec(
         name="openvino",
         summary="OpenVINO on x86 and Arm CPUs, and on Intel's GPUs and NPUs",

@@ -70,68 +70,31 @@ V75 = Architecture(number=75, precisions=(FLOAT, W8A16), source=f"{COMPILED} and
 V79 = Architecture(number=79, precisions=(FLOAT, W8A16), source=COMPILED)
 V81 = Architecture(number=81, precisions=(FLOAT, W8A16), source=COMPILED)
 
-_SOURCES = {
-    "soc_model": EXECUTORCH,
-    "architecture": EXECUTORCH,
-    "vtcm_mib": EXECUTORCH,
-    "marketing_name": "from memory",
-}
+
+def _chip(
+    name: str, marketing_name: str, soc_model: int, architecture: Architecture, vtcm_mib: int = 8
+) -> Chip:
+    return Chip(
+        name=name,
+        marketing_name=marketing_name,
+        soc_model=soc_model,
+        architecture=architecture,
+        vtcm_mib=vtcm_mib,
+        sources={
+            "soc_model": EXECUTORCH,
+            "architecture": EXECUTORCH,
+            "vtcm_mib": EXECUTORCH,
+            "marketing_name": "from memory",
+        },
+    )
+
 
 CHIPS = (
-    Chip(
-        name="qcm6490",
-        marketing_name="QCM6490 and QCS6490, as in Rubik Pi 3",
-        soc_model=93,
-        architecture=V68,
-        vtcm_mib=2,
-        sources=_SOURCES,
-    ),
-    Chip(
-        name="sm8450",
-        marketing_name="Snapdragon 8 Gen 1",
-        soc_model=36,
-        architecture=V69,
-        vtcm_mib=8,
-        sources=_SOURCES,
-    ),
-    Chip(
-        name="sm8550",
-        marketing_name="Snapdragon 8 Gen 2",
-        soc_model=43,
-        architecture=V73,
-        vtcm_mib=8,
-        sources=_SOURCES,
-    ),
-    Chip(
-        name="sm8650",
-        marketing_name="Snapdragon 8 Gen 3",
-        soc_model=57,
-        architecture=V75,
-        vtcm_mib=8,
-        sources=_SOURCES,
-    ),
-    Chip(
-        name="sm8750",
-        marketing_name="Snapdragon 8 Elite",
-        soc_model=69,
-        architecture=V79,
-        vtcm_mib=8,
-        sources=_SOURCES,
-    ),
-    Chip(
-        name="sm8850",
-        marketing_name="Snapdragon 8 Elite Gen 5",
-        soc_model=87,
-        architecture=V81,
-        vtcm_mib=8,
-        sources=_SOURCES,
-    ),
-    Chip(
-        name="sc8380xp",
-        marketing_name="Snapdragon X Elite",
-        soc_model=60,
-        architecture=V73,
-        vtcm_mib=8,
-        sources=_SOURCES,
-    ),
+    _chip("qcm6490", "QCM6490 and QCS6490, as in Rubik Pi 3", 93, V68, vtcm_mib=2),
+    _chip("sm8450", "Snapdragon 8 Gen 1", 36, V69),
+    _chip("sm8550", "Snapdragon 8 Gen 2", 43, V73),
+    _chip("sm8650", "Snapdragon 8 Gen 3", 57, V75),
+    _chip("sm8750", "Snapdragon 8 Elite", 69, V79),
+    _chip("sm8850", "Snapdragon 8 Elite Gen 5", 87, V81),
+    _chip("sc8380xp", "Snapdragon X Elite", 60, V73),
 )

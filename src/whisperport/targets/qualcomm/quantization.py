@@ -8,15 +8,13 @@ one of 16 bits.
 """
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.targets.quantizing import replace_by_quantized
 
 MARGIN = 2.0
 
@@ -34,27 +32,14 @@ def quantize_in_place(path: Path, arrays: Mapping[str, Path], *, target: str, ex
         MissingPackageError: the quantizer is not installed.
         LoweringError: the quantizer could not quantize the file.
     """
-    from whisperport.inspection.quiet import quiet, quiet_natively
-
-    try:
-        with quiet(), quiet_natively(), TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder, path.name)
-            _quantize(path, made, arrays)
-            shutil.copymode(path, made)
-            os.replace(made, path)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot quantize for `{target}`: ONNX Runtime's quantizer needs a package that is missing",
-            why=str(error),
-            hint=f'pip install "whisperport[{extra}]"',
-        ) from error
-    except Exception as error:  # it raises anything, from KeyError to its own
-        text = str(error).strip().splitlines()
-        raise LoweringError(
-            f"ONNX Runtime could not quantize {path.name} for `{target}`",
-            why=f"{type(error).__name__}: {text[0] if text else ''}"[:300],
-            hint="choose another precision with `--precision`",
-        ) from error
+    replace_by_quantized(
+        path,
+        lambda source, made: _quantize(source, made, arrays),
+        quantizer="ONNX Runtime",
+        missing="ONNX Runtime's quantizer needs a package that is missing",
+        target=target,
+        extra=extra,
+    )
 
 
 def _quantize(path: Path, made: Path, arrays: Mapping[str, Path]) -> None:

@@ -1,10 +1,10 @@
 """The spec of each chip's target."""
 
 from whisperport.spec import Package, TargetSpec
+from whisperport.targets.onnx_target import onnx_spec
 from whisperport.targets.qualcomm.chips import Chip
 
 PACKAGE, EXTRA = "onnxruntime-qnn", "qualcomm"
-FALLBACK = "onnxruntime"
 RAN = "onnxruntime-qnn 2.7.0, v75"
 OPSET = 20  # in which GELU is one operator
 
@@ -12,23 +12,15 @@ OPSET = 20  # in which GELU is one operator
 def spec_of(chip: Chip) -> TargetSpec:
     """Return the spec of a chip's target."""
     architecture = chip.architecture
-    return TargetSpec(
+    return onnx_spec(
         name=chip.name,
         summary=f"{chip.marketing_name}: Hexagon NPU {architecture.name}, "
         f"{' or '.join(architecture.precisions)}",
         max_rank=5,
         dtypes=frozenset({"float32", "float16", "int32"}),
-        formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),
-        rejects_programs=True,
-        lowered_suffix=".onnx",
-        lowered_max_rank=4,
-        fallback=FALLBACK,
         precisions=architecture.precisions,
-        emulation={"emulation": "onnx"},
         runtime=PACKAGE,
-        emulation_runtime="onnxruntime",
-        extra="export",
         run_extra=EXTRA,
         packages={EXTRA: (Package("onnxruntime_qnn", PACKAGE),)},
         sources={

@@ -29,6 +29,7 @@ class Chip:
         cores: cores of the NPU that the runtime can choose; 1: it has no choice.
         tops: 8-bit operations per second, in units of 10^12.
         precisions: precisions that programs can have; the first is the default.
+        w8a16: what the compiler does with a program in w8a16, as words that follow its name.
         sources: name of a field -> the document or measurement that its value comes from.
     """
 
@@ -38,65 +39,41 @@ class Chip:
     cores: int
     tops: float
     precisions: tuple[str, ...]
+    w8a16: str
     sources: Mapping[str, str]
 
 
-def _sources(precisions: str) -> Mapping[str, str]:
-    return {
-        "marketing_name": "rknn-toolkit2's README: Support Platform",
-        "npu": LITE,
-        "cores": CORE_MASK,
-        "tops": "from memory of the vendor's product pages",
-        "precisions": precisions,
-    }
+BY_NAME = "rejects it for this chip by name"
+CRASHES = "ends with `munmap_chunk(): invalid pointer` when it compiles an encoder for it"
+
+
+def _chip(
+    name: str, npu: str, *, cores: int, tops: float, chips: str = "", w8a16: str = BY_NAME
+) -> Chip:
+    """Return a chip; `chips` are the vendor's names of several chips that it stands for."""
+    return Chip(
+        name=name,
+        marketing_name=chips or name.upper(),
+        npu=npu,
+        cores=cores,
+        tops=tops,
+        precisions=(FLOAT, W8A8, W16A16),
+        w8a16=w8a16,
+        sources={
+            "marketing_name": "rknn-toolkit2's README: Support Platform",
+            "npu": LITE,
+            "cores": CORE_MASK,
+            "tops": "from memory of the vendor's product pages",
+            "precisions": f"{COMPILED}; w8a16: it {w8a16}; {INTEGERS_OF_16}",
+            "w8a16": f"tried here with {TOOL}",
+        },
+    )
 
 
 CHIPS = (
-    Chip(
-        name="rk3588",
-        marketing_name="RK3588 and RK3588S",
-        npu="RKNPU2-V2",
-        cores=3,
-        tops=6.0,
-        precisions=(FLOAT, W8A8, W16A16),
-        sources=_sources(f"{COMPILED}; it rejects w8a16 by name; {INTEGERS_OF_16}"),
-    ),
-    Chip(
-        name="rk3576",
-        marketing_name="RK3576",
-        npu="RKNPU2-F2",
-        cores=2,
-        tops=6.0,
-        precisions=(FLOAT, W8A8, W16A16),
-        sources=_sources(f"{COMPILED}; it rejects w8a16 by name; {INTEGERS_OF_16}"),
-    ),
-    Chip(
-        name="rk3568",
-        marketing_name="RK3568",
-        npu="RKNPU2-LITE",
-        cores=1,
-        tops=1.0,
-        precisions=(FLOAT, W8A8, W16A16),
-        sources=_sources(f"{COMPILED}; it rejects w8a16 by name; {INTEGERS_OF_16}"),
-    ),
-    Chip(
-        name="rk3566",
-        marketing_name="RK3566",
-        npu="RKNPU2-LITE",
-        cores=1,
-        tops=1.0,
-        precisions=(FLOAT, W8A8, W16A16),
-        sources=_sources(f"{COMPILED}; it rejects w8a16 by name; {INTEGERS_OF_16}"),
-    ),
-    Chip(
-        name="rk3562",
-        marketing_name="RK3562",
-        npu="RKNPU2-T4",
-        cores=1,
-        tops=1.0,
-        precisions=(FLOAT, W8A8, W16A16),
-        sources=_sources(
-            f"{COMPILED}; w8a16: the compiler ends with `munmap_chunk(): invalid pointer`; {INTEGERS_OF_16}"
-        ),
-    ),
+    _chip("rk3588", "RKNPU2-V2", cores=3, tops=6.0, chips="RK3588 and RK3588S"),
+    _chip("rk3576", "RKNPU2-F2", cores=2, tops=6.0),
+    _chip("rk3568", "RKNPU2-LITE", cores=1, tops=1.0),
+    _chip("rk3566", "RKNPU2-LITE", cores=1, tops=1.0),
+    _chip("rk3562", "RKNPU2-T4", cores=1, tops=1.0, w8a16=CRASHES),
 )

@@ -1,31 +1,23 @@
 """The spec of each chip's target."""
 
 from whisperport.spec import Package, TargetSpec
+from whisperport.targets.onnx_target import onnx_spec
 from whisperport.targets.rockchip.chips import TOOL, Chip
 
 OPSET = 19  # the newest that the compiler reads
-FALLBACK = "onnxruntime"
 RUNTIME, EXTRA = "rknn-toolkit-lite2", "rockchip"
 FEED = f"a graph with inputs of each was compiled and ran in the simulator ({TOOL})"
 
 
 def spec_of(chip: Chip) -> TargetSpec:
     """Return the spec of a chip's target."""
-    return TargetSpec(
+    return onnx_spec(
         name=chip.name,
         summary=f"{chip.marketing_name}: NPU {chip.npu}, {', '.join(chip.precisions)}",
         max_rank=4,
         dtypes=frozenset({"float32", "float16", "int32", "int64"}),
-        formats=frozenset({"torch", "onnx"}),
-        rejects_programs=True,
-        lowered_suffix=".onnx",
-        lowered_max_rank=4,
-        fallback=FALLBACK,
         precisions=chip.precisions,
-        emulation={"emulation": "onnx"},
         runtime=RUNTIME,
-        emulation_runtime="onnxruntime",
-        extra="export",
         run_extra=EXTRA,
         packages={
             EXTRA: (

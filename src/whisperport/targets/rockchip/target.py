@@ -27,13 +27,9 @@ class Rockchip(OnnxTarget):
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
         if precision != W8A16:
             return None
-        why = (
-            f"{TOOL} ends with `munmap_chunk(): invalid pointer` when it compiles an encoder for it"
-            if self.chip.name == "rk3562"
-            else f"{TOOL} rejects it for this chip by name"
-        )
         return Unsupported(
-            why, f"choose one of {', '.join(self.spec.precisions)} with `--precision`"
+            f"{TOOL} {self.chip.w8a16}",
+            f"choose one of {', '.join(self.spec.precisions)} with `--precision`",
         )
 
     def opset(self, spec: ProgramSpec) -> int:

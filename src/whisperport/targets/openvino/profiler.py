@@ -6,21 +6,25 @@ Source: openvino `InferRequest.get_profiling_info`, with `PERF_COUNT` on.
 
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from whisperport.errors import MissingPackageError, ProgramError
-from whisperport.inspection.graph import Value
-from whisperport.inspection.inputs import inputs_for
-from whisperport.inspection.profile import (
+from whisperport.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,
+    Profiler,
     by_time,
     median_overhead,
 )
+from whisperport.targets.openvino.core import shared_core
+from whisperport.targets.openvino.runtime import CPU, first_line
 
-CPU = "CPU"
+if TYPE_CHECKING:  # the build layer needs torch
+    from whisperport.inspection.graph import Value
+
 EXECUTED = "EXECUTED"
 DTYPES = {"f32": "float32", "f16": "float16", "f64": "float64", "boolean": "bool"}
 DTYPES |= {
@@ -30,65 +34,68 @@ DTYPES |= {
 }
 
 
-def profile_openvino(path: Path, options: ProfileOptions, weights: Path | None = None) -> Profile:
-    """Run an OpenVINO IR, and report which kernel runs each node and how long it takes.
+@final
+class OpenVinoProfiler(Profiler):
+    """Runs an OpenVINO IR, and reports which kernel runs each node.
 
-    Args:
-        path: the .xml file.
-        options: its runtime options are `device` (default: CPU) and every property of OpenVINO, such as
-            INFERENCE_PRECISION_HINT.
-        weights: the .bin file. Default: None, the file of the same name.
-
-    Raises:
-        ProgramError: the model cannot be read, compiled or run, or has dynamic shapes and no inputs were
-            given.
-        MissingPackageError: OpenVINO is not installed.
+    The runtime options are `device` (default: CPU) and every property of OpenVINO, such as
+    INFERENCE_PRECISION_HINT.
     """
-    openvino = _openvino()
-    properties: dict[str, Any] = {
-        name: v for name, v in options.options.items() if name != "device"
-    }
-    device = options.options.get("device", CPU)
-    if options.threads:
-        properties["INFERENCE_NUM_THREADS"] = options.threads
-    try:
-        core = openvino.Core()
-        model = core.read_model(path, weights or path.with_suffix(".bin"))
-        compiled = core.compile_model(model, device, {**properties, "PERF_COUNT": True})
-        wanted = [_value(port) for port in compiled.inputs]
-        feed = inputs_for(wanted, options.inputs)
-        request = compiled.create_infer_request()
-        request.infer(feed)
-        runs = [_one_run(request, feed) for _ in range(options.repeat)]
-        return _profile(path.stem, device, runs)
-    except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
-        raise ProgramError(
-            f"OpenVINO cannot run {path.name} on {device}",
-            why=first_line(error),
-            hint="check the file, and the device and properties given with --runtime-option",
-        ) from error
+
+    title: ClassVar[str] = "OpenVINO .xml"
+    suffix: ClassVar[str] = ".xml"
+    files: ClassVar[int] = 2
+
+    def recognizes(self, head: bytes) -> bool:
+        return head.lstrip().startswith((b"<?xml", b"<net"))
+
+    def profile(self, files: Sequence[Path], options: ProfileOptions) -> Profile:
+        """Run a model; without its .bin file in `files`, that is the file of the same name."""
+        from whisperport.inspection.inputs import inputs_for
+
+        model, weights = files if len(files) == 2 else (files[0], files[0].with_suffix(".bin"))
+        device, core = options.options.get("device", CPU), _core()
+        try:
+            compiled = core.compile_model(
+                core.read_model(model, weights), device, _properties(options)
+            )
+            feed = inputs_for([_value(port) for port in compiled.inputs], options.inputs)
+            request = compiled.create_infer_request()
+            request.infer(feed)
+            runs = [_one_run(request, feed) for _ in range(options.repeat)]
+            return _profile(model.stem, device, runs)
+        except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
+            raise ProgramError(
+                f"OpenVINO cannot run {model.name} on {device}",
+                why=first_line(error),
+                hint="check the file, and the device and properties given with --runtime-option",
+            ) from error
 
 
-def _openvino() -> Any:
+def _core() -> Any:
     try:
-        import openvino
+        return shared_core()
     except ImportError as error:
         raise MissingPackageError(
             "cannot inspect an OpenVINO model: OpenVINO is not installed",
             why=str(error),
             hint='pip install "whisperport[openvino]"',
         ) from error
-    return openvino
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line that explains the error; earlier lines name a place in OpenVINO's sources."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    explained = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
-    return (explained or lines or ["OpenVINO gave no reason"])[0][:200]
+def _properties(options: ProfileOptions) -> dict[str, Any]:
+    """Return the properties that the user chose, and those that measuring needs."""
+    found: dict[str, Any] = {
+        name: value for name, value in options.options.items() if name != "device"
+    }
+    if options.threads:
+        found["INFERENCE_NUM_THREADS"] = options.threads
+    return {**found, "PERF_COUNT": True}
 
 
-def _value(port: Any) -> Value:
+def _value(port: Any) -> "Value":
+    from whisperport.inspection.graph import Value
+
     shape = tuple(
         str(axis) if axis.is_dynamic else axis.get_length() for axis in port.get_partial_shape()
     )

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from whisperport.errors import MissingPackageError, ProgramError
-from whisperport.inspection import profile_openvino as module
-from whisperport.inspection.profile import ProfileOptions
-from whisperport.inspection.profile_openvino import profile_openvino
+from whisperport.profiling import ProfileOptions
+from whisperport.targets.openvino.profiler import OpenVinoProfiler, _node
 
+PROFILER = OpenVinoProfiler()
 ONCE = ProfileOptions(repeat=2, threads=1)
 
 
 def test_every_node_that_ran_is_measured_with_its_kernel(step_xml: Path) -> None:
-    profile = profile_openvino(step_xml, ONCE)
+    profile = PROFILER.profile([step_xml], ONCE)
 
     assert profile.program == "step"
     assert profile.target == "CPU"
@@ -31,7 +31,7 @@ def test_every_node_that_ran_is_measured_with_its_kernel(step_xml: Path) -> None
 def test_a_property_of_openvino_is_passed_on(step_xml: Path) -> None:
     options = ProfileOptions(repeat=1, threads=1, options={"INFERENCE_PRECISION_HINT": "f32"})
 
-    profile = profile_openvino(step_xml, options)
+    profile = PROFILER.profile([step_xml], options)
 
     assert not [node for node in profile.nodes if node.where.endswith("bf16")]
     assert not [note for note in profile.notes if "bfloat16" in note]
@@ -40,7 +40,7 @@ def test_a_property_of_openvino_is_passed_on(step_xml: Path) -> None:
 def test_an_unknown_device_or_property_is_rejected(step_xml: Path) -> None:
     for options in ({"device": "NOSUCH"}, {"NO_SUCH_PROPERTY": "1"}):
         with pytest.raises(ProgramError, match=r"cannot run step\.xml") as raised:
-            profile_openvino(step_xml, ProfileOptions(options=options))
+            PROFILER.profile([step_xml], ProfileOptions(options=options))
         assert raised.value.why
 
 
@@ -56,13 +56,13 @@ def test_a_model_cut_short_or_without_its_weights_is_rejected(
 
     for path in (short, alone, named):
         with pytest.raises(ProgramError, match=path.name):
-            profile_openvino(path, ONCE)
+            PROFILER.profile([path], ONCE)
 
 
 def test_a_reference_kernel_is_pointed_out() -> None:
     info = SimpleNamespace(node_name="n", node_type="CumSum", exec_type="ref_any_f32")
 
-    node = module._node(info, "CPU", [3.0, 1.0, 2.0])
+    node = _node(info, "CPU", [3.0, 1.0, 2.0])
 
     assert node.ms == 2.0
     assert node.reason.startswith("a slow reference kernel")
@@ -81,6 +81,6 @@ def test_without_openvino_it_says_what_to_install(
     monkeypatch.setattr(builtins, "__import__", without)
 
     with pytest.raises(MissingPackageError) as raised:
-        profile_openvino(step_xml, ONCE)
+        PROFILER.profile([step_xml], ONCE)
 
     assert raised.value.hint == 'pip install "whisperport[openvino]"'

@@ -1,9 +1,11 @@
-"""Profiles of compiled programs: where each node runs and how long it takes."""
+"""Profiles of compiled programs: where each node runs and how long it takes; what measures them."""
 
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from whisperport.ranges import MAX_REPEAT, MAX_THREADS, check_range
 from whisperport.runner import Array
@@ -49,7 +51,7 @@ class Profile:
     """The profile of one program, or of one method of a .pte."""
 
     program: str
-    runtime: str  # "ExecuTorch", "ONNX Runtime", "OpenVINO" or "LiteRT"
+    runtime: str  # name of the runtime, such as "ONNX Runtime"
     target: str  # the backend, execution provider or device that nodes are delegated to
     subgraphs: int  # delegated parts of the graph; each is entered once per run
     nodes: tuple[NodeProfile, ...]  # the most expensive first
@@ -107,6 +109,36 @@ class Profile:
             "nodes": [asdict(node) | {"time_share": self.time_share(node)} for node in self.nodes],
             "notes": list(self.notes),
         }
+
+
+class Profiler(ABC):
+    """Measures compiled programs of a file format that only one target has."""
+
+    title: ClassVar[str]  # name of the format in help and errors, with its suffix
+    suffix: ClassVar[str]  # of a program's first file in a bundle
+    files: ClassVar[int] = 1  # number of a program's files in a bundle
+
+    @abstractmethod
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether a file has this format; `head` is its first bytes."""
+
+    @abstractmethod
+    def profile(self, files: Sequence[Path], options: ProfileOptions) -> Profile:
+        """Run a program, and report where each node ran and how long it took.
+
+        Args:
+            files: of the program, as a manifest lists them; outside of a bundle, the first one only.
+            options: how it is run; `programs` does not apply.
+
+        Raises:
+            ProgramError: the program cannot be read or run, or has dynamic shapes and no inputs were given.
+            MissingPackageError: the runtime is not installed.
+        """
+
+
+def readable_formats(profilers: Sequence[Profiler]) -> str:
+    """Return the formats of compiled programs that can be measured, for help and hints."""
+    return f"{', '.join(['.pte', '.onnx', *(one.title for one in profilers)])} or .tflite"
 
 
 def by_time(nodes: list[NodeProfile]) -> tuple[NodeProfile, ...]:
