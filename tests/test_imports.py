@@ -75,6 +75,7 @@ SHARED = {
             "program_files",
             "quantizing",
             "stage_report",
+            "stated_signature",
             "supported",
         ),
         *("tflite_lowering", "tflite_quantization", "tflite_quantizing", "tflite_runner"),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from whisperport.dims import Dims
 from whisperport.errors import UsageError
 from whisperport.inspection.cost import MATMULS, NodeCost, cost_of
 from whisperport.inspection.read_exported import read_exported
@@ -28,20 +27,8 @@ from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts
 from whisperport.targets import TARGETS
 
-TURBO = Dims(
-    n_mels=128,
-    n_audio_ctx=1500,
-    n_audio_state=1280,
-    n_audio_head=20,
-    n_audio_layer=32,
-    n_text_ctx=448,
-    n_text_state=1280,
-    n_text_head=20,
-    n_text_layer=4,
-    n_vocab=51866,
-    n_audio_ffn=5120,
-    n_text_ffn=5120,
-)
+from .published_dims import TURBO
+
 (TARGET,) = [target for target in TARGETS if target.machines]
 MACHINES = {machine.name: machine for machine in TARGET.machines}
 

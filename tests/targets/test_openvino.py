@@ -243,7 +243,7 @@ def test_a_name_that_is_no_device_of_openvino_is_a_usage_error(device: str) -> N
 @pytest.mark.parametrize(
     ("inputs", "outputs", "words"),
     [
-        (("x",), ("y", "z"), "expected 2"),
+        (("x",), ("y", "z"), "it has 1 inputs and 1 outputs; expected 1 and 2"),
         (("w",), ("y",), "expected `w`"),
         (("x",), ("z",), "expected `z`"),
     ],

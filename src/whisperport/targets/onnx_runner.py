@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from itertools import zip_longest
 from typing import Any
 
 from whisperport.bundle.onnx_graph import OnnxGraph
@@ -13,6 +12,7 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.runner import Array, Binding, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.onnx_weights import OnnxWeights
+from whisperport.targets.stated_signature import expect_tensor, other_signature
 
 log = logging.getLogger(__name__)
 
@@ -239,28 +239,14 @@ def check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
     unknown = [tensor.name for tensor in spec.outputs if tensor.name not in outputs]
     inputs = {value.name for value in session.get_inputs()} ^ {t.name for t in spec.inputs}
     if unknown or inputs:
-        raise _mismatch(name, f"the name {min((*unknown, *inputs))[:80]!r} is only in one of them")
+        raise other_signature(
+            name, f"the name {min((*unknown, *inputs))[:80]!r} is only in one of them"
+        )
     stated = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
     for tensor in (*spec.inputs, *spec.outputs):
         value = stated[tensor.name]
-        shape = tuple(
-            expected if found is None or isinstance(found, str) else found
-            for expected, found in zip_longest(tensor.shape, value.shape, fillvalue=-1)
-        )
-        if shape != tensor.shape or value.type != ONNX_TYPES.get(tensor.dtype):
-            raise _mismatch(
-                name,
-                f"{tensor.name[:80]!r} is {value.shape} {value.type}; "
-                f"expected {list(tensor.shape)} {tensor.dtype}",
-            )
-
-
-def _mismatch(name: str, why: str) -> BundleError:
-    return BundleError(
-        f"{name} has another signature than the manifest lists",
-        why=why,
-        hint="export the bundle again",
-    )
+        fits = value.type == ONNX_TYPES.get(tensor.dtype)
+        expect_tensor(name, tensor, value.shape, value.type, fits=fits)
 
 
 def _version(text: str) -> tuple[int, ...]:

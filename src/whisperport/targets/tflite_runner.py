@@ -16,6 +16,11 @@ import numpy as np
 from whisperport.errors import BundleError, MissingPackageError
 from whisperport.runner import Array, Binding, Part, Runner
 from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.targets.stated_signature import (
+    expect_counts,
+    expect_tensor,
+    other_signature,
+)
 
 INT32 = np.iinfo(np.int32)
 # Dtype of the program, and that of the file: pairs that are converted by a cast.
@@ -225,22 +230,15 @@ def _tensors(
         outputs = [(tensor, returned.pop(tensor.name, None)) for tensor in spec.outputs]
         extra = next(iter((*given, *returned)), None)
         if extra is not None:
-            raise _mismatch(spec, file, f"{extra[:80]!r} is only in the file")
+            raise other_signature(_shown(spec, file), f"{extra[:80]!r} is only in the file")
     elif interpreter.num_subgraphs() == 1:
         first, last = interpreter.get_input_details(), interpreter.get_output_details()
-        counts, expected = (len(first), len(last)), (len(spec.inputs), len(spec.outputs))
-        if counts != expected:
-            raise _mismatch(
-                spec,
-                file,
-                f"it has {counts[0]} inputs and {counts[1]} outputs; "
-                f"expected {expected[0]} and {expected[1]}",
-            )
+        expect_counts(_shown(spec, file), spec, len(first), len(last))
         is_first = True
         inputs = list(zip(spec.inputs, first, strict=True))
         outputs = list(zip(spec.outputs, last, strict=True))
     else:
-        raise _mismatch(spec, file, "it has several programs, and none has this name")
+        raise other_signature(_shown(spec, file), "it has several programs, and none has this name")
     return (
         tuple(_tensor(spec, file, *pair) for pair in inputs),
         tuple(_tensor(spec, file, *pair) for pair in outputs),
@@ -252,7 +250,9 @@ def _tensor(
     spec: ProgramSpec, file: TfliteFile, tensor: TensorSpec, detail: Mapping[str, Any] | None
 ) -> _Tensor:
     if detail is None:
-        raise _mismatch(spec, file, f"the name {tensor.name[:80]!r} is only in the manifest")
+        raise other_signature(
+            _shown(spec, file), f"the name {tensor.name[:80]!r} is only in the manifest"
+        )
     shape = tuple(int(size) for size in detail["shape"])
     dtype = np.dtype(detail["dtype"])
     quantized = detail["quantization_parameters"]
@@ -261,22 +261,12 @@ def _tensor(
     if len(scales) == 1 and dtype.kind in "iu" and np.dtype(tensor.dtype).kind == "f":
         found = replace(found, scale=scales[0], zero_point=int(quantized["zero_points"][0]))
     known = found.scale > 0 or found.is_same or (tensor.dtype, dtype.name) in CONVERTED
-    if shape != tensor.shape or not known:
-        raise _mismatch(
-            spec,
-            file,
-            f"{tensor.name[:80]!r} is {list(shape)} {dtype.name}; "
-            f"expected {list(tensor.shape)} {tensor.dtype}",
-        )
+    expect_tensor(_shown(spec, file), tensor, shape, dtype.name, fits=known)
     return found
 
 
-def _mismatch(spec: ProgramSpec, file: TfliteFile, why: str) -> BundleError:
-    return BundleError(
-        f"`{spec.name}` in {file.name} has another signature than the manifest lists",
-        why=why,
-        hint="export the bundle again",
-    )
+def _shown(spec: ProgramSpec, file: TfliteFile) -> str:
+    return f"`{spec.name}` in {file.name}"
 
 
 def _fits_int32(array: Array) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from whisperport.dims import Dims
 from whisperport.errors import BundleError, UsageError
 from whisperport.spec import ProgramSpec
 from whisperport.targets.aws_neuron import neuron_modules, stages
@@ -24,25 +23,12 @@ from whisperport.targets.compiler import CompileRequest
 from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
 
 from ...extent import core_or_all
+from ...published_dims import TURBO
 from . import micro_modules
 
 HERE = Path(__file__).parent
 COMPILER = NeuronCompiler()
 SETTINGS = {"torch": [*COMPILER.settings()["torch"], torch.__version__.rpartition(".")[0]]}
-TURBO = Dims(
-    n_mels=128,
-    n_audio_ctx=1500,
-    n_audio_state=1280,
-    n_audio_head=20,
-    n_audio_layer=32,
-    n_text_ctx=448,
-    n_text_state=1280,
-    n_text_head=20,
-    n_text_layer=4,
-    n_vocab=51866,
-    n_audio_ffn=5120,
-    n_text_ffn=5120,
-)
 
 
 @pytest.fixture

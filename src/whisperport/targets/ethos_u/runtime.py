@@ -9,6 +9,7 @@ import numpy as np
 from whisperport.errors import BundleError, MissingPackageError, ProgramError
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
+from whisperport.targets.stated_signature import expect_counts, expect_tensor
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
@@ -74,14 +75,7 @@ def _read(path: Path, target: str) -> "Program":
 
 def _check_signature(found: ProgramSpec, expected: ProgramSpec, file: str) -> None:
     """Compare shapes and dtypes; the names of outputs are in the manifest only."""
-    for side, actual, wanted in (
-        ("inputs", found.inputs, expected.inputs),
-        ("outputs", found.outputs, expected.outputs),
-    ):
-        if [(t.shape, t.dtype) for t in actual] != [(t.shape, t.dtype) for t in wanted]:
-            raise BundleError(
-                f"{file} has another signature than the manifest lists",
-                why=f"its {side} are {[list(t.shape) for t in actual][:16]}; expected "
-                f"{[list(t.shape) for t in wanted][:16]}",
-                hint="export the bundle again",
-            )
+    expect_counts(file, expected, len(found.inputs), len(found.outputs))
+    for actual, wanted in ((found.inputs, expected.inputs), (found.outputs, expected.outputs)):
+        for one, tensor in zip(actual, wanted, strict=True):
+            expect_tensor(file, tensor, one.shape, one.dtype, fits=one.dtype == tensor.dtype)

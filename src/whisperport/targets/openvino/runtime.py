@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -14,6 +13,11 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.runner import Array, Binding, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.openvino.core import shared_core
+from whisperport.targets.stated_signature import (
+    expect_counts,
+    expect_tensor,
+    other_signature,
+)
 
 CPU, NPU = "CPU", "NPU"
 TYPES = {  # numpy's name of a dtype -> OpenVINO's
@@ -193,29 +197,17 @@ def check_signature(model: Any, spec: ProgramSpec, name: str) -> None:
     Raises:
         BundleError: they differ.
     """
+    expect_counts(name, spec, len(model.inputs), len(model.outputs))
     for ports, tensors in ((model.inputs, spec.inputs), (model.outputs, spec.outputs)):
-        for port, tensor in zip_longest(ports, tensors):
-            if port is None or tensor is None:
-                raise _mismatch(name, f"it has {len(ports)} tensors; expected {len(tensors)}")
-            kind = port.get_element_type().get_type_name()
-            shape = port.get_partial_shape()
-            found = tuple(port.get_shape()) if shape.is_static else str(shape)
-            expected = (tensor.shape, TYPES.get(tensor.dtype))
-            if tensor.name not in port.get_names() or (found, kind) != expected:
-                names = ", ".join(sorted(port.get_names()))
-                raise _mismatch(
-                    name,
-                    f"`{names[:80]}` is {found} {kind[:20]}; expected `{tensor.name[:80]}` as "
-                    f"{tensor.shape} {tensor.dtype}",
-                )
-
-
-def _mismatch(name: str, why: str) -> BundleError:
-    return BundleError(
-        f"{name} has another signature than the manifest lists",
-        why=why,
-        hint="export the bundle again",
-    )
+        for port, tensor in zip(ports, tensors, strict=True):
+            if tensor.name not in (names := port.get_names()):
+                found = ", ".join(sorted(names))[:80]
+                raise other_signature(name, f"it has `{found}`; expected `{tensor.name[:80]}`")
+            kind, shape = port.get_element_type().get_type_name(), port.get_partial_shape()
+            # Dynamic axes are not accepted: whisperport writes none.
+            sizes = [-1 if axis.is_dynamic else axis.get_length() for axis in shape]
+            fits = kind == TYPES.get(tensor.dtype)
+            expect_tensor(name, tensor, sizes, kind, fits=fits)
 
 
 def _unreadable(name: str, error: Exception) -> BundleError:

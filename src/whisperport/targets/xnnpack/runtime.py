@@ -12,6 +12,11 @@ from whisperport.errors import BundleError, MissingPackageError
 from whisperport.process import SPAWN, OwnProcess
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
+from whisperport.targets.stated_signature import (
+    expect_counts,
+    expect_tensor,
+    other_signature,
+)
 from whisperport.targets.xnnpack.weights_cache import share_packed_weights
 
 SCALAR_TYPES = {  # executorch/runtime/core/portable_type/scalar_type.h
@@ -100,35 +105,19 @@ def _load_method(program: Any, method: str, spec: ProgramSpec) -> Any:
 
 def _check_signature(method: Any, spec: ProgramSpec) -> None:
     """Compare a loaded method's metadata with the manifest."""
-    inputs = [(t, method.input_tensor_meta) for t in spec.inputs]
-    outputs = [(t, method.output_tensor_meta) for t in spec.outputs]
-    counts = (method.num_inputs(), method.num_outputs())
-    if counts != (len(inputs), len(outputs)):
-        raise _mismatch(
-            method.name(),
-            f"it has {counts[0]} inputs and {counts[1]} outputs; "
-            f"expected {len(inputs)} and {len(outputs)}",
-        )
-    for side in (inputs, outputs):
-        for i, (tensor, info) in enumerate(side):
+    name = f"method `{method.name()}`"
+    expect_counts(name, spec, method.num_inputs(), method.num_outputs())
+    for tensors, info in (
+        (spec.inputs, method.input_tensor_meta),
+        (spec.outputs, method.output_tensor_meta),
+    ):
+        for i, tensor in enumerate(tensors):
             try:
                 shape, dtype = tuple(info(i).sizes()), info(i).dtype()
             except (RuntimeError, IndexError) as error:  # it is no tensor
-                raise _mismatch(method.name(), f"{tensor.name!r}: {error}") from error
-            if shape != tensor.shape or SCALAR_TYPES.get(tensor.dtype) != dtype:
-                raise _mismatch(
-                    method.name(),
-                    f"{tensor.name!r} is {shape} of type {dtype}; "
-                    f"expected {tensor.shape} {tensor.dtype}",
-                )
-
-
-def _mismatch(method: str, why: str) -> BundleError:
-    return BundleError(
-        f"method `{method}` has another signature than the manifest lists",
-        why=why,
-        hint="export the bundle again",
-    )
+                raise other_signature(name, f"{tensor.name!r}: {error}") from error
+            fits = SCALAR_TYPES.get(tensor.dtype) == dtype
+            expect_tensor(name, tensor, shape, f"of type {dtype}", fits=fits)
 
 
 def _unreadable(what: str, error: Exception) -> BundleError:
