@@ -64,9 +64,9 @@ class CompileOptions:
             None, a folder beside the bundle, `BUNDLE.compile`.
         force: compile even if the audio is too little, silent, repeated or below 16 kHz, or if the model is
             too large for the target. Default: False.
-        allow_unverified: write the bundle even if a program that the vendor's simulator ran, or its emulation
-            on the CPU where there is no simulator, does not agree with its reference; its evidence keeps the
-            failed comparisons. Default: False.
+        allow_unverified: write the bundle even if a program disagrees with its reference in the vendor's
+            simulator, or in emulation on the CPU where there is no simulator; its evidence keeps the failed
+            comparisons. Default: False.
         options: compiler options of targets, "TARGET.NAME" -> value. Default: none.
         toolchains: name of a toolchain -> path of the Python interpreter that has the vendor's SDK, or of
             the SDK's folder if it is a command-line program. Default: none; then the path is taken from the
@@ -170,8 +170,8 @@ def compile(
         AudioError: the audio files are missing, too few, or unsuitable for calibration.
         MissingPackageError: an SDK is not installed. The work folder holds everything that the SDK needs.
         LoweringError: the compiler does not support this target or failed, or the model is too large.
-        VerificationError: what the vendor's simulator computed, or the emulation on the CPU where there is no
-            simulator, disagrees with the reference. The bundle is unchanged.
+        VerificationError: a program disagrees with its reference in the vendor's simulator, or in emulation
+            on the CPU where there is no simulator. The bundle is unchanged.
     """
     options = options or CompileOptions()
     opened = Bundle.open(bundle)
@@ -447,7 +447,7 @@ def _artifact(
 def _check_simulated(
     opened: Bundle, plans: Mapping[str, _Planned], checks: Mapping[str, Sequence[Check]]
 ) -> None:
-    """Raise an error if a compiled program, as the vendor's simulator ran it, disagrees with its reference.
+    """Raise an error if a program disagrees with its reference in the vendor's simulator or emulator.
 
     An emulator's results are only reported, as they are not those of the compiled file, unless its
     `EmulationNeed` says that they decide.
