@@ -9,7 +9,7 @@ import pytest
 from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.targets.quantizing import replace_by_quantized
 
-NAMES = {"quantizer": "the quantizer", "missing": "it is absent", "target": "t", "extra": "e"}
+NAMES = {"failure": "it could not quantize", "missing": "it is absent", "target": "t", "extra": "e"}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_the_file_is_replaced_and_keeps_its_mode(file: Path) -> None:
         (
             KeyError("x"),
             LoweringError,
-            "the quantizer could not quantize step.bin",
+            "it could not quantize step.bin for `t`",
             "KeyError: 'x'",
         ),
         (RuntimeError(), LoweringError, "for `t`", "RuntimeError: "),

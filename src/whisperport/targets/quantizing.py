@@ -13,7 +13,7 @@ def replace_by_quantized(
     path: Path,
     quantize: Callable[[Path, Path], None],
     *,
-    quantizer: str,
+    failure: str,
     missing: str,
     target: str,
     extra: str,
@@ -23,7 +23,7 @@ def replace_by_quantized(
     Args:
         path: of the file in float32. After an error it is unchanged.
         quantize: reads the first path, and writes the second, whose folder is deleted afterwards.
-        quantizer: name of the quantizer, for messages.
+        failure: what happened if it fails, as words that precede the file's name in the message.
         missing: what is wrong if a package cannot be imported, for messages.
         target: name of the target, for messages.
         extra: pip extra that installs the quantizer, for messages.
@@ -49,7 +49,7 @@ def replace_by_quantized(
     except Exception as error:  # a quantizer raises anything, from KeyError to its own
         text = str(error).strip().splitlines()
         raise LoweringError(
-            f"{quantizer} could not quantize {path.name} for `{target}`",
+            f"{failure} {path.name} for `{target}`",
             why=f"{type(error).__name__}: {text[0] if text else ''}"[:300],
             hint="choose another precision with `--precision`",
         ) from error

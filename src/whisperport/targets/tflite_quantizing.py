@@ -42,7 +42,7 @@ def quantize_in_place(
     replace_by_quantized(
         path,
         lambda source, made: quantize(source, made, steps, samples),
-        quantizer="ai-edge-quantizer",
+        failure="ai-edge-quantizer could not quantize",
         missing="ai-edge-quantizer is not installed",
         target=target,
         extra=extra,

@@ -35,7 +35,7 @@ def quantize_in_place(path: Path, arrays: Mapping[str, Path], *, target: str, ex
     replace_by_quantized(
         path,
         lambda source, made: _quantize(source, made, arrays),
-        quantizer="ONNX Runtime",
+        failure="ONNX Runtime could not quantize",
         missing="ONNX Runtime's quantizer needs a package that is missing",
         target=target,
         extra=extra,
