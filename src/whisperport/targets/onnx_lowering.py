@@ -37,6 +37,7 @@ def lower_file_to_onnx(
     """
     name = target.spec.name
     write = _writer(name)
+    path.parent.mkdir(exist_ok=True)  # not before: without an exporter, nothing is written
     progress(f"writing {program.name} as ONNX opset {opset} for {name}")
     facts = write(program, path, opset=opset, simplify=simplify)
     entry = ProgramEntry(

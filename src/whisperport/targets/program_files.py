@@ -22,7 +22,7 @@ def lower_separately(
     """Write each program to `TARGET/PROGRAM` with the target's suffix, by the target's `lower_file`.
 
     Args:
-        target: the target; its `lower_file` must not call its `lower`.
+        target: the target; its `lower_file` must not call its `lower`, and makes the folder of the file.
         programs: after the target's rewrites.
         folder: of the bundle.
 
@@ -33,7 +33,6 @@ def lower_separately(
     for program in programs:
         expect_supported(target.spec, program.name, target.check(program))
     own = folder / target.spec.name
-    own.mkdir(exist_ok=True)
     entries = []
     for program in programs:
         path = own / f"{program.name}{target.spec.lowered_suffix}"

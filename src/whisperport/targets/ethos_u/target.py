@@ -55,6 +55,7 @@ class EthosU(Target):
         for node in program.exported.graph.nodes:
             node.meta.pop("stack_trace", None)  # it has the paths of source files on this machine
         path = path.with_suffix(LOWERED)
+        path.parent.mkdir(exist_ok=True)
         torch.export.save(program.exported, path)
         entry = ProgramEntry(
             spec=program.spec,
