@@ -33,12 +33,12 @@ TARGETS: tuple[Target, ...] = (
     AwsNeuron(),
 )
 
+__all__ = ["PROFILERS", "RUNTIMES", "TARGETS", "RunOptions", "Target", "get_target"]
+
 # What measures compiled programs of a format that only one target has.
 PROFILERS = tuple(target.profiler for target in TARGETS if target.profiler is not None)
 # Packages that run programs without a vendor's compiler.
 RUNTIMES = tuple(dict.fromkeys(one.spec.runtime for one in TARGETS if one.compiler is None))
-
-__all__ = ["PROFILERS", "RUNTIMES", "TARGETS", "RunOptions", "Target", "get_target"]
 
 
 def get_target(name: str) -> Target:
