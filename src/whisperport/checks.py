@@ -15,6 +15,7 @@ ALL_PROGRAMS = (
 )
 UNCACHED_DECODER = "uncached_decoder"
 VOCAB_PROJECTION = "vocab_projection"
+COARSE_PROJECTION = "coarse_projection"
 
 _BATCH_STEP = re.compile("step_([1-9][0-9]{0,8})")
 
@@ -89,15 +90,15 @@ class Check:
     def involves(self, program: str) -> bool:
         """Return whether the named program contributed to the compared result.
 
-        `uncached_decoder` and `step_B` contribute to their own results only. `cross_kv` contributes to
-        every result of the decoder with KV cache, and `vocab_projection` to all but those of `align`, whose
-        logits the host computes.
+        `uncached_decoder` and `step_B` contribute to their own results only, and `coarse_projection` to
+        decoded texts too. `cross_kv` contributes to every result of the decoder with KV cache, and
+        `vocab_projection` to all but those of `align`, whose logits the host computes.
         """
         if self.program == program:
             return True
         if program == UNCACHED_DECODER or batch_rows(program):
             return False
-        if self.program in ("encoder", UNCACHED_DECODER):
+        if self.program in ("encoder", UNCACHED_DECODER, COARSE_PROJECTION):
             return False
         if self.program == ALL_PROGRAMS or program == "cross_kv":
             return True

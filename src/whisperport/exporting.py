@@ -25,7 +25,7 @@ from whisperport.bundle import (
 )
 from whisperport.bundle.origin import record_own
 from whisperport.calibration import CalibrationOptions
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION
+from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
@@ -64,7 +64,8 @@ class ExportOptions:
             encoder's target, or else the checkpoint's window.
         placement: program -> name of its target, for programs that another target than the given one runs.
             With `vocab_projection`, the vocabulary projection is exported as a program of its own, which
-            runs after `step` and `prefill`. Default: none.
+            runs after `step` and `prefill`. With `coarse_projection`, logits are computed in 8 bits
+            first, and in float32 for the tokens that can win; the text is the same. Default: none.
         precision: precision of all programs on the given target, such as "fp16". Default: "", the target's
             default precision.
         precisions: program -> precision, for single programs; overrides `precision`. Default: none.
@@ -240,8 +241,12 @@ def _placed(target: str, options: ExportOptions) -> Placed:
         options=options.options,
     )
     request, batch = _with_batch(request, options.batch)
-    uncached = [UNCACHED_DECODER] if options.uncached_decoder else []
-    return place(request, (*program_names(), *batch, *uncached), [VOCAB_PROJECTION])
+    names = [*program_names(), *batch]
+    if options.uncached_decoder:
+        names.append(UNCACHED_DECODER)
+    if COARSE_PROJECTION in request.programs:  # float32 is needed too
+        names.append(VOCAB_PROJECTION)
+    return place(request, names, [VOCAB_PROJECTION, COARSE_PROJECTION])
 
 
 def _with_batch(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from whisperport.checks import COARSE_PROJECTION
 from whisperport.errors import LoweringError, UsageError
 from whisperport.placement import Placement
 from whisperport.targets import Target, get_target
@@ -99,6 +100,12 @@ def _configured(names: Iterable[str], options: Mapping[str, str]) -> dict[str, T
 
 def _precision(program: str, target: Target, request: PlacementRequest) -> str:
     spec = target.spec
+    if program == COARSE_PROJECTION and program not in spec.further_programs:
+        raise UsageError(
+            f"the target `{spec.name}` cannot run `{program}`",
+            why="the program multiplies by weights of 8 bits with an operator that few runtimes have",
+            hint=f"place it with `--placement {program}=onnxruntime`",
+        )
     asked = request.precision if spec.name == request.target else ""
     asked = request.precisions.get(program, asked)
     if found := target.unsupported(program, asked or spec.precisions[0]):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
+from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.dims import Dims
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
@@ -175,6 +175,10 @@ def _expected_standard(
         return _vocab_projection(
             dims, _in_range("pieces", len(found.outputs), 1, min(MAX_PIECES, dims.n_vocab))
         )
+    if found.name == COARSE_PROJECTION:
+        logits = (1, 1, dims.n_vocab)
+        outputs = (TensorSpec("logits", logits), TensorSpec("bound", logits))
+        return ProgramSpec(COARSE_PROJECTION, (_rows(dims, "hidden", 1),), outputs)
     if found.name == UNCACHED_DECODER:
         return _uncached_decoder(dims, _uncached_form(found, dims))
     raise ValueError(f"this version of whisperport has no program named {found.name[:80]!r}")

@@ -188,7 +188,8 @@ class TargetSpec:
             node runs on the CPU.
         lowered_suffix: suffix of the file that `whisperport lower` writes, such as ".onnx".
         lowered_max_rank: highest tensor rank in that file; 0: `max_rank`.
-        programs: Whisper programs that `export` places on the target; empty: all.
+        programs: Whisper programs that `export` places on the target; empty: all but `further_programs`.
+        further_programs: programs that few targets run, and this one does, such as "coarse_projection".
         fallback: name of the target for the other programs.
         precisions: precisions that programs can have; the first is the default.
         masks: precision -> number that is added to the attention scores of hidden tokens, -30000 to -16;
@@ -229,6 +230,7 @@ class TargetSpec:
     lowered_suffix: str = ""
     lowered_max_rank: int = 0
     programs: frozenset[str] = frozenset()
+    further_programs: frozenset[str] = frozenset()
     fallback: str = ""
     precisions: tuple[str, ...] = ("fp32",)
     masks: Mapping[str, float] = field(default_factory=dict)

@@ -39,7 +39,7 @@ class Scripted:
         return self._row()
 
     def step_all(self, steps: Any) -> Any:
-        return [self.step(*step) for step in steps]
+        return [self.step(step.token, step.cache) for step in steps]
 
     def caches(self, count: int) -> Any:
         return nullcontext([self.cache, *(self.cache.copy() for _ in range(count - 1))])

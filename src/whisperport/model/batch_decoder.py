@@ -31,13 +31,14 @@ class BatchDecode(Decode):
             The normalized output of the last layer (B, 1, d), the new keys (B·H, D, 1) and values
             (B·H, 1, D) of every layer, and no scores.
         """
+        x = x.squeeze(1)  # (B, d): a runtime's matrix multiplication of rank 2 needs no reshapes
         new_k, new_v = [], []
         caches = zip(self_k, self_v, cross_k, cross_v, strict=True)
         for block, cached in zip(self.blocks, caches, strict=True):
             x, k, v = _run_layer(cast(DecoderBlock, block), x, mask, *cached)
             new_k.append(k)
             new_v.append(v)
-        return self.ln(x), new_k, new_v, []
+        return self.ln(x).unsqueeze(1), new_k, new_v, []
 
     def forward(
         self,
@@ -75,7 +76,7 @@ def _run_layer(
     cross_k: Tensor,
     cross_v: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run one layer, as `DecoderBlock` does: the output (B, 1, d), the new keys and the new values."""
+    """Run one layer on x (B, d), as `DecoderBlock` does: the output (B, d), the new keys and values."""
     own, normed = block.attn, block.attn_ln(x)
     n_heads, n_cached = own.n_head, self_k.shape[2]
     q, new_k = _queries(own, normed), own.key(normed).reshape(-1, own.head_width, 1)
@@ -95,12 +96,12 @@ def _run_layer(
 
 
 def _queries(attention: Projections, x: Tensor) -> Tensor:
-    """Project x (B, 1, d) to scaled queries (B·H, 1, D)."""
+    """Project x (B, d) to scaled queries (B·H, 1, D)."""
     scaled = attention.query(x) * attention.head_width**-0.5
     return cast(Tensor, scaled).reshape(-1, 1, attention.head_width)
 
 
 def _merge(attention: Projections, heads: Tensor) -> Tensor:
-    """Join heads (B·H, 1, D), and apply the output projection: (B, 1, d)."""
-    rows = heads.reshape(-1, 1, attention.n_head * attention.head_width)
+    """Join heads (B·H, 1, D), and apply the output projection: (B, d)."""
+    rows = heads.reshape(-1, attention.n_head * attention.head_width)
     return cast(Tensor, attention.out(rows))

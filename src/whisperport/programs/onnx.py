@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError
+from whisperport.programs.onnx_contrib import TRANSLATIONS
 from whisperport.programs.onnx_functions import functions_parsed_once
 from whisperport.programs.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.programs.program import Program
@@ -151,7 +152,12 @@ def _convert(program: Program) -> ir.Model:
     with torch.no_grad(), captured(output), functions_parsed_once():
         try:
             exported = torch.onnx.export(
-                program.exported, (), dynamo=True, opset_version=NEWEST, verbose=False
+                program.exported,
+                (),
+                dynamo=True,
+                opset_version=NEWEST,
+                verbose=False,
+                custom_translation_table=dict(TRANSLATIONS),
             )
         except Exception as error:  # torch wraps any failure of its passes in its own class
             raise LoweringError(

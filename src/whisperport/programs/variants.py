@@ -8,6 +8,7 @@ from whisperport.programs.whisper import (
     Parts,
     align,
     batch_step,
+    coarse_projection,
     cross_kv,
     encoder,
     nchw_encoder,
@@ -45,9 +46,13 @@ VARIANTS: Mapping[tuple[str, str], Builder] = {
     ("uncached_decoder", "uncached"): uncached_decoder,
     ("vocab_projection", "whole"): vocab_projection,
     ("vocab_projection", "pieces"): partial(vocab_projection, pieces=PIECES),
+    ("coarse_projection", "whole"): coarse_projection,
 }
 # Programs that only some bundles have: on request, or because the target of `step` asks for a batch.
-OPTIONAL = ("uncached_decoder", "vocab_projection", *(f"step_{rows}" for rows in BATCHES))
+OPTIONAL = (
+    *("uncached_decoder", "vocab_projection", "coarse_projection"),
+    *(f"step_{rows}" for rows in BATCHES),
+)
 
 
 def program_names() -> tuple[str, ...]:

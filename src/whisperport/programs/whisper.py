@@ -7,6 +7,7 @@ import torch
 
 from whisperport.dims import Dims
 from whisperport.model.batch_decoder import BatchDecode
+from whisperport.model.coarse_projection import CoarseProjection
 from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
 from whisperport.model.nchw_encoder import NchwEncoder
 from whisperport.model.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
@@ -126,6 +127,13 @@ def vocab_projection(parts: Parts, pieces: int = 1) -> Program:
     hidden = torch.zeros(1, 1, parts.model.dims.n_text_state)
     names = [f"logits_{piece}" for piece in range(pieces)] if pieces > 1 else ["logits"]
     return trace("vocab_projection", VocabProjection(parts.model.decoder, pieces), (hidden,), names)
+
+
+def coarse_projection(parts: Parts) -> Program:
+    """Trace `coarse_projection`: a hidden state (1, 1, d) to logits (1, 1, V), and bounds (1, 1, V)."""
+    hidden = torch.zeros(1, 1, parts.model.dims.n_text_state)
+    module = CoarseProjection(parts.model.decoder)
+    return trace("coarse_projection", module, (hidden,), ["logits", "bound"])
 
 
 def uncached_decoder(parts: Parts) -> Program:

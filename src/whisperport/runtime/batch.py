@@ -9,10 +9,11 @@ import numpy as np
 from whisperport.checks import batch_rows
 from whisperport.errors import NumericalError
 from whisperport.runner import Array, Part
-from whisperport.runtime.cache import Cache, Floats
+from whisperport.runtime.cache import Cache
+from whisperport.runtime.coarse import CoarseLogits
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
-from whisperport.runtime.stepping import Step
+from whisperport.runtime.stepping import Scored, Step
 
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine
@@ -74,7 +75,7 @@ class Batch:
         row = self.take()
         return None if row is None else BatchDecoder(self, row)
 
-    def step_all(self, steps: Sequence[tuple[Decoder, Step]]) -> list[Floats | NumericalError]:
+    def step_all(self, steps: Sequence[tuple[Decoder, Step]]) -> list[Scored | NumericalError]:
         """Decode one token after those in each cache, in one run of the program where that is faster.
 
         Args:
@@ -82,43 +83,41 @@ class Batch:
                 decoded singly, and so are rows if they are few.
 
         Returns:
-            For each step, logits (V,), which the caller may change; or the error, if they contain a NaN or
-            an infinity.
+            For each step, the logits after it; or the error, if they contain a NaN or an infinity.
 
         Raises:
             ValueError: a cache is full.
         """
-        rows = {i: s.cache for i, (_, s) in enumerate(steps) if isinstance(s.cache, Row)}
+        rows = {i: (s.cache, s.exact) for i, (_, s) in enumerate(steps) if isinstance(s.cache, Row)}
         if len(rows) < self._fewest:
             rows = {}
-        found: dict[int, Floats | NumericalError] = {}
+        found: dict[int, Scored | NumericalError] = {}
         for index, (decoder, step) in enumerate(steps):
             if index not in rows:
                 found[index] = _single(decoder, step)
             else:
-                self._x[rows[index].index] = decoder.embedded([step.token], step.cache)[0]
+                self._x[rows[index][0].index] = decoder.embedded([step.token], step.cache)[0]
         if rows:
             found |= zip(rows, self._run(list(rows.values())), strict=True)
         return [found[index] for index in range(len(steps))]
 
-    def _run(self, rows: Sequence["Row"]) -> Iterator[Floats | NumericalError]:
-        """Run the program, append the new token of each of `rows`, and yield its logits (V,)."""
+    def _run(self, rows: Sequence[tuple["Row", bool]]) -> Iterator[Scored | NumericalError]:
+        """Run the program, append the new token of each row, and yield the logits after it.
+
+        Args:
+            rows: each with whether all its logits are needed in float32.
+        """
         outputs = self.binding.run({"x": self._x, "mask": self.arrays["mask"]})
-        logits = self._logits_from(outputs, [row.index for row in rows])
-        for row, own in zip(rows, logits, strict=True):
+        for row, exact in rows:
             try:
-                check_outputs(self._name, {"logits": own})
+                own = self.engine.score_from(outputs, row.index, exact=exact)
+                logits = own.logits if isinstance(own, CoarseLogits) else own
+                check_outputs(self._name, {"logits": logits})
             except NumericalError as error:
                 yield error
                 continue
             row.store(row.part_of(outputs), 1)
             yield own
-
-    def _logits_from(self, outputs: Mapping[str, Array], rows: list[int]) -> Sequence[Floats]:
-        """Return the logits (V,) of some rows."""
-        if "logits" in outputs:
-            return [outputs["logits"][row] for row in rows]
-        return list(self.engine.project(outputs["hidden"][0, rows]))
 
 
 class Row(Cache):
@@ -170,13 +169,13 @@ class BatchDecoder(Decoder):
         super().__init__(batch.engine, row)
         self.batch, self._row = batch, row
 
-    def step_all(self, steps: Sequence[Step]) -> Sequence[Floats]:
-        logits: list[Floats] = []
+    def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
+        scores: list[Scored] = []
         for found in self.batch.step_all([(self, step) for step in steps]):
             if isinstance(found, NumericalError):
                 raise found
-            logits.append(found)
-        return logits
+            scores.append(found)
+        return scores
 
     @contextmanager
     def caches(self, count: int) -> Iterator[list[Cache]]:
@@ -200,8 +199,8 @@ class BatchDecoder(Decoder):
         return self._row.audio
 
 
-def _single(decoder: Decoder, step: Step) -> Floats | NumericalError:
+def _single(decoder: Decoder, step: Step) -> Scored | NumericalError:
     try:
-        return decoder.step(step.token, step.cache)
+        return decoder.score(step)
     except NumericalError as error:
         return error

@@ -12,6 +12,7 @@ from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import UsageError
 from whisperport.generation import Generation
 from whisperport.runtime.cache import Cache, Floats
+from whisperport.runtime.coarse import CoarseLogits
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.engine import Engine
 from whisperport.runtime.guards import SHORT_WINDOW_PENALTY
@@ -27,7 +28,7 @@ from whisperport.runtime.search import (
     log_sum_exp,
     numpy_sampler,
 )
-from whisperport.runtime.stepping import Step, Steps, complete
+from whisperport.runtime.stepping import Scored, Step, Steps, complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +199,16 @@ def _run(
     """
     engine = decoder.engine
     candidates = [Candidate() for _ in range(search.width)]
-    rows = [logits if i == 0 else logits.copy() for i in range(search.width)]
+    rows: list[Scored] = [logits if i == 0 else logits.copy() for i in range(search.width)]
+    exact = not search.greedy
     with decoder.caches(search.width) as caches:
         while True:
-            for candidate, row in zip(candidates, rows, strict=True):
-                rules.apply(row, candidate.tokens)
-            candidates, sources, done = search.advance(candidates, rows)
+            allowed = [
+                _allowed(row, rules, candidate.tokens)
+                for candidate, row in zip(candidates, rows, strict=True)
+            ]
+            candidates, sources, done = search.advance(candidates, allowed)
+            rows = [*allowed]
             longest = max(len(candidate.tokens) for candidate in candidates)
             if done or longest >= limit or prompt + longest > engine.dims.n_text_ctx:
                 return candidates
@@ -212,9 +217,19 @@ def _run(
             unfinished = [
                 i for i, token in enumerate(last) if token != engine.generation.end_of_text
             ]
-            found = yield [Step(last[i], caches[i]) for i in unfinished]
+            found = yield [Step(last[i], caches[i], exact) for i in unfinished]
             for i, row in zip(unfinished, found, strict=True):
                 rows[i] = row
+
+
+def _allowed(found: Scored, rules: Rules, tokens: Sequence[int]) -> Floats:
+    """Return logits (V,) after the rules; coarse ones, if float32 would choose the same token."""
+    if isinstance(found, CoarseLogits):
+        if found.decides(rules.apply(found.logits, tokens)):
+            return found.logits
+        found = found.complete()
+    rules.apply(found, tokens)
+    return found
 
 
 def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:

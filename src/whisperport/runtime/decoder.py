@@ -9,7 +9,7 @@ import numpy as np
 from whisperport.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.finite import check_embedded, check_outputs
-from whisperport.runtime.stepping import Step
+from whisperport.runtime.stepping import Scored, Step
 
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine
@@ -111,23 +111,21 @@ class Decoder:
             ValueError: the cache is full.
             NumericalError: the program returned a NaN or an infinity.
         """
-        cache = cache or self.cache
-        inputs: dict[str, Array] = {"x": self.embedded([token], cache), "mask": cache.step_mask}
-        outputs = self._run(self.engine.step, inputs, cache, RESULTS)
-        cache.store(outputs, 1)
-        logits: Floats = self.engine.logits_from(outputs)[0]
+        logits: Floats = self.engine.logits_from(self._step(token, cache or self.cache))[0]
         return logits
 
-    def step_all(self, steps: Sequence[Step]) -> Sequence[Floats]:
-        """Decode one token after those in each of several caches, and append it to them.
-
-        Returns:
-            Logits (V,) of each step, which the caller may change.
+    def score(self, step: Step) -> Scored:
+        """Decode one token after those in a cache, append it to them, and return the logits after it.
 
         Raises:
             ValueError, NumericalError: as for `step`.
         """
-        return [self.step(step.token, step.cache) for step in steps]
+        outputs = self._step(step.token, step.cache)
+        return self.engine.score_from(outputs, 0, exact=step.exact)
+
+    def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
+        """Decode one token after those in each of several caches, as `score` does."""
+        return [self.score(step) for step in steps]
 
     @contextmanager
     def caches(self, count: int) -> Iterator[list[Cache]]:
@@ -165,6 +163,13 @@ class Decoder:
             scores.append(outputs["scores"][:, : len(piece)])
             rows.append(outputs["rows"][0, : len(piece)])
         return np.concatenate(scores, axis=1), np.concatenate(rows)
+
+    def _step(self, token: int, cache: Cache) -> dict[str, Array]:
+        """Run `step` on one token, and append it to those in a cache."""
+        inputs: dict[str, Array] = {"x": self.embedded([token], cache), "mask": cache.step_mask}
+        outputs = self._run(self.engine.step, inputs, cache, RESULTS)
+        cache.store(outputs, 1)
+        return outputs
 
     def _prefill_piece(
         self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int, cache: Cache

@@ -5,17 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
+from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.generation import Generation
 from whisperport.masks import MASKED
 from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Floats
+from whisperport.runtime.coarse import CoarseProjection
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
 from whisperport.runtime.not_loaded import NotLoaded
 from whisperport.runtime.standard_rank import in_standard_form
+from whisperport.runtime.stepping import Scored
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.signatures import CacheForm, form_of
@@ -38,6 +40,7 @@ class Engine:
         audio_frames: mel frames of 10 ms in a window that may hold audio.
         latest_timestamp: the last timestamp of a window, in units of 20 ms; None: no limit.
         batch_step: the program `step_B`, which decodes a token of each of B texts; None: there is none.
+        coarse: computes coarse logits of hidden states; None: the bundle has no program for that.
     """
 
     def __init__(
@@ -85,6 +88,8 @@ class Engine:
         self._masks = dict(masks or {})
         self._embedding = embedding
         self._positions = positions
+        coarse = runners.get(COARSE_PROJECTION)
+        self.coarse = CoarseProjection(coarse, embedding, self.project) if coarse else None
 
     def decoder(self) -> Decoder:
         """Return a new decoder state for these programs. Each call needs its own."""
@@ -160,6 +165,24 @@ class Engine:
         """
         logits: Floats | None = outputs.get("logits")
         return self.project(outputs["hidden"][0]) if logits is None else logits
+
+    def score_from(self, outputs: Mapping[str, Array], row: int, *, exact: bool) -> Scored:
+        """Return the logits of one row of the outputs of `step` or `step_B`.
+
+        Args:
+            outputs: of the program.
+            row: its index.
+            exact: whether all logits are needed in float32.
+
+        Raises:
+            NumericalError: the hidden states or their logits contain a NaN or an infinity.
+        """
+        logits: Floats | None = outputs.get("logits")
+        if logits is not None:
+            scores: Floats = logits[row]
+            return scores
+        hidden: Floats = outputs["hidden"][0, row]
+        return self.project(hidden[None])[0] if exact or not self.coarse else self.coarse(hidden)
 
     def project(self, hidden: Floats) -> Floats:
         """Run the program `vocab_projection` on each of the hidden states (R, d): logits (R, V).

@@ -3,6 +3,7 @@
 Source: openai/whisper@v20250625, whisper/decoding.py:420-516.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -51,12 +52,16 @@ class Rules:
         self._penalty = repetition_penalty
         self._ngram_size = no_repeat_ngram_size
 
-    def apply(self, logits: Floats, tokens: Sequence[int]) -> None:
+    def apply(self, logits: Floats, tokens: Sequence[int]) -> float:
         """Set the logits of tokens that must not follow to -inf.
 
         Args:
             logits: (V,), changed in place.
             tokens: the ids decoded so far, without the prompt.
+
+        Returns:
+            By how much the rules' comparison of probabilities was decided, in nats; infinity if they
+            compared none.
         """
         self._guard(logits, tokens)
         if not tokens:
@@ -66,7 +71,8 @@ class Rules:
             if self._beyond is not None:
                 logits[self._beyond :] = -np.inf
             self._pair_timestamps(logits, tokens)
-            self._prefer_timestamp(logits)
+            return self._prefer_timestamp(logits)
+        return math.inf
 
     def _guard(self, logits: Floats, tokens: Sequence[int]) -> None:
         """Apply the guards against loops. They come before the other rules, as in transformers."""
@@ -97,11 +103,17 @@ class Rules:
             closed = after_timestamp and not in_pair  # the next segment may start at the same time
             logits[begin : last if closed else last + 1] = -np.inf
 
-    def _prefer_timestamp(self, logits: Floats) -> None:
-        """Allow only timestamps if all of them together are more probable than any other token."""
+    def _prefer_timestamp(self, logits: Floats) -> float:
+        """Allow only timestamps if all of them together are more probable than any other token.
+
+        Returns:
+            By how much they are more or less probable, in nats.
+        """
         times, others = logits[self._begin :], logits[: self._begin]
         peak = times.max()
         if peak == -np.inf:
-            return
-        if peak + np.log(np.exp(times - peak).sum()) > others.max():
+            return math.inf
+        margin = peak + np.log(np.exp(times - peak).sum()) - others.max()
+        if margin > 0:
             others[:] = -np.inf
+        return float(abs(margin))

@@ -32,6 +32,7 @@ class Search(Protocol):
     """Chooses the next tokens of all candidates."""
 
     width: int  # G, the number of candidates extended in parallel
+    greedy: bool  # whether only the most probable token of a row is needed, and its probability
 
     def advance(
         self, candidates: list[Candidate], logits: list[Floats]
@@ -59,7 +60,7 @@ class Sampling:
     def __init__(
         self, end_of_text: int, temperature: float, width: int, sampler: TokenSampler
     ) -> None:
-        self.width = width
+        self.width, self.greedy = width, temperature == 0
         self._end = end_of_text
         self._temperature = temperature
         self._sampler = sampler
@@ -97,7 +98,7 @@ class Beams:
     """Beam search with patience (arXiv 2204.05424)."""
 
     def __init__(self, end_of_text: int, width: int, patience: float) -> None:
-        self.width = width
+        self.width, self.greedy = width, False
         self._end = end_of_text
         self._wanted = round(width * patience)
         self._finished: dict[tuple[int, ...], float] = {}

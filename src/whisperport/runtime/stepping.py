@@ -4,6 +4,7 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from whisperport.runtime.cache import Cache, Floats
+from whisperport.runtime.coarse import CoarseLogits
 
 T = TypeVar("T")
 
@@ -13,17 +14,21 @@ class Step(NamedTuple):
 
     token: int  # id
     cache: Cache
+    exact: bool = True  # whether all logits are needed in float32
 
 
-Steps = Generator[Sequence[Step], Sequence[Floats], T]
-"""A decoding. It yields the steps that it needs next, and is sent the logits (V,) after each of them."""
+Scored = Floats | CoarseLogits
+"""Logits (V,), which the caller may change; of a step that is not `exact`, they may be coarse."""
+
+Steps = Generator[Sequence[Step], Sequence[Scored], T]
+"""A decoding. It yields the steps that it needs next, and is sent the logits after each of them."""
 
 
 class Stepper(Protocol):
     """Runs steps: a decoder."""
 
-    def step_all(self, steps: Sequence[Step]) -> Sequence[Floats]:
-        """Decode one token after those in each cache: logits (V,) of each, which the caller may change."""
+    def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
+        """Decode one token after those in each cache, and return the logits after each."""
         ...
 
 

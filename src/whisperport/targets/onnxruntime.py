@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.checks import COARSE_PROJECTION
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
@@ -134,6 +135,7 @@ class OnnxRuntime(Target):
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),
+        further_programs=frozenset({COARSE_PROJECTION}),  # it has an operator of ONNX Runtime
         trial_options={"provider": CPU},
         runtime="onnxruntime",
         lowered_suffix=".onnx",

@@ -8,6 +8,7 @@ import numpy as np
 from whisperport.checks import UNCACHED_DECODER, Check
 from whisperport.errors import NumericalError
 from whisperport.runtime import Batch, Decoder, Engine, Floats, Step
+from whisperport.runtime.coarse import CoarseLogits
 from whisperport.verification.compare import compare
 from whisperport.verification.precision import coarsest
 from whisperport.verification.reference import ReferenceClip
@@ -52,6 +53,7 @@ def batch_checks(
         for row, logits in zip(active, found, strict=True):
             if isinstance(logits, NumericalError):
                 raise logits
+            assert not isinstance(logits, CoarseLogits)  # the steps are exact
             row.logits.append(logits)
     for index, clip in enumerate(clips):
         of_clip = list(islice(rows, index, None, len(clips)))

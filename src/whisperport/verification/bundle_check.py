@@ -20,6 +20,7 @@ from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.targets import RUNTIMES, RunOptions
 from whisperport.text import Tokenizer
 from whisperport.verification.batch_check import batch_checks
+from whisperport.verification.bound_check import bound_check
 from whisperport.verification.compare import compare
 from whisperport.verification.error_rate import TextErrors, Unit, text_errors, unit_of
 from whisperport.verification.machine import machine, versions
@@ -262,6 +263,8 @@ def _clip_checks(
     if decoder.engine.projects:
         projected = compare("logits", decoder.engine.project(hidden), clip.logits, gate)
         yield Check.of("arrays", VOCAB_PROJECTION, clip.name, projected)
+    if decoder.engine.coarse:
+        yield bound_check(decoder.engine.coarse, hidden, clip)
     if by_words:
         forced = compare_logits(logits, clip.logits, TOKEN_GATES[of_decoder])
         yield Check.of(
