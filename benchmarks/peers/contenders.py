@@ -5,6 +5,7 @@ from dataclasses import dataclass
 OURS = "whisperport"
 FORCED, AUDIO, LONG, FILES = "forced", "audio", "long", "files"  # kinds of cases
 START = "start-up"
+COARSE = "+coarse"  # after a target: with `coarse_projection`
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Contender:
 
     @property
     def target(self) -> str:
-        """The target of one of ours."""
+        """The target of one of ours, also the name of its bundle; `+coarse`: with logits in 8 bits."""
         return self.mode.split()[0]
 
 
@@ -51,6 +52,13 @@ CONTENDERS = (
         "onnxruntime vad workers",
         kinds=(LONG,),
     ),
+    Contender("whisperport, 8-bit logits", "whisperport_engine", f"onnxruntime{COARSE}"),
+    Contender(
+        "whisperport, 8-bit logits --vad",
+        "whisperport_engine",
+        f"onnxruntime{COARSE} vad",
+        kinds=(LONG,),
+    ),
     Contender("whisperport, openvino", "whisperport_engine", "openvino"),
     Contender("whisperport, openvino --vad", "whisperport_engine", "openvino vad", kinds=(LONG,)),
     Contender("faster-whisper fp32", "faster_whisper_engine", "float32", "ctranslate2"),
@@ -64,6 +72,7 @@ CONTENDERS = (
         why_not=NOT_FOR_ONE,
     ),
     Contender("openvino-genai fp32", "openvino_engine", "fp32", "openvino-fp32"),
+    Contender("openvino-genai, defaults", "openvino_engine", "fp32 own", "openvino-fp32"),
     Contender("openvino-genai int8", "openvino_engine", "int8", "openvino-int8"),
     Contender("whisper.cpp f16", "whisper_cpp_engine", "f16", "ggml-f16"),
     Contender(

@@ -11,7 +11,7 @@ import argparse
 import json
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
 
 from memory import random_checkpoint
+from peers.contenders import COARSE
 
 from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
+from whisperport.checks import COARSE_PROJECTION
 from whisperport.exporting import ExportOptions, export
 from whisperport.targets import RunOptions
 from whisperport.transcription import default_bundle
@@ -54,7 +56,10 @@ def main() -> None:
         if is_embedded(chosen.name) and target == "onnxruntime":
             (chosen.folder / target).symlink_to(default_bundle())
         else:
-            export(checkpoint, target, chosen.folder / target, options(chosen.name))
+            name = target.removesuffix(COARSE)
+            coarse = {} if name == target else {COARSE_PROJECTION: name}
+            how = replace(options(chosen.name), placement=coarse)
+            export(checkpoint, name, chosen.folder / target, how)
 
 
 def is_embedded(name: str) -> bool:

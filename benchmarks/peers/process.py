@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from select import select
 from typing import Any
@@ -79,4 +80,5 @@ class Process:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # the process ended before it read a question
+                    pipe.close()

@@ -1,4 +1,7 @@
-"""openvino-genai on the CPU; the mode is the format of the weights: "fp32" or "int8"."""
+"""openvino-genai on the CPU; the mode names the format of the weights: "fp32", "int8" or "fp32 own".
+
+OpenVINO's own choice is to compute in bfloat16 where the processor has it. The others compute in float32.
+"""
 
 import openvino_genai
 
@@ -7,8 +10,10 @@ FORCED = {"return_timestamps": False, "ignore_eos": True}
 
 class Engine:
     def __init__(self, folder, threads, mode):
+        weights, *own = mode.split()
+        precision = {} if own else {"INFERENCE_PRECISION_HINT": "f32"}
         self.pipeline = openvino_genai.WhisperPipeline(
-            folder / f"openvino-{mode}", "CPU", INFERENCE_NUM_THREADS=threads
+            folder / f"openvino-{weights}", "CPU", INFERENCE_NUM_THREADS=threads, **precision
         )
 
     def window(self, audio, tokens):
