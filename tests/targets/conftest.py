@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from whisperport.exporting import ExportOptions, export
 from whisperport.programs.program import Program
+from whisperport.targets import RunOptions
+from whisperport.verification.clips import Clip
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +32,31 @@ def rewritten(tiny_checkpoint: Any) -> Callable[[Sequence[str]], list[Program]]:
         return [run_rewrites(program, names)[0] for program in traced()]
 
     return after
+
+
+@pytest.fixture(scope="session")
+def micro_bundle_on(
+    micro_checkpoint: Any, micro_programs: tuple[Program, ...], tmp_path_factory: Any
+) -> Callable[[str, str], Path]:
+    """`micro_bundle_on(chip, program)`: the micro model in ONNX Runtime, with one program on a chip."""
+    from whisperport.programs import variants
+
+    noise = (0.1 * np.random.default_rng(0).standard_normal(3200)).astype(np.float32)
+
+    def make(chip: str, program: str) -> Path:
+        options = ExportOptions(
+            clips=(Clip("hiss", "so", noise),),
+            placement={program: chip},
+            run=RunOptions(threads=1),
+            allow_unverified=True,  # random weights give words of chance
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                variants,
+                "whisper_programs",
+                lambda _, names, *__: (one for one in micro_programs if one.name in names),
+            )
+            folder = tmp_path_factory.mktemp(chip) / "bundle"
+            return export(micro_checkpoint, "onnxruntime", folder, options).folder
+
+    return make

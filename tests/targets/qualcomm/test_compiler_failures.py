@@ -7,8 +7,8 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +18,10 @@ from whisperport.bundle import Bundle
 from whisperport.compile_errors import compile_error
 from whisperport.compiling import CompileOptions, compile
 from whisperport.errors import LoweringError, MissingPackageError
-from whisperport.exporting import ExportOptions, export
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.compiler import provider_options
 from whisperport.toolchain import Installed, Job, Stage, prepare, run_driver
-from whisperport.verification.clips import Clip
 
 CHIP = "sm8650"
 TARGET = get_target(CHIP)
@@ -38,27 +36,9 @@ needs_simulator = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def export_once(
-    micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
-) -> Path:
+def export_once(micro_bundle_on: Callable[[str, str], Path]) -> Path:
     """The micro model with one small program on the NPU."""
-    from whisperport.programs import variants
-
-    noise = (0.1 * np.random.default_rng(0).standard_normal(3200)).astype(np.float32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            variants,
-            "whisper_programs",
-            lambda _, names, *__: (one for one in micro_programs if one.name in names),
-        )
-        options = ExportOptions(
-            clips=(Clip("hiss", "so", noise),),
-            placement={"cross_kv": CHIP},
-            run=ONE,
-            allow_unverified=True,  # random weights give words of chance
-        )
-        folder = tmp_path_factory.mktemp("qualcomm") / "bundle"
-        return export(micro_checkpoint, "onnxruntime", folder, options).folder
+    return micro_bundle_on(CHIP, "cross_kv")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,12 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.compiling import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
-from whisperport.exporting import ExportOptions, export
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.options import parse_options
 from whisperport.targets.rockchip import stages
 from whisperport.targets.rockchip.options import MISCOMPILING_RULE
 from whisperport.toolchain import Failure
-from whisperport.verification.clips import Clip
 
 from ...micro import DIMS
 from .rknn_bytes import SPEC, rknn_bytes
@@ -265,25 +264,9 @@ def test_a_damaged_report_of_the_stage_gives_no_note(tmp_path, built):
 
 
 @pytest.fixture(scope="module")
-def exported(micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any) -> Path:
+def exported(micro_bundle_on: Callable[[str, str], Path]) -> Path:
     """The micro model with its encoder on the NPU."""
-    from whisperport.programs import variants
-
-    noise = (0.1 * np.random.default_rng(0).standard_normal(3200)).astype(np.float32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            variants,
-            "whisper_programs",
-            lambda _, names, *__: (one for one in micro_programs if one.name in names),
-        )
-        options = ExportOptions(
-            clips=(Clip("hiss", "so", noise),),
-            placement={"encoder": "rk3588"},
-            run=RunOptions(threads=1),
-            allow_unverified=True,  # random weights give words of chance
-        )
-        folder = tmp_path_factory.mktemp("rockchip") / "bundle"
-        return export(micro_checkpoint, "onnxruntime", folder, options).folder
+    return micro_bundle_on("rk3588", "encoder")
 
 
 def test_without_the_sdk_a_work_folder_is_prepared_and_the_error_says_what_to_do(
