@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from whisperport.bundle import Bundle
 from whisperport.checks import COARSE_PROJECTION, VOCAB_PROJECTION, Check
-from whisperport.errors import NumericalError, UsageError
+from whisperport.errors import LoweringError, NumericalError, UsageError
 from whisperport.exporting import ExportOptions, _placed, export
 from whisperport.model.coarse_projection import CoarseProjection as Module
 from whisperport.model.coarse_projection import block_of
@@ -170,7 +170,7 @@ def test_a_block_divides_the_width(width: int, block: int) -> None:
 
 
 def test_a_width_that_has_no_block_is_an_error() -> None:
-    with pytest.raises(ValueError, match="multiple of 16"):
+    with pytest.raises(LoweringError, match="multiple of 16"):
         block_of(100)
 
 

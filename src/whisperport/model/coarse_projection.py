@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from whisperport.errors import LoweringError
 from whisperport.model.decoder import Decoder
 
 LEVELS = 127  # the largest absolute value of an 8-bit weight; the smallest is its negative
@@ -49,7 +50,7 @@ class CoarseProjection(nn.Module):
     rows: its part that 8 bits can express, and the rest, whose own error is 127 times smaller.
 
     Raises:
-        ValueError: the width is not a multiple of 16.
+        LoweringError: the width is not a multiple of 16.
     """
 
     weight: Tensor
@@ -89,9 +90,14 @@ def block_of(width: int) -> int:
     """Return the number of weights that share a scale: the largest power of two that divides the width.
 
     Raises:
-        ValueError: the width is not a multiple of 16.
+        LoweringError: the width is not a multiple of 16.
     """
     block = math.gcd(width, LARGEST_BLOCK)
     if block < SMALLEST_BLOCK:
-        raise ValueError(f"a width of {width} is not a multiple of {SMALLEST_BLOCK}")
+        raise LoweringError(
+            f"`coarse_projection` cannot be made of a decoder whose width {width} is not a multiple of "
+            f"{SMALLEST_BLOCK}",
+            why=f"weights of 8 bits have a scale for each {SMALLEST_BLOCK} to {LARGEST_BLOCK} of them",
+            hint="export without a placement of `coarse_projection`",
+        )
     return block
