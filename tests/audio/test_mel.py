@@ -3,6 +3,7 @@
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,3 +147,23 @@ def test_a_window_takes_less_than_one_two_hundredth_of_its_length() -> None:
         seconds.append(time.perf_counter() - start)
 
     assert min(seconds) < 30 / 200  # measured: 5 ms on one thread
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+def test_every_matmul_is_too_small_for_threads_of_openblas(
+    n_mels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A matmul of (M, K) and (K, N) runs on the calling thread if M * N * K is at most
+    # SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD: OpenMathLib/OpenBLAS, interface/gemm.c and param.h.
+    sizes: list[int] = []
+    matmul = np.matmul
+
+    def recorded(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+        sizes.append(a.shape[0] * a.shape[1] * b.shape[1])
+        return matmul(a, b, out=out)
+
+    monkeypatch.setattr(np, "matmul", recorded)
+    log_mel(signal("noise"), n_mels)
+
+    assert sizes
+    assert max(sizes) <= 65536 * 4

@@ -5,6 +5,11 @@
 
 `numpy.fft.rfft` transforms 256 frames in each call. Measured for a 30 s window on one thread: 3.0 ms this
 way, 6 ms with all frames in one call (the spectra do not fit into the CPU cache), 8.5 ms with a DFT matrix.
+
+The filters are applied in groups of 8. A filter is 0 outside its triangle, so a group needs a part of the
+201 frequencies only. Its matmul is also too small for numpy's OpenBLAS to use several threads. Those wait
+actively after each matmul, and take the cores from the program that runs next. Measured with two threads: a
+window took 55 ms of CPU time with one matmul for all filters, and takes 4.5 ms.
 """
 
 from functools import lru_cache
@@ -22,6 +27,7 @@ HOP_LENGTH = 160  # samples from one frame to the next: 10 ms
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP_LENGTH  # 100
 DYNAMIC_RANGE = 8.0  # powers of ten below the maximum that are kept: 80 dB
 _FRAMES_AT_ONCE = 256  # see the module's docstring
+_FILTERS_AT_ONCE = 8  # see the module's docstring
 
 
 def log_mel(
@@ -67,13 +73,14 @@ def mel_log_power(
         hop: samples from one frame to the next. Whisper was trained with 160 only.
     """
     frames = sliding_window_view(samples, N_FFT)[::hop]  # (n, 400), a view
-    filters, window = mel_filters(n_mels), _hann_window()
+    groups, window = _filter_groups(n_mels), _hann_window()
     mel = np.empty((n_mels, len(frames)), np.float32)
     for start in range(0, len(frames), _FRAMES_AT_ONCE):
         stop = min(start + _FRAMES_AT_ONCE, len(frames))
         spectrum = np.fft.rfft(frames[start:stop] * window)
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32, copy=False)
-        np.matmul(filters, power.T, out=mel[:, start:stop])
+        for bands, bins, filters in groups:
+            np.matmul(filters, power[:, bins].T, out=mel[bands, start:stop])
     return np.log10(np.maximum(mel, 1e-10, out=mel), out=mel)
 
 
@@ -108,6 +115,19 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
     filters = (np.maximum(0.0, np.minimum(rising, falling)) / area).astype(np.float32)
     filters.setflags(write=False)
     return filters
+
+
+@lru_cache(maxsize=4)
+def _filter_groups(n_mels: int) -> tuple[tuple[slice, slice, NDArray[np.float32]], ...]:
+    """Return the filters in groups: mel bands, the frequencies at which they are not 0, and the filters."""
+    groups = []
+    for start in range(0, n_mels, _FILTERS_AT_ONCE):
+        bands = slice(start, min(start + _FILTERS_AT_ONCE, n_mels))
+        filters = mel_filters(n_mels)[bands]
+        used = np.flatnonzero(filters.any(axis=0))
+        bins = slice(used[0], used[-1] + 1) if used.size else slice(0, 1)
+        groups.append((bands, bins, np.ascontiguousarray(filters[:, bins])))
+    return tuple(groups)
 
 
 # The slaney scale: linear to 1 kHz (3 mel per 200 Hz), then 27 mel for each factor of 6.4.
