@@ -19,6 +19,7 @@ def message_class(schema: Mapping[str, tuple[Field, ...]], root: str) -> Any:
 
     described = descriptor_pb2.FieldDescriptorProto
     types = {
+        "float": described.TYPE_FLOAT,
         "int32": described.TYPE_INT32,
         "int64": described.TYPE_INT64,
         "uint32": described.TYPE_UINT32,

@@ -23,7 +23,10 @@ from torch import Tensor, nn
 from whisperport.bundle import Bundle, ListedFiles, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
+from whisperport.model.whisper import Whisper
 from whisperport.programs.program import trace
+from whisperport.programs.variants import whisper_programs
+from whisperport.programs.whisper import Parts
 from whisperport.runner import Runner
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnx_weights import OnnxWeights
@@ -101,6 +104,20 @@ def test_a_program_by_itself_shares_with_nobody(bundle: Bundle) -> None:
     graph = OnnxGraph.of(bundle.folder, bundle.manifest.program("step"))
 
     assert graph not in OnnxWeights([graph])
+
+
+def test_a_step_of_several_texts_stores_no_weights_of_its_own(
+    micro: Whisper, tmp_path: Path
+) -> None:
+    sizes = {}
+    for names in (["step"], ["step", "step_2"]):
+        folder = tmp_path / names[-1]
+        folder.mkdir()
+        programs = list(whisper_programs(Parts(micro, [(0, 0)]), names))
+        ORT.lower(programs, folder, lambda _: None)
+        sizes[names[-1]] = next(folder.rglob("weights.bin")).stat().st_size
+
+    assert sizes["step_2"] == sizes["step"]
 
 
 def test_shared_programs_compute_what_they_compute_alone(

@@ -41,6 +41,9 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
         ("node", 1, "[Node]"),
         ("initializer", 5, "[Tensor]"),
         ("sparse_initializer", 15, "[Sparse]"),
+        ("input", 11, "[Value]"),
+        ("output", 12, "[Value]"),
+        ("value_info", 13, "[Value]"),
     ),
     "Node": (
         ("input", 1, "[string]"),
@@ -49,22 +52,33 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
         ("attribute", 5, "[Attribute]"),
     ),
     "Attribute": (
+        ("name", 1, "string"),
+        ("f", 2, "float"),
         ("i", 3, "int64"),
         ("t", 5, "Tensor"),
         ("g", 6, "Graph"),
+        ("ints", 8, "[int64]"),
         ("tensors", 10, "[Tensor]"),
         ("graphs", 11, "[Graph]"),
         ("sparse_tensor", 22, "Sparse"),
         ("sparse_tensors", 23, "[Sparse]"),
+        ("type", 20, "int32"),
     ),
     "Sparse": (("values", 1, "Tensor"), ("indices", 2, "Tensor")),
     "Tensor": (
+        ("dims", 1, "[int64]"),
         ("data_type", 2, "int32"),
         ("name", 8, "string"),
+        ("raw_data", 9, "bytes"),
         ("external_data", 13, "[Entry]"),
         ("data_location", 14, "int32"),
     ),
     "Entry": (("key", 1, "string"), ("value", 2, "string")),
+    "Value": (("name", 1, "string"), ("type", 2, "Type")),
+    "Type": (("tensor_type", 1, "TensorType"),),
+    "TensorType": (("shape", 2, "Shape"),),
+    "Shape": (("dim", 1, "[Axis]"),),
+    "Axis": (("dim_value", 1, "int64"),),
 }
 
 
@@ -216,10 +230,11 @@ def _messages(root: Any) -> Iterator[Any]:
         message = waiting.pop()
         yield message
         for part, value in message.ListFields():
-            if part.message_type is not None and part.name != "external_data":
+            if part.message_type is not None and part.name not in _WITHOUT_TENSORS:
                 waiting.extend(value if part.name in _REPEATED else (value,))
 
 
+_WITHOUT_TENSORS = {"external_data", "input", "output", "value_info"}
 _REPEATED = {name for fields in SCHEMA.values() for name, _, kind in fields if kind.startswith("[")}
 
 

@@ -75,12 +75,36 @@ def write_onnx(program: Program, path: Path, weights: SharedWeights, *, opset: i
     """
     model = to_onnx(program, opset)
     nodes = len(model.graph)
+    _transpose_weights(model.graph)
     for value in list(model.graph.initializers.values()):
         if value.const_value is not None and value.const_value.nbytes >= MIN_SHARED_BYTES:
             _share(model.graph, value, weights)
     ir.save(model, path)
     check_onnx(path, program.name, opset)
     return nodes
+
+
+def _transpose_weights(graph: ir.Graph) -> None:
+    """Store the weights of each Gemm as (K, N), so that programs share them with those of a MatMul."""
+    for node in graph:
+        weight = node.inputs[1] if node.op_type == "Gemm" else None
+        turned = node.attributes.get("transB")
+        if weight is None or weight.const_value is None or turned is None or turned.value != 1:
+            continue
+        assert weight.name
+        name = f"{weight.name}_transposed"
+        if name not in graph.initializers:
+            array = weight.const_value.numpy().T
+            graph.initializers[name] = ir.Value(
+                name=name,
+                shape=ir.Shape(list(array.shape)),
+                type=weight.type,
+                const_value=ir.tensor(array, name=name),
+            )
+        node.replace_input_with(1, graph.initializers[name])
+        node.attributes["transB"] = ir.AttrInt64("transB", 0)
+        if not weight.uses():
+            graph.initializers.pop(weight.name)
 
 
 def _share(graph: ir.Graph, value: ir.Value, weights: SharedWeights) -> None:

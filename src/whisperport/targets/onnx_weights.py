@@ -3,12 +3,12 @@
 By default each session of ONNX Runtime has its own weights: converted from float16, and packed for its
 matrix multiplications. `step`, every `prefill` and `align` use the weights of the same decoder, which
 would be in memory once per program. This module reads the tensors into arrays that all sessions use
-without packing. A matrix multiplication with one token, as in `step`, is as fast as with packing; those
-of a prefill are slower, once per window.
+without packing, in blocks of columns. A matrix multiplication with one token, as in `step`, is as fast as
+with packing; those of a prefill are slower, once per window.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
+from whisperport.targets.onnx_blocks import Matrix, matrices, use_blocks
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
+FLOAT_BYTES = 4
+ALIGNMENT = 64  # bytes of a cache line, which vector instructions should not cross
 MIN_SHARED = 0.5  # shared part of a program's weights; below it, packed copies are better
 
 
@@ -28,6 +31,15 @@ class _Location(NamedTuple):
     offset: int
     length: int  # bytes
     half: bool  # float16, which the graph converts to float32
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float16 if self.half else np.float32)
+
+    @property
+    def values(self) -> int:
+        """Number of values."""
+        return self.length // self.dtype.itemsize
 
 
 class OnnxWeights:
@@ -51,6 +63,7 @@ class OnnxWeights:
             common = sum(location.length for location in locations.values() if users[location] > 1)
             if common > MIN_SHARED * sum(location.length for location in locations.values()):
                 self._sharing.add(graph)
+        self._blocked = _blocked({graph: used[graph] for graph in self._sharing})
 
     def __contains__(self, graph: OnnxGraph) -> bool:
         """Whether the program shares its weights with others."""
@@ -69,21 +82,25 @@ class OnnxWeights:
         """
         locations, model = _locations(graph), graph.detach()
         widened = _widened(model)
-        files = {}
+        files, blocked = {}, {}
         for tensor in model.graph.initializer:
             if tensor.name not in locations:
                 continue
             location = locations[tensor.name]
-            array = self._array(location).view(np.uint8)
+            array = self._array(location).reshape(-1).view(np.uint8)
             file = f"{location.offset} of {location.file.name}"  # for the session, each tensor is a file
             files[file] = array
             del tensor.external_data[:]
             tensor.external_data.add(key="location", value=file)
             tensor.external_data.add(key="length", value=str(array.nbytes))
             tensor.data_type, tensor.name = FLOAT, widened.get(tensor.name, tensor.name)
+            if location in self._blocked:
+                blocked[tensor.name] = self._blocked[location]
+                tensor.dims[:] = self._array(location).shape
         nodes = [node for node in model.graph.node if not widened.keys() & set(node.input)]
         del model.graph.node[:]
         model.graph.node.extend(nodes)
+        use_blocks(model, blocked)
         settings.add_session_config_entry("session.disable_prepacking", "1")
         in_place = "session.use_external_initializer_file_buffers_directly"
         settings.add_session_config_entry(in_place, "1")
@@ -97,11 +114,36 @@ class OnnxWeights:
         if location not in self._arrays:
             if location.offset + location.length > location.file.stat().st_size:
                 raise ValueError(f"{location.file.name} is truncated")
-            dtype = np.dtype(np.float16 if location.half else np.float32)
-            count = location.length // dtype.itemsize
-            stored = np.fromfile(location.file, dtype, count, offset=location.offset)
-            self._arrays[location] = stored.astype(np.float32, copy=False)
+            stored = np.fromfile(
+                location.file, location.dtype, location.values, offset=location.offset
+            )
+            matrix = self._blocked.get(location)
+            self._arrays[location] = _aligned(matrix.in_blocks(stored) if matrix else stored)
         return self._arrays[location]
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a copy in float32 whose memory begins at the beginning of a cache line."""
+    memory = np.empty(array.size * FLOAT_BYTES + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    copy = memory[start : start + array.size * FLOAT_BYTES].view(np.float32).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _blocked(used: Mapping[OnnxGraph, Mapping[str, _Location]]) -> dict[_Location, Matrix]:
+    """Return the weights that every one of these graphs can use in blocks."""
+    found: dict[_Location, Matrix | None] = {}
+    for graph, locations in used.items():
+        model = graph.read()
+        widened = _widened(model)
+        names = {widened.get(name, name): location for name, location in locations.items()}
+        usable = matrices(model, {name: location.values for name, location in names.items()})
+        for name, location in names.items():
+            matrix = usable.get(name)
+            if found.setdefault(location, matrix) != matrix:
+                found[location] = None
+    return {location: matrix for location, matrix in found.items() if matrix}
 
 
 def _locations(graph: OnnxGraph) -> dict[str, _Location]:
