@@ -68,8 +68,11 @@ SHARED = {
         *("base", "compiler", "importer", "machine", "options", "partitioner"),
         "execution_provider",
         *(
+            "onnx_attention",
+            "onnx_blocks",
             "onnx_lowering",
             "onnx_runner",
+            "onnx_shapes",
             "onnx_target",
             "onnx_weights",
             "program_files",

@@ -50,6 +50,7 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
         ("output", 2, "[string]"),
         ("op_type", 4, "string"),
         ("attribute", 5, "[Attribute]"),
+        ("domain", 7, "string"),
     ),
     "Attribute": (
         ("name", 1, "string"),

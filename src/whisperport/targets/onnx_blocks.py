@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.targets.onnx_shapes import stated_shapes
+
 COLUMNS = 64  # of a block
 INT64, INTS = 7, 7  # of TensorProto.DataType, of AttributeProto.AttributeType
 PLAIN = {
@@ -31,9 +33,13 @@ class Matrix(NamedTuple):
     rows: int  # K
     columns: int  # N
 
+    @property
+    def in_blocks_shape(self) -> tuple[int, int, int]:
+        return self.columns // COLUMNS, self.rows, COLUMNS
+
     def in_blocks(self, flat: NDArray[Any]) -> NDArray[Any]:
-        """Return a view of the K·N values of a matrix (K, N) as blocks (N/64, K, 64)."""
-        return flat.reshape(self.rows, -1, COLUMNS).transpose(1, 0, 2)
+        """Return a view of R rows, R·N values, as blocks (N/64, R, 64)."""
+        return flat.reshape(-1, self.columns // COLUMNS, COLUMNS).transpose(1, 0, 2)
 
 
 def matrices(model: Any, sizes: Mapping[str, int]) -> dict[str, Matrix]:
@@ -45,7 +51,7 @@ def matrices(model: Any, sizes: Mapping[str, int]) -> dict[str, Matrix]:
     """
     if any(one.HasField("g") or one.graphs for node in model.graph.node for one in node.attribute):
         return {}  # an inner graph may use the weights too
-    shapes = _shapes(model)
+    shapes = stated_shapes(model)
     found: dict[str, Matrix] = {}
     others: set[str] = {value.name for value in model.graph.output}
     for node in model.graph.node:
@@ -64,12 +70,12 @@ def use_blocks(model: Any, blocked: Mapping[str, Matrix]) -> None:
         model: a parsed ONNX model, whose nodes are changed.
         blocked: some of its `matrices`, each of which is now (N/64, K, 64).
     """
-    graph, shapes, nodes = model.graph, _shapes(model), []
+    graph, shapes, nodes = model.graph, stated_shapes(model), []
     for node in graph.node:
         nodes.append(node)
         if len(node.input) > 1 and node.input[1] in blocked:
             nodes += _joined(graph, node, shapes[node.input[0]], blocked[node.input[1]].columns)
-    values = [value for value in graph.value_info if value.name not in blocked]
+    values = [value for value in graph.value_info if value.name not in blocked]  # of other shapes
     for part, kept in ((graph.node, nodes), (graph.value_info, values)):
         copies = [type(one).FromString(one.SerializeToString()) for one in kept]
         del part[:]
@@ -121,11 +127,3 @@ def _matrix(
     rows, columns = shape[-1], size // max(1, shape[-1])
     fits = min(shape) > 0 and rows * columns == size and columns > 0 and columns % COLUMNS == 0
     return Matrix(rows, columns) if fits else None
-
-
-def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors that the graph states; a size that is not a number is 0."""
-    return {
-        value.name: tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
-        for value in (*model.graph.input, *model.graph.value_info)
-    }

@@ -52,7 +52,7 @@ class OnnxRunner(Runner):
             spec: the program's signature in the manifest.
             threads: CPU threads; None: ONNX Runtime chooses.
             provider: name of the execution provider.
-            weights: weights that several programs share; None: the session loads its own.
+            weights: weights that several programs share, for a CPU; None: the session loads the file.
             provider_options: options of the execution provider, name -> value; None: its defaults.
 
         Raises:

@@ -7,6 +7,8 @@ without packing, in blocks of columns. A matrix multiplication with one token, a
 with packing; those of a prefill are slower, once per window.
 """
 
+import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
+from whisperport.targets.onnx_attention import join_attention
 from whisperport.targets.onnx_blocks import Matrix, matrices, use_blocks
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
 FLOAT_BYTES = 4
+PART = 2**16  # values that are read together
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 ALIGNMENT = 64  # bytes of a cache line, which vector instructions should not cross
 MIN_SHARED = 0.5  # shared part of a program's weights; below it, packed copies are better
 
@@ -69,10 +74,11 @@ class OnnxWeights:
         """Whether the program shares its weights with others."""
         return graph in self._sharing
 
-    def session_model(self, graph: OnnxGraph, settings: Any) -> bytes:
-        """Return the serialized graph for a session, and put its weights into the session's settings.
+    def session_model(self, graph: OnnxGraph, settings: Any) -> bytes | str:
+        """Return what a session loads: the graph as it is faster on a CPU, or the path of its file.
 
-        The session uses the memory of this object, which must live as long as the session.
+        If the program shares its weights, the session uses the memory of this object, which must live as
+        long as the session.
 
         Args:
             settings: an `onnxruntime.SessionOptions`, which is changed.
@@ -80,7 +86,20 @@ class OnnxWeights:
         Raises:
             ValueError, OSError: a file of weights is missing or too short.
         """
-        locations, model = _locations(graph), graph.detach()
+        if graph not in self:
+            model = graph.detach()
+            if not join_attention(model):
+                return os.fspath(graph.path)
+            settings.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(graph.path.parent))
+        else:
+            locations, model = _locations(graph), graph.detach()
+            join_attention(model)
+            self._share(model, locations, settings)
+        given: bytes = model.SerializeToString()
+        return given
+
+    def _share(self, model: Any, locations: Mapping[str, _Location], settings: Any) -> None:
+        """Make a graph use the arrays of this object, and put these into the session's settings."""
         widened = _widened(model)
         files, blocked = {}, {}
         for tensor in model.graph.initializer:
@@ -107,28 +126,40 @@ class OnnxWeights:
         settings.add_external_initializers_from_files_in_memory(
             list(files), list(files.values()), [array.nbytes for array in files.values()]
         )
-        given: bytes = model.SerializeToString()
-        return given
 
     def _array(self, location: _Location) -> NDArray[np.float32]:
         if location not in self._arrays:
             if location.offset + location.length > location.file.stat().st_size:
                 raise ValueError(f"{location.file.name} is truncated")
-            stored = np.fromfile(
-                location.file, location.dtype, location.values, offset=location.offset
-            )
-            matrix = self._blocked.get(location)
-            self._arrays[location] = _aligned(matrix.in_blocks(stored) if matrix else stored)
+            self._arrays[location] = _read(location, self._blocked.get(location))
         return self._arrays[location]
 
 
-def _aligned(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a copy in float32 whose memory begins at the beginning of a cache line."""
-    memory = np.empty(array.size * FLOAT_BYTES + ALIGNMENT, np.uint8)
+def _read(location: _Location, matrix: Matrix | None) -> NDArray[np.float32]:
+    """Read a tensor as float32, and in blocks if it is a matrix.
+
+    It is read in small parts, so that there is no second large array, whose memory the process would keep.
+    """
+    columns = matrix.columns if matrix else 1
+    rows, step = location.values // columns, max(1, PART // columns)
+    read = _aligned(matrix.in_blocks_shape if matrix else (rows,))
+    with location.file.open("rb") as file:
+        file.seek(location.offset)
+        for row in range(0, rows, step):
+            part = np.fromfile(file, location.dtype, min(step, rows - row) * columns)
+            if matrix:
+                read[:, row : row + step] = matrix.in_blocks(part)
+            else:
+                read[row : row + step] = part
+    return read
+
+
+def _aligned(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return a new array whose memory begins at the beginning of a cache line."""
+    size = math.prod(shape) * FLOAT_BYTES
+    memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    copy = memory[start : start + array.size * FLOAT_BYTES].view(np.float32).reshape(array.shape)
-    copy[...] = array
-    return copy
+    return memory[start : start + size].view(np.float32).reshape(shape)
 
 
 def _blocked(used: Mapping[OnnxGraph, Mapping[str, _Location]]) -> dict[_Location, Matrix]:

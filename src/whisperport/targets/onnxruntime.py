@@ -219,7 +219,7 @@ class OnnxRuntime(Target):
                 graph,
                 chosen.threads_of(entry.spec.name, options.threads),
                 provider,
-                weights if graph in weights else None,
+                weights if provider == CPU else None,
                 pairs if provider != CPU else None,
             )
             for entry, graph, provider in zip(entries, graphs, providers, strict=True)

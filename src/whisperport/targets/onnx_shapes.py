@@ -1,0 +1,15 @@
+"""The shapes that an ONNX graph states of its tensors."""
+
+from typing import Any
+
+
+def stated_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of inputs and of tensors between nodes; a size that is not a number is 0.
+
+    Args:
+        model: a parsed ONNX model.
+    """
+    return {
+        value.name: tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
+        for value in (*model.graph.input, *model.graph.value_info)
+    }
