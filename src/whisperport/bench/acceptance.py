@@ -100,10 +100,10 @@ def how_programs_run(manifest: Manifest, options: Mapping[str, str]) -> dict[str
     """Return how each program runs with these run options, "TARGET.NAME" -> value."""
 
     def how(target: str) -> How:
-        if is_emulated(target, options):
+        chosen, run = get_target(target), RunOptions(options=options)
+        if is_emulated(target, options) or chosen.runs_quantized(run):
             return "emulated on the CPU"
-        simulated = get_target(target).simulates(RunOptions(options=options))
-        return "simulated here" if simulated else "run here"
+        return "simulated here" if chosen.simulates(run) else "run here"
 
     return {entry.spec.name: how(entry.target) for entry in manifest.programs}
 

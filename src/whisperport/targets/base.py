@@ -194,6 +194,17 @@ class Target(ABC):
         """
         return False
 
+    def runs_quantized(self, options: RunOptions) -> bool:
+        """Return whether `load` emulates the quantized programs from which the compiled files were made.
+
+        They have the placement's precision. They are not the compiled files: running them here is evidence
+        of an emulation, and not of a simulation.
+
+        Args:
+            options: the run options.
+        """
+        return False
+
     def emulated_precision(self, precision: str) -> str:
         """Return the precision in which `spec.emulation` runs a program on the CPU.
 

@@ -17,10 +17,16 @@ The stage script defines:
     version()                     returns the SDK's version, "" if unknown; raises ImportError without SDK
     check(version, settings)      returns why this SDK does not support these settings; "" if it does
     STAGES[name](folder, program, settings)           runs one stage in a program's folder
+    load(files)                     optional: loads a program that the stages made, for `--serve`; returns a
+                                    function: input name -> array, to a list of the outputs
 
     python compile.py             runs unfinished stages and prints a line of text per stage
     python compile.py --json      prints a JSON object per line; stops when standard input closes
     python driver.py --probe STAGES.PY SETTINGS       checks that the SDK supports these settings
+    python driver.py --serve STAGES.PY SETTINGS       runs the programs in `settings["programs"]` on arrays
+
+With `--serve`, both directions are messages: a JSON object on one line, then as many bytes as its `bytes`
+says, an `.npz` file of arrays. The process ends when standard input closes.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import signal
@@ -202,6 +209,68 @@ def _output_to(path: Path) -> Iterator[Any]:
         yield file
 
 
+# Programs on request
+
+
+def serve(script: Path, settings: JsonObject) -> None:
+    """Load programs, and run them on the arrays of each request until standard input closes.
+
+    Args:
+        script: the vendor's stage script. It defines `load`.
+        settings: as for `check`, with `programs`: name of a program -> paths of its files.
+
+    Raises:
+        StopError: the SDK is missing or does not support this, or a program cannot be loaded.
+    """
+    send = _messages()
+    vendor = _load_vendor(script, settings, send)
+    import numpy as np
+
+    programs = {}
+    for name, files in settings["programs"].items():
+        try:
+            programs[name] = vendor.load([Path(file) for file in files])
+        except Exception as error:
+            send("failed", program=name, message=_described(error))
+            raise StopError from error
+    send("ready")
+    while line := sys.stdin.buffer.readline():
+        request = json.loads(line)
+        content = sys.stdin.buffer.read(request["bytes"])
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                outputs = programs[request["program"]](dict(arrays))
+            made = io.BytesIO()
+            np.savez(made, **{str(index): array for index, array in enumerate(outputs)})
+        except Exception as error:  # the exceptions of an SDK have no common base class
+            traceback.print_exc()
+            send("failed", program=request["program"], message=_described(error))
+        else:
+            send("outputs", made.getvalue())
+
+
+def _messages() -> Callable[..., None]:
+    """Return a function that sends an event with bytes to the present standard output.
+
+    From then on, everything else that is printed goes to standard error, including the output of C++ code.
+    """
+    output = os.fdopen(os.dup(1), "wb")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+
+    def send(event: str, content: bytes = b"", **facts: Any) -> None:
+        header = {"event": event, "bytes": len(content), **facts}
+        output.write(json.dumps(header).encode("ascii") + b"\n")
+        output.write(content)
+        output.flush()
+
+    return send
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
 # Command line
 
 
@@ -210,6 +279,12 @@ def _main(arguments: list[str]) -> int:
         report = _json_lines()
         try:
             _load_vendor(Path(arguments[1]), json.loads(arguments[2]), report)
+        except StopError:
+            return 1
+        return 0
+    if arguments[:1] == ["--serve"]:
+        try:
+            serve(Path(arguments[1]), json.loads(arguments[2]))
         except StopError:
             return 1
         return 0

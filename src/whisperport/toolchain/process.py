@@ -43,19 +43,8 @@ class _Driver:
 
     @classmethod
     def start(cls, installed: Installed, arguments: Sequence[str], stderr: Any) -> "_Driver":
-        return cls(
-            subprocess.Popen(
-                [os.fspath(installed.interpreter), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                env={**_environment(installed.interpreter), **installed.environment},
-                start_new_session=True,  # Ctrl-C in a terminal must reach it only through `stop`
-            )
-        )
+        how = {"text": True, "encoding": "utf-8", "errors": "replace"}
+        return cls(start_process(installed, arguments, stderr=stderr, **how))
 
     def events(self) -> Iterator[Mapping[str, Any]]:
         """Yield the driver's events. Lines that are not JSON objects were printed by the SDK: skip them."""
@@ -74,12 +63,44 @@ class _Driver:
             os.killpg(self.process.pid, signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_S)
-            with suppress(ProcessLookupError):  # the SDK's child processes may ignore an interrupt
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
+            kill_group(self.process)  # the SDK's child processes may ignore an interrupt
+        _close_pipes(self.process)
+
+
+def start_process(
+    installed: Installed, arguments: Sequence[str], **how: Any
+) -> "subprocess.Popen[Any]":
+    """Start a toolchain's interpreter in a process group of its own, with pipes for input and output.
+
+    Args:
+        installed: the toolchain.
+        arguments: of the interpreter, the script first.
+        how: further arguments of `subprocess.Popen`.
+    """
+    return subprocess.Popen(
+        [os.fspath(installed.interpreter), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**_environment(installed.interpreter), **installed.environment},
+        start_new_session=True,  # Ctrl-C in a terminal does not reach it
+        **how,
+    )
+
+
+def kill_process(process: "subprocess.Popen[Any]") -> None:
+    """Kill the process group of `start_process` if it is running, and close the pipes."""
+    if process.poll() is None:
+        kill_group(process)
+    _close_pipes(process)
+
+
+def exit_reason(code: int) -> str:
+    """Return why a process ended, in words."""
+    if code == -signal.SIGKILL:
+        return "the system killed the process, most likely because memory ran out"
+    if code < 0:
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return f"the process ended with exit status {code} and did not report a result"
 
 
 def run_driver(toolchain: Installed | Path, work: Path, progress: Progress) -> Failure | None:
@@ -152,7 +173,7 @@ def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:
     kind = last["event"]
     if kind not in ("missing", "unsuitable", "failed"):
         return Failure(
-            kind="died", message=_exit_reason(code), program=program, stage=stage, log=log
+            kind="died", message=exit_reason(code), program=program, stage=stage, log=log
         )
     return Failure(
         kind=kind,
@@ -164,12 +185,18 @@ def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:
     )
 
 
-def _exit_reason(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "the system killed the process, most likely because memory ran out"
-    if code < 0:
-        return f"the process was ended by {signal.Signals(-code).name}"
-    return f"the process ended with exit status {code} and did not report a result"
+def kill_group(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process of `start_process` with all processes that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _close_pipes(process: "subprocess.Popen[Any]") -> None:
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with suppress(OSError):  # the process did not read everything
+                stream.close()
 
 
 def _installed(toolchain: Installed | Path) -> Installed:

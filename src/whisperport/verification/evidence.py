@@ -37,24 +37,28 @@ def today() -> str:
 def _evidence(
     manifest: Manifest, entry: ProgramEntry, report: Report, options: Mapping[str, str]
 ) -> Evidence:
-    target, emulated = get_target(entry.target), is_emulated(entry.target, options)
-    runtime = target.spec.emulation_runtime if emulated else target.spec.runtime
-    files = _lowered(entry, target) if emulated else entry.files
-    kind: Kind = "emulated" if emulated else "run"
-    if not emulated and target.simulates(RunOptions(options=options)):
+    target, run = get_target(entry.target), RunOptions(options=options)
+    lowered, quantized = is_emulated(entry.target, options), target.runs_quantized(run)
+    kind: Kind = "emulated" if lowered or quantized else "run"
+    if kind == "run" and target.simulates(run):
         kind = "simulated"
+    files = _not_compiled(entry, target) if kind == "emulated" else entry.files
+    package = target.spec.emulation_runtime if lowered else target.spec.runtime
+    runtime = versions([package] if package else [])
+    if quantized and target.compiler is not None:  # its emulator is not in this interpreter
+        runtime = {target.compiler.title: str(entry.delegation.get("compiler", ""))}
     return Evidence(
         kind=kind,
         files={path: manifest.files[path].sha256 for path in files},
-        runtime=versions([runtime] if runtime else []),
+        runtime=runtime,
         machine=report.machine,
         date=today(),
         checks=tuple(check for check in report.checks if check.involves(entry.spec.name)),
     )
 
 
-def _lowered(entry: ProgramEntry, target: Target) -> tuple[str, ...]:
-    """Return the files that `lower` wrote. Emulation runs these, not those of the vendor's compiler."""
+def _not_compiled(entry: ProgramEntry, target: Target) -> tuple[str, ...]:
+    """Return a program's files without the compiled one, which no emulation runs."""
     makers = (target.compiler, target.importer)
     compiled = tuple(maker.suffix for maker in makers if maker is not None)
     return tuple(file for file in entry.files if not file.endswith(compiled))

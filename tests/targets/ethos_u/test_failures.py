@@ -5,7 +5,6 @@ script and everything in whisperport are the real ones.
 """
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,8 @@ import pytest
 from whisperport.compiling import CompileOptions, compile
 from whisperport.errors import LoweringError, UsageError
 
-VERSIONS = {
-    "executorch": "1.5.1",
-    "ethos_u_vela": "5.1.0",
-    "tosa_tools": "2026.5.0",
-    "torch": "2.13.0",
-}
+from .small_packages import interpreter
+
 # `torch.export.load` of the quantize stage is the first call of the SDK.
 TORCH = "import os, signal\nclass export:\n    @staticmethod\n    def load(path):\n        {0}\n"
 OTHER_MODULES = {
@@ -35,22 +30,8 @@ def toolchain(tmp_path: Path) -> Callable[..., Path]:
     """Make an interpreter with packages of these versions, whose `torch.export.load` runs a statement."""
 
     def make(statement: str = "pass", **versions: str) -> Path:
-        packages = tmp_path / "packages"
-        shutil.rmtree(packages, ignore_errors=True)
-        for file, text in {**OTHER_MODULES, "torch.py": TORCH.format(statement)}.items():
-            path = packages / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        for name, version in {**VERSIONS, **versions}.items():
-            described = packages / f"{name}-{version}.dist-info" / "METADATA"
-            described.parent.mkdir()
-            described.write_text(
-                f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-            )
-        python = tmp_path / "python"
-        python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
-        python.chmod(0o755)
-        return python
+        files = {**OTHER_MODULES, "torch.py": TORCH.format(statement)}
+        return interpreter(tmp_path, files, versions, "-S")
 
     return make
 

@@ -29,6 +29,7 @@ VARIABLE = variable("ethos-u")
 PYTHON = os.environ.get(VARIABLE, "")
 ONE = RunOptions(threads=1)
 EMULATED = RunOptions(threads=1, options={"ethos-u85.emulation": "torch"})
+TOSA = RunOptions(threads=1, options={"ethos-u85.emulation": "tosa"})
 
 pytestmark = pytest.mark.skipif(not PYTHON, reason=f"needs the compiler: set {VARIABLE}")
 
@@ -68,6 +69,22 @@ def test_a_compiled_program_does_not_run_here_and_is_emulated(compiled):
     with pytest.raises(UsageError, match="do not run on this machine"):
         target.load(compiled.folder, entries, ONE)
     assert set(target.load(compiled.folder, entries, EMULATED)) == set(NPU_PROGRAMS)
+
+
+def test_a_loaded_graph_computes_what_the_stage_computed(compiled):
+    runners = get_target("ethos-u85").load(
+        compiled.folder, [compiled.manifest.program(name) for name in NPU_PROGRAMS], TOSA
+    )
+    for name, runner in runners.items():
+        folder = compiled.folder.with_name("compiled.compile") / "ethos-u85" / name
+        inputs = {
+            tensor.name: np.load(folder / f"emulated_{tensor.name}.npy")[0]
+            for tensor in runner.spec.inputs
+        }
+
+        for output, array in runner.run(inputs).items():
+            expected = np.load(folder / f"emulated_output_{output}.npy")[0]
+            np.testing.assert_array_equal(array, expected, strict=True)
 
 
 def test_a_compiled_file_has_no_paths_of_this_machine(compiled):

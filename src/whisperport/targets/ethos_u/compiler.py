@@ -119,7 +119,10 @@ class EthosUCompiler(Compiler):
             )
             settings["emulated_outputs"] = list(outputs)
         return CompilePlan(
-            stages=tuple(planned), artifact=artifact, settings=settings, keep=(GRAPH, ESTIMATE)
+            stages=tuple(planned),
+            artifact=artifact,
+            settings=settings,
+            keep=(GRAPH, TENSORS, ESTIMATE),
         )
 
     def _hardware(self, chosen: CompileOptions) -> dict[str, Any]:

@@ -72,9 +72,10 @@ class RunOptions:
     """Options for running."""
 
     emulation: Annotated[
-        Literal["torch"] | None,
+        Literal["torch", "tosa"] | None,
         Option(
-            "Run the lowered programs on the CPU in float32 with torch, not the compiled files; this is "
-            "the only way to run them on this machine"
+            "How to run the programs on the CPU, which is the only way on this machine: torch runs the "
+            "lowered programs in float32, tosa the quantized graphs of the compiler in the TOSA reference "
+            "model, which needs the compiler's environment"
         ),
     ] = None

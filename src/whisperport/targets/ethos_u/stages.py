@@ -274,6 +274,25 @@ def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
         np.save(folder / file, np.stack(made), allow_pickle=False)
 
 
+def load(files: Sequence[Path]) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """Return what runs a graph in the reference model: input name -> array, to the outputs.
+
+    Args:
+        files: graph.tosa and tensors.json, with any names.
+
+    Raises:
+        ImportError: the reference model is not installed.
+        OtherGraphError: an input has another type than the NPU's integers.
+    """
+    import tosa_reference_model  # noqa: F401  # before the first run
+
+    graph, described = files[0].read_bytes(), json.loads(files[1].read_text(encoding="utf-8"))
+    for tensor in described["inputs"]:
+        if tensor["dtype"] not in DTYPES.values():
+            raise OtherGraphError(f"the input {tensor['name']} has the type {tensor['dtype']}")
+    return lambda inputs: run_graph(graph, described, inputs)
+
+
 def run_graph(graph: bytes, described: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[Any]:
     """Run a TOSA graph in the reference model.
 

@@ -13,6 +13,7 @@ from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.ethos_u import options as own_options
 from whisperport.targets.ethos_u.chips import Npu
 from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
+from whisperport.targets.ethos_u.reference_model import load_graphs
 from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
 from whisperport.targets.ethos_u.specs import spec_of
 from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
@@ -25,11 +26,15 @@ if TYPE_CHECKING:  # boards have no torch
 class EthosU(Target):
     """The target for one NPU. Lowered programs can be emulated on the CPU before compilation."""
 
+    compiler: EthosUCompiler
     run_options: ClassVar[type[Any]] = own_options.RunOptions
 
     def __init__(self, npu: Npu) -> None:
         self.npu, self.spec = npu, spec_of(npu)
         self.compiler = EthosUCompiler(npu)
+
+    def runs_quantized(self, options: RunOptions) -> bool:
+        return bool(cast(own_options.RunOptions, options.of(self)).emulation == "tosa")
 
     def emulated_precision(self, precision: str) -> str:
         """Return the precision of the lowered file: `compile` quantizes, not `export`."""
@@ -69,14 +74,16 @@ class EthosU(Target):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        """Load lowered programs for emulation.
+        """Load lowered programs, or the compiler's quantized graphs, for emulation.
 
         Raises:
             UsageError: the options do not choose emulation: compiled files run on a device only.
             BundleError: a file is missing or damaged, or a program is not compiled.
-            MissingPackageError: torch is not installed.
+            MissingPackageError: torch, or the compiler's environment, is not installed.
         """
         chosen = cast(own_options.RunOptions, options.of(self))
+        if chosen.emulation == "tosa":
+            return load_graphs(self.compiler, folder, entries)
         if chosen.emulation:
             _import_torch(self.spec.name)
             use_threads(options.threads)
@@ -93,8 +100,10 @@ class EthosU(Target):
             f"the compiled programs of `{self.spec.name}` do not run on this machine",
             why="they run on a chip with the NPU, in an ExecuTorch runner that contains its delegate; "
             "ExecuTorch's Python package has no such delegate",
-            hint=f"emulate them on the CPU with `--run-option {self.spec.name}.emulation=torch`, or "
-            f"copy the {COMPILED} files to the device; docs/how-to/ethos-u85.md describes it",
+            hint="run the quantized graphs on the CPU with "
+            f"`--run-option {self.spec.name}.emulation=tosa`, or the lowered programs in float32 with "
+            f"`--run-option {self.spec.name}.emulation=torch`; or copy the {COMPILED} files to the device; "
+            "docs/how-to/ethos-u85.md describes it",
         )
 
 
