@@ -17,6 +17,7 @@ from whisperport.inspecting import InspectOptions, inspect
 from whisperport.programs.program import Program, trace
 from whisperport.spec import TensorSpec
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.ethos_u import stages
 from whisperport.targets.ethos_u.chips import NPUS
 
 from .pte_file import pte_bytes
@@ -154,3 +155,38 @@ def test_inspect_shows_what_the_npu_runs_and_does_not_run_a_compiled_program(
     assert found.skipped == ("encoder",)
     (plan,) = found.plans
     assert plan.engines == {"NPU subgraphs": 1, "CPU conversions": 2}
+
+
+def test_new_keys_and_values_get_the_range_of_those_in_the_cache():
+    import torch
+
+    class Range(torch.nn.Module):
+        def __init__(self, low: float, high: float) -> None:
+            super().__init__()
+            self.min_val, self.max_val = torch.tensor(low), torch.tensor(high)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.min_val = torch.minimum(x.min(), self.min_val)
+            self.max_val = torch.maximum(x.max(), self.max_val)
+            return x
+
+    graph = torch.fx.Graph()
+    for name in ("x", "self_k_0"):
+        graph.call_module(f"of_{name}", (graph.placeholder(name),))
+    made = [graph.call_module(f"of_{name}", (next(iter(graph.nodes)),)) for name in "abc"]
+    graph.output([made])
+    seen = {
+        "of_x": (-9, 9),
+        "of_self_k_0": (-3, 5),
+        "of_a": (-1, 1),
+        "of_b": (-4, 4),
+        "of_c": (0, 0),
+    }
+    modules = {name: Range(*limits) for name, limits in seen.items()}
+    prepared = torch.fx.GraphModule(modules, graph)
+    settings = {"inputs": ["x", "self_k_0"], "outputs": ["logits", "new_k_0", "new_v_0"]}
+
+    stages._widen_new_state(prepared, settings)
+
+    found = {name: (float(one.min_val), float(one.max_val)) for name, one in modules.items()}
+    assert found == {**seen, "of_b": (-4, 5)}

@@ -81,12 +81,37 @@ def _quantize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, A
         for number, flat in enumerate(samples):
             print("sample", number + 1, "of", len(samples), flush=True)
             prepared(*_arguments(exported, flat))
+        if own["precision"] == "w8a16":
+            _widen_new_state(prepared, own)
         converted = convert_pt2e(prepared)
         example = _arguments(exported, samples[0])
         quantized = torch.export.export(converted, example, strict=False)
     partial = folder / "partial.quantized.pt2"
     torch.export.save(quantized, partial)
     os.replace(str(partial), str(folder / "quantized.pt2"))
+
+
+def _widen_new_state(prepared: Any, own: Mapping[str, Any]) -> None:
+    """Give the key and value of a new token the range of those in the cache.
+
+    They are the same quantity, and the calibration set has many more of them in the caches than among the
+    outputs. A value above the range is cut off, for this token and every later one.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def observer(node: Any) -> Any:
+        return getattr(prepared, str(node.target))
+
+    given = [node for node in prepared.graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in prepared.graph.nodes if node.op == "output")
+    cached = dict(zip(own["inputs"], given))  # noqa: B905  # Python 3.9
+    for name, node in zip(own["outputs"], pytree.tree_leaves(output.args[0])):  # noqa: B905
+        kind, _, rest = name.partition("_")
+        if kind == "new" and f"self_{rest}" in cached:
+            (read,) = cached[f"self_{rest}"].users
+            known = observer(read)
+            observer(node)(torch.stack([known.min_val, known.max_val]))
 
 
 def _configuration(own: Mapping[str, Any]) -> Any:
