@@ -16,23 +16,27 @@ texts that are decoded together; ARCHITECTURE.md defines the other letters. A to
 self-attention cache and writes it, because shapes are static. Softmax, norms, activations and the exchange
 between cores are not counted, and no program reaches a peak speed: real times are longer.
 
+A vendor's compiler may estimate the programs that it compiled. A bundle with such programs is planned with
+these estimates, unless an option asks for the machines of a target.
+
 Each program is loaded with its own weights, and each decode program with its own state. The memory of
 activations is not known.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.bundle import MANIFEST, Bundle
+from whisperport.bundle import MANIFEST, Bundle, Manifest
 from whisperport.checks import batch_rows
 from whisperport.dims import Dims
 from whisperport.errors import UsageError
 from whisperport.preflight import requires_torch
 from whisperport.ranges import check_range
 from whisperport.targets import TARGETS, Target, get_target
+from whisperport.targets.compiler import Estimate
 from whisperport.targets.machine import Machine
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes per number, by precision
@@ -103,17 +107,37 @@ class MachinePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEstimate:
+    """The estimate of one compiled program by its vendor's compiler. It is not a time of a device.
+
+    Attributes:
+        program: name of the program.
+        target: name of its target.
+        precision: the program's precision.
+        compiler: name of the compiler.
+        estimate: what it estimated.
+    """
+
+    program: str
+    target: str
+    precision: str
+    compiler: str
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The result of `plan`; true if the model fits at least one machine.
+    """The result of `plan`; true if the model fits at least one machine, or was planned with none.
 
     Attributes:
         target: name of the target.
-        precision: precision of weights and state.
+        precision: precision of weights and state; of compiled programs, the precisions of all.
         batch: B.
         tensor_parallel: R.
         heads: number of heads of the encoder and of the decoder.
         padded_heads: heads that are computed for nothing, because R does not divide them.
-        machines: the estimate for each machine that has at least R cores.
+        machines: the estimate for each machine that has at least R cores; none for compiled programs.
+        compiled: the compilers' estimates of a bundle's compiled programs, of those that have one.
     """
 
     target: str
@@ -123,9 +147,10 @@ class Plan:
     heads: tuple[int, int]
     padded_heads: int
     machines: tuple[MachinePlan, ...]
+    compiled: tuple[ProgramEstimate, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(one.fits for one in self.machines)
+        return any(one.fits for one in self.machines) or bool(self.compiled and not self.machines)
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -151,7 +176,18 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
         MissingPackageError: a checkpoint is given, and torch is not installed.
     """
     options = options or PlanOptions()
-    dims, programs, placed = _read(source)
+    dims, programs, placed, compiled = _read(source)
+    if compiled and options == PlanOptions():
+        return Plan(
+            target=_listed(one.target for one in compiled),
+            precision=_listed(one.precision for one in compiled),
+            batch=1,
+            tensor_parallel=1,
+            heads=(dims.n_audio_head, dims.n_text_head),
+            padded_heads=0,
+            machines=(),
+            compiled=compiled,
+        )
     target = get_target(_target_name(options.target or placed))
     precision = options.precision or target.spec.precisions[0]
     if precision not in target.spec.precisions or precision not in BYTES:
@@ -293,18 +329,43 @@ def token_numbers(dims: Dims, cores: int = 1, batch: int = 1) -> int:
     return decoder_weights(dims, cores) + batch * moved
 
 
-def _read(source: str | os.PathLike[str]) -> tuple[Dims, tuple[str, ...], str]:
-    """Return the sizes of a model, the names of its decode programs, and the target of its `step`."""
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _estimates(manifest: Manifest) -> tuple[ProgramEstimate, ...]:
+    """Return what compilers estimated of a bundle's programs."""
+    found = []
+    for entry in manifest.programs:
+        compiler = get_target(entry.target).compiler
+        made = compiler.estimate(entry.delegation) if compiler else None
+        if compiler and made:
+            found.append(
+                ProgramEstimate(
+                    program=entry.spec.name,
+                    target=entry.target,
+                    precision=entry.precision,
+                    compiler=compiler.title,
+                    estimate=made,
+                )
+            )
+    return tuple(found)
+
+
+def _read(
+    source: str | os.PathLike[str],
+) -> tuple[Dims, tuple[str, ...], str, tuple[ProgramEstimate, ...]]:
+    """Return a model's sizes, names of its decode programs, target of its `step`, compilers' estimates."""
     path = Path(source)
     if (path / MANIFEST).is_file():
         manifest = Bundle.open(path, check_hashes=False).manifest
         placed = {entry.spec.name: entry.target for entry in manifest.programs}
         decode = tuple(name for name in placed if name.startswith(("prefill_", "step", "align")))
         known = [name for name in placed.values() if name in _planned()]
-        return manifest.dims, decode, known[0] if known else ""
+        return manifest.dims, decode, known[0] if known else "", _estimates(manifest)
     with requires_torch("read a checkpoint"):
         from whisperport.checkpoint import load_checkpoint
-    return load_checkpoint(source if isinstance(source, str) else path).dims, DECODE, ""
+    return load_checkpoint(source if isinstance(source, str) else path).dims, DECODE, "", ()
 
 
 def _planned() -> Mapping[str, Target]:

@@ -8,10 +8,19 @@ import click
 from whisperport.cli.console import WIDTH, print_json, print_lines, print_table
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import IntRange, Verb, option
-from whisperport.planning import BYTES, MAX_BATCH, MAX_CORES, MachinePlan, Plan, PlanOptions
+from whisperport.planning import (
+    BYTES,
+    MAX_BATCH,
+    MAX_CORES,
+    MachinePlan,
+    Plan,
+    PlanOptions,
+    ProgramEstimate,
+)
 from whisperport.planning import plan as make_plan
 
 HEADINGS = ("machine", "models", "weights", "state", "memory", "largest batch", "encoder", "token")
+COMPILED_HEADINGS = ("program", "one run", "cycles", "memory")
 GB = 1e9
 
 
@@ -66,6 +75,9 @@ def plan(
     speeds that the vendor publishes. Real times are longer. The exit status is 1 if the model fits no
     machine.
 
+    Some vendors' compilers estimate the programs that they compile. For a bundle with such programs, and
+    without options, these estimates are listed.
+
     \b
     Examples:
       $ whisperport plan openai/whisper-large-v3-turbo
@@ -84,6 +96,9 @@ def plan(
 
 
 def _print(planned: Plan) -> None:
+    if planned.compiled and not planned.machines:
+        _print_compiled(planned)
+        return
     cores = planned.tensor_parallel
     print_lines(
         f"{planned.target}, {planned.precision}, batch {planned.batch}, {cores} core"
@@ -94,6 +109,31 @@ def _print(planned: Plan) -> None:
     print_lines("")
     for line in _notes(planned):
         print_lines(*textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _print_compiled(planned: Plan) -> None:
+    compilers = ", ".join(dict.fromkeys(one.compiler for one in planned.compiled))
+    print_lines(
+        f"{planned.target}, {planned.precision}: estimates of {compilers}; nothing was run or measured",
+        "",
+    )
+    print_table(COMPILED_HEADINGS, [_compiled_row(one) for one in planned.compiled])
+    print_lines("")
+    conditions = dict.fromkeys(
+        f"{one.target}: {one.estimate.conditions}" for one in planned.compiled
+    )
+    print_lines(*conditions)
+
+
+def _compiled_row(one: ProgramEstimate) -> tuple[str, ...]:
+    made = one.estimate
+    memory = (f"{size / 1e6:.4g} MB of {name}" for name, size in made.memory_bytes.items())
+    return (
+        one.program,
+        f"{made.seconds * 1e3:.4g} ms",
+        f"{made.cycles / 1e6:.4g} M",
+        ", ".join(memory),
+    )
 
 
 def _row(one: MachinePlan) -> tuple[str, ...]:

@@ -97,6 +97,23 @@ class CompilePlan:
     keep: tuple[str, ...] = ()  # other files of the folder that are copied into the bundle
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A compiler's own estimate of a program on its device. Nothing was run or measured.
+
+    Attributes:
+        seconds: time of one run.
+        cycles: clock cycles of one run.
+        memory_bytes: name of a memory -> bytes that the program uses there.
+        conditions: the device and the memory system that the estimate is for, in the vendor's words.
+    """
+
+    seconds: float
+    cycles: float
+    memory_bytes: Mapping[str, float]
+    conditions: str
+
+
 # What happened, as words that follow the compiler's title; and a hint, in which {target} and {program} are
 # the names of the target and of the program.
 Explanation = tuple[str, str]
@@ -185,6 +202,14 @@ class Compiler(ABC):
         Raises:
             BundleError: the file is damaged, is for another chip, or has other inputs or outputs.
         """
+
+    def estimate(self, facts: Mapping[str, Any]) -> Estimate | None:
+        """Return the estimate in the facts that `check` returned; None: there is none.
+
+        Args:
+            facts: as they are in a manifest, which anyone may have written.
+        """
+        return None
 
     def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
         """Read the accuracy that the vendor's tool wrote to the log of a stage: layer -> SNR in dB."""

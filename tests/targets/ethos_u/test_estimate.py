@@ -1,10 +1,24 @@
 """Read the compiler's estimate: the columns of a real summary, and damaged ones."""
 
 import random
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from whisperport.artifacts import Artifact, put_artifacts
+from whisperport.bundle import Bundle
+from whisperport.cli.main import main
+from whisperport.placement import Placement
+from whisperport.planning import PlanOptions, plan
+from whisperport.targets import get_target
 from whisperport.targets.ethos_u.estimate import read_estimate, summary
+from whisperport.transcription import default_bundle
+
+COMPILER = get_target("ethos-u85").compiler
 
 # Written by Vela 5.1.0 for the encoder of the embedded model in w8a16, without the columns of accesses.
 NAMES = (
@@ -85,3 +99,60 @@ def test_a_mutated_summary_gives_finite_numbers_or_no_estimate(tmp_path):
             one for one in read(tmp_path, bytes(content)).values() if not isinstance(one, str)
         ]
         assert all(0 <= number < float("inf") for number in numbers)
+
+
+def test_the_plan_of_a_compiled_bundle_lists_what_the_compiler_estimated(
+    tmp_path, capsys, monkeypatch
+):
+    """The bundle is the embedded one, as if its encoder was compiled."""
+    bundle = estimated_bundle(tmp_path, read(tmp_path, f"{NAMES}\n{VALUES}\n"))
+
+    made = plan(bundle)
+    monkeypatch.setattr(sys, "argv", ["whisperport", "plan", str(bundle)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert made
+    assert not ended.value.code
+    assert (made.target, made.precision, made.machines) == ("ethos-u85", "w8a16", ())
+    (one,) = made.compiled
+    assert (one.program, one.estimate.seconds, one.estimate.cycles) == (
+        "encoder",
+        0.129062986,
+        129062986,
+    )
+    assert one.estimate.memory_bytes == {"SRAM": 18469.75 * 1024, "flash": 1501.84375 * 1024}
+    assert "1000 MHz, Ethos_U85_SYS_DRAM_Mid, Sram_Only" in one.estimate.conditions
+    printed = capsys.readouterr().out
+    assert "estimates of ExecuTorch 1.5 with Vela 5.1; nothing was run or measured" in printed
+    assert "encoder  129.1 ms  129.1 M  18.91 MB of SRAM, 1.538 MB of flash" in printed
+    assert plan(bundle, PlanOptions(batch=2)).machines  # an option asks for a target's machines
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [{}, [], 1, {"cycles": "many"}, "changed", {"estimated_s": -1}, {"estimated_s": 10**400}],
+    ids=lambda value: str(value)[:24],
+)
+def test_a_manifest_with_another_estimate_has_none(tmp_path, estimate):
+    whole = read(tmp_path, f"{NAMES}\n{VALUES}\n")
+    changed = {**whole, **estimate} if isinstance(estimate, dict) and estimate else estimate
+
+    assert COMPILER.estimate({"estimate": whole}) is not None
+    assert COMPILER.estimate({"estimate": changed}) is None
+    assert COMPILER.estimate({}) is None
+
+
+def estimated_bundle(folder: Path, estimate: dict[str, Any]) -> Path:
+    opened = Bundle.open(Path(shutil.copytree(default_bundle(), folder / "bundle")))
+    file = folder / "encoder.pte"
+    file.write_bytes(b"compiled")
+    programs = tuple(
+        replace(one, placement=Placement("ethos-u85", "w8a16"))
+        if one.spec.name == "encoder"
+        else one
+        for one in opened.manifest.programs
+    )
+    placed = replace(opened, manifest=replace(opened.manifest, programs=programs))
+    artifact = Artifact(path=file, suffix=".pte", facts={"estimate": estimate})
+    return put_artifacts(placed, {"encoder": artifact}).folder

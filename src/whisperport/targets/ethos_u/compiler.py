@@ -13,11 +13,12 @@ from whisperport.targets.compiler import (
     Compiler,
     CompileRequest,
     EmulationNeed,
+    Estimate,
     Explanation,
 )
 from whisperport.targets.ethos_u import stages
 from whisperport.targets.ethos_u.chips import DRIVER_FLAGS, Npu
-from whisperport.targets.ethos_u.estimate import read_estimate, summary
+from whisperport.targets.ethos_u.estimate import read_estimate, summary, to_estimate
 from whisperport.targets.ethos_u.options import CompileOptions
 from whisperport.targets.ethos_u.pte import check_pte
 from whisperport.toolchain import Stage
@@ -172,6 +173,17 @@ class EthosUCompiler(Compiler):
             "estimate": estimate,
             "notes": [summary(estimate)] if estimate else [],
         }
+
+    def estimate(self, facts: Mapping[str, Any]) -> Estimate | None:
+        try:
+            return to_estimate(facts["estimate"])
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+        ):  # none, or someone else wrote the manifest
+            return None
 
 
 def _is_conversion(operator: str) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from whisperport.targets.compiler import Estimate
+
 LARGEST = 2**16  # characters that are read
 KIB = 1024
 
@@ -41,11 +43,28 @@ def read_estimate(path: Path) -> dict[str, Any]:
         return {}
 
 
+def to_estimate(found: Mapping[str, Any]) -> Estimate:
+    """Return an estimate that `read_estimate` returned in the form that all compilers share.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not such an estimate.
+    """
+    numbers = {name: _number(found[name], 1) for name, _ in _COLUMNS.values()}
+    flash = numbers["on_chip_flash_bytes"] + numbers["off_chip_flash_bytes"]
+    memory = {"SRAM": numbers["sram_bytes"], "DRAM": numbers["dram_bytes"], "flash": flash}
+    clock = f"{numbers['clock_hz'] / 1e6:g} MHz"
+    return Estimate(
+        seconds=numbers["estimated_s"],
+        cycles=numbers["cycles"],
+        memory_bytes={name: size for name, size in memory.items() if size},
+        conditions=f"{clock}, {found['system_config']:.60}, {found['memory_mode']:.60}",
+    )
+
+
 def summary(estimate: Mapping[str, Any]) -> str:
     """Return an estimate that `read_estimate` returned as a line for users."""
-    flash = estimate["on_chip_flash_bytes"] + estimate["off_chip_flash_bytes"]
-    memory = {"SRAM": estimate["sram_bytes"], "DRAM": estimate["dram_bytes"], "flash": flash}
-    used = ", ".join(f"{size / 1e6:.4g} MB of {name}" for name, size in memory.items() if size)
+    memory = to_estimate(estimate).memory_bytes
+    used = ", ".join(f"{size / 1e6:.4g} MB of {name}" for name, size in memory.items())
     return (
         f"Vela estimates {1e3 * estimate['estimated_s']:.4g} ms at {estimate['clock_hz'] / 1e6:g} MHz, "
         f"and {used or 'no memory'}, with {estimate['system_config']} and {estimate['memory_mode']}; "
@@ -53,8 +72,8 @@ def summary(estimate: Mapping[str, Any]) -> str:
     )
 
 
-def _number(text: str, factor: float) -> float:
+def _number(text: str | float, factor: float) -> float:
     value = float(text) * factor
     if not 0 <= value < math.inf:  # false for NaN
-        raise ValueError(f"{text[:20]} is not a finite number")
+        raise ValueError(f"{str(text)[:20]} is not a finite number")
     return value
