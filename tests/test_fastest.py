@@ -69,6 +69,19 @@ def test_a_program_that_is_verified_nowhere_is_an_error_that_names_it() -> None:
     assert "a, b" in nowhere.value.why
 
 
+def test_coarse_logits_are_chosen_if_they_are_clearly_faster_than_exact_ones() -> None:
+    exact = {"encoder": {"a": 9, "b": 9}, "step": {"a": 2, "b": 1}}
+    exact |= {"vocab_projection": {"a": 3, "b": 3}}
+
+    faster = choose(table(**exact, coarse_projection={"a": 1}))
+    equal = choose(table(**exact, coarse_projection={"a": 2.9}))
+    wrong = choose(table(**exact, coarse_projection={"a": -1}))
+
+    parts = {"vocab_projection": "b", "coarse_projection": "a"}
+    assert faster == {"encoder": "b", "step": "b", **parts}
+    assert equal == wrong == {"encoder": "b", "step": "b"}
+
+
 # The candidates ----------------------------------------------------------------------------------
 
 
@@ -237,10 +250,11 @@ def test_an_option_of_no_target_that_may_be_used_is_rejected_before_any_work(
 @pytest.mark.slow
 @pytest.mark.skipif(not EVERYTHING, reason="exports to four targets, and then the mix")
 def test_the_targets_of_this_machine_give_a_verified_mix(
-    micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
+    micro_checkpoint: Any, tmp_path: Path
 ) -> None:
     found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
 
     assert found.bundle.manifest.verified
     assert {one.target for one in found.timed} >= {"onnxruntime", "xnnpack", "litert", "openvino"}
     assert all(one.verified for one in found.timed)
+    assert ("coarse_projection", "onnxruntime") in {(t.program, t.target) for t in found.timed}

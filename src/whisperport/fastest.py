@@ -2,7 +2,9 @@
 
     candidates ─► export, verify ─► time each program, in turn ─► choose ─► export with that placement
 
-The result is an ordinary bundle. Its placements are the choice.
+The result is an ordinary bundle. Its placements are the choice. If a target has the program
+`coarse_projection`, the vocabulary projection is measured as a program of its own on all targets. If the
+coarse one is not clearly faster than this, the projection is a part of `step` again in the result.
 """
 
 import os
@@ -22,6 +24,7 @@ import numpy as np
 from whisperport import targets
 from whisperport.bundle import Bundle, check_writable
 from whisperport.bundle.staging import TOKEN_BYTES, Staging
+from whisperport.checks import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.doctor import is_installed
 from whisperport.errors import LoweringError, UsageError, WhisperportError
 from whisperport.exporting import ExportOptions, export
@@ -37,7 +40,15 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
 AUTO = "auto"  # the name of no target; `--target auto` calls `export_fastest`
 ROUNDS = 9  # runs of each program on each target, after one that is not measured
 # Runs per window: the start tokens, and 64 tokens of text, as this project's benchmarks decode.
-RUNS_PER_WINDOW: Mapping[str, int] = {"encoder": 1, "cross_kv": 1, "prefill_4": 1, "step": 64}
+RUNS_PER_WINDOW: Mapping[str, int] = {
+    "encoder": 1,
+    "cross_kv": 1,
+    "prefill_4": 1,
+    "step": 64,
+    VOCAB_PROJECTION: 64,
+}
+# Programs that a user may place without a choice of where the vocabulary is projected.
+OTHERS = {"encoder", "cross_kv", "align"}
 # A program leaves the fastest single target only for a target that needs at most this share of its time.
 # A second target has its own copy of the weights in memory, and medians of idle machines vary by 3 %.
 LEAVES_BELOW = 0.95
@@ -189,6 +200,8 @@ def choose(timed: Sequence[Timed]) -> dict[str, str]:
         own = ms.setdefault(one.program, {})
         if one.verified:
             own[one.target] = one.ms
+    if not _coarse_is_faster(ms):
+        ms.pop(COARSE_PROJECTION, None)
     for program, on in ms.items():
         if not on:
             names = ", ".join(dict.fromkeys(one.target for one in timed if one.program == program))
@@ -203,12 +216,20 @@ def choose(timed: Sequence[Timed]) -> dict[str, str]:
         best = min(on, key=on.__getitem__)
         stays = single in on and on[best] > LEAVES_BELOW * on[single]
         chosen[program] = single if stays else best
+    if COARSE_PROJECTION not in chosen:  # then it is a part of the programs that decode
+        chosen.pop(VOCAB_PROJECTION, None)
     return chosen
+
+
+def _coarse_is_faster(ms: Mapping[str, Mapping[str, float]]) -> bool:
+    coarse, exact = (ms.get(name, {}).values() for name in (COARSE_PROJECTION, VOCAB_PROJECTION))
+    return bool(coarse and exact) and min(coarse) < LEAVES_BELOW * min(exact)
 
 
 def _fastest_single(ms: Mapping[str, Mapping[str, float]]) -> str:
     """Return the target with the smallest time per window, of those with all programs; else ""."""
-    complete = set[str]().union(*ms.values()).intersection(*ms.values())
+    needed = [on for program, on in ms.items() if program != COARSE_PROJECTION]
+    complete = set[str]().union(*needed).intersection(*needed)
 
     def window_ms(target: str) -> float:
         return sum(runs * ms[p][target] for p, runs in RUNS_PER_WINDOW.items() if p in ms)
@@ -233,9 +254,17 @@ def _exported(
     """
     bundles: dict[str, Bundle] = {}
     errors: dict[str, WhisperportError] = {}
+    apart = _projects_apart(checkpoint, found, options)
     for target in found:
         name = target.spec.name
-        own = replace(options, options=_options_of(name, options), allow_unverified=True)
+        coarse = COARSE_PROJECTION in target.spec.further_programs
+        placed = {COARSE_PROJECTION if coarse else VOCAB_PROJECTION: name} if apart else {}
+        own = replace(
+            options,
+            options=_options_of(name, options),
+            placement={**placed, **options.placement},
+            allow_unverified=True,
+        )
         report = partial(_named, progress, name)
         try:
             bundles[name] = export(checkpoint, name, folder / name, own, progress=report)
@@ -248,6 +277,20 @@ def _exported(
         )
     reasons = {name: f"{e.what}: {e.why}" if e.why else e.what for name, e in errors.items()}
     return bundles, reasons
+
+
+def _projects_apart(
+    checkpoint: "Checkpoint", found: Sequence[Target], options: ExportOptions
+) -> bool:
+    """Return whether to measure the vocabulary projection as a program of its own."""
+    from whisperport.model.coarse_projection import SMALLEST_BLOCK
+
+    return (
+        any(COARSE_PROJECTION in target.spec.further_programs for target in found)
+        and not options.placement.keys() - OTHERS
+        and not (options.precision or options.precisions)
+        and checkpoint.dims.n_text_state % SMALLEST_BLOCK == 0
+    )
 
 
 def _named(progress: Progress, target: str, stage: str) -> None:

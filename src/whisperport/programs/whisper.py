@@ -30,11 +30,12 @@ class Parts:
     alignment_heads: Sequence[tuple[int, int]]  # (decoder layer, head); at least one
     uncached: UncachedForm | None = None  # for the decoder without KV cache only
     projected: bool = True  # False: `step` and `prefill` return what `vocab_projection` reads
+    batch_projected: bool = True  # False: `step_B` returns that too
 
     @property
     def result(self) -> str:
         """Name of the first output of `step` and `prefill`."""
-        return "logits" if self.projected else "hidden"
+        return _result(self.projected)
 
 
 def encoder(parts: Parts) -> Program:
@@ -88,8 +89,8 @@ def batch_step(parts: Parts, rows: int) -> Program:
     dims = parts.model.dims
     x = torch.zeros(rows, 1, dims.n_text_state)
     mask = torch.zeros(rows, 1, dims.n_text_ctx + 1)
-    names = [parts.result, *_layers(dims, "new_k", "new_v")]
-    module = BatchDecode(parts.model.decoder, projected=parts.projected)
+    names = [_result(parts.batch_projected), *_layers(dims, "new_k", "new_v")]
+    module = BatchDecode(parts.model.decoder, projected=parts.batch_projected)
     return trace(f"step_{rows}", module, (x, mask, *_caches(parts.model, rows)), names)
 
 
@@ -150,6 +151,10 @@ def uncached_decoder(parts: Parts) -> Program:
     names = [f"logits_{piece}" for piece in range(form.pieces)]
     module = UncachedDecoder(parts.model.decoder, form)
     return trace("uncached_decoder", module, (features, embeddings), names)
+
+
+def _result(projected: bool) -> str:
+    return "logits" if projected else "hidden"
 
 
 def _layers(dims: Dims, *names: str) -> list[str]:
