@@ -62,9 +62,8 @@ def test_one_operator_gives_the_same_result(tmp_path: Path) -> None:
     model = model_of(attention())
     changed = read(model, tmp_path)
 
-    joined = join_attention(changed)
+    assert join_attention(changed)
 
-    assert joined == 1
     assert [n.op_type for n in changed.graph.node] == ["Transpose", "MultiHeadAttention"]
     # Sums of 8 and of 7 products of about 1, in another order.
     expected = computed(model.SerializeToString())
@@ -108,5 +107,5 @@ def test_other_nodes_are_left_alone(model: onnx.ModelProto, tmp_path: Path) -> N
     parsed = read(model, tmp_path)
     before = parsed.SerializeToString()
 
-    assert join_attention(parsed) == 0
+    assert not join_attention(parsed)
     assert parsed.SerializeToString() == before

@@ -21,21 +21,20 @@ TRANSPOSED, HEADS_FIRST = [1, 2, 0], [1, 0, 2]  # of (T, H, D): to (H, D, T), to
 FLOAT, INT = 1, 2  # AttributeProto.AttributeType
 
 
-def join_attention(model: Any) -> int:
+def join_attention(model: Any) -> bool:
     """Replace every attention without a mask by one node, where its keys are transposed for it alone.
 
     Args:
         model: a parsed ONNX model, which is changed.
 
     Returns:
-        The number of nodes MultiHeadAttention.
+        Whether there was one.
     """
-    graph, shapes = model.graph, stated_shapes(model)
+    graph = model.graph
     made_by = {name: node for node in graph.node for name in node.output}
     uses = Counter(name for node in graph.node for name in node.input)
     uses.update(value.name for value in graph.output)
     gone: set[str] = set()
-    joined = 0
     for node in graph.node:
         softmax = made_by.get(node.input[0]) if node.op_type == "MatMul" else None
         scores = made_by.get(softmax.input[0]) if softmax is not None and softmax.input else None
@@ -48,15 +47,15 @@ def join_attention(model: Any) -> int:
         if any(uses[name] != 1 for name in inner) or not _is_attention(keys, scores, softmax):
             continue
         q, k, v = scores.input[0], scores.input[1], node.input[1]
+        shapes = stated_shapes(model, (q, k, v))
         if not _fit(*(shapes.get(name, ()) for name in (q, k, v))):
             continue
         keys.attribute[0].ints[:] = HEADS_FIRST
         _become_attention(node, (q, k, v))
         gone.update(inner)
-        joined += 1
-    if joined:
+    if gone:
         _remove(model, gone)
-    return joined
+    return bool(gone)
 
 
 def _maker(node: Any, index: int, made_by: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ packed; but packed weights are a copy for each session. With one token there is 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +51,7 @@ def matrices(model: Any, sizes: Mapping[str, int]) -> dict[str, Matrix]:
     """
     if any(one.HasField("g") or one.graphs for node in model.graph.node for one in node.attribute):
         return {}  # an inner graph may use the weights too
-    shapes = stated_shapes(model)
+    shapes = stated_shapes(model, _multiplied(model, sizes))
     found: dict[str, Matrix] = {}
     others: set[str] = {value.name for value in model.graph.output}
     for node in model.graph.node:
@@ -70,7 +70,7 @@ def use_blocks(model: Any, blocked: Mapping[str, Matrix]) -> None:
         model: a parsed ONNX model, whose nodes are changed.
         blocked: some of its `matrices`, each of which is now (N/64, K, 64).
     """
-    graph, shapes, nodes = model.graph, stated_shapes(model), []
+    graph, shapes, nodes = model.graph, stated_shapes(model, _multiplied(model, blocked)), []
     for node in graph.node:
         nodes.append(node)
         if len(node.input) > 1 and node.input[1] in blocked:
@@ -109,6 +109,12 @@ def _joined(graph: Any, node: Any, shape: tuple[int, ...], columns: int) -> list
     if bias:
         add("Add", *bias, to=output)
     return nodes
+
+
+def _multiplied(model: Any, weights: Container[str]) -> set[str]:
+    """Return the names of what is multiplied by some weights."""
+    pairs = (node.input[:2] for node in model.graph.node if len(node.input) > 1)
+    return {x for x, weight in pairs if weight in weights}
 
 
 def _matrix(

@@ -63,12 +63,12 @@ class OnnxWeights:
             location for locations in used.values() for location in set(locations.values())
         )
         self._arrays: dict[_Location, NDArray[np.float32]] = {}
-        self._sharing = set()
+        self._sharing: dict[OnnxGraph, Mapping[str, _Location]] = {}
         for graph, locations in used.items():
             common = sum(location.length for location in locations.values() if users[location] > 1)
             if common > MIN_SHARED * sum(location.length for location in locations.values()):
-                self._sharing.add(graph)
-        self._blocked = _blocked({graph: used[graph] for graph in self._sharing})
+                self._sharing[graph] = locations
+        self._blocked = _blocked(self._sharing)
 
     def __contains__(self, graph: OnnxGraph) -> bool:
         """Whether the program shares its weights with others."""
@@ -86,15 +86,14 @@ class OnnxWeights:
         Raises:
             ValueError, OSError: a file of weights is missing or too short.
         """
-        if graph not in self:
-            model = graph.detach()
-            if not join_attention(model):
-                return os.fspath(graph.path)
+        model = graph.detach()
+        joined = join_attention(model)
+        if graph in self:
+            self._share(model, self._sharing[graph], settings)
+        elif joined:
             settings.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(graph.path.parent))
         else:
-            locations, model = _locations(graph), graph.detach()
-            join_attention(model)
-            self._share(model, locations, settings)
+            return os.fspath(graph.path)
         given: bytes = model.SerializeToString()
         return given
 
