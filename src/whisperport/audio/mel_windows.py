@@ -3,9 +3,8 @@
 openai-whisper computes one spectrogram of the audio file and 30 s of silence, and cuts windows from it. The
 floor is 8 below the maximum of the complete file, and frames at the edge of a window include samples beyond
 the edge. This module computes the same frames in two passes, so that memory does not grow with the
-duration: the maximum in the first pass, the windows in the second. Audio that can be read only once (a
-    pipe) has no
-first pass: its maximum is that of the audio so far.
+duration: the maximum in the first pass, the windows in the second. Audio that can be read only once, such
+as a pipe, has no first pass: its maximum is that of the audio so far.
 """
 
 import os
@@ -44,9 +43,11 @@ class MelWindows:
         self._n_mels, self._n_frames = n_mels, n_frames
         self._peak: float = -np.inf
         self._peak_is_final = False  # whether the peak is that of the complete file
+        self._first: Floats | None = None  # power of the first `PIECE` frames, until they were used
         if can_be_read_twice(source):
             with AudioStream(source, sample_rate=sample_rate, look_back_s=1.0) as first:
-                self._peak, self._peak_is_final = _peak(first, n_mels), True
+                self._peak, self._first = _peak(first, n_mels)
+            self._peak_is_final = True
         self._stream = AudioStream(source, sample_rate=sample_rate, look_back_s=1.0)
 
     @property
@@ -65,7 +66,12 @@ class MelWindows:
         Returns:
             (n_mels, n_frames) float32 on Whisper's scale, and the number of frames with audio.
         """
-        power = _power(self._stream, start, self._n_frames, self._n_mels)
+        samples = _samples(self._stream, start, self._n_frames)
+        first, self._first = self._first, None
+        if start == 0 and first is not None and first.shape[1] == self._n_frames:
+            power = first
+        else:
+            power = mel_log_power(samples, self._n_mels)
         if not self._peak_is_final:
             self._peak = max(self._peak, float(power.max()))
         content = (
@@ -78,24 +84,24 @@ class MelWindows:
         self._stream.close()
 
 
-def _power(stream: AudioStream, start: int, n_frames: int, n_mels: int) -> Floats:
-    """Return log10 mel power of frames, (n_mels, n_frames), reflected before the beginning of the audio."""
+def _samples(stream: AudioStream, start: int, n_frames: int) -> Floats:
+    """Return the samples of frames, reflected before the beginning of the audio, and 0 after its end."""
     first = start * HOP_LENGTH - HALF
     wanted = n_frames * HOP_LENGTH + N_FFT - HOP_LENGTH  # samples up to the end of the last frame
     samples = stream.read(max(first, 0), wanted + min(first, 0))
     samples = np.pad(samples, (0, wanted + min(first, 0) - samples.size))
-    if first < 0:
-        samples = np.concatenate([samples[-first:0:-1], samples])
-    return mel_log_power(samples, n_mels)
+    return np.concatenate([samples[-first:0:-1], samples]) if first < 0 else samples
 
 
-def _peak(stream: AudioStream, n_mels: int) -> float:
-    """Return the maximum log10 mel power of all frames of a stream."""
-    peak, start = -np.inf, 0
+def _peak(stream: AudioStream, n_mels: int) -> tuple[float, Floats | None]:
+    """Return the maximum log10 mel power of a stream, and the power of its first `PIECE` frames."""
+    peak, start, first = -np.inf, 0, None
     while not stream.ended or start * HOP_LENGTH < stream.n_decoded:
-        peak = max(peak, float(_power(stream, start, PIECE, n_mels).max()))
+        power = mel_log_power(_samples(stream, start, PIECE), n_mels)
+        peak = max(peak, float(power.max()))
+        first = power if first is None else first
         start += PIECE
-    return peak
+    return peak, first
 
 
 def can_be_read_twice(source: AudioSource) -> bool:

@@ -242,7 +242,8 @@ def load_engine(
     with bundle.unchanged():
         loaded = load_runners(bundle, options, encoder=encoder)
         used = {name: wrap_runner(runner) for name, runner in loaded.items()}
-        embedding, positions = bundle.embedding(), bundle.positions()
+        # As plain arrays: indexing an `np.memmap` takes several times as long.
+        embedding, positions = np.asarray(bundle.embedding()), np.asarray(bundle.positions())
     masks = {entry.spec.name: entry.placement.mask for entry in manifest.programs}
     tables = embedding, positions
     return Engine(manifest.dims, manifest.generation, used, *tables, manifest.window, masks)
