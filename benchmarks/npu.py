@@ -1,12 +1,15 @@
 """What the NPU compilers that are installed here make of the embedded model, chip by chip.
 
-    python benchmarks/npu.py [--target NAME ...] [--program NAME ...] [--clips N]
+    python benchmarks/npu.py [--target NAME ...] [--program NAME ...] [--clips N] [--work FOLDER]
 
 For every target with a vendor's compiler on this machine, and every precision of it, the embedded model is
 exported and compiled, and run in the vendor's simulator where there is one. A precision that whisperport
 refuses is listed with the numbers of the refusal. With `--program`, only these programs are compiled, and
 the others are placed on the chip's fallback target. Toolchains in interpreters of their own are found as by
 `whisperport compile`, through WHISPERPORT_TOOLCHAIN_NAME.
+
+With `--work`, finished stages are kept in that folder: after an interruption, the same command continues.
+The seconds are then those of the last run only.
 
 Writes `results/npu_DATE.json` after every chip; chips that are not run again are copied from the newest
 earlier file. `python docs/make_reference.py` makes the table of docs/reference/npu-compilers.md from it.
@@ -45,13 +48,17 @@ def main() -> None:
     parser.add_argument("--precision", action="append", help="a precision; default: all of a chip")
     parser.add_argument("--program", action="append", help="a program; default: all")
     parser.add_argument("--clips", type=int, default=2, help="clips to simulate; default: 2")
+    parser.add_argument(
+        "--work", type=Path, help="folder that keeps finished stages; default: none"
+    )
     chosen = parser.parse_args()
     checkpoint = load_checkpoint("default")
     rows = newest()
     with stages() as progress:
         for target, precision in _asked(chosen.target, chosen.precision):
             how = _export_options(target, precision, chosen.program or [])
-            row = _measured(checkpoint, target, precision, how, chosen.clips, progress)
+            kept = chosen.work and chosen.work / f"{target.spec.name}-{precision}"
+            row = _measured(checkpoint, target, precision, how, chosen.clips, kept, progress)
             rows = [one for one in rows if _key(one) != _key(row)] + [row]
             date = datetime.datetime.now(datetime.UTC).date().isoformat()
             text = json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n"
@@ -95,6 +102,7 @@ def _measured(
     precision: str,
     how: ExportOptions,
     clips: int,
+    work: Path | None,
     progress: Progress,
 ) -> dict[str, Any]:
     """Return the row of a chip in a precision: what was compiled and simulated, or why it was refused."""
@@ -122,7 +130,7 @@ def _measured(
             row["export_s"] = round(time.monotonic() - started, 1)
             started = time.monotonic()
             # The few shipped recordings are enough to compare precisions.
-            asked = CompileOptions(force=True, options=options)
+            asked = CompileOptions(force=True, options=options, work=work)
             compiled = compile(bundle.folder, asked, progress=progress)
         except WhisperportError as error:
             return {**row, "refused": error.why or str(error)}
