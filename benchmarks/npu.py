@@ -9,7 +9,7 @@ the others are placed on the chip's fallback target. Toolchains in interpreters 
 `whisperport compile`, through WHISPERPORT_TOOLCHAIN_NAME.
 
 With `--work`, finished stages are kept in that folder: after an interruption, the same command continues.
-The seconds are then those of the last run only.
+A row of which a stage was already finished has no seconds.
 
 Writes `results/npu_DATE.json` after every chip; chips that are not run again are copied from the newest
 earlier file. `python docs/make_reference.py` makes the table of docs/reference/npu-compilers.md from it.
@@ -121,6 +121,12 @@ def _measured(
     assert target.compiler is not None
     known = {option.name for option in describe(target.compiler.options)}
     options = {f"{name}.{one}": str(clips) for one in ("simulate", "emulate") if one in known}
+    said: list[str] = []
+
+    def listen(stage: str) -> None:
+        said.append(stage)
+        progress(stage)
+
     with TemporaryDirectory() as folder:
         started = time.monotonic()
         try:
@@ -131,10 +137,11 @@ def _measured(
             started = time.monotonic()
             # The few shipped recordings are enough to compare precisions.
             asked = CompileOptions(force=True, options=options, work=work)
-            compiled = compile(bundle.folder, asked, progress=progress)
+            compiled = compile(bundle.folder, asked, progress=listen)
         except WhisperportError as error:
             return {**row, "refused": error.why or str(error)}
-        row["compile_s"] = round(time.monotonic() - started, 1)
+        if not any("already finished" in stage for stage in said):
+            row["compile_s"] = round(time.monotonic() - started, 1)
         return {**row, "programs": _programs(compiled)}
 
 

@@ -22,7 +22,8 @@ signal-to-quantization-noise ratio of any output of the program against float32,
 clips or calls; *-* means that no output was compared. *Tokens* counts clips of which every token equals
 the one that PyTorch decodes, and *WER* is the change of the word error rate on these clips: the
 encoder's simulated output, decoded on the CPU. *Size* is that of all compiled programs. *Time* is that
-of the compiler and the simulator on the measuring machine; it says nothing about the chip.
+of the compiler and the simulator on the measuring machine; it says nothing about the chip. *-* means that
+it ran in parts.
 
 """
 COLUMNS = (
@@ -79,7 +80,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{sum(c['passed'] for c in free)} of {len(free)}" if free else "-",
         f"{max(100 * check['value']['change'] for check in words):+.1f}%" if words else "-",
         f"{sum(program['bytes'] for program in programs) / 1e6:.1f} MB",
-        f"{row['compile_s']:.0f} s",
+        f"{row['compile_s']:.0f} s" if "compile_s" in row else "-",
     )
 
 
