@@ -28,12 +28,13 @@ from whisperport.verification.clips import shipped_audio
 
 RESULTS = Path(__file__).parent / "results"
 GAPS = {"pauses of 0.3 to 2 s": (0.3, 2.0), "gaps of 3 to 30 s": (3.0, 30.0)}
-VAD = VadOptions()
+VAD, PACKED = VadOptions(), VadOptions(pack=True)
 FIRST = "windows, 1 thread"
 MODES = {  # threads, options
     FIRST: (1, {}),
     "windows, 2 threads": (2, {}),
     "chunks, 1 worker of 1 thread": (1, {"vad": VAD}),
+    "packed chunks, 1 worker of 1 thread": (1, {"vad": PACKED}),
     "chunks, 2 workers of 1 thread": (1, {"vad": VAD, "workers": 2}),
     "chunks, 1 worker of 2 threads": (2, {"vad": VAD}),
 }
@@ -120,11 +121,11 @@ def report(rows: list[dict], chosen: argparse.Namespace) -> None:
     path = RESULTS / f"chunks_{result['measured_on']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(
-        f"\n{'sound':22}{'mode':32}{'s':>8}{'ratio':>8}{'CPU':>8}{'RTF':>8}{'WER':>8}{'windows':>9}"
+        f"\n{'sound':22}{'mode':37}{'s':>8}{'ratio':>8}{'CPU':>8}{'RTF':>8}{'WER':>8}{'windows':>9}"
     )
     for row in rows:
         print(
-            f"{row['sound']:22}{row['mode']:32}{row['seconds']:8.2f}{row['ratio']:8.2f}"
+            f"{row['sound']:22}{row['mode']:37}{row['seconds']:8.2f}{row['ratio']:8.2f}"
             f"{row['cpu_ratio']:8.2f}{row['real_time_factor']:8.4f}{row['wer']:8.2%}"
             f"{row['windows']:9}"
         )

@@ -41,6 +41,9 @@ CONTENDERS = (
     Contender("whisperport --no-batch", "whisperport_engine", "onnxruntime single", kinds=(FILES,)),
     Contender("whisperport --vad", "whisperport_engine", "onnxruntime vad", kinds=(AUDIO, LONG)),
     Contender(
+        "whisperport --vad --pack", "whisperport_engine", "onnxruntime vad pack", kinds=(LONG,)
+    ),
+    Contender(
         "whisperport --vad --no-batch",
         "whisperport_engine",
         "onnxruntime vad single",

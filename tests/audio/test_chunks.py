@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.audio import Span, cut_chunks
+from whisperport.audio import Span, cut_chunks, fill_windows
 
 
 def chunks(speech: list[tuple[int, int]], limit: int, **silences: int) -> list[tuple[int, int]]:
@@ -97,3 +97,32 @@ def test_windows_of_any_length_are_respected(limit: int) -> None:
     speech = [(i * 400, i * 400 + 350) for i in range(20)]
 
     assert all(end - start <= limit for start, end in chunks(speech, limit, pad=30))
+
+
+def test_a_window_is_filled_with_the_chunks_that_fit_without_the_silence_between_them() -> None:
+    chunks = [Span(0, 40), Span(500, 550), Span(900, 920), Span(930, 1000)]
+
+    assert list(fill_windows(chunks, 100)) == [tuple(chunks[:2]), tuple(chunks[2:])]
+
+
+def test_a_chunk_longer_than_a_window_is_alone() -> None:
+    chunks = [Span(0, 10), Span(20, 500), Span(510, 520)]
+
+    assert list(fill_windows(chunks, 100)) == [(chunk,) for chunk in chunks]
+
+
+@given(steps, st.integers(20, 200))
+def test_filled_windows_hold_all_chunks_in_order_and_no_next_one_would_fit(
+    steps: list[tuple[int, int]], limit: int
+) -> None:
+    chunks, at = [], 0
+    for silence, length in steps:
+        chunks.append(Span(at + silence, at + silence + length))
+        at += silence + length
+
+    groups = list(fill_windows(chunks, limit))
+
+    assert [chunk for group in groups for chunk in group] == chunks
+    lengths = [sum(chunk.n_frames for chunk in group) for group in groups]
+    assert all(n <= limit or len(group) == 1 for n, group in zip(lengths, groups, strict=True))
+    assert all(n + after[0].n_frames > limit for n, after in zip(lengths, groups[1:], strict=False))

@@ -426,6 +426,7 @@ def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav)
     # when
     plain, conditioned = run(*chunks), run(*chunks, "--condition-on-previous-text")
     clipped, without = run(*chunks, "--clip-timestamps", "0,1"), run(*chunks[:-1], "--workers", 2)
+    packed = run(*chunks[:-1], "--pack")
 
     # then
     assert (plain.code, conditioned.code) == (0, 0)
@@ -436,4 +437,5 @@ def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav)
     )
     assert "error: `clip_timestamps` and `vad` cannot be used together" in clipped.err
     assert "error: `workers` above 1 requires `vad`" in without.err
-    assert 0 not in (clipped.code, without.code)
+    assert "error: `--pack` requires `--vad`" in packed.err
+    assert 0 not in (clipped.code, without.code, packed.code)

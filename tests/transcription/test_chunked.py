@@ -34,7 +34,7 @@ from whisperport.transcription import (
     default_bundle,
     session,
 )
-from whisperport.transcription.chunked import ChunkMel
+from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.verification import text_errors
 from whisperport.verification.clips import Clip, ShippedAudio, shipped_audio
 
@@ -188,7 +188,26 @@ def test_a_chunk_is_transcribed_as_if_it_were_alone(
     ]
 
     assert len(chunks) == 6
-    assert one_worker.segments == tuple(s for transcript in alone for s in transcript.segments)
+    segments = tuple(s for transcript in alone for s in transcript.segments)
+    check_same_text(replace(one_worker, segments=segments), one_worker)
+
+
+def test_packed_chunks_are_fewer_windows_with_the_same_times(
+    transcriber: Transcriber, audio: np.ndarray, one_worker: Transcript
+) -> None:
+    packed = replace(CHUNKED, vad=VadOptions(pack=True))
+
+    found = transcriber.transcribe(audio, packed)
+
+    windows, single = ({s.seek for s in t.segments} for t in (found, one_worker))
+    assert (len(single), len(windows)) == (6, 1)
+    assert (
+        text_errors(found.text, one_worker.text).errors <= 4
+    )  # of 47: the model is for single commands
+    assert len(found.segments) == len(one_worker.segments)
+    for one, other in zip(found.segments, one_worker.segments, strict=True):
+        assert (one.start, one.end) == pytest.approx((other.start, other.end), abs=0.5)
+    check_same_text(transcriber.transcribe(audio, replace(packed, batch=True)), found)
 
 
 def test_speech_after_a_long_silence_is_not_lost(transcriber: Transcriber) -> None:
@@ -301,9 +320,9 @@ def test_few_chunks_are_held(transcriber: Transcriber, monkeypatch: pytest.Monke
     alive, most = 0, 0
 
     class Counted(ChunkMel):
-        def __init__(self, mel: MelWindows, chunk: Span) -> None:
+        def __init__(self, mel: MelWindows, chunk: Chunk, n_frames: int) -> None:
             nonlocal alive, most
-            super().__init__(mel, chunk)
+            super().__init__(mel, chunk, n_frames)
             alive += 1
             most = max(most, alive)
 

@@ -23,7 +23,7 @@ class Engine:
         workers = threads if "workers" in chosen else 1
         self.options = replace(
             GREEDY,
-            vad=VadOptions() if "vad" in chosen else None,
+            vad=VadOptions(pack="pack" in chosen) if "vad" in chosen else None,
             workers=workers,
             batch="single" not in chosen,
         )

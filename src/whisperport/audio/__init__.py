@@ -1,6 +1,6 @@
 """Read audio from files, pipes, microphones and arrays, and compute log-mel spectrograms."""
 
-from whisperport.audio.chunks import cut_chunks
+from whisperport.audio.chunks import cut_chunks, fill_windows
 from whisperport.audio.decode import ClippedAudioWarning, DamagedAudioWarning
 from whisperport.audio.live import live_audio
 from whisperport.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
@@ -28,6 +28,7 @@ __all__ = [
     "VadOptions",
     "audio_windows",
     "cut_chunks",
+    "fill_windows",
     "iter_audio",
     "live_audio",
     "load_audio",

@@ -1,4 +1,4 @@
-"""Cut audio at silences into chunks that each fit into one window.
+"""Cut audio at silences into chunks that each fit into one window, or fill windows with several of them.
 
 speech   ▄▄▄▄▄▄  ▄▄▄▄     ▄▄▄▄▄▄▄ ▄▄▄        ▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄
 chunks  |─────────────|  |──────────────|   |─────────────────────────|
@@ -37,6 +37,23 @@ def cut_chunks(
         held.append(span)
     if held:
         yield _padded(held, before, held[-1].end + 2 * pad, limit, pad)
+
+
+def fill_windows(chunks: Iterable[Span], limit: int) -> Iterator[tuple[Span, ...]]:
+    """Yield groups of neighbouring chunks. Without the silence between them, a group fits into a window.
+
+    Args:
+        chunks: in order.
+        limit: maximum length of a group in mel frames of 10 ms. A single longer chunk is one group.
+    """
+    held: list[Span] = []
+    for chunk in chunks:
+        if held and sum(one.n_frames for one in held) + chunk.n_frames > limit:
+            yield tuple(held)
+            held = []
+        held.append(chunk)
+    if held:
+        yield tuple(held)
 
 
 def _best_cut(spans: list[Span], limit: int) -> int:

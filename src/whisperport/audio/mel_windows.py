@@ -57,18 +57,20 @@ class MelWindows:
             return self._stream.n_decoded / SAMPLE_RATE
         return self._stream.duration_s
 
-    def window(self, start: int) -> tuple[Floats, int]:
+    def window(self, start: int, n_frames: int | None = None) -> tuple[Floats, int]:
         """Compute the frames `start` to `start + n_frames`. After the end of the audio they are silence.
 
         Args:
             start: first mel frame; not below that of an earlier call.
+            n_frames: number of frames; None: those of a window.
 
         Returns:
             (n_mels, n_frames) float32 on Whisper's scale, and the number of frames with audio.
         """
-        samples = _samples(self._stream, start, self._n_frames)
+        n_frames = self._n_frames if n_frames is None else n_frames
+        samples = _samples(self._stream, start, n_frames)
         first, self._first = self._first, None
-        if start == 0 and first is not None and first.shape[1] == self._n_frames:
+        if start == 0 and first is not None and first.shape[1] == n_frames:
             power = first
         else:
             power = mel_log_power(samples, self._n_mels)
@@ -77,7 +79,7 @@ class MelWindows:
         content = (
             self._stream.n_decoded // HOP_LENGTH - start
         )  # beyond the end, all audio is decoded
-        return to_whisper_scale(power, self._peak), min(max(content, 0), self._n_frames)
+        return to_whisper_scale(power, self._peak), min(max(content, 0), n_frames)
 
     def close(self) -> None:
         """Close the source, unless the caller opened it."""

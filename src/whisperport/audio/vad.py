@@ -39,6 +39,8 @@ class VadOptions:
         min_silence_s: shortest pause that ends speech, in seconds, 0 to 10.
         pad_s: silence before and after the speech of a chunk, in seconds, 0 to 10; less if there is less.
         max_silence_s: longest silence within a chunk, in seconds, 0 to 10; longer silence ends the chunk.
+        pack: whether a chunk is as much speech as a window can hold. `max_silence_s` is not used: a silence
+            of more than 2 · `pad_s` within a chunk is shortened to that. There are fewer windows to encode.
 
     Raises:
         UsageError: a value is out of its range.
@@ -49,6 +51,7 @@ class VadOptions:
     min_silence_s: float = 0.3
     pad_s: float = 0.3
     max_silence_s: float = 2.0
+    pack: bool = False
 
     def __post_init__(self) -> None:
         if not RELEASE < self.threshold < 1:

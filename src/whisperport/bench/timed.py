@@ -92,6 +92,6 @@ class TimedMel(MelWindows):
         with clock.timing(MEL):
             super().__init__(source, dims.n_mels, dims.n_frames)
 
-    def window(self, start: int) -> tuple[Floats, int]:
+    def window(self, start: int, n_frames: int | None = None) -> tuple[Floats, int]:
         with self._clock.timing(MEL):
-            return super().window(start)
+            return super().window(start, n_frames)

@@ -8,6 +8,7 @@ from click.core import ParameterSource
 from whisperport.audio import VadOptions
 from whisperport.cli.console import print_warning
 from whisperport.cli.verb import IntRange, option, together
+from whisperport.errors import UsageError
 from whisperport.transcription import TranscribeOptions
 
 chunk_options = together(
@@ -16,6 +17,13 @@ chunk_options = together(
         group="Audio",
         is_flag=True,
         help="Find speech with a voice activity detector and transcribe only the speech chunks",
+    ),
+    option(
+        "--pack",
+        group="Audio",
+        is_flag=True,
+        help="Shorten silence so that each window holds as much speech as possible; requires --vad. Fewer "
+        "windows are computed. A model for short utterances makes more errors",
     ),
     option(
         "--workers",
@@ -39,14 +47,21 @@ chunk_options = together(
 
 
 def with_chunks(
-    options: TranscribeOptions, vad: bool, workers: int, batch: bool
+    options: TranscribeOptions, vad: bool, pack: bool, workers: int, batch: bool
 ) -> TranscribeOptions:
-    """The options with `--vad`, `--workers` and `--batch` applied.
+    """The options with `--vad`, `--pack`, `--workers` and `--batch` applied.
 
     Raises:
-        UsageError: several workers without `--vad`, or clips together with `--vad`.
+        UsageError: `--pack` or several workers without `--vad`, or clips together with `--vad`.
     """
+    if pack and not vad:
+        raise UsageError(
+            "`--pack` requires `--vad`",
+            why="without speech chunks, each window begins where the one before it ended",
+            hint="add `--vad`",
+        )
     source = click.get_current_context().get_parameter_source("condition_on_previous_text")
     if vad and source is ParameterSource.COMMANDLINE and options.condition_on_previous_text:
         print_warning("with --vad, the previous text is used as a prompt within its own chunk only")
-    return replace(options, vad=VadOptions() if vad else None, workers=workers, batch=batch)
+    chunks = VadOptions(pack=pack) if vad else None
+    return replace(options, vad=chunks, workers=workers, batch=batch)

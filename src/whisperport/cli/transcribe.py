@@ -107,6 +107,7 @@ def transcribe(
     step_s: float,
     output_dir: Path | None,
     vad: bool,
+    pack: bool,
     workers: int,
     batch: bool,
     threads: int | None,
@@ -138,7 +139,7 @@ def transcribe(
     if not feature_files:
         check_live(audio, live, raw_rate, device)
     options = transcribe_options(chosen, run_options_of(threads, run_options, trust=trust))
-    options = with_chunks(options, vad, workers, batch)
+    options = with_chunks(options, vad, pack, workers, batch)
     word_timestamps = options.word_timestamps or live  # a live transcript always has them
     subtitles = chosen_subtitles(chosen, "json" if as_json else output_format, word_timestamps)
     if several:

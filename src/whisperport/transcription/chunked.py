@@ -19,46 +19,28 @@ from functools import partial
 from itertools import chain
 from threading import Event
 
-import numpy as np
-
 from whisperport.audio import (
     FRAMES_PER_SECOND,
     SAMPLE_RATE,
     AudioStream,
     MelWindows,
-    Span,
     VadOptions,
     cut_chunks,
+    fill_windows,
     speech_spans,
 )
 from whisperport.errors import IncompleteError, Interrupted, UsageError
 from whisperport.progress import ProgressCallback
 from whisperport.runtime import Decoder, Engine, Floats, Steps, TokenSampler
 from whisperport.text import Tokenizer
+from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.transcription.decoders import DecodingThreads, decoding_threads, texts_together
 from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Mel, Session, spoken_language
 from whisperport.transcription.transcript import Transcript
 
-Result = tuple[Span, Transcript]
-
-
-class ChunkMel:
-    """The spectrogram of one chunk that fits into a window, in memory, with silence after it."""
-
-    def __init__(self, mel: MelWindows, chunk: Span) -> None:
-        self.duration_s = mel.duration_s
-        self._start = chunk.start
-        self.frames, n_frames = mel.window(chunk.start)  # the first window, (n_mels, 2T)
-        self._n_frames = min(n_frames, chunk.n_frames)
-        self.frames[:, self._n_frames :] = 0
-
-    def window(self, start: int) -> tuple[Floats, int]:
-        done = start - self._start
-        frames = np.zeros_like(self.frames)
-        frames[:, : frames.shape[1] - done] = self.frames[:, done:]
-        return frames, max(self._n_frames - done, 0)
+Result = tuple[Chunk, Transcript]
 
 
 class StoppableMel:
@@ -78,6 +60,27 @@ class StoppableMel:
         if self._stop.is_set():
             raise KeyboardInterrupt
         return self._mel.window(start)
+
+
+class ChunkSession(Session):
+    """The transcription of one chunk, with times in the audio; for the arguments see `Session`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        options: TranscribeOptions,
+        mel: Mel,
+        sampler: TokenSampler | None,
+        chunk: Chunk,
+        first_features: Callable[[], Floats] | None,
+    ) -> None:
+        all_of_it = [(chunk.start, chunk.start + chunk.n_frames)]
+        super().__init__(decoder, tokenizer, options, mel, sampler, all_of_it, first_features)
+        self._chunk = chunk
+
+    def transcript(self) -> Transcript:
+        return self._chunk.in_audio(super().transcript())
 
 
 class ChunkedTranscription:
@@ -139,8 +142,8 @@ class ChunkedTranscription:
         def transcript_so_far() -> Transcript:
             return _joined(self._results, language, stream.n_decoded / SAMPLE_RATE)
 
-        def report(chunk: Span) -> None:
-            progress(chunk.end / FRAMES_PER_SECOND, mel.duration_s)
+        def report(chunk: Chunk) -> None:
+            progress(chunk.parts[-1].end / FRAMES_PER_SECOND, mel.duration_s)
 
         with incomplete_as_error(transcript_so_far):
             self._gather(self._submitted(mel, chain([first] if first else [], chunks)), report)
@@ -148,16 +151,18 @@ class ChunkedTranscription:
         progress(transcript.duration_s, transcript.duration_s)
         return transcript
 
-    def _chunks(self, stream: AudioStream) -> Iterator[Span]:
+    def _chunks(self, stream: AudioStream) -> Iterator[Chunk]:
         """Yield the chunks of speech in order."""
-        return cut_chunks(
-            speech_spans(stream, self._vad),
-            self._engine.audio_frames,
-            pad=round(self._vad.pad_s * FRAMES_PER_SECOND),
-            longest_silence=round(self._vad.max_silence_s * FRAMES_PER_SECOND),
-        )
+        speech, limit = speech_spans(stream, self._vad), self._engine.audio_frames
+        pad = round(self._vad.pad_s * FRAMES_PER_SECOND)
+        if self._vad.pack:
+            parts = cut_chunks(speech, limit, pad=pad, longest_silence=2 * pad)
+            return (Chunk(group, pad) for group in fill_windows(parts, limit))
+        longest = round(self._vad.max_silence_s * FRAMES_PER_SECOND)
+        parts = cut_chunks(speech, limit, pad=pad, longest_silence=longest)
+        return (Chunk((part,)) for part in parts)
 
-    def _gather(self, futures: Iterable[Future[Result]], report: Callable[[Span], None]) -> None:
+    def _gather(self, futures: Iterable[Future[Result]], report: Callable[[Chunk], None]) -> None:
         """Collect results in order, and submit only as many chunks ahead as the threads need."""
         pending: deque[Future[Result]] = deque()
         try:
@@ -176,7 +181,7 @@ class ChunkedTranscription:
         finally:
             self._end()
 
-    def _take(self, pending: deque[Future[Result]]) -> Span:
+    def _take(self, pending: deque[Future[Result]]) -> Chunk:
         """Wait for the oldest result and keep it. If it failed, keep its text and drop later results."""
         pending[0].exception()  # waits here, where Ctrl-C loses no result
         future = pending.popleft()
@@ -198,12 +203,12 @@ class ChunkedTranscription:
         self._decoders.shutdown(cancel_futures=True)
         self._encoders.shutdown()
 
-    def _submitted(self, mel: MelWindows, chunks: Iterable[Span]) -> Iterator[Future[Result]]:
+    def _submitted(self, mel: MelWindows, chunks: Iterable[Chunk]) -> Iterator[Future[Result]]:
         """Submit chunks and yield their futures. If reading fails, the last future has the exception."""
         try:
             for chunk in chunks:
                 if chunk.n_frames <= self._engine.audio_frames:
-                    chunk_mel = ChunkMel(mel, chunk)
+                    chunk_mel = ChunkMel(mel, chunk, self._engine.dims.n_frames)
                     features = self._encoders.submit(self._engine.encode, chunk_mel.frames)
                     yield self._decoders.submit(
                         partial(self._decoded, chunk, chunk_mel, features.result)
@@ -218,16 +223,16 @@ class ChunkedTranscription:
             yield failed
 
     def _decoded(
-        self, chunk: Span, mel: Mel, encoded: Callable[[], Floats] | None, decoder: Decoder
+        self, chunk: Chunk, mel: Mel, encoded: Callable[[], Floats] | None, decoder: Decoder
     ) -> Steps[Result]:
         """Transcribe one chunk in a decoder thread."""
-        session = Session(
+        session = ChunkSession(
             decoder,
             self._tokenizer,
             self._options,
             StoppableMel(mel, self._stop),
             self._sampler,
-            [(chunk.start, chunk.end)],
+            chunk,
             encoded,
         )
         transcript = yield from session.steps(lambda _done, _of: None)
