@@ -13,6 +13,28 @@ FLOAT, W8A16 = "fp16", "w8a16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """How w8a16 quantizes the second operand of a matrix multiplication of two activations.
+
+    Attributes:
+        quant_type: name in ONNX Runtime's `QuantType`.
+        symmetric: its zero point is in the middle of its integers.
+        margin: its range, relative to that of the calibration samples.
+    """
+
+    quant_type: str
+    symmetric: bool
+    margin: float
+
+
+# Compiled and simulated here with onnxruntime-qnn 2.7.0; it rejects QInt16 for v68 and v69. Of 8 bits, the
+# margin is small: with 1.0, 1.2 and 2.0, the smallest SQNR of the embedded model's `step`, `prefill_4` and
+# `prefill_64` on v68 was 28.7, 29.7 and 24.3 dB.
+INT16 = Operand(quant_type="QInt16", symmetric=True, margin=2.0)
+UINT8 = Operand(quant_type="QUInt8", symmetric=False, margin=1.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """One generation of the HTP.
 
@@ -20,11 +42,15 @@ class Architecture:
         number: number in the vendor's documents and in the provider's `htp_arch`, such as 75 for v75.
         precisions: precisions that it computes in; the first is the default.
         source: of the precisions.
+        operand: the second operand of a matrix multiplication of two activations in w8a16.
+        min_rows: smallest number of rows of the first operand for which such a product is right.
     """
 
     number: int
     precisions: tuple[str, ...]
     source: str
+    operand: Operand = INT16
+    min_rows: int = 1
 
     @property
     def name(self) -> str:
@@ -57,13 +83,19 @@ V68 = Architecture(
     number=68,
     precisions=(W8A16,),
     source="onnxruntime-qnn#708: v68 has no fp16 or fp32; onnxruntime-qnn 2.7.0 rejects float programs for "
-    f"it; w8a16: {COMPILED}",
+    f"it; w8a16: {COMPILED} and simulated",
+    operand=UINT8,
 )
 V69 = Architecture(
     number=69,
     precisions=(FLOAT, W8A16),
     source=f"{COMPILED}; a maintainer says that fp16 needs v73 (microsoft/onnxruntime#21848): try fp16 on "
     "the device first",
+    operand=UINT8,
+    # Random products of two activations, the first computed by an operator, simulated here: with 1 to 5
+    # rows and 64 columns, -3 to 3 dB; with 6 to 64 rows, 39 to 43 dB, as on v68. In complete programs, the
+    # values differ from run to run.
+    min_rows=6,
 )
 V73 = Architecture(number=73, precisions=(FLOAT, W8A16), source=f"{COMPILED}; onnxruntime#21848")
 V75 = Architecture(number=75, precisions=(FLOAT, W8A16), source=f"{COMPILED} and simulated")

@@ -1,11 +1,14 @@
 """The targets: write and quantize ONNX for the compiler; run, simulate or emulate programs."""
 
 import platform
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry
+from whisperport.checks import batch_rows
 from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.spec import ProgramSpec
@@ -33,6 +36,13 @@ class Qualcomm(OnnxTarget):
 
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
         architecture = self.chip.architecture
+        if precision == W8A16 and _rows(program) < architecture.min_rows:
+            return Unsupported(
+                f"in the simulator of onnxruntime-qnn 2.7.0, the Hexagon NPU {architecture.name} computes "
+                "wrong products of two activations if the first has 16 bits and fewer than "
+                f"{architecture.min_rows} rows: their SQNR is below 4 dB, and 39 dB on v68",
+                f"use `--precision {program}={FLOAT}` for this program",
+            )
         if precision != FLOAT or FLOAT in architecture.precisions:
             return None
         return Unsupported(
@@ -63,7 +73,8 @@ class Qualcomm(OnnxTarget):
 
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
         path = folder / lowered_file(self.spec, entry, LOWERED)
-        quantize_in_place(path, arrays, target=self.spec.name, extra=self.spec.extra)
+        operand = self.chip.architecture.operand
+        quantize_in_place(path, arrays, operand, target=self.spec.name, extra=self.spec.extra)
         return entry
 
     def load_compiled(
@@ -72,3 +83,11 @@ class Qualcomm(OnnxTarget):
         from whisperport.targets.qualcomm.runtime import load_contexts
 
         return load_contexts(self.chip, specs, files, cast(own_options.RunOptions, options))
+
+
+def _rows(program: str) -> int:
+    """Return for how many tokens a program computes attention; a large number if they are many."""
+    if program == "step" or batch_rows(program):
+        return 1
+    found = re.fullmatch(r"prefill_(\d{1,4})", program)
+    return int(found[1]) if found else sys.maxsize

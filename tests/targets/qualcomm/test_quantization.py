@@ -1,0 +1,124 @@
+"""A product of two activations in w8a16, quantized as `export` does, in the vendor's simulator."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from whisperport.errors import LoweringError
+from whisperport.exporting import ExportOptions, export
+from whisperport.placing import PlacementRequest, place
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.qualcomm import stages
+from whisperport.targets.qualcomm.chips import CHIPS, Chip
+from whisperport.targets.qualcomm.compiler import provider_options
+from whisperport.targets.qualcomm.quantization import quantize_in_place
+from whisperport.verification import GATES, compare
+
+needs_simulator = pytest.mark.skipif(
+    not get_target("sm8650").simulates(RunOptions())
+    or get_target("sm8650").compiler.installed({}) is None,
+    reason="the simulator needs onnxruntime-qnn on x86-64",
+)
+CHIP = {chip.name: chip for chip in CHIPS}
+SHAPE = {"a": (2, 4, 64), "b": (2, 64, 48), "y": (2, 4, 48)}
+
+
+@pytest.fixture
+def arrays() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {name: random.standard_normal((8, *SHAPE[name])).astype(np.float32) for name in "ab"}
+
+
+def quantized(folder: Path, chip: Chip, arrays: dict[str, np.ndarray]) -> Path:
+    """Write y = (a * a) @ b, quantized for a chip: `a * a` is computed by an operator."""
+    values = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in SHAPE.items()
+    }
+    nodes = [
+        helper.make_node("Mul", ["a", "a"], ["squared"], name="square"),
+        helper.make_node("MatMul", ["squared", "b"], ["y"], name="product"),
+    ]
+    graph = helper.make_graph(nodes, "product", [values["a"], values["b"]], [values["y"]])
+    opset = [helper.make_opsetid("", 20)]
+    path = folder / "product.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    files = {name: folder / f"{name}.npy" for name in arrays}
+    quantize_in_place(path, files, chip.architecture.operand, target=chip.name, extra="qualcomm")
+    return path
+
+
+def simulated_db(path: Path, chip: Chip, arrays: dict[str, np.ndarray]) -> float:
+    """Return the SQNR of the simulated product of the first sample in dB."""
+    options = provider_options(chip, get_target(chip.name).compiler.options())
+    feed = {name: array[0] for name, array in arrays.items()}
+    (found,) = stages._session(path, options, {}).run(None, feed)
+    expected = np.square(feed["a"]) @ feed["b"]
+    return compare("y", found, expected, GATES["w8a16"]).sqnr_db
+
+
+@needs_simulator
+def test_a_product_of_activations_keeps_16_bits_where_the_npu_can(tmp_path, arrays):
+    path = quantized(tmp_path, CHIP["sm8650"], arrays)
+
+    assert simulated_db(path, CHIP["sm8650"], arrays) > 60  # measured: 69.8
+
+
+@needs_simulator
+def test_without_16_bits_the_second_operand_has_8_bits_of_a_narrow_range(tmp_path, arrays):
+    path = quantized(tmp_path, CHIP["qcm6490"], arrays)
+
+    types = {one.name: one.data_type for one in onnx.load(path).graph.initializer}
+    assert types["b_zero_point_convert"] == TensorProto.UINT8
+    assert types["b_zero_point"] == TensorProto.UINT16
+    assert simulated_db(path, CHIP["qcm6490"], arrays) > 35  # measured: 37.9
+
+
+@needs_simulator
+def test_v69_still_multiplies_few_rows_wrongly(tmp_path, arrays):
+    """If this fails, the vendor has corrected its library: set `min_rows` of v69 to 1."""
+    path = quantized(tmp_path, CHIP["sm8450"], arrays)
+
+    assert simulated_db(path, CHIP["sm8450"], arrays) < 10  # measured: 1.5
+
+
+@pytest.mark.parametrize("program", ["step", "step_4", "prefill_4"])
+def test_v69_rejects_w8a16_for_programs_of_few_rows(program):
+    target = get_target("sm8450")
+
+    rejected = target.unsupported(program, "w8a16")
+
+    assert rejected is not None
+    assert "v69" in rejected.why
+    assert f"--precision {program}=fp16" in rejected.hint
+    assert target.unsupported(program, "fp16") is None
+    assert get_target("sm8550").unsupported(program, "w8a16") is None
+
+
+@pytest.mark.parametrize("program", ["encoder", "cross_kv", "prefill_64", "align", "prefill_x"])
+def test_v69_accepts_w8a16_for_programs_of_many_rows(program):
+    assert get_target("sm8450").unsupported(program, "w8a16") is None
+
+
+def test_v69_in_w8a16_is_rejected_before_the_checkpoint_is_read(tmp_path):
+    options = ExportOptions(precision="w8a16")
+
+    with pytest.raises(LoweringError, match=r"`sm8450` does not support `prefill_4`") as rejected:
+        export(tmp_path / "no-checkpoint", "sm8450", tmp_path / "out", options)
+
+    assert "below 4 dB" in rejected.value.why
+
+
+def test_v69_takes_a_mixture_of_precisions():
+    programs = ("encoder", "prefill_4", "prefill_64", "step")
+    mixed = {"prefill_4": "fp16", "step": "fp16"}
+
+    placed = place(PlacementRequest(target="sm8450", precision="w8a16", precisions=mixed), programs)
+
+    precisions = {name: one.precision for name, one in placed.placements.items()}
+    assert precisions == {"encoder": "w8a16", "prefill_64": "w8a16", **mixed}
