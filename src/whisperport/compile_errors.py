@@ -58,7 +58,8 @@ def compile_error(
         return LoweringError(
             f"{compiler.title} ended without a result",
             why=where + failure.message,
-            hint=log or f"start `{installed and installed.path}` directly to see what fails",
+            hint="; ".join(filter(None, (failure.hint, log)))
+            or f"start `{installed and installed.path}` directly to see what fails",
         )
     happened, hint = compiler.explain(failure)
     return LoweringError(

@@ -52,7 +52,10 @@ def hang(folder, program, settings):
     (folder / "pids").write_text(f"{os.getpid()} {child.pid}")
     time.sleep(300)
 
-STAGES = {"copy": copy, "fail": fail, "die": die, "hang": hang}
+def abort(folder, program, settings):
+    os.abort()  # as C++'s runtime does after an exception that nothing catches
+
+STAGES = {"copy": copy, "fail": fail, "die": die, "hang": hang, "abort": abort}
 """
 
 
@@ -152,6 +155,26 @@ def test_a_failure_says_what_failed_and_where_its_log_is(tmp_path, stage, settin
     if failure.log:
         words = failure.log.read_text()
         assert "second line" in words or "last words" in words
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
+@pytest.mark.parametrize("limit", [10**12, None], ids=["limited", "unlimited"])
+def test_an_abort_is_blamed_on_memory_only_if_memory_is_limited(tmp_path, limit):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        failure = run_driver(HERE, _work(tmp_path, "abort"), lambda _: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+    assert failure is not None
+    assert failure.kind == "died"
+    assert "SIGABRT" in failure.message
+    assert ("at most 1000.0 GB of memory" in failure.message) == (limit is not None)
+    assert ("ulimit -v" in failure.hint) == (limit is not None)
 
 
 def _fields(failure: Failure) -> dict:

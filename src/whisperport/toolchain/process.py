@@ -18,6 +18,7 @@ from whisperport.toolchain.interpreter import Installed
 SCRIPT = "compile.py"  # name of the driver's copy in a work folder
 LOG = "driver.log"  # name of the file with the driver's standard error in a work folder
 GRACE_S = 5.0  # seconds between the interrupt and the kill of the driver's process group
+RAISE_LIMIT = "raise the memory limit in the shell, for example with `ulimit -v unlimited`, and repeat the command"
 PROBE_S = 300.0  # time limit in seconds; importing an SDK with TensorFlow takes tens of seconds
 
 
@@ -33,6 +34,7 @@ class Failure:
     stage: str = ""
     classes: Sequence[str] = ()  # names of the exception's class and of its base classes
     log: Path | None = None
+    hint: str = ""  # what to do, as far as the end of the process tells
 
 
 @dataclass(slots=True)
@@ -98,6 +100,11 @@ def exit_reason(code: int) -> str:
     """Return why a process ended, in words."""
     if code == -signal.SIGKILL:
         return "the system killed the process, most likely because memory ran out"
+    if code == -signal.SIGABRT and (limit := _memory_limit()):
+        return (
+            "the vendor's library aborted (SIGABRT), most likely because the process may use at most "
+            f"{limit / 1e9:.1f} GB of memory (`ulimit -v`)"
+        )
     if code < 0:
         return f"the process was ended by {signal.Signals(-code).name}"
     return f"the process ended with exit status {code} and did not report a result"
@@ -173,7 +180,12 @@ def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:
     kind = last["event"]
     if kind not in ("missing", "unsuitable", "failed"):
         return Failure(
-            kind="died", message=exit_reason(code), program=program, stage=stage, log=log
+            kind="died",
+            message=exit_reason(code),
+            program=program,
+            stage=stage,
+            log=log,
+            hint=RAISE_LIMIT if code == -signal.SIGABRT and _memory_limit() else "",
         )
     return Failure(
         kind=kind,
@@ -197,6 +209,16 @@ def _close_pipes(process: "subprocess.Popen[Any]") -> None:
         if stream is not None:
             with suppress(OSError):  # the process did not read everything
                 stream.close()
+
+
+def _memory_limit() -> int | None:
+    """Return the limit on the address space of this process and its children in bytes; None: no limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _installed(toolchain: Installed | Path) -> Installed:

@@ -193,6 +193,18 @@ def test_a_compiler_without_memory_says_so(tmp_path):
     assert not list((work / "large").glob("*.qnn"))
 
 
+def test_the_memory_error_of_the_vendors_own_library_is_recognized(tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        # The text of onnxruntime-qnn 2.7.0 with an address space of 1.1 GB.
+        raise RuntimeError("Failed to finalize QNN graph. Error: QNN_COMMON_ERROR_MEM_ALLOC: …")
+
+    monkeypatch.setattr(stages, "_session", fail)
+    own = {"model": "a.onnx", "artifact": "a.qnn", "options": {}}
+
+    with pytest.raises(MemoryError, match="MEM_ALLOC"):
+        stages.STAGES["compile"](tmp_path, {"settings": own}, {})
+
+
 KILLED = "    import signal\n    os.kill(os.getpid(), signal.SIGKILL)\n"
 MOMENTS = {
     "compile": "    os.replace(str(partial)",  # the compiler has written its file

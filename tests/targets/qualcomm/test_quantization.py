@@ -1,4 +1,4 @@
-"""A product of two activations in w8a16, quantized as `export` does, in the vendor's simulator."""
+"""A matmul of two activations in w8a16, quantized as `export` does, in the vendor's simulator."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def quantized(folder: Path, chip: Chip, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def simulated_db(path: Path, chip: Chip, arrays: dict[str, np.ndarray]) -> float:
-    """Return the SQNR of the simulated product of the first sample in dB."""
+    """Return the SQNR of the simulated matmul of the first sample in dB."""
     options = provider_options(chip, get_target(chip.name).compiler.options())
     feed = {name: array[0] for name, array in arrays.items()}
     (found,) = stages._session(path, options, {}).run(None, feed)
@@ -63,7 +63,7 @@ def simulated_db(path: Path, chip: Chip, arrays: dict[str, np.ndarray]) -> float
 
 
 @needs_simulator
-def test_a_product_of_activations_keeps_16_bits_where_the_npu_can(tmp_path, arrays):
+def test_a_matmul_of_activations_keeps_16_bits_where_the_npu_can(tmp_path, arrays):
     path = quantized(tmp_path, CHIP["sm8650"], arrays)
 
     assert simulated_db(path, CHIP["sm8650"], arrays) > 60  # measured: 69.8

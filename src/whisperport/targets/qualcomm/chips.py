@@ -43,7 +43,7 @@ class Architecture:
         precisions: precisions that it computes in; the first is the default.
         source: of the precisions.
         operand: the second operand of a matrix multiplication of two activations in w8a16.
-        min_rows: smallest number of rows of the first operand for which such a product is right.
+        min_rows: smallest number of rows of the first operand for which such a matmul is right.
     """
 
     number: int
@@ -92,7 +92,7 @@ V69 = Architecture(
     source=f"{COMPILED}; a maintainer says that fp16 needs v73 (microsoft/onnxruntime#21848): try fp16 on "
     "the device first",
     operand=UINT8,
-    # Random products of two activations, the first computed by an operator, simulated here: with 1 to 5
+    # Random matmuls of two activations, the first computed by an operator, simulated here: with 1 to 5
     # rows and 64 columns, -3 to 3 dB; with 6 to 64 rows, 39 to 43 dB, as on v68. In complete programs, the
     # values differ from run to run.
     min_rows=6,

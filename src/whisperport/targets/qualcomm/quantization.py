@@ -8,7 +8,7 @@ one of 16 bits.
 
 The second operand of a matrix multiplication of two activations, such as the keys and values of attention,
 is converted before it: see `Operand`. Left in unsigned 16 bits, the simulator reduces it to 8 bits of its
-complete range, margin included: a random product has 39.5 dB for every generation of the NPU. In signed 16
+complete range, margin included: a random matmul has 39.5 dB for every generation of the NPU. In signed 16
 bits with zero point 0, it has 78.8 dB, and the smallest SQNR of the logits of the embedded model's
 `prefill_64` rises from 33.2 to 40.2 dB (onnxruntime-qnn 2.7.0, v75). In 8 bits of a narrower range, it
 rises from 31.6 to 37.8 dB (v68).

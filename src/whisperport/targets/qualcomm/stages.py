@@ -21,7 +21,8 @@ from typing import Any
 
 PROVIDER = "QNNExecutionProvider"
 MAX_LOG = 4 * 2**20  # bytes of a log that are examined
-NO_MEMORY = "bad_alloc"  # C++'s error, in the text of an exception of ONNX Runtime's own class
+# Errors of C++ and of the vendor's library, in the text of an exception of ONNX Runtime's own class.
+NO_MEMORY = ("bad_alloc", "QNN_COMMON_ERROR_MEM_ALLOC")
 
 
 class UnsupportedOperatorError(Exception):
@@ -83,7 +84,7 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     try:
         session = _session(folder / own["model"], own["options"], configuration)
     except Exception as error:
-        if NO_MEMORY in str(error):
+        if any(one in str(error) for one in NO_MEMORY):
             raise MemoryError(str(error)) from error
         unsupported = _unsupported(folder / "compile.log")
         if unsupported:

@@ -38,9 +38,9 @@ class Qualcomm(OnnxTarget):
         architecture = self.chip.architecture
         if precision == W8A16 and _rows(program) < architecture.min_rows:
             return Unsupported(
-                f"in the simulator of onnxruntime-qnn 2.7.0, the Hexagon NPU {architecture.name} computes "
-                "wrong products of two activations if the first has 16 bits and fewer than "
-                f"{architecture.min_rows} rows: their SQNR is below 4 dB, and 39 dB on v68",
+                f"in the simulator of onnxruntime-qnn 2.7.0, a matrix multiplication of two activations "
+                f"is wrong on the Hexagon NPU {architecture.name} if the first has 16 bits and fewer than "
+                f"{architecture.min_rows} rows: the SQNR is below 4 dB, and 39 dB on v68",
                 f"use `--precision {program}={FLOAT}` for this program",
             )
         if precision != FLOAT or FLOAT in architecture.precisions:
