@@ -18,7 +18,9 @@ from whisperport.toolchain.interpreter import Installed
 SCRIPT = "compile.py"  # name of the driver's copy in a work folder
 LOG = "driver.log"  # name of the file with the driver's standard error in a work folder
 GRACE_S = 5.0  # seconds between the interrupt and the kill of the driver's process group
-RAISE_LIMIT = "raise the memory limit in the shell, for example with `ulimit -v unlimited`, and repeat the command"
+RAISE_LIMIT = (
+    "raise the memory limit, for example with `ulimit -v unlimited`, and repeat the command"
+)
 PROBE_S = 300.0  # time limit in seconds; importing an SDK with TensorFlow takes tens of seconds
 
 
