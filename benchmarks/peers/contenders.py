@@ -56,6 +56,7 @@ CONTENDERS = (
         kinds=(LONG,),
     ),
     Contender("whisperport, 8-bit logits", "whisperport_engine", f"onnxruntime{COARSE}"),
+    Contender("whisperport, 8-bit logits, spin", "whisperport_engine", f"onnxruntime{COARSE} spin"),
     Contender(
         "whisperport, 8-bit logits --vad",
         "whisperport_engine",

@@ -27,7 +27,8 @@ class Engine:
             workers=workers,
             batch="single" not in chosen,
         )
-        run = RunOptions(threads=threads // workers)
+        spin = {"onnxruntime.spin": "on"} if "spin" in chosen else {}
+        run = RunOptions(threads=threads // workers, options=spin)
         self.transcriber = Transcriber(folder / target, run)
 
     def window(self, audio, tokens):

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from whisperport.targets.onnx_shapes import stated_shapes
 
-COLUMNS = 32  # of a block: with 64, a step takes 1.05 times as long; 16 is better for several tokens
+# Of a block. With 64, a step takes 1.05 times as long; 16 is better for several tokens.
+COLUMNS = 32
 INT64, INTS = 7, 7  # of TensorProto.DataType, of AttributeProto.AttributeType
 PLAIN = {
     "alpha": 1.0,

@@ -74,6 +74,13 @@ class ProviderOptions:
             high=MAX_THREADS,
         ),
     ] = None
+    spin: Annotated[
+        bool,
+        Option(
+            "Keep the CPU threads of all programs but the encoder busy while they wait for each other. "
+            "Small models decode faster on an idle machine, and much slower on a loaded one"
+        ),
+    ] = False
 
     def threads_of(self, program: str, threads: int | None) -> int | None:
         """Return the CPU threads of a program; `threads` is the number for all, None the runtime's."""
@@ -221,6 +228,7 @@ class OnnxRuntime(Target):
                 provider,
                 weights if provider == CPU else None,
                 pairs if provider != CPU else None,
+                spin=chosen.spin and entry.spec.name != ENCODER,
             )
             for entry, graph, provider in zip(entries, graphs, providers, strict=True)
         }
