@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.cases import Case, forced, transcribed
-from peers.contenders import COARSE, CONTENDERS, OURS, START, Contender
+from peers.contenders import CONTENDERS, OURS, START, Contender
 from peers.measuring import Row, measure, measure_start
 from peers.preparing import prepare
 from peers.process import FailedError, Process
@@ -168,7 +168,7 @@ def chosen_contenders(chosen: argparse.Namespace, kinds: set[str]) -> list[Conte
         one
         for one in CONTENDERS
         if kinds & {*one.kinds}
-        and (not one.is_ours or one.target.removesuffix(COARSE) in installed)
+        and (not one.is_ours or one.target.partition("+")[0] in installed)
         and (one.name == OURS or any(text in one.name for text in chosen.only))
     ]
 

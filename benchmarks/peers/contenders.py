@@ -6,6 +6,7 @@ OURS = "whisperport"
 FORCED, AUDIO, LONG, FILES = "forced", "audio", "long", "files"  # kinds of cases
 START = "start-up"
 COARSE = "+coarse"  # after a target: with `coarse_projection`
+ENCODER = "+openvino-encoder"  # after that: encoder and cross_kv on OpenVINO
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Contender:
 
     @property
     def target(self) -> str:
-        """The target of one of ours, also the name of its bundle; `+coarse`: with logits in 8 bits."""
+        """The target of one of ours with what is added to it, also the name of its bundle."""
         return self.mode.split()[0]
 
 
@@ -57,6 +58,11 @@ CONTENDERS = (
     ),
     Contender("whisperport, 8-bit logits", "whisperport_engine", f"onnxruntime{COARSE}"),
     Contender("whisperport, 8-bit logits, spin", "whisperport_engine", f"onnxruntime{COARSE} spin"),
+    Contender(
+        "whisperport, 8-bit logits, spin, encoder on openvino",
+        "whisperport_engine",
+        f"onnxruntime{COARSE}{ENCODER} spin",
+    ),
     Contender(
         "whisperport, 8-bit logits --vad",
         "whisperport_engine",

@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
 
 from memory import random_checkpoint
-from peers.contenders import COARSE
+from peers.contenders import COARSE, ENCODER
 
 from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
@@ -56,9 +56,11 @@ def main() -> None:
         if is_embedded(chosen.name) and target == "onnxruntime":
             (chosen.folder / target).symlink_to(default_bundle())
         else:
-            name = target.removesuffix(COARSE)
-            coarse = {} if name == target else {COARSE_PROJECTION: name}
-            how = replace(options(chosen.name), placement=coarse)
+            name = target.partition("+")[0]
+            placement = {COARSE_PROJECTION: name} if COARSE in target else {}
+            if ENCODER in target:
+                placement |= {"encoder": "openvino", "cross_kv": "openvino"}
+            how = replace(options(chosen.name), placement=placement)
             export(checkpoint, name, chosen.folder / target, how)
 
 
