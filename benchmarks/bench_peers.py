@@ -19,6 +19,7 @@ import datetime
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -114,7 +115,7 @@ def described(chosen: argparse.Namespace, today: str) -> dict[str, Any]:
         "versions": versions(("whisperport", "onnxruntime", "numpy")),
         "versions_of_peers": {name: theirs.get(name, "not installed") for name in PEERS},
         "measured_on": today,
-        "command": " ".join(["python benchmarks/bench_peers.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "benchmarks/bench_peers.py", *sys.argv[1:]]),
     }
 
 

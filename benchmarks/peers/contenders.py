@@ -59,7 +59,7 @@ CONTENDERS = (
     Contender("whisperport, 8-bit logits", "whisperport_engine", f"onnxruntime{COARSE}"),
     Contender("whisperport, 8-bit logits, spin", "whisperport_engine", f"onnxruntime{COARSE} spin"),
     Contender(
-        "whisperport, 8-bit logits, spin, encoder on openvino",
+        "whisperport, mixed, spin",
         "whisperport_engine",
         f"onnxruntime{COARSE}{ENCODER} spin",
     ),
