@@ -12,10 +12,11 @@ OPSET = 20  # in which GELU is one operator
 def spec_of(chip: Chip) -> TargetSpec:
     """Return the spec of a chip's target."""
     architecture = chip.architecture
+    limit = " (not for `step`)" if architecture.min_rows > 1 else ""
     return onnx_spec(
         name=chip.name,
         summary=f"{chip.marketing_name}: Hexagon NPU {architecture.name}, "
-        f"{' or '.join(architecture.precisions)}",
+        f"{' or '.join(architecture.precisions)}{limit}",
         max_rank=5,
         dtypes=frozenset({"float32", "float16", "int32"}),
         domains=frozenset({"com.microsoft"}),
