@@ -5,6 +5,7 @@ All weights are random, including biases and norms, so that a missing or exchang
 """
 
 import gc
+import logging
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -41,6 +42,19 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command line takes over signals and what our modules log; other tests have them back."""
+    monkeypatch.setattr(logging.getLogger("whisperport"), "handlers", [])
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in taken}
+    yield
+    for number, handler in before.items():
+        if handler is not None:  # None: one that is not of Python
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

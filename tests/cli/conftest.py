@@ -1,11 +1,9 @@
 """The command line, called as the shell calls it, and a small bundle to call it on."""
 
 import io
-import logging
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,18 +47,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Ran(code, captured.out, captured.err)
 
     return run
-
-
-@pytest.fixture(autouse=True)
-def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`main` takes over signals and what our modules log; tests of other folders have them back."""
-    monkeypatch.setattr(logging.getLogger("whisperport"), "handlers", [])
-    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
-    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in taken}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
