@@ -26,6 +26,9 @@ N_FFT = 400  # samples in one frame: 25 ms
 HOP_LENGTH = 160  # samples from one frame to the next: 10 ms
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP_LENGTH  # 100
 DYNAMIC_RANGE = 8.0  # powers of ten below the maximum that are kept: 80 dB
+LOWEST = 1e-10  # mel power below it counts as this
+# log10 of that, for a frame without sound. The same ufunc as for all frames, so that both are equal.
+SILENCE = np.log10(np.full(1, LOWEST, np.float32))[0]
 _FRAMES_AT_ONCE = 256  # see the module's docstring
 _FILTERS_AT_ONCE = 8  # see the module's docstring
 
@@ -81,7 +84,7 @@ def mel_log_power(
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32, copy=False)
         for bands, bins, filters in groups:
             np.matmul(filters, power[:, bins].T, out=mel[bands, start:stop])
-    return np.log10(np.maximum(mel, 1e-10, out=mel), out=mel)
+    return np.log10(np.maximum(mel, LOWEST, out=mel), out=mel)
 
 
 def to_whisper_scale(power: NDArray[np.float32], peak: float) -> NDArray[np.float32]:

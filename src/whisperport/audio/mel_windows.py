@@ -3,21 +3,24 @@
 openai-whisper computes one spectrogram of the audio file and 30 s of silence, and cuts windows from it. The
 floor is 8 below the maximum of the complete file, and frames at the edge of a window include samples beyond
 the edge. This module computes the same frames in two passes, so that memory does not grow with the
-duration: the maximum in the first pass, the windows in the second. Audio that can be read only once, such
-as a pipe, has no first pass: its maximum is that of the audio so far.
+duration: the maximum in the first pass, the windows in the second. The spectrogram of a short file is kept
+in the first pass, so there is no second one. Audio that can be read only once, such as a pipe, has no first
+pass: its maximum is that of the audio so far.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio.mel import HOP_LENGTH, N_FFT, mel_log_power, to_whisper_scale
+from whisperport.audio.mel import HOP_LENGTH, N_FFT, SILENCE, mel_log_power, to_whisper_scale
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.stream import AudioSource, AudioStream
 
 PIECE = 3000  # mel frames in each step of the first pass
+LARGEST_KEPT = 32 * 2**20  # bytes of a spectrogram that is kept; 17 minutes with 80 mel bands
 HALF = N_FFT // 2
 
 Floats = NDArray[np.float32]
@@ -41,21 +44,28 @@ class MelWindows:
         self, source: AudioSource, n_mels: int, n_frames: int, *, sample_rate: int | None = None
     ) -> None:
         self._n_mels, self._n_frames = n_mels, n_frames
-        self._peak: float = -np.inf
-        self._peak_is_final = False  # whether the peak is that of the complete file
-        self._first: Floats | None = None  # power of the first `PIECE` frames, until they were used
+        self._first: _FirstPass | None = None
         if can_be_read_twice(source):
-            with AudioStream(source, sample_rate=sample_rate, look_back_s=1.0) as first:
-                self._peak, self._first = _peak(first, n_mels)
-            self._peak_is_final = True
-        self._stream = AudioStream(source, sample_rate=sample_rate, look_back_s=1.0)
+            with AudioStream(source, sample_rate=sample_rate, look_back_s=1.0) as stream:
+                self._first = _first_pass(stream, n_mels)
+        self._peak = self._first.peak if self._first else -np.inf
+        self._stream: AudioStream | None = None  # of the second pass
+        if self._first is None or self._first.power is None:
+            self._stream = AudioStream(source, sample_rate=sample_rate, look_back_s=1.0)
 
     @property
     def duration_s(self) -> float | None:
         """Duration in seconds; None if the source does not state it and its end was not reached."""
-        if self._stream.ended:
-            return self._stream.n_decoded / SAMPLE_RATE
+        if self._stream is None or self._stream.ended:
+            return self._n_decoded / SAMPLE_RATE
         return self._stream.duration_s
+
+    @property
+    def _n_decoded(self) -> int:
+        """Number of samples decoded so far; at the end of the audio, of all samples."""
+        if self._stream is not None:
+            return self._stream.n_decoded
+        return self._first.n_samples if self._first else 0
 
     def window(self, start: int, n_frames: int | None = None) -> tuple[Floats, int]:
         """Compute the frames `start` to `start + n_frames`. After the end of the audio they are silence.
@@ -68,42 +78,70 @@ class MelWindows:
             (n_mels, n_frames) float32 on Whisper's scale, and the number of frames with audio.
         """
         n_frames = self._n_frames if n_frames is None else n_frames
-        samples = _samples(self._stream, start, n_frames)
-        first, self._first = self._first, None
-        if start == 0 and first is not None and first.shape[1] == n_frames:
-            power = first
-        else:
-            power = mel_log_power(samples, self._n_mels)
-        if not self._peak_is_final:
+        power = np.full((self._n_mels, n_frames), SILENCE, np.float32)
+        sound = self._sound(start, n_frames)
+        power[:, : sound.shape[1]] = sound
+        if self._first is None:
             self._peak = max(self._peak, float(power.max()))
-        content = (
-            self._stream.n_decoded // HOP_LENGTH - start
-        )  # beyond the end, all audio is decoded
+        # Beyond the end, all audio is decoded.
+        content = self._n_decoded // HOP_LENGTH - start
         return to_whisper_scale(power, self._peak), min(max(content, 0), n_frames)
+
+    def _sound(self, start: int, n_frames: int) -> Floats:
+        """Return the log10 mel power of those of the frames that begin before the end of the audio."""
+        if self._stream is not None:
+            return _power(self._stream, start, n_frames, self._n_mels)
+        assert self._first is not None
+        assert self._first.power is not None
+        return self._first.power[:, start : start + n_frames]
 
     def close(self) -> None:
         """Close the source, unless the caller opened it."""
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FirstPass:
+    """What the first pass over the audio found: the maximum log10 mel power, and the number of samples."""
+
+    peak: float
+    n_samples: int
+    power: Floats | None  # (n_mels, n) of all frames with sound; None: too large to be kept
+
+
+def _first_pass(stream: AudioStream, n_mels: int) -> _FirstPass:
+    pieces: list[Floats] = []
+    peak, start, kept = -np.inf, 0, LARGEST_KEPT
+    while not stream.ended or start * HOP_LENGTH - HALF < stream.n_decoded:
+        power = _power(stream, start, PIECE, n_mels)
+        peak = max(peak, float(power.max(initial=SILENCE)))
+        kept -= power.nbytes
+        pieces = [*pieces, power] if kept >= 0 else []
+        start += PIECE
+    whole = np.concatenate(pieces, axis=1) if kept >= 0 else None
+    return _FirstPass(peak, stream.n_decoded, whole)
+
+
+def _power(stream: AudioStream, start: int, n_frames: int, n_mels: int) -> Floats:
+    """Return the log10 mel power of frames of a stream, (n_mels, n): those before the end of its audio."""
+    samples = _samples(stream, start, n_frames)
+    with_sound = min(n_frames, -(-samples.size // HOP_LENGTH))
+    if not with_sound:
+        return np.empty((n_mels, 0), np.float32)
+    size = with_sound * HOP_LENGTH + N_FFT - HOP_LENGTH  # up to the end of the last frame
+    return mel_log_power(np.pad(samples, (0, size - samples.size)), n_mels)
 
 
 def _samples(stream: AudioStream, start: int, n_frames: int) -> Floats:
-    """Return the samples of frames, reflected before the beginning of the audio, and 0 after its end."""
+    """Return the samples of frames, reflected before the beginning of the audio; fewer at its end."""
     first = start * HOP_LENGTH - HALF
     wanted = n_frames * HOP_LENGTH + N_FFT - HOP_LENGTH  # samples up to the end of the last frame
     samples = stream.read(max(first, 0), wanted + min(first, 0))
-    samples = np.pad(samples, (0, wanted + min(first, 0) - samples.size))
-    return np.concatenate([samples[-first:0:-1], samples]) if first < 0 else samples
-
-
-def _peak(stream: AudioStream, n_mels: int) -> tuple[float, Floats | None]:
-    """Return the maximum log10 mel power of a stream, and the power of its first `PIECE` frames."""
-    peak, start, first = -np.inf, 0, None
-    while not stream.ended or start * HOP_LENGTH < stream.n_decoded:
-        power = mel_log_power(_samples(stream, start, PIECE), n_mels)
-        peak = max(peak, float(power.max()))
-        first = power if first is None else first
-        start += PIECE
-    return peak, first
+    if first >= 0:
+        return samples
+    samples = np.pad(samples, (0, max(0, 1 - first - samples.size)))
+    return np.concatenate([samples[-first:0:-1], samples])
 
 
 def can_be_read_twice(source: AudioSource) -> bool:
