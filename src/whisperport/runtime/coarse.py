@@ -7,7 +7,7 @@ it is the one that float32 would choose; if not, all logits are computed in floa
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,28 +24,74 @@ TOLERANCE = 1e-4  # of the natural logarithm of a probability
 DEVIATIONS = 5  # standard deviations of a sum of rounding errors
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CoarseLogits:
     """Logits of which only the largest are exact.
 
     Attributes:
         logits: (V,), which the caller may change.
-        floor: if the largest of the allowed logits is at least this, then it is exact, and logarithms of
-            probabilities are right within `TOLERANCE`.
+        floor: the largest of the allowed logits is exact if it is at least this.
+        sum_error: of the sum of all exp(logit).
         complete: returns all logits (V,) in float32.
     """
 
     logits: Floats
     floor: float
+    sum_error: "SumError"
     complete: Callable[[], Floats]
 
     def decides(self, margin: float) -> bool:
         """Return whether the largest of the remaining logits is the one that float32 would choose.
 
+        Logarithms of probabilities are then right within `TOLERANCE`.
+
         Args:
             margin: of the closest comparison of probabilities that the rules made, in nats.
         """
-        return bool(self.logits.max() >= self.floor) and margin > 2 * TOLERANCE
+        top = float(self.logits.max())
+        return (
+            margin > 2 * TOLERANCE and top >= self.floor and self.sum_error.fits(self.logits, top)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumError:
+    """The error of the sum of all exp(logit).
+
+    A logit's error is a sum of d rounding errors. If these have no relation to the hidden state, its
+    standard deviation is the bound divided by √d.
+
+    Attributes:
+        deviation: standard deviation of a logit's error; 0 if all logits are exact.
+        exact: indices of the exact logits.
+        highest: (n,) no other logit of a block of tokens is above this.
+        size: tokens in a block.
+    """
+
+    deviation: float
+    exact: NDArray[np.int64]
+    highest: Floats
+    size: int
+
+    def fits(self, logits: Floats, top: float) -> bool:
+        """Return whether it is at most `TOLERANCE`, relative to exp(top).
+
+        Most often, the highest logit of each block shows it. This takes a tenth of the time.
+
+        Args:
+            logits: (V,), no exact one of which has been raised.
+            top: their maximum.
+        """
+        if not self.deviation or self._of(np.exp(self.highest - np.float32(top)), self.size):
+            return True
+        weights = np.exp(logits - np.float32(top))
+        weights[self.exact] = 0
+        return self._of(weights, 1)
+
+    def _of(self, weights: Floats, count: int) -> bool:
+        """Return whether the error fits for weights exp(logit - top) of `count` tokens each."""
+        linear = DEVIATIONS * self.deviation * math.sqrt(count * float(weights @ weights))
+        return linear + self.deviation**2 / 2 * count * float(weights.sum()) <= TOLERANCE
 
 
 class CoarseProjection:
@@ -60,8 +106,8 @@ class CoarseProjection:
         """
         self._runner, self._embedding, self._full = runner, embedding, full
         vocabulary, self._width = embedding.shape
-        size = math.ceil(vocabulary / BLOCKS)
-        self._starts = np.arange(0, vocabulary, size)
+        self._size = math.ceil(vocabulary / BLOCKS)
+        self._starts = np.arange(0, vocabulary, self._size)
 
     def __call__(self, hidden: Floats) -> CoarseLogits:
         """Return the logits of a hidden state (d,).
@@ -69,23 +115,29 @@ class CoarseProjection:
         Raises:
             NumericalError: the program returned a NaN or an infinity.
         """
-        logits, bound = self.bounded(hidden)
-        highest = logits + bound
-        floor = self._floor(highest)
-        likely = np.flatnonzero(highest >= floor)
 
         def complete() -> Floats:
             logits: Floats = self._full(hidden[None])[0]
             return logits
 
+        outputs = self._runner.run({"hidden": hidden[None, None]})
+        logits, bound = _row(outputs)
+        highest = logits + bound
+        if not np.isfinite(highest).all():
+            check_outputs(COARSE_PROJECTION, outputs)
+            return _all_exact(complete)  # the sum is beyond float32
+        peaks = np.maximum.reduceat(highest, self._starts)
+        floor = _floor(peaks)
+        likely = np.flatnonzero(highest >= floor)
         if len(likely) > MOST:
             return _all_exact(complete)
         exact = self._embedding[likely].astype(np.float32, copy=False) @ hidden
         if (np.abs(exact - logits[likely]) > bound[likely]).any():
             return _all_exact(complete)  # this runtime is less precise than the bound says
         logits[likely] = exact
-        error = self._error(logits, bound, likely)
-        return CoarseLogits(logits, max(float(floor), error - math.log(TOLERANCE)), complete)
+        deviation = float(bound.max()) / math.sqrt(self._width)
+        error = SumError(deviation, likely, np.minimum(peaks, floor), self._size)
+        return CoarseLogits(logits, float(floor), error, complete)
 
     def bounded(self, hidden: Floats) -> tuple[Floats, Floats]:
         """Return logits (V,) of a hidden state (d,), and bounds (V,) on their errors.
@@ -95,28 +147,24 @@ class CoarseProjection:
         """
         outputs = self._runner.run({"hidden": hidden[None, None]})
         check_outputs(COARSE_PROJECTION, outputs)
-        return outputs["logits"][0, 0], outputs["bound"][0, 0]
+        return _row(outputs)
 
-    def _floor(self, highest: Floats) -> np.float32:
-        """Return a number that the highest possible logits of at least `WINNERS` tokens reach."""
-        peaks = np.maximum.reduceat(highest, self._starts)
-        count = min(WINNERS, len(peaks))
-        return np.float32(np.partition(peaks, -count)[-count])
 
-    def _error(self, logits: Floats, bound: Floats, exact: NDArray[np.int64]) -> float:
-        """Return the logarithm of the error of the sum of all exp(logit).
+def _row(outputs: Mapping[str, Array]) -> tuple[Floats, Floats]:
+    """Return logits (V,) and bounds (V,)."""
+    return outputs["logits"][0, 0], outputs["bound"][0, 0]
 
-        A logit's error is a sum of d rounding errors. If these have no relation to the hidden state, its
-        standard deviation is the bound divided by √d.
-        """
-        peak = float(logits.max())
-        weights = np.exp(logits - np.float32(peak))
-        weights[exact] = 0
-        deviation = float(bound.max()) / math.sqrt(self._width)
-        linear = DEVIATIONS * deviation * float(np.sqrt(weights @ weights))
-        error = linear + deviation**2 / 2 * float(weights.sum())
-        return peak + math.log(error) if error > 0 else -math.inf
+
+def _floor(peaks: Floats) -> np.float32:
+    """Return a number that the highest possible logits of at least `WINNERS` tokens reach.
+
+    Args:
+        peaks: the highest possible logit of each block.
+    """
+    count = min(WINNERS, len(peaks))
+    return np.float32(np.partition(peaks, -count)[-count])
 
 
 def _all_exact(complete: Callable[[], Floats]) -> CoarseLogits:
-    return CoarseLogits(complete(), -math.inf, complete)
+    nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+    return CoarseLogits(complete(), -math.inf, SumError(0.0, *nothing, 1), complete)
