@@ -74,6 +74,7 @@ SHARED = {
             "onnx_runner",
             "onnx_shapes",
             "onnx_target",
+            "onnx_own_weights",
             "onnx_weights",
             "program_files",
             "quantizing",

@@ -57,8 +57,9 @@ class Batch:
             if name != "mask":
                 self.binding.bind(name, array)
         self._free = [Row(self, index) for index in range(self.size)]
-        # Measured in `benchmarks/batch.py`: `step_8` takes the time of 2.2 runs of `step`.
-        self._fewest = fewest or max(2, self.size // 4 + 1)
+        # Measured on a CPU: `step_8` takes as long as 2.4 to 3.4 runs of `step`; 4.6 runs with 8-bit
+        # logits, which only `step` uses.
+        self._fewest = fewest or max(2, self.size // (2 if engine.coarse else 3) + 1)
 
     def take(self) -> "Row | None":
         """Return a row that nobody uses; None if there is none."""

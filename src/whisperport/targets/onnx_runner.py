@@ -5,12 +5,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
+from threading import Lock
 from typing import Any
 
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.runner import Array, Binding, Runner
 from whisperport.spec import ProgramSpec
+from whisperport.targets.onnx_own_weights import OwnWeights
 from whisperport.targets.onnx_weights import OnnxWeights
 from whisperport.targets.stated_signature import expect_tensor, other_signature
 
@@ -43,18 +46,19 @@ class OnnxRunner(Runner):
         graph: OnnxGraph,
         threads: int | None,
         provider: str = CPU,
-        weights: OnnxWeights | None = None,
+        weights: OnnxWeights | OwnWeights | None = None,
         provider_options: Mapping[str, str] | None = None,
         *,
         spin: bool = False,
     ) -> None:
-        """Load the program.
+        """Load the program; with `OwnWeights`, when it is first used.
 
         Args:
             spec: the program's signature in the manifest.
             threads: CPU threads; None: ONNX Runtime chooses.
             provider: name of the execution provider.
-            weights: weights that several programs share, for a CPU; None: the session loads the file.
+            weights: for a CPU, weights that several programs share, or those of this one; None: the
+                session loads the file.
             provider_options: options of the execution provider, name -> value; None: its defaults.
             spin: whether threads wait actively during a run.
 
@@ -66,12 +70,23 @@ class OnnxRunner(Runner):
         super().__init__(spec, nullcontext())  # a session may run in several threads concurrently
         ort = require_provider(provider)
         settings = session_settings(ort, threads, spin=spin)
-        self._session = _session(ort, settings, graph, provider, weights, provider_options or {})
-        check_signature(self._session, spec, graph.name)
-        self._weights = weights  # kept alive, since the session uses this memory
+        load = partial(_session, ort, settings, graph, spec, provider, provider_options or {})
+        self._lock = Lock()  # held while a session is made later
+        self._load = load
+        self._weights = weights  # kept: the session uses the memory of shared weights
+        self._made: Any = None if isinstance(weights, OwnWeights) else load(weights)
         self._in_place = provider == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
         self._output_names = [tensor.name for tensor in spec.outputs]
+
+    @property
+    def _session(self) -> Any:
+        """The `onnxruntime.InferenceSession` of the program."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._load(self._weights)
+                self._weights = None  # closes their files
+            return self._made
 
     def binding(self) -> Binding:
         """Return a binding that keeps arrays bound between runs.
@@ -175,10 +190,12 @@ def _session(
     ort: Any,
     settings: Any,
     graph: OnnxGraph,
+    spec: ProgramSpec,
     provider: str,
-    weights: OnnxWeights | None,
     provider_options: Mapping[str, str],
+    weights: OnnxWeights | OwnWeights | None,
 ) -> Any:
+    """Return a session whose signature is that of the manifest."""
     if provider != CPU:
         settings.add_session_config_entry(ASSIGNMENT, "1")
     in_place = weights if _version(ort.__version__) >= IN_PLACE_SINCE else None
@@ -215,6 +232,7 @@ def _session(
         )
     if provider != CPU:
         _warn_if_unused(session, provider, graph.name)
+    check_signature(session, spec, graph.name)
     return session
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.checks import COARSE_PROJECTION
+from whisperport.checks import COARSE_PROJECTION, batch_rows
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
@@ -16,6 +16,7 @@ from whisperport.runner import Runner
 from whisperport.spec import LoweringCost, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.onnx_lowering import lower_file_to_onnx
+from whisperport.targets.onnx_own_weights import LARGEST, OwnWeights
 from whisperport.targets.onnx_runner import CPU, OnnxRunner
 from whisperport.targets.onnx_weights import OnnxWeights
 from whisperport.targets.options import Option, check_ranges
@@ -219,14 +220,21 @@ class OnnxRuntime(Target):
         ]
         # Other providers copy weights to their own memory, so sharing does not help them.
         on_cpu = [graph for graph, name in zip(graphs, providers, strict=True) if name == CPU]
-        weights = OnnxWeights(on_cpu)
+        batches = [
+            graph
+            for entry, graph in zip(entries, graphs, strict=True)
+            if graph in on_cpu and batch_rows(entry.spec.name)
+        ]
+        own = {graph: OwnWeights(graph) for graph in batches}
+        own = {graph: weights for graph, weights in own.items() if weights.float_bytes <= LARGEST}
+        shared = OnnxWeights([graph for graph in on_cpu if graph not in own])
         return {
             entry.spec.name: OnnxRunner(
                 entry.spec,
                 graph,
                 chosen.threads_of(entry.spec.name, options.threads),
                 provider,
-                weights if provider == CPU else None,
+                own.get(graph, shared) if provider == CPU else None,
                 pairs if provider != CPU else None,
                 spin=chosen.spin and entry.spec.name != ENCODER,
             )
