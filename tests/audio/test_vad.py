@@ -35,6 +35,17 @@ def test_speech_is_found_in_every_audio_file_and_only_within_it(recording: Shipp
     assert found[-1].end <= 210 + samples.size // 160
 
 
+def test_probabilities_are_those_of_silero_s_own_network() -> None:
+    """The expected values are of silero-vad 6.2.3, whose convolutions the package's network rewrites."""
+    with AudioStream(SPOKEN[0].path, look_back_s=0) as stream:
+        found = list(speech_probabilities(stream))
+
+    assert len(found) == 149
+    expected = {0: 0.00167, 5: 0.00596, 10: 0.00505, 20: 0.98226, 40: 1.0, 60: 0.07561, 148: 0.0064}
+    # Five digits, and the difference of both networks, at most 2.3e-5 in 10 minutes of speech.
+    assert {i: found[i] for i in expected} == pytest.approx(expected, abs=5e-5)
+
+
 @pytest.mark.parametrize(
     "samples",
     [

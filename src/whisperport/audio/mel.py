@@ -27,7 +27,7 @@ HOP_LENGTH = 160  # samples from one frame to the next: 10 ms
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP_LENGTH  # 100
 DYNAMIC_RANGE = 8.0  # powers of ten below the maximum that are kept: 80 dB
 LOWEST = 1e-10  # mel power below it counts as this
-# log10 of that, for a frame without sound. The same ufunc as for all frames, so that both are equal.
+# log10 of that, for a frame of silence. The same ufunc as for all frames, so that both are equal.
 SILENCE = np.log10(np.full(1, LOWEST, np.float32))[0]
 _FRAMES_AT_ONCE = 256  # see the module's docstring
 _FILTERS_AT_ONCE = 8  # see the module's docstring

@@ -79,15 +79,15 @@ class MelWindows:
         """
         n_frames = self._n_frames if n_frames is None else n_frames
         power = np.full((self._n_mels, n_frames), SILENCE, np.float32)
-        sound = self._sound(start, n_frames)
-        power[:, : sound.shape[1]] = sound
+        audio = self._audio(start, n_frames)
+        power[:, : audio.shape[1]] = audio
         if self._first is None:
             self._peak = max(self._peak, float(power.max()))
         # Beyond the end, all audio is decoded.
         content = self._n_decoded // HOP_LENGTH - start
         return to_whisper_scale(power, self._peak), min(max(content, 0), n_frames)
 
-    def _sound(self, start: int, n_frames: int) -> Floats:
+    def _audio(self, start: int, n_frames: int) -> Floats:
         """Return the log10 mel power of those of the frames that begin before the end of the audio."""
         if self._stream is not None:
             return _power(self._stream, start, n_frames, self._n_mels)
@@ -107,7 +107,7 @@ class _FirstPass:
 
     peak: float
     n_samples: int
-    power: Floats | None  # (n_mels, n) of all frames with sound; None: too large to be kept
+    power: Floats | None  # (n_mels, n) of all frames with audio; None: too large to be kept
 
 
 def _first_pass(stream: AudioStream, n_mels: int) -> _FirstPass:
@@ -126,10 +126,10 @@ def _first_pass(stream: AudioStream, n_mels: int) -> _FirstPass:
 def _power(stream: AudioStream, start: int, n_frames: int, n_mels: int) -> Floats:
     """Return the log10 mel power of frames of a stream, (n_mels, n): those before the end of its audio."""
     samples = _samples(stream, start, n_frames)
-    with_sound = min(n_frames, -(-samples.size // HOP_LENGTH))
-    if not with_sound:
+    with_audio = min(n_frames, -(-samples.size // HOP_LENGTH))
+    if not with_audio:
         return np.empty((n_mels, 0), np.float32)
-    size = with_sound * HOP_LENGTH + N_FFT - HOP_LENGTH  # up to the end of the last frame
+    size = with_audio * HOP_LENGTH + N_FFT - HOP_LENGTH  # up to the end of the last frame
     return mel_log_power(np.pad(samples, (0, size - samples.size)), n_mels)
 
 
