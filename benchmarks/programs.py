@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine_limits import encoder_gflop, gemm_gflops, read_gb_per_s, step_gb
 
 from whisperport.bench.measure import measure
 from whisperport.dims import Dims
@@ -78,7 +79,7 @@ def main() -> None:
             contenders |= lowered(
                 target, programs, Path(folder) / target.spec.name, options.threads
             )
-        limits = {"gemm_gflops": gemm_gflops(), "read_gb_per_s": read_gb_per_s()}
+        limits = {"gemm_gflops": gemm_gflops(options.threads), "read_gb_per_s": read_gb_per_s()}
         rounds = [one_round(contenders) for _ in range(options.rounds)]
     report(rounds, limits, options)
 
@@ -140,45 +141,6 @@ def one_round(contenders: dict[Any, Run]) -> dict[Any, float]:
     }
 
 
-def gemm_gflops(n: int = 2048) -> float:
-    """Measure the fastest float32 matrix multiplication of torch, numpy and ONNX Runtime, in GFLOP/s."""
-    from onnx import TensorProto, helper
-    from onnxruntime import InferenceSession
-
-    a = np.random.default_rng(0).standard_normal((n, n), np.float32)
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [n, n]) for name in "abc"]
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["a", "b"], ["c"])], "g", info[:2], info[2:]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    session = InferenceSession(model.SerializeToString())
-    t = torch.from_numpy(a)
-    runs: list[Run] = [lambda: t @ t, lambda: a @ a, lambda: session.run(None, {"a": a, "b": a})]
-    return max(2 * n**3 / measure(run, n=7).best_ms / 1e6 for run in runs)
-
-
-def read_gb_per_s(mib: int = 512) -> float:
-    """Measure the memory bandwidth in GB/s, with a sum over an array much larger than the CPU's caches."""
-    array = torch.ones(mib * 2**18)
-    return array.numel() * 4 / measure(lambda: array.sum(), n=7).best_ms / 1e6
-
-
-def encoder_gflop() -> float:
-    """Compute the encoder's operations: 2 per multiply-add of its matmuls; others are below 1 %."""
-    d, t, ffn = TINY.n_audio_state, TINY.n_audio_ctx, TINY.n_audio_ffn
-    stem = 2 * t * TINY.n_mels * 3 * d + t * d * 3 * d
-    layer = t * (4 * d * d + 2 * d * ffn) + 2 * t * t * d
-    return 2 * (stem + TINY.n_audio_layer * layer) / 1e9
-
-
-def step_gb() -> float:
-    """Compute the GB that a step must read in float32: the decoder's weights and caches."""
-    d, ffn, n = TINY.n_text_state, TINY.n_text_ffn, TINY.n_text_layer
-    weights = n * (6 * d * d + 2 * d * ffn) + TINY.n_vocab * d  # cross K and V are not projected
-    caches = n * 2 * d * (TINY.n_text_ctx + TINY.n_audio_ctx)
-    return 4 * (weights + caches) / 1e9
-
-
 def report(
     rounds: list[dict[Any, float]], limits: dict[str, float], options: argparse.Namespace
 ) -> None:
@@ -187,9 +149,9 @@ def report(
         ms = statistics.median(r[program, contender] for r in rounds)
         ratio = statistics.median(r[program, contender] / r[program, "torch eager"] for r in rounds)
         if program == "encoder":
-            share = encoder_gflop() / ms * 1e3 / limits["gemm_gflops"]
+            share = encoder_gflop(TINY) / ms * 1e3 / limits["gemm_gflops"]
         else:
-            share = step_gb() / ms * 1e3 / limits["read_gb_per_s"]
+            share = step_gb(TINY) / ms * 1e3 / limits["read_gb_per_s"]
         goal = GOALS.get((program, contender))
         rows.append(
             {
@@ -204,8 +166,8 @@ def report(
     result = {
         "what": "Whisper tiny's encoder and step, float32, random weights, batch 1",
         "limits": limits,
-        "encoder_gflop": encoder_gflop(),
-        "step_gb": step_gb(),
+        "encoder_gflop": encoder_gflop(TINY),
+        "step_gb": step_gb(TINY),
         "rows": rows,
         "threads": options.threads,
         "rounds": options.rounds,
@@ -225,7 +187,8 @@ def report(
         )
     print(
         f"\nlimits with {options.threads} threads: {limits['gemm_gflops']:.0f} GFLOP/s (encoder: "
-        f"{encoder_gflop():.1f} GFLOP), {limits['read_gb_per_s']:.0f} GB/s (step: {step_gb():.3f} GB)"
+        f"{encoder_gflop(TINY):.1f} GFLOP), {limits['read_gb_per_s']:.0f} GB/s (step: "
+        f"{step_gb(TINY):.3f} GB)"
     )
 
 

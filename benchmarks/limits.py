@@ -1,0 +1,210 @@
+"""Compare the programs of bundles for ONNX Runtime's CPU with the limits of this machine.
+
+    python benchmarks/limits.py build/tiny build/small
+
+encoder   share of the fastest float32 matrix multiplication that was measured in this run
+step      share of the memory bandwidth that was measured in this run; above 100 % if a cache has a part
+step_8    the same, for 8 texts; and how many times the tokens per second of `step`
+window    share of Python in a window: all time but that of the programs
+
+Weights may be random: a window decodes a fixed number of tokens. Figures are medians of the rounds, in each
+of which everything runs in turn.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine_limits import encoder_gflop, gemm_gflops, read_gb_per_s, step_gb
+
+from whisperport.bench.measure import measure
+from whisperport.bundle import Bundle
+from whisperport.runner import Binding, Runner
+from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
+from whisperport.targets import RunOptions
+from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.verification import machine, versions
+from whisperport.verification.clips import shipped_audio
+
+RESULTS = Path(__file__).parent / "results"
+RUNS = {"encoder": 3, "step": 30, "step_8": 10}  # in a round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundles", nargs="+", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--spin", action="store_true", help="with onnxruntime.spin=on")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    rows = [row for path in chosen.bundles for row in measured(path, chosen)]
+    result = {
+        "what": "programs on ONNX Runtime's CPU, relative to the limits of the machine",
+        "rows": rows,
+        "threads": chosen.threads,
+        "machine": machine(),
+        "load_average": os.getloadavg(),
+        "versions": versions(("whisperport", "torch", "onnxruntime", "numpy")),
+        "measured_on": datetime.date.today().isoformat(),
+        "command": shlex.join(["python", "benchmarks/limits.py", *sys.argv[1:]]),
+    }
+    path = RESULTS / f"limits_{result['measured_on']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print_table(rows)
+    print(f"\n{path}")
+
+
+def measured(path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure the programs and a window of one bundle."""
+    options = {"onnxruntime.spin": "on"} if chosen.spin else {}
+    run = RunOptions(threads=chosen.threads, options=options)
+    engine = load_engine(Bundle.open(path), run)
+    timed = {runner.spec.name: bound(runner) for runner in programs(engine)}
+    transcriber, in_programs = with_clock(path, run)
+    audio = shipped_audio()[0].path
+    settings = fixed_tokens(engine, chosen.tokens)
+    rounds = []
+    for _ in range(chosen.rounds):
+        found = {
+            name: measure(once, warmup=1, n=RUNS[name]).median_ms for name, once in timed.items()
+        }
+        in_programs.clear()
+        start = time.perf_counter()
+        transcriber.transcribe(audio, settings)
+        found["window"] = 1e3 * (time.perf_counter() - start)
+        found["python"] = found["window"] - 1e3 * sum(in_programs)
+        rounds.append(
+            found | {"gflops": gemm_gflops(chosen.threads), "gb_per_s": read_gb_per_s(256)}
+        )
+    print(f"{path.name} of {path.parent.name}: measured", file=sys.stderr)
+    return rows_of(path, engine, rounds)
+
+
+def programs(engine: Engine) -> list[Runner]:
+    return [r for r in (engine.encoder, engine.step, engine.batch_step) if r is not None]
+
+
+def bound(runner: Runner) -> Callable[[], object]:
+    """Return a run as the engine does it: constants and state are bound once."""
+    random = np.random.default_rng(0)
+    given = {
+        tensor.name: 0.1 * random.standard_normal(tensor.shape, np.float32)
+        for tensor in runner.spec.inputs
+    }
+    binding = runner.binding()
+    for name, role in runner.roles.items():
+        if role != "input":
+            binding.bind(name, given[name])
+    free = {name: given[name] for name, role in runner.roles.items() if role == "input"}
+    return lambda: binding.run(free)
+
+
+def with_clock(path: Path, run: RunOptions) -> tuple[Transcriber, list[float]]:
+    """Return a transcriber, and the list to which every run of a program appends its seconds."""
+    spent: list[float] = []
+    inside: list[object] = []  # a binding may run its runner
+    transcriber = Transcriber(path, run)
+
+    def clocked(method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any) -> Any:
+            inside.append(method)
+            start = time.perf_counter()
+            try:
+                return method(*given)
+            finally:
+                inside.pop()
+                if not inside:
+                    spent.append(time.perf_counter() - start)
+
+        return timed
+
+    for kind in (Runner, Binding):
+        for one in subclasses(kind):
+            if "_run" in vars(one):
+                one._run = clocked(one._run)
+    return transcriber, spent
+
+
+def subclasses(kind: type[Any]) -> list[type[Any]]:
+    return [one for child in kind.__subclasses__() for one in (child, *subclasses(child))]
+
+
+def fixed_tokens(engine: Engine, tokens: int) -> TranscribeOptions:
+    """Return options with which a window decodes this number of text tokens."""
+    not_text = range(engine.generation.end_of_text, engine.dims.n_vocab)
+    decode = DecodeOptions(
+        language="en",
+        without_timestamps=True,
+        max_tokens=tokens,
+        suppress_tokens=(-1, *not_text),
+    )
+    never = Thresholds(
+        compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
+    )
+    return replace(TranscribeOptions(), decode=decode, temperatures=(0.0,), thresholds=never)
+
+
+def rows_of(path: Path, engine: Engine, rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
+    dims = engine.dims
+
+    def median(value: Callable[[dict[str, float]], float]) -> float:
+        return statistics.median(value(one) for one in rounds)
+
+    name = f"{path.parent.name}/{path.name}"
+    gflop = encoder_gflop(dims)
+    rows = [
+        row(name, "encoder", median, share=lambda r: gflop / r["encoder"] * 1e3 / r["gflops"]),
+        row(name, "window", median, share=lambda r: r["python"] / r["window"]),
+    ]
+    if engine.projects:  # the step has no projection
+        return rows
+    gb = step_gb(dims)
+    rows.append(row(name, "step", median, share=lambda r: gb / r["step"] * 1e3 / r["gb_per_s"]))
+    if engine.batch_step is not None:
+        size, batch = engine.batch_size, engine.batch_step.spec.name
+        together = step_gb(dims, size)
+        share = row(name, batch, median, share=lambda r: together / r[batch] * 1e3 / r["gb_per_s"])
+        rows.append(share | {"times_the_tokens": median(lambda r: size * r["step"] / r[batch])})
+    limits = {"gflops": median(lambda r: r["gflops"]), "gb_per_s": median(lambda r: r["gb_per_s"])}
+    return [one | limits for one in rows]
+
+
+def row(name: str, program: str, median: Any, share: Callable[[Any], float]) -> dict[str, Any]:
+    return {
+        "bundle": name,
+        "program": program,
+        "ms": median(lambda r: r[program]),
+        "share": median(share),
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    print(f"{'bundle':34}{'program':10}{'ms':>9}{'share':>8}  of")
+    for one in rows:
+        kind = "the GEMM rate" if one["program"] == "encoder" else "the bandwidth"
+        kind = "the window is Python" if one["program"] == "window" else kind
+        times = (
+            f"; {one['times_the_tokens']:.2f} times the tokens" if "times_the_tokens" in one else ""
+        )
+        print(
+            f"{one['bundle']:34}{one['program']:10}{one['ms']:9.2f}{one['share']:8.1%}  {kind}{times}"
+        )
+
+
+if __name__ == "__main__":
+    main()
