@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from whisperport.audio import load_audio
 from whisperport.runtime import DecodeOptions, Thresholds
-from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification.clips import shipped_audio
 
 from ..extent import core_or_all
@@ -289,9 +289,11 @@ def test_sampled_tokens_equal_openai_whispers_with_equal_samples(
 
 
 def check(clip: str, case: str, ours: Transcriber, originals: Original) -> None:
-    expected = originals(clip, case)
-    actual = ours.transcribe(audio(clip), CASES[case].ours)
+    check_equal(ours.transcribe(audio(clip), CASES[case].ours), originals(clip, case))
 
+
+def check_equal(actual: Transcript, expected: dict[str, Any]) -> None:
+    """Compare a transcript with the result of openai-whisper's `transcribe`."""
     assert segments_of(actual) == openai_segments_of(expected)
     # Where a window says a token that is no text, such as a language, the original's whole text names it,
     # and the texts of its segments do not.
