@@ -69,6 +69,12 @@ CONTENDERS = (
         f"onnxruntime{COARSE} vad",
         kinds=(LONG,),
     ),
+    Contender(
+        "whisperport, 8-bit logits --vad --pack",
+        "whisperport_engine",
+        f"onnxruntime{COARSE} vad pack",
+        kinds=(LONG,),
+    ),
     Contender("whisperport, openvino", "whisperport_engine", "openvino"),
     Contender("whisperport, openvino --vad", "whisperport_engine", "openvino vad", kinds=(LONG,)),
     Contender("faster-whisper fp32", "faster_whisper_engine", "float32", "ctranslate2"),
