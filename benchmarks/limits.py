@@ -63,7 +63,8 @@ def main() -> None:
         "measured_on": datetime.date.today().isoformat(),
         "command": shlex.join(["python", "benchmarks/limits.py", *sys.argv[1:]]),
     }
-    path = RESULTS / f"limits_{result['measured_on']}.json"
+    kind = "limits_spin" if chosen.spin else "limits"
+    path = RESULTS / f"{kind}_{result['measured_on']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print_table(rows)
     print(f"\n{path}")
