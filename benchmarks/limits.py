@@ -172,17 +172,22 @@ def rows_of(path: Path, engine: Engine, rounds: list[dict[str, float]]) -> list[
         row(name, "encoder", median, share=lambda r: gflop / r["encoder"] * 1e3 / r["gflops"]),
         row(name, "window", median, share=lambda r: r["python"] / r["window"]),
     ]
-    if engine.projects:  # the step has no projection
-        return rows
-    gb = step_gb(dims)
-    rows.append(row(name, "step", median, share=lambda r: gb / r["step"] * 1e3 / r["gb_per_s"]))
-    if engine.batch_step is not None:
-        size, batch = engine.batch_size, engine.batch_step.spec.name
-        together = step_gb(dims, size)
-        share = row(name, batch, median, share=lambda r: together / r[batch] * 1e3 / r["gb_per_s"])
-        rows.append(share | {"times_the_tokens": median(lambda r: size * r["step"] / r[batch])})
+    if not engine.projects:  # otherwise, the step has no projection
+        rows += step_rows(name, engine, median)
     limits = {"gflops": median(lambda r: r["gflops"]), "gb_per_s": median(lambda r: r["gb_per_s"])}
     return [one | limits for one in rows]
+
+
+def step_rows(name: str, engine: Engine, median: Any) -> list[dict[str, Any]]:
+    """Return the rows of `step` and of `step_B`."""
+    gb = step_gb(engine.dims)
+    rows = [row(name, "step", median, share=lambda r: gb / r["step"] * 1e3 / r["gb_per_s"])]
+    if engine.batch_step is not None:
+        size, batch = engine.batch_size, engine.batch_step.spec.name
+        together = step_gb(engine.dims, size)
+        share = row(name, batch, median, share=lambda r: together / r[batch] * 1e3 / r["gb_per_s"])
+        rows.append(share | {"times_the_tokens": median(lambda r: size * r["step"] / r[batch])})
+    return rows
 
 
 def row(name: str, program: str, median: Any, share: Callable[[Any], float]) -> dict[str, Any]:
