@@ -70,9 +70,15 @@ CONTENDERS = (
         kinds=(LONG,),
     ),
     Contender(
-        "whisperport, 8-bit logits --vad --pack",
+        "whisperport, 8-bit --vad --pack",
         "whisperport_engine",
         f"onnxruntime{COARSE} vad pack",
+        kinds=(LONG,),
+    ),
+    Contender(
+        "whisperport, 8-bit --pack, text",
+        "whisperport_engine",
+        f"onnxruntime{COARSE} vad pack text",
         kinds=(LONG,),
     ),
     Contender("whisperport, openvino", "whisperport_engine", "openvino"),

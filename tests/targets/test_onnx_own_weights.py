@@ -22,10 +22,23 @@ ORT = get_target("onnxruntime")
 BATCH = "step_2"
 
 
+@pytest.fixture(scope="module")
+def original(
+    micro: Whisper, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[ProgramEntry]]:
+    folder = tmp_path_factory.mktemp("lowered")
+    programs = list(whisper_programs(Parts(micro, [(0, 0)]), ["step", BATCH]))
+    return folder, ORT.lower(programs, folder, lambda _: None)
+
+
 @pytest.fixture
-def lowered(micro: Whisper, tmp_path: Path) -> tuple[Path, list[ProgramEntry]]:
-    programs = list(whisper_programs(Parts(micro, [(0, 0)]), ["step", BATCH, "prefill_4"]))
-    return tmp_path, ORT.lower(programs, tmp_path, lambda _: None)
+def lowered(
+    original: tuple[Path, list[ProgramEntry]], tmp_path: Path
+) -> tuple[Path, list[ProgramEntry]]:
+    """A copy of the files, for a test that changes them."""
+    folder, entries = original
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return tmp_path, entries
 
 
 def loaded(folder: Path, entries: list[ProgramEntry]) -> OnnxRunner:

@@ -1,4 +1,7 @@
-"""whisperport; the mode names the target and the options: "onnxruntime", "onnxruntime vad workers"."""
+"""whisperport; the mode names the target and the options: "onnxruntime", "onnxruntime vad workers".
+
+"text" decodes no timestamps, as faster-whisper's batched pipeline does by default.
+"""
 
 from dataclasses import replace
 
@@ -23,6 +26,7 @@ class Engine:
         workers = threads if "workers" in chosen else 1
         self.options = replace(
             GREEDY,
+            decode=replace(GREEDY.decode, without_timestamps="text" in chosen),
             vad=VadOptions(pack="pack" in chosen) if "vad" in chosen else None,
             workers=workers,
             batch="single" not in chosen,
