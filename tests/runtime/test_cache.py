@@ -15,6 +15,7 @@ from whisperport.runner import Binding
 from whisperport.runtime import Cache, Decoder
 from whisperport.signatures import CacheForm, KvLayout
 
+from ..extent import core_or_all
 from ..micro import DIMS
 
 # Sums of 16 float32 products in two orders, through two layers; logits reach 15.
@@ -24,7 +25,7 @@ tokens = st.lists(st.integers(0, DIMS.n_vocab - 1), min_size=1, max_size=DIMS.n_
 
 
 @given(tokens=tokens, data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=core_or_all(25, 60))
 def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
     micro: Whisper, micro_decoder: Any, audio: Any, tokens: list[int], data: st.DataObject
 ) -> None:
@@ -51,7 +52,7 @@ def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
 
 
 @given(tokens=tokens, before=tokens, size=st.floats(0, 100))
-@settings(max_examples=40)
+@settings(max_examples=core_or_all(20, 40))
 def test_rows_beyond_its_length_do_not_matter(
     micro_decoder: Any, audio: Any, tokens: list[int], before: list[int], size: float
 ) -> None:

@@ -32,7 +32,7 @@ from whisperport.verification.bound_check import bound_check
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference
 
-from ..extent import EVERYTHING
+from ..extent import EVERYTHING, core_or_all
 from ..micro import DIMS
 from .traced_runners import engine_of
 
@@ -201,7 +201,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=["times", "text", "guards", "beams", "samples"])
 def test_the_text_is_that_of_float32(engines: Any, audio: Any, options: DecodeOptions) -> None:
     exact, coarse, _ = engines
-    for seed in range(8):
+    for seed in range(core_or_all(4, 8)):
         expected, found = (
             decode_window(e.decoder(), audio(seed), options) for e in (exact, coarse)
         )
