@@ -24,13 +24,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from machine_limits import encoder_gflop, gemm_gflops, read_gb_per_s, step_gb
 
+from programs import bound, random_inputs
 from whisperport.bench.measure import measure
+from whisperport.bench.timed import Clock
 from whisperport.bundle import Bundle
-from whisperport.runner import Binding, Runner
+from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
@@ -75,8 +76,9 @@ def measured(path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     options = {"onnxruntime.spin": "on"} if chosen.spin else {}
     run = RunOptions(threads=chosen.threads, options=options)
     engine = load_engine(Bundle.open(path), run)
-    timed = {runner.spec.name: bound(runner) for runner in programs(engine)}
-    transcriber, in_programs = with_clock(path, run)
+    timed = {one.spec.name: bound(one, random_inputs(one)) for one in programs(engine)}
+    clock = Clock()
+    transcriber = Transcriber(path, run, wrap_runner=clock.wrap_runner)
     audio = shipped_audio()[0].path
     settings = fixed_tokens(engine, chosen.tokens)
     rounds = []
@@ -84,11 +86,11 @@ def measured(path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
         found = {
             name: measure(once, warmup=1, n=RUNS[name]).median_ms for name, once in timed.items()
         }
-        in_programs.clear()
+        clock.reset()
         start = time.perf_counter()
         transcriber.transcribe(audio, settings)
         found["window"] = 1e3 * (time.perf_counter() - start)
-        found["python"] = found["window"] - 1e3 * sum(in_programs)
+        found["python"] = found["window"] - 1e3 * sum(map(sum, clock.calls.values()))
         rounds.append(
             found | {"gflops": gemm_gflops(chosen.threads), "gb_per_s": read_gb_per_s(256)}
         )
@@ -98,51 +100,6 @@ def measured(path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
 
 def programs(engine: Engine) -> list[Runner]:
     return [r for r in (engine.encoder, engine.step, engine.batch_step) if r is not None]
-
-
-def bound(runner: Runner) -> Callable[[], object]:
-    """Return a run as the engine does it: constants and state are bound once."""
-    random = np.random.default_rng(0)
-    given = {
-        tensor.name: 0.1 * random.standard_normal(tensor.shape, np.float32)
-        for tensor in runner.spec.inputs
-    }
-    binding = runner.binding()
-    for name, role in runner.roles.items():
-        if role != "input":
-            binding.bind(name, given[name])
-    free = {name: given[name] for name, role in runner.roles.items() if role == "input"}
-    return lambda: binding.run(free)
-
-
-def with_clock(path: Path, run: RunOptions) -> tuple[Transcriber, list[float]]:
-    """Return a transcriber, and the list to which every run of a program appends its seconds."""
-    spent: list[float] = []
-    inside: list[object] = []  # a binding may run its runner
-    transcriber = Transcriber(path, run)
-
-    def clocked(method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*given: Any) -> Any:
-            inside.append(method)
-            start = time.perf_counter()
-            try:
-                return method(*given)
-            finally:
-                inside.pop()
-                if not inside:
-                    spent.append(time.perf_counter() - start)
-
-        return timed
-
-    for kind in (Runner, Binding):
-        for one in subclasses(kind):
-            if "_run" in vars(one):
-                one._run = clocked(one._run)
-    return transcriber, spent
-
-
-def subclasses(kind: type[Any]) -> list[type[Any]]:
-    return [one for child in kind.__subclasses__() for one in (child, *subclasses(child))]
 
 
 def fixed_tokens(engine: Engine, tokens: int) -> TranscribeOptions:

@@ -135,6 +135,11 @@ def bound(runner: Runner, inputs: dict[str, np.ndarray]) -> Run:
     return lambda: binding.run(inputs)
 
 
+def random_inputs(runner: Runner) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {t.name: random.standard_normal(t.shape, np.float32) for t in runner.spec.inputs}
+
+
 def one_round(contenders: dict[Any, Run]) -> dict[Any, float]:
     return {
         key: measure(run, warmup=1, n=TIMED[key[0]]).median_ms for key, run in contenders.items()

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from memory import random_checkpoint
 
-from programs import bound
+from programs import bound, random_inputs
 from whisperport.audio import AudioSource, MelWindows, load_audio
 from whisperport.checkpoint import load_checkpoint
 from whisperport.model.whisper import Whisper, build_model
@@ -261,11 +261,6 @@ def loaded(programs: dict[str, Program], folder: Path) -> dict[str, Runner]:
         folder, target.lower(ready, folder, lambda _: None), RunOptions(threads=1)
     )
     return {name: runners[program.spec.name] for name, program in programs.items()}
-
-
-def random_inputs(runner: Runner) -> dict[str, Floats]:
-    random = np.random.default_rng(0)
-    return {t.name: random.standard_normal(t.shape, np.float32) for t in runner.spec.inputs}
 
 
 def cpu_ms(run: Callable[[], object]) -> float:

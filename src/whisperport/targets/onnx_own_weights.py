@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
+from whisperport.targets.onnx_weights import HALF
 
-LARGEST = (
-    2**30
-)  # bytes of float32 weights for which a second copy is made; Whisper small has 0.6 GB
-HALF = 10  # TensorProto.DataType of float16
-FLOAT_BYTES, HALF_BYTES = 4, 2
+# Bytes of float32 weights for which a second copy is made; Whisper small has 0.6 GB.
+LARGEST = 2**30
 
 
 class OwnWeights:
@@ -37,10 +35,8 @@ class OwnWeights:
         self.float_bytes = 0  # of all weights in float32
         for tensor in graph.external_tensors():
             entries = {entry.key: entry.value for entry in tensor.external_data}
-            stored = int(entries.get("length", "0"))
-            self.float_bytes += stored * (
-                FLOAT_BYTES // HALF_BYTES if tensor.data_type == HALF else 1
-            )
+            widening = 2 if tensor.data_type == HALF else 1
+            self.float_bytes += widening * int(entries.get("length", "0"))
             if entries["location"] not in self._files:
                 self._files[entries["location"]] = _mapped(graph, entries["location"])
         self._model: bytes = graph.detach().SerializeToString()
