@@ -2,6 +2,7 @@
 
 import io
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from whisperport.audio import SAMPLE_RATE, audio_windows, iter_audio, load_audio
+from whisperport.audio import SAMPLE_RATE, audio_windows, decode, iter_audio, load_audio
 from whisperport.errors import AudioError
 
 from .conftest import WriteAudio, tone
@@ -53,6 +54,37 @@ def test_a_16_khz_wav_is_read_bit_for_bit(write_audio: WriteAudio) -> None:
     samples = load_audio(write_audio(EXPECTED, SAMPLE_RATE))
 
     assert np.abs(samples - EXPECTED).max() <= 0.5 / 32768 + 1e-7
+
+
+@pytest.mark.parametrize("rate", [8000, 16_000, 22_050, 48_000])
+@pytest.mark.parametrize("lost", [0, 1, 4097])
+def test_opening_a_mono_wav_faster_changes_no_sample(
+    write_audio: WriteAudio, monkeypatch: pytest.MonkeyPatch, rate: int, lost: int
+) -> None:
+    path = write_audio(tone(rate, 3.0), rate)
+    data = path.read_bytes()[: path.stat().st_size - lost]
+
+    with warnings.catch_warnings(record=True) as faster:
+        warnings.simplefilter("always")
+        samples = load_audio(io.BytesIO(data))
+    monkeypatch.setattr(decode, "_MONO_WAV_OPTIONS", {})
+    with warnings.catch_warnings(record=True) as slower:
+        warnings.simplefilter("always")
+        expected = load_audio(io.BytesIO(data))
+
+    np.testing.assert_array_equal(samples, expected)
+    assert [str(one.message) for one in faster] == [str(one.message) for one in slower]
+
+
+def test_only_mono_wavs_are_opened_without_the_search_for_dts(write_audio: WriteAudio) -> None:
+    mono, stereo = (
+        write_audio(np.stack([EXPECTED] * n), SAMPLE_RATE).read_bytes() for n in (1, 2)
+    )
+    flac = write_audio(EXPECTED, SAMPLE_RATE, "flac").read_bytes()
+
+    recognized = [decode._is_mono_wav(io.BytesIO(data)) for data in (mono, stereo, flac, mono[:30])]
+
+    assert recognized == [True, False, False, False]
 
 
 def test_channels_are_averaged(write_audio: WriteAudio) -> None:

@@ -29,6 +29,8 @@ from whisperport.errors import AudioError
 _HEADER_HAS_LENGTH = {"w64", "aiff", "flac", "mp3", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
 _MISSING_S = 0.5  # seconds; a file that ends this much earlier than its header states was cut off
 _RIFF_UNKNOWN = 0x7FFF_F000  # recorders write such sizes while the size is unknown
+# FFmpeg looks for DTS in the samples of every 16-bit wav file, and reads 2 KB at a time. DTS is never mono.
+_MONO_WAV_OPTIONS = {"probesize": "4096", "max_size": "8192"}
 
 
 class DamagedAudioWarning(UserWarning):
@@ -272,13 +274,14 @@ def _probed(
     file: BinaryIO, callbacks: CallbackFile, name: str
 ) -> tuple[InputContainer, AvAudioStream]:
     try:
+        options = _MONO_WAV_OPTIONS if _is_mono_wav(file) else {}
         with callbacks.calls():
             container = av.open(
                 callbacks,
                 mode="r",
                 metadata_errors="replace",
                 # No protocol has this name, so nothing the file refers to is opened.
-                container_options={"protocol_whitelist": "none"},
+                container_options={"protocol_whitelist": "none", **options},
             )
     except (FFmpegError, OSError, ValueError) as error:
         raise AudioError(
@@ -296,6 +299,23 @@ def _probed(
             hint="give a file that contains audio",
         )
     return container, stream
+
+
+def _is_mono_wav(file: BinaryIO) -> bool:
+    """Return whether a file is a wav file of 16-bit mono samples; False for a pipe, which is not read."""
+    if not is_seekable(file):
+        return False
+    start = file.tell()
+    head = file.read(36)
+    file.seek(start)
+    pcm, mono, bits = head[20:22], head[22:24], head[34:36]
+    return (head[:4], head[8:16], pcm, mono, bits) == (
+        b"RIFF",
+        b"WAVEfmt ",
+        b"\x01\x00",
+        b"\x01\x00",
+        b"\x10\x00",
+    )
 
 
 def _missing_riff_bytes(file: BinaryIO) -> int:
