@@ -34,7 +34,11 @@ class Runner(ABC):
 
     Attributes:
         roles: input name -> role; see `whisperport.signatures.roles`.
+        cache_axes: input name -> the axis that may be shorter than `spec` states: of every `self_k_i` and
+            `self_v_i`, all with room for the same number of tokens, and of `mask`. Empty if none may.
     """
+
+    cache_axes: Mapping[str, int] = {}
 
     def __init__(self, spec: ProgramSpec, run_lock: RunLock | None = None) -> None:
         self.spec = spec
@@ -51,7 +55,8 @@ class Runner(ABC):
 
         Args:
             inputs: input name -> array, for every input of `spec`, of exactly its shape and dtype.
-                C-contiguous arrays are read in place; other arrays are copied.
+                The axes in `cache_axes` may be shorter. C-contiguous arrays are read in place; other
+                arrays are copied.
 
         Returns:
             Output name -> array, for every output of `spec`. Later runs do not overwrite these arrays.
@@ -91,10 +96,20 @@ class Runner(ABC):
             ValueError: the array is None, or has the wrong shape or dtype.
         """
         name, shape, dtype = self._inputs[index]
-        if array is None or array.shape != shape or array.dtype != dtype:
+        fits = array is not None and array.dtype == dtype
+        if array is None or not fits or not (array.shape == shape or self._is_short(name, array)):
             found = "nothing" if array is None else f"{array.shape} {array.dtype}"
             raise ValueError(f"{self.spec.name!r} expects {name!r} as {shape} {dtype}, got {found}")
         return np.asarray(array, order="C")
+
+    def _is_short(self, name: str, array: Array) -> bool:
+        """Return whether an array has the shape of an input but for a shorter axis of tokens."""
+        if name not in self.cache_axes:
+            return False
+        axis = self.cache_axes[name]
+        shape = next(tensor.shape for tensor in self.spec.inputs if tensor.name == name)
+        room = array.shape[axis] if array.ndim == len(shape) else shape[axis]
+        return room < shape[axis] and array.shape == (*shape[:axis], room, *shape[axis + 1 :])
 
     @final
     def named(self, outputs: Sequence[Array]) -> dict[str, Array]:

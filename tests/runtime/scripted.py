@@ -19,6 +19,8 @@ class Scripted:
     It is its own engine.
     """
 
+    joined_prompt = 0
+
     def __init__(
         self, script: list[int], generation: Generation = GENERATION, second: int | None = None
     ) -> None:

@@ -108,7 +108,7 @@ def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, audio: A
     decoder.step(5)
 
     for overfull in (lambda: decoder.step(5), lambda: decoder.prefill([5])):
-        with pytest.raises(ValueError, match=r"25 tokens do not fit into 24 positions"):
+        with pytest.raises(ValueError, match=r"25 tokens do not fit into a cache of 24"):
             overfull()
 
     assert decoder.cache.length == DIMS.n_text_ctx

@@ -57,6 +57,7 @@ class _TimedRunner(Runner):
     def __init__(self, timed: Runner, clock: Clock) -> None:
         super().__init__(timed.spec, timed.run_lock)
         self._timed, self._clock = timed, clock
+        self.cache_axes = timed.cache_axes
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         with self._clock.timing(self.spec.name):

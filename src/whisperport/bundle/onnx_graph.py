@@ -79,7 +79,7 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
     "Type": (("tensor_type", 1, "TensorType"),),
     "TensorType": (("shape", 2, "Shape"),),
     "Shape": (("dim", 1, "[Axis]"),),
-    "Axis": (("dim_value", 1, "int64"),),
+    "Axis": (("dim_value", 1, "int64"), ("dim_param", 2, "string")),
 }
 
 

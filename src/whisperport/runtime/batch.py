@@ -9,14 +9,19 @@ import numpy as np
 from whisperport.checks import batch_rows
 from whisperport.errors import NumericalError
 from whisperport.runner import Array, Part
-from whisperport.runtime.cache import Cache
+from whisperport.runtime.cache import Cache, room_for
 from whisperport.runtime.coarse import CoarseLogits
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
 from whisperport.runtime.stepping import Scored, Step
+from whisperport.spec import TensorSpec
 
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine
+
+
+# Tokens of a prompt. In a full batch of 8, as many steps take 0.7 of the time of a prefill of 4.
+LONGEST_JOINED = 4
 
 
 class Batch:
@@ -27,8 +32,9 @@ class Batch:
 
     Attributes:
         size: B.
+        expected: number of decodings that use its rows, or will as soon as rows are free.
         arrays: `self_k_i`, `self_v_i`, `cross_k_i`, `cross_v_i` with the B·H heads of all rows in their
-            first axis, and `mask` (B, 1, N + 1).
+            first axis, and `mask` (B, 1, N + 1). `resize` replaces those of tokens.
         binding: of the program to the keys and values. It is notified of every change.
     """
 
@@ -49,17 +55,23 @@ class Batch:
             )
         self.engine, self._name = engine, runner.spec.name
         self.size = batch_rows(self._name) or 1
-        tensors = [tensor for tensor in runner.spec.inputs if tensor.name != "x"]
-        self.arrays: dict[str, Array] = {t.name: np.zeros(t.shape, t.dtype) for t in tensors}
-        self._x = np.zeros((self.size, 1, engine.dims.n_text_state), np.float32)
+        self.expected = 0
+        self._limit = engine.dims.n_text_ctx
+        self._room = room_for(0, self._limit) if engine.short_caches else self._limit
         self.binding = runner.binding()
-        for name, array in self.arrays.items():
-            if name != "mask":
-                self.binding.bind(name, array)
-        self._free = [Row(self, index) for index in range(self.size)]
+        self.arrays = self._new_arrays(runner.spec.inputs)
+        self._x = np.zeros((self.size, 1, engine.dims.n_text_state), np.float32)
+        self._bind(self.arrays)
+        self._rows = [Row(self, index) for index in range(self.size)]
+        self._free = list(self._rows)
         # Measured on a CPU: `step_8` takes as long as 2.4 to 3.4 runs of `step`; 4.6 runs with 8-bit
         # logits, which only `step` uses.
         self._fewest = fewest or max(2, self.size // (2 if engine.coarse else 3) + 1)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether enough decodings are expected for `step_B` to decode them."""
+        return self.expected >= self._fewest
 
     def take(self) -> "Row | None":
         """Return a row that nobody uses; None if there is none."""
@@ -89,7 +101,7 @@ class Batch:
         Raises:
             ValueError: a cache is full.
         """
-        rows = {i: (s.cache, s.exact) for i, (_, s) in enumerate(steps) if isinstance(s.cache, Row)}
+        rows = {i: (s.cache, s) for i, (_, s) in enumerate(steps) if isinstance(s.cache, Row)}
         if len(rows) < self._fewest:
             rows = {}
         found: dict[int, Scored | NumericalError] = {}
@@ -97,21 +109,55 @@ class Batch:
             if index not in rows:
                 found[index] = _single(decoder, step)
             else:
+                step.cache.reserve(step.cache.length + 1)
                 self._x[rows[index][0].index] = decoder.embedded([step.token], step.cache)[0]
         if rows:
             found |= zip(rows, self._run(list(rows.values())), strict=True)
         return [found[index] for index in range(len(steps))]
 
-    def _run(self, rows: Sequence[tuple["Row", bool]]) -> Iterator[Scored | NumericalError]:
-        """Run the program, append the new token of each row, and yield the logits after it.
+    def reserve(self, count: int) -> None:
+        """Make room for `count` tokens in each row, or for the longest row; what is stored stays."""
+        longest = max(count, *(row.length for row in self._rows))
+        room = room_for(longest, self._limit) if self.engine.short_caches else self._limit
+        if room != self._room:
+            self._resize(room)
 
-        Args:
-            rows: each with whether all its logits are needed in float32.
-        """
+    def _resize(self, room: int) -> None:
+        """Replace the caches of all rows by longer or shorter ones with the same tokens."""
+        before, self._room = self.arrays, room
+        runner = self.binding.runner
+        new = self._new_arrays([t for t in runner.spec.inputs if t.name in runner.cache_axes])
+        for name in new.keys() - {"mask"}:
+            axis = runner.cache_axes[name]
+            count = min(new[name].shape[axis], before[name].shape[axis])
+            kept = (slice(None),) * axis + (slice(count),)
+            new[name][kept] = before[name][kept]
+        self.arrays = before | new
+        self._bind(new)
+        for row in self._rows:
+            row.use(row.part_of(new))
+
+    def _new_arrays(self, tensors: Sequence[TensorSpec]) -> dict[str, Array]:
+        """Return zero-filled arrays for some inputs of the program, with room for the current number."""
+
+        def shape(tensor: TensorSpec) -> tuple[int, ...]:
+            axis = self.binding.runner.cache_axes.get(tensor.name)
+            spare = self._limit - self._room
+            return tuple(size - spare * (i == axis) for i, size in enumerate(tensor.shape))
+
+        return {t.name: np.zeros(shape(t), t.dtype) for t in tensors if t.name != "x"}
+
+    def _bind(self, arrays: Mapping[str, Array]) -> None:
+        for name, array in arrays.items():
+            if name != "mask":
+                self.binding.bind(name, array)
+
+    def _run(self, rows: Sequence[tuple["Row", Step]]) -> Iterator[Scored | NumericalError]:
+        """Run the program, append the new token of each row, and yield the logits after it."""
         outputs = self.binding.run({"x": self._x, "mask": self.arrays["mask"]})
-        for row, exact in rows:
+        for row, step in rows:
             try:
-                own = self.engine.score_from(outputs, row.index, exact=exact)
+                own = self.engine.score_from(outputs, row.index, step)
                 logits = own.logits if isinstance(own, CoarseLogits) else own
                 check_outputs(self._name, {"logits": logits})
             except NumericalError as error:
@@ -152,6 +198,12 @@ class Row(Cache):
             view[...] = cross_kv[name]
             self.batch.binding.changed(name, (self._slice(self.batch.arrays[name]),))
         self.clear()
+        self.batch.reserve(0)
+
+    def reserve(self, count: int) -> None:
+        if self.rows < count <= self.limit:
+            self.batch.reserve(count)
+        super().reserve(count)
 
     def notify(self, name: str, part: Part) -> None:
         super().notify(name, part)
@@ -169,6 +221,10 @@ class BatchDecoder(Decoder):
     def __init__(self, batch: Batch, row: Row) -> None:
         super().__init__(batch.engine, row)
         self.batch, self._row = batch, row
+
+    @property
+    def joined_prompt(self) -> int:
+        return LONGEST_JOINED if self.batch.is_crowded else 0
 
     def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
         scores: list[Scored] = []

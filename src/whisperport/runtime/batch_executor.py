@@ -99,6 +99,7 @@ class BatchExecutor:
                 if not self._waiting:
                     self._serving = bool(running)
                     return
+                self._batch.expected = len(running) + len(self._waiting)
                 future, start = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():
                 continue

@@ -80,7 +80,7 @@ def decoding(
     language = options.language or detect_language(decoder)
     prompt = prompt_tokens(engine, language, options)
     start = prompt.index(generation.start_of_transcript)
-    logits, at_start = decoder.prefill(prompt, second_index=start)
+    logits, at_start = yield from _prompted(decoder, prompt, start)
     no_speech = float(np.exp(at_start[generation.no_speech] - log_sum_exp(at_start)))
 
     # A valid seed even if the sum is NaN or infinite: verification reports such features.
@@ -100,6 +100,19 @@ def decoding(
         options.temperature,
         best.ended,
     )
+
+
+def _prompted(decoder: Decoder, prompt: list[int], start: int) -> Steps[tuple[Floats, Floats]]:
+    """Decode the prompt: logits (V,) after its last token, and after token `start`."""
+    if len(prompt) > decoder.joined_prompt:
+        return decoder.prefill(prompt, second_index=start)
+    wanted = {start, len(prompt) - 1}
+    found: list[Floats] = []
+    for index, token in enumerate(prompt):
+        (scored,) = yield [Step(token, decoder.cache, scored=index in wanted)]
+        assert not isinstance(scored, CoarseLogits)
+        found.append(scored)
+    return found[-1], found[start]
 
 
 def detect_language(decoder: Decoder) -> str:

@@ -22,8 +22,8 @@ class Decoder:
 
     Call `start_window` with a window's features, `prefill` with the prompt, then `step` for each token. The
     next `start_window` resets the state. Use a decoder in one call and one thread at a time. Any number
-    of decoders share one engine. A decoder needs 8·L·d·(N + T) bytes: float32 keys and values of N tokens
-    and of T positions of audio, in L layers of width d. In float16 it needs half of that.
+    of decoders share one engine. A decoder needs up to 8·L·d·(N + T) bytes: float32 keys and values of N
+    tokens and of T positions of audio, in L layers of width d. In float16 it needs half of that.
 
     Attributes:
         engine: the programs and tables, which the decoder does not change.
@@ -37,7 +37,9 @@ class Decoder:
             cache: the cache to use, empty; None: a new one.
         """
         self.engine = engine
-        self.cache = cache or Cache(engine.dims, engine.cache_form, engine.mask_of(engine.step))
+        self.cache = cache or Cache(
+            engine.dims, engine.cache_form, engine.mask_of(engine.step), grows=engine.short_caches
+        )
         self._cross_kv: dict[str, Array] = {}  # of the window's audio
 
     def start_window(self, features: Floats) -> None:
@@ -121,11 +123,16 @@ class Decoder:
             ValueError, NumericalError: as for `step`.
         """
         outputs = self._step(step.token, step.cache)
-        return self.engine.score_from(outputs, 0, exact=step.exact)
+        return self.engine.score_from(outputs, 0, step)
 
     def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
         """Decode one token after those in each of several caches, as `score` does."""
         return [self.score(step) for step in steps]
+
+    @property
+    def joined_prompt(self) -> int:
+        """Prompts of at most so many tokens are decoded by steps, which join those of other texts."""
+        return 0
 
     @contextmanager
     def caches(self, count: int) -> Iterator[list[Cache]]:
@@ -156,6 +163,7 @@ class Decoder:
         scores, rows = [], []
         for start in range(0, len(tokens), size):
             piece = tokens[start : start + size]
+            self.cache.reserve(start + len(piece))
             x = self._padded(piece, size, self.cache)
             inputs: dict[str, Array] = {"x": x, "mask": self.cache.mask(size, masked)}
             outputs = self._run(runner, inputs, self.cache, ("scores", "rows"))
@@ -166,6 +174,7 @@ class Decoder:
 
     def _step(self, token: int, cache: Cache) -> dict[str, Array]:
         """Run `step` on one token, and append it to those in a cache."""
+        cache.reserve(cache.length + 1)
         inputs: dict[str, Array] = {"x": self.embedded([token], cache), "mask": cache.step_mask}
         outputs = self._run(self.engine.step, inputs, cache, RESULTS)
         cache.store(outputs, 1)
@@ -175,6 +184,7 @@ class Decoder:
         self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int, cache: Cache
     ) -> tuple[Floats, Floats]:
         """Run one prefill program: logits (V,) after the last of `tokens`, and after index `wanted`."""
+        cache.reserve(cache.length + len(tokens))
         x = self._padded(tokens, rows, cache)
         pick = np.zeros((1, 2, rows), np.float32)
         pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
@@ -221,13 +231,11 @@ class Decoder:
     def embedded(self, tokens: Sequence[int], cache: Cache) -> Floats:
         """Return embedding plus position of the tokens that follow those in a cache, (1, P, d) float32.
 
+        The cache must have room for them.
+
         Raises:
-            ValueError: the cache has no room for them.
             NumericalError: the bundle's tables contain a NaN or an infinity.
         """
-        start = cache.length
-        if start + len(tokens) > cache.rows:
-            raise ValueError(f"{start + len(tokens)} tokens do not fit into {cache.rows} positions")
-        rows = self.engine.embed_tokens(tokens, start)
+        rows = self.engine.embed_tokens(tokens, cache.length)
         check_embedded(rows)
         return rows[None]

@@ -17,7 +17,7 @@ from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
 from whisperport.runtime.not_loaded import NotLoaded
 from whisperport.runtime.standard_rank import in_standard_form
-from whisperport.runtime.stepping import Scored
+from whisperport.runtime.stepping import Scored, Step
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.signatures import CacheForm, form_of
@@ -40,6 +40,7 @@ class Engine:
         audio_frames: mel frames of 10 ms in a window that may hold audio.
         latest_timestamp: the last timestamp of a window, in units of 20 ms; None: no limit.
         batch_step: the program `step_B`, which decodes a token of each of B texts; None: there is none.
+        short_caches: whether all programs read caches with room for few tokens.
         coarse: computes coarse logits of hidden states; None: the bundle has no program for that.
     """
 
@@ -84,6 +85,10 @@ class Engine:
         }
         self._projection = _required(runners, VOCAB_PROJECTION) if "hidden" in results else None
         self.batch_step = _batch_step(runners)
+        decoding = [self.step, self.align, *self._prefills.values()]
+        if self.batch_step is not None:
+            decoding.append(self.batch_step)
+        self.short_caches = all(runner.cache_axes for runner in decoding)
         self._uncached = runners.get(UNCACHED_DECODER)
         self._masks = dict(masks or {})
         self._embedding = embedding
@@ -166,23 +171,30 @@ class Engine:
         logits: Floats | None = outputs.get("logits")
         return self.project(outputs["hidden"][0]) if logits is None else logits
 
-    def score_from(self, outputs: Mapping[str, Array], row: int, *, exact: bool) -> Scored:
+    def score_from(self, outputs: Mapping[str, Array], row: int, step: Step) -> Scored:
         """Return the logits of one row of the outputs of `step` or `step_B`.
 
         Args:
             outputs: of the program.
             row: its index.
-            exact: whether all logits are needed in float32.
+            step: which logits are needed.
 
         Raises:
             NumericalError: the hidden states or their logits contain a NaN or an infinity.
         """
         logits: Floats | None = outputs.get("logits")
+        scores: Floats
+        if not step.scored:
+            scores = np.empty(0, np.float32)
+            return scores
         if logits is not None:
-            scores: Floats = logits[row]
+            scores = logits[row]
             return scores
         hidden: Floats = outputs["hidden"][0, row]
-        return self.project(hidden[None])[0] if exact or not self.coarse else self.coarse(hidden)
+        if step.exact or not self.coarse:
+            scores = self.project(hidden[None])[0]
+            return scores
+        return self.coarse(hidden)
 
     def project(self, hidden: Floats) -> Floats:
         """Run the program `vocab_projection` on each of the hidden states (R, d): logits (R, V).

@@ -15,10 +15,14 @@ class Step(NamedTuple):
     token: int  # id
     cache: Cache
     exact: bool = True  # whether all logits are needed in float32
+    scored: bool = True  # whether the logits are needed at all
 
 
 Scored = Floats | CoarseLogits
-"""Logits (V,), which the caller may change; of a step that is not `exact`, they may be coarse."""
+"""Logits (V,), which the caller may change.
+
+Those of a step that is not `exact` may be coarse; a step that is not `scored` has none: (0,).
+"""
 
 Steps = Generator[Sequence[Step], Sequence[Scored], T]
 """A decoding. It yields the steps that it needs next, and is sent the logits after each of them."""

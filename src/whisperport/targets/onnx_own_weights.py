@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
+from whisperport.targets.onnx_short_caches import free_cache_length
 from whisperport.targets.onnx_weights import HALF
 
 # Bytes of float32 weights for which a second copy is made; Whisper small has 0.6 GB.
@@ -39,7 +40,13 @@ class OwnWeights:
             self.float_bytes += widening * int(entries.get("length", "0"))
             if entries["location"] not in self._files:
                 self._files[entries["location"]] = _mapped(graph, entries["location"])
-        self._model: bytes = graph.detach().SerializeToString()
+        model = graph.detach()
+        self._free = free_cache_length(model)
+        self._model: bytes = model.SerializeToString()
+
+    def allows_short_caches(self, _graph: OnnxGraph) -> bool:
+        """Whether the model that `session_model` returns allows caches of any length."""
+        return self._free
 
     def session_model(self, _graph: OnnxGraph, settings: Any) -> bytes:
         """Return what a session loads.

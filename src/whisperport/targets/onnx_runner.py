@@ -14,6 +14,7 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.runner import Array, Binding, Runner
 from whisperport.spec import ProgramSpec
 from whisperport.targets.onnx_own_weights import OwnWeights
+from whisperport.targets.onnx_short_caches import cache_axes
 from whisperport.targets.onnx_weights import OnnxWeights
 from whisperport.targets.stated_signature import expect_tensor, other_signature
 
@@ -70,11 +71,15 @@ class OnnxRunner(Runner):
         super().__init__(spec, nullcontext())  # a session may run in several threads concurrently
         ort = require_provider(provider)
         settings = session_settings(ort, threads, spin=spin)
+        if _version(ort.__version__) < IN_PLACE_SINCE:
+            weights = None
         load = partial(_session, ort, settings, graph, spec, provider, provider_options or {})
         self._lock = Lock()  # held while a session is made later
         self._load = load
         self._weights = weights  # kept: the session uses the memory of shared weights
         self._made: Any = None if isinstance(weights, OwnWeights) else load(weights)
+        if weights is not None and weights.allows_short_caches(graph):
+            self.cache_axes = cache_axes(tensor.name for tensor in spec.inputs)
         self._in_place = provider == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
         self._output_names = [tensor.name for tensor in spec.outputs]
@@ -198,11 +203,10 @@ def _session(
     """Return a session whose signature is that of the manifest."""
     if provider != CPU:
         settings.add_session_config_entry(ASSIGNMENT, "1")
-    in_place = weights if _version(ort.__version__) >= IN_PLACE_SINCE else None
-    if not in_place:
+    if not weights:
         graph.detach()  # checks the graph without keeping it in memory
     try:
-        model = in_place.session_model(graph, settings) if in_place else os.fspath(graph.path)
+        model = weights.session_model(graph, settings) if weights else os.fspath(graph.path)
         # Without `enable_fallback=0`, ONNX Runtime hides an error of the provider and uses the CPU.
         session = ort.InferenceSession(
             model,

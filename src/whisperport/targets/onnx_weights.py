@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
 from whisperport.targets.onnx_attention import join_attention
 from whisperport.targets.onnx_blocks import Matrix, matrices, use_blocks
+from whisperport.targets.onnx_short_caches import free_cache_length
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
 FLOAT_BYTES = 4
@@ -69,10 +70,15 @@ class OnnxWeights:
             if common > MIN_SHARED * sum(location.length for location in locations.values()):
                 self._sharing[graph] = locations
         self._blocked = _blocked(self._sharing)
+        self._free: set[OnnxGraph] = set()
 
     def __contains__(self, graph: OnnxGraph) -> bool:
         """Whether the program shares its weights with others."""
         return graph in self._sharing
+
+    def allows_short_caches(self, graph: OnnxGraph) -> bool:
+        """Whether the model that `session_model` returned for a graph allows caches of any length."""
+        return graph in self._free
 
     def session_model(self, graph: OnnxGraph, settings: Any) -> bytes | str:
         """Return what a session loads: the graph as it is faster on a CPU, or the path of its file.
@@ -87,10 +93,13 @@ class OnnxWeights:
             ValueError, OSError: a file of weights is missing or too short.
         """
         model = graph.detach()
-        joined = join_attention(model)
+        changed = join_attention(model)
+        if free_cache_length(model):
+            self._free.add(graph)
+            changed = True
         if graph in self:
             self._share(model, self._sharing[graph], settings)
-        elif joined:
+        elif changed:
             settings.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(graph.path.parent))
         else:
             return os.fspath(graph.path)
