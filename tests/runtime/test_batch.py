@@ -120,9 +120,10 @@ def test_each_text_falls_back_to_its_own_temperature(
     features, temperatures = [audio(seed) for seed in range(8)], (0.0, 0.4, 0.8)
     options = replace(GREEDY, beam_size=2, best_of=3)
     at_0 = replace(options, best_of=None)
-    usual = sorted(decode_window(engine.decoder(), f, at_0).avg_logprob for f in features)[4]
+    usual = sorted(decode_window(engine.decoder(), f, at_0).avg_logprob for f in features)
+    between = (usual[3] + usual[4]) / 2  # rounding errors must not decide
     fails = Thresholds(
-        compression_ratio_threshold=None, logprob_threshold=usual, no_speech_threshold=None
+        compression_ratio_threshold=None, logprob_threshold=between, no_speech_threshold=None
     )
     how = options, temperatures, fails, str
     alone = [decode_with_fallback(engine.decoder(), each, *how) for each in features]
@@ -146,7 +147,7 @@ def test_one_run_of_the_program_decodes_a_token_of_every_row(
     micro: Whisper, programs: dict[str, Program], audio: Callable[[int], np.ndarray]
 ) -> None:
     engine, runners = engine_of(micro, programs)
-    counts = dict.fromkeys(("step", f"step_{ROWS}"), 0)
+    counts = dict.fromkeys(("prefill_4", "step", f"step_{ROWS}"), 0)
     for name in counts:
         inner = runners[name].call
 
@@ -161,7 +162,27 @@ def test_one_run_of_the_program_decodes_a_token_of_every_row(
     found = decoded_together(engine, features, [options] * ROWS)
 
     assert [len(one.tokens) for one in found] == [6] * ROWS
-    assert counts == {"step": 0, f"step_{ROWS}": 5}  # the first token follows from the prompt
+    # The prompt has 4 tokens, and the first token follows from it.
+    assert counts == {"prefill_4": 0, "step": 0, f"step_{ROWS}": 4 + 5}
+
+
+def test_a_prompt_longer_than_four_tokens_is_not_decoded_by_steps(
+    micro: Whisper, programs: dict[str, Program], audio: Callable[[int], np.ndarray]
+) -> None:
+    engine, runners = engine_of(micro, programs)
+    counts = {f"step_{ROWS}": 0}
+    inner = runners[f"step_{ROWS}"].call
+
+    def counted(*inputs: Any) -> Any:
+        counts[f"step_{ROWS}"] += 1
+        return inner(*inputs)
+
+    runners[f"step_{ROWS}"].call = counted
+    options = replace(GREEDY, prompt=(1, 2), max_tokens=2, suppress_tokens=(-1, 49))
+
+    decoded_together(engine, [audio(seed) for seed in range(ROWS)], [options] * ROWS)
+
+    assert counts == {f"step_{ROWS}": 1}
 
 
 def test_a_single_row_is_decoded_by_the_step_itself(

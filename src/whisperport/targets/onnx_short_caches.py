@@ -12,6 +12,7 @@ Runtime. The stored file keeps its static shapes, which other tools need.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from whisperport.targets.onnx_shapes import stated_shapes
 
 INT64 = 7  # TensorProto.DataType
 LENGTH, LENGTH_AND_NEW = "N", "N_and_new"  # names of axes
+LONGEST = 7  # nodes from the keys to the probabilities, and one more
 MASK, KEYS, VALUES = "mask", "self_k_", "self_v_"
 
 
@@ -91,14 +93,14 @@ class _Graph:
         inputs = [value.name for value in model.graph.input]
         names = {*inputs, *(name for node in model.graph.node for name in node.output)}
         shapes = stated_shapes(model, names)
-        length = next((shapes[name][-1] for name in inputs if name.startswith(KEYS)), 0)
+        length = next((max(shapes[name][2:], default=0) for name in inputs if name.startswith(KEYS)), 0)
         mask = shapes.get(MASK, ())
         width = mask[2] if len(mask) == 3 else 0
         return cls(users, uses, _integers(model), shapes, inputs, length, width)
 
     def attention(self, layer: str) -> _Attention | None:
         """Return the nodes of a layer's self-attention; None if they have another form."""
-        chain = list(self._chain(KEYS + layer))
+        chain = list(islice(self._chain(KEYS + layer), LONGEST))
         kinds = [node.op_type for node in chain]
         core = [kind for kind in kinds if kind != "Reshape"]
         if core != ["MatMul", "Concat", "Add", "Softmax"] or not self._has_mask(chain):
@@ -106,26 +108,32 @@ class _Graph:
         slices = self.users.get(chain[-1].output[0], ())
         values = self.users.get(VALUES + layer, ())
         inner = frozenset(name for node in (*chain, *slices) for name in node.output)
-        if [node.op_type for node in (*slices, *values)] != ["Slice", "Slice", "MatMul"]:
+        forms = [(one.op_type, len(one.input), len(one.output)) for one in (*slices, *values)]
+        if forms != [("Slice", 5, 1), ("Slice", 5, 1), ("MatMul", 2, 1)]:
             return None
         cached, new = sorted(slices, key=lambda node: list(self.constants.get(node.input[1], [0])))
         if (
             not self._is_slice(cached, 0, self.length)
             or not self._is_slice(new, self.length, None)
             or list(values[0].input) != [cached.output[0], VALUES + layer]
-            or self.uses[cached.output[0]] != 1
+            or [self.uses[node.output[0]] for node in (chain[-1], cached)] != [len(slices), 1]
             or self.shapes.get(VALUES + layer, ())[1:2] != (self.length,)
             or self.shapes.get(KEYS + layer, ())[2:] != (self.length,)
         ):
             return None
         reshapes = [node for node in chain if node.op_type == "Reshape"]
-        if any(self.shapes.get(node.output[0], ())[2:] != (self.width,) for node in reshapes):
+        shapes = [self.shapes.get(node.output[0], ()) for node in reshapes]
+        if any(len(node.input) != 2 for node in reshapes) or any(
+            len(shape) != 3 or 0 in shape or shape[2] != self.width for shape in shapes
+        ):
             return None
         return _Attention(reshapes, cached, new, inner)
 
     def _chain(self, name: str) -> Iterator[Any]:
         """Yield the nodes from the keys to the probabilities; each but the last has one reader."""
         while len(users := self.users.get(name, ())) == 1 and self.uses[name] == 1:
+            if len(users[0].output) != 1:
+                return
             yield users[0]
             name = users[0].output[0]
 
@@ -134,22 +142,20 @@ class _Graph:
         nodes = {node.op_type: node for node in chain}
         concat, add, softmax = nodes["Concat"], nodes["Add"], nodes["Softmax"]
         axes = [(a.name, a.i) for node in (concat, softmax) for a in node.attribute]
-        scores = chain[0].output[0]
         return (
             axes == [("axis", -1)] * 2
-            and [len(concat.input), list(concat.input).index(scores)] == [2, 0]
+            and len(concat.input) == 2
+            and concat.input[0] == chain[0].output[0]
             and MASK in add.input
             and self.width > self.length > 0
         )
 
     def _is_slice(self, node: Any, start: int, end: int | None) -> bool:
         """Whether a node takes `start` to `end` of the last axis; None: to the end of the axis."""
-        if len(node.input) != 5:
-            return False
         starts, ends, axes, steps = (self.constants.get(name) for name in node.input[1:])
-        if starts is None or ends is None or axes not in ([2], [-1]) or steps != [1]:
+        if starts != [start] or axes not in ([2], [-1]) or steps != [1] or not ends:
             return False
-        return starts == [start] and (ends == [end] if end else ends[0] >= self.width)
+        return ends == [end] if end else ends[0] >= self.width
 
 
 def cache_axes(names: Iterable[str]) -> dict[str, int]:
