@@ -47,7 +47,8 @@ class Runner(ABC):
         self._process = OwnProcess()
         keep_in_forks(self)
         self._inputs = tuple((t.name, t.shape, np.dtype(t.dtype)) for t in spec.inputs)
-        self._outputs = tuple((t.name, t.shape, np.dtype(t.dtype)) for t in spec.outputs)
+        self._output_names = [tensor.name for tensor in spec.outputs]
+        self._output_forms = [(tensor.shape, np.dtype(tensor.dtype)) for tensor in spec.outputs]
 
     @final
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -86,7 +87,8 @@ class Runner(ABC):
 
         Call this before acquiring `run_lock`: a fork copies locks, including locks that are held.
         """
-        self._process.check(f"the program `{self.spec.name}`")
+        if not self._process.is_current:
+            self._process.check(f"the program `{self.spec.name}`")
 
     @final
     def checked(self, index: int, array: Array | None) -> Array:
@@ -97,19 +99,18 @@ class Runner(ABC):
         """
         name, shape, dtype = self._inputs[index]
         fits = array is not None and array.dtype == dtype
-        if array is None or not fits or not (array.shape == shape or self._is_short(name, array)):
+        if array is None or not fits or not (array.shape == shape or self._is_short(index, array)):
             found = "nothing" if array is None else f"{array.shape} {array.dtype}"
             raise ValueError(f"{self.spec.name!r} expects {name!r} as {shape} {dtype}, got {found}")
         return np.asarray(array, order="C")
 
-    def _is_short(self, name: str, array: Array) -> bool:
+    def _is_short(self, index: int, array: Array) -> bool:
         """Return whether an array has the shape of an input but for a shorter axis of tokens."""
-        if name not in self.cache_axes:
+        name, shape, _ = self._inputs[index]
+        axis = self.cache_axes.get(name)
+        if axis is None or array.ndim != len(shape) or array.shape[axis] >= shape[axis]:
             return False
-        axis = self.cache_axes[name]
-        shape = next(tensor.shape for tensor in self.spec.inputs if tensor.name == name)
-        room = array.shape[axis] if array.ndim == len(shape) else shape[axis]
-        return room < shape[axis] and array.shape == (*shape[:axis], room, *shape[axis + 1 :])
+        return array.shape == (*shape[:axis], array.shape[axis], *shape[axis + 1 :])
 
     @final
     def named(self, outputs: Sequence[Array]) -> dict[str, Array]:
@@ -118,16 +119,20 @@ class Runner(ABC):
         Raises:
             BundleError: an output has a shape or dtype other than `spec` states.
         """
-        found = {}
-        for (name, shape, dtype), array in zip(self._outputs, outputs, strict=True):
-            if array.shape != shape or array.dtype != dtype:
-                raise BundleError(
-                    f"the program {self.spec.name!r} returned {name!r} as {array.shape} {array.dtype}",
-                    why=f"its signature states {shape} {dtype}",
-                    hint="export the bundle again",
-                )
-            found[name] = array
-        return found
+        forms = [(array.shape, array.dtype) for array in outputs]
+        if forms != self._output_forms:
+            raise self._other_outputs(forms)
+        return dict(zip(self._output_names, outputs, strict=True))
+
+    def _other_outputs(self, forms: Sequence[tuple[Any, Any]]) -> BundleError:
+        """Return the error of outputs of other shapes or dtypes."""
+        stated = zip(self._output_names, self._output_forms, forms, strict=True)
+        name, (shape, dtype), found = next(one for one in stated if one[1] != one[2])
+        return BundleError(
+            f"the program {self.spec.name!r} returned {name!r} as {found[0]} {found[1]}",
+            why=f"its signature states {shape} {dtype}",
+            hint="export the bundle again",
+        )
 
 
 class Binding:

@@ -77,9 +77,7 @@ def test_opening_a_mono_wav_faster_changes_no_sample(
 
 
 def test_only_mono_wavs_are_opened_without_the_search_for_dts(write_audio: WriteAudio) -> None:
-    mono, stereo = (
-        write_audio(np.stack([EXPECTED] * n), SAMPLE_RATE).read_bytes() for n in (1, 2)
-    )
+    mono, stereo = (write_audio(np.stack([EXPECTED] * n), SAMPLE_RATE).read_bytes() for n in (1, 2))
     flac = write_audio(EXPECTED, SAMPLE_RATE, "flac").read_bytes()
 
     recognized = [decode._is_mono_wav(io.BytesIO(data)) for data in (mono, stereo, flac, mono[:30])]

@@ -156,7 +156,10 @@ class Engine:
 
     def embed_tokens(self, tokens: Sequence[int], start: int) -> Floats:
         """Return embedding plus position of P tokens from position `start` on, (P, d) float32."""
-        rows: Floats = self._embedding[list(tokens)].astype(np.float32)
+        if len(tokens) == 1:  # a slice takes a third of the time
+            rows: Floats = self._embedding[tokens[0] : tokens[0] + 1].astype(np.float32)
+        else:
+            rows = self._embedding[list(tokens)].astype(np.float32)
         rows += self._positions[start : start + len(tokens)]
         return rows
 

@@ -77,7 +77,9 @@ class Sampling:
         for candidate, row, token in zip(candidates, logits, tokens, strict=True):
             if self._ended(candidate):
                 continue
-            candidate.logprob += float(row[token] - log_sum_exp(row))
+            logit = row[token]
+            peak = logit if self._temperature == 0 else None
+            candidate.logprob += float(logit - log_sum_exp(row, peak))
             candidate.tokens.append(token)
         return (
             candidates,
@@ -157,9 +159,15 @@ def best_candidate(candidates: Sequence[Candidate], length_penalty: float | None
     return max(candidates, key=score)
 
 
-def log_sum_exp(row: Floats) -> np.float32:
-    """Return the natural logarithm of the sum of the exponentials of a row (V,)."""
-    peak = row[row.argmax()]  # twice as fast as `max`
+def log_sum_exp(row: Floats, peak: np.float32 | None = None) -> np.float32:
+    """Return the natural logarithm of the sum of the exponentials of a row (V,).
+
+    Args:
+        row: any numbers.
+        peak: the largest of them, if it is known.
+    """
+    if peak is None:
+        peak = row[row.argmax()]  # twice as fast as `max`
     weights = row - peak
     np.exp(weights, out=weights)
     return np.float32(peak + np.log(weights.sum()))

@@ -93,7 +93,9 @@ class _Graph:
         inputs = [value.name for value in model.graph.input]
         names = {*inputs, *(name for node in model.graph.node for name in node.output)}
         shapes = stated_shapes(model, names)
-        length = next((max(shapes[name][2:], default=0) for name in inputs if name.startswith(KEYS)), 0)
+        length = next(
+            (max(shapes[name][2:], default=0) for name in inputs if name.startswith(KEYS)), 0
+        )
         mask = shapes.get(MASK, ())
         width = mask[2] if len(mask) == 3 else 0
         return cls(users, uses, _integers(model), shapes, inputs, length, width)

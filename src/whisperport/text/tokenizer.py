@@ -10,7 +10,7 @@ import os
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -297,6 +297,7 @@ def _check_byte_level(vocabulary: Iterable[str]) -> None:
             _bytes_of(token)
 
 
+@lru_cache(4096)  # the text of a window is read three times
 def _bytes_of(token: str) -> bytes:
     """Return the bytes of a token of the vocabulary."""
     if _SPECIAL.fullmatch(token):
