@@ -3,7 +3,8 @@
     python benchmarks/limits.py build/tiny build/small
 
 encoder   share of the fastest float32 matrix multiplication that was measured in this run
-step      share of the memory bandwidth that was measured in this run; above 100 % if a cache has a part
+step      with a cache for 64 tokens: share of the memory bandwidth that was measured in this run; above
+          100 % if the CPU's caches have a part of what is read
 step_8    the same, for 8 texts; and how many times the tokens per second of `step`
 window    share of Python in a window: all time but that of the programs
 
@@ -33,6 +34,7 @@ from whisperport.bench.timed import Clock
 from whisperport.bundle import Bundle
 from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
+from whisperport.runtime.cache import FEWEST_ROWS
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import machine, versions
@@ -40,6 +42,7 @@ from whisperport.verification.clips import shipped_audio
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = {"encoder": 3, "step": 30, "step_8": 10}  # in a round
+TOKENS = FEWEST_ROWS  # of the caches of `step` and `step_8`
 
 
 def main() -> None:
@@ -76,7 +79,7 @@ def measured(path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     options = {"onnxruntime.spin": "on"} if chosen.spin else {}
     run = RunOptions(threads=chosen.threads, options=options)
     engine = load_engine(Bundle.open(path), run)
-    timed = {one.spec.name: bound(one, random_inputs(one)) for one in programs(engine)}
+    timed = {one.spec.name: bound(one, random_inputs(one, TOKENS)) for one in programs(engine)}
     clock = Clock(cpu_now=time.perf_counter)  # the CPU time is not used, and takes 8 us to read
     transcriber = Transcriber(path, run, wrap_runner=clock.wrap_runner)
     audio = shipped_audio()[0].path
@@ -137,11 +140,11 @@ def rows_of(path: Path, engine: Engine, rounds: list[dict[str, float]]) -> list[
 
 def step_rows(name: str, engine: Engine, median: Any) -> list[dict[str, Any]]:
     """Return the rows of `step` and of `step_B`."""
-    gb = step_gb(engine.dims)
+    gb = step_gb(engine.dims, tokens=TOKENS)
     rows = [row(name, "step", median, share=lambda r: gb / r["step"] * 1e3 / r["gb_per_s"])]
     if engine.batch_step is not None:
         size, batch = engine.batch_size, engine.batch_step.spec.name
-        together = step_gb(engine.dims, size)
+        together = step_gb(engine.dims, size, TOKENS)
         share = row(name, batch, median, share=lambda r: together / r[batch] * 1e3 / r["gb_per_s"])
         rows.append(share | {"times_the_tokens": median(lambda r: size * r["step"] / r[batch])})
     return rows

@@ -50,9 +50,15 @@ def encoder_gflop(dims: Dims) -> float:
     return 2 * (stem + dims.n_audio_layer * layer) / 1e9
 
 
-def step_gb(dims: Dims, rows: int = 1) -> float:
-    """Compute the GB that a step must read in float32: the decoder's weights, and caches of each row."""
+def step_gb(dims: Dims, rows: int = 1, tokens: int | None = None) -> float:
+    """Compute the GB that a step must read in float32: the decoder's weights, and caches of each row.
+
+    Args:
+        dims: sizes of the model.
+        rows: texts that are decoded together.
+        tokens: for which the self-attention cache has room; None: for all.
+    """
     d, ffn, n = dims.n_text_state, dims.n_text_ffn, dims.n_text_layer
     weights = n * (6 * d * d + 2 * d * ffn) + dims.n_vocab * d  # cross K and V are not projected
-    caches = n * 2 * d * (dims.n_text_ctx + dims.n_audio_ctx)
+    caches = n * 2 * d * ((tokens or dims.n_text_ctx) + dims.n_audio_ctx)
     return 4 * (weights + rows * caches) / 1e9

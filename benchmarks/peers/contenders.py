@@ -40,6 +40,15 @@ NOT_FOR_ONE = "for one window, the same as without"
 CONTENDERS = (
     Contender(OURS, "whisperport_engine", "onnxruntime"),
     Contender("whisperport --no-batch", "whisperport_engine", "onnxruntime single", kinds=(FILES,)),
+    Contender(
+        "whisperport, 2 workers", "whisperport_engine", "onnxruntime workers", kinds=(FILES,)
+    ),
+    Contender(
+        "whisperport, mixed, 2 workers",
+        "whisperport_engine",
+        f"onnxruntime{COARSE}{ENCODER} workers",
+        kinds=(FILES,),
+    ),
     Contender("whisperport --vad", "whisperport_engine", "onnxruntime vad", kinds=(AUDIO, LONG)),
     Contender(
         "whisperport --vad --pack", "whisperport_engine", "onnxruntime vad pack", kinds=(LONG,)

@@ -436,6 +436,6 @@ def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav)
         in conditioned.err
     )
     assert "error: `clip_timestamps` and `vad` cannot be used together" in clipped.err
-    assert "error: `workers` above 1 requires `vad`" in without.err
+    assert "error: `workers` above 1 requires `vad` or several audio files" in without.err
     assert "error: `--pack` requires `--vad`" in packed.err
     assert 0 not in (clipped.code, without.code, packed.code)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Event
+from threading import Barrier, Event, current_thread
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,31 @@ def test_one_run_of_the_program_decodes_a_token_of_every_row(
     assert [len(one.tokens) for one in found] == [6] * ROWS
     # The prompt has 4 tokens, and the first token follows from it.
     assert counts == {"prefill_4": 0, "step": 0, f"step_{ROWS}": 4 + 5}
+
+
+def test_each_thread_has_a_batch_of_its_own(
+    engine: Engine, audio: Callable[[int], np.ndarray]
+) -> None:
+    """Two decodings that wait for each other run on two threads; then both threads decode texts."""
+    executor, meeting = BatchExecutor(engine, 3, threads=2), Barrier(2)
+
+    def met(decoder: Decoder) -> Steps[str]:
+        meeting.wait(60)
+        yield from ()
+        return current_thread().name
+
+    names = {future.result(60) for future in [executor.submit(met), executor.submit(met)]}
+    features, options = [audio(seed) for seed in range(10)], texts(10)
+    futures = [
+        executor.submit(lambda d, f=f, o=o: decoding(d, f, o))  # type: ignore[misc]
+        for f, o in zip(features, options, strict=True)
+    ]
+    found = [future.result(60) for future in futures]
+    executor.shutdown()
+
+    assert len(names) == 2
+    alone = [decode_window(engine.decoder(), f, o) for f, o in zip(features, options, strict=True)]
+    check_equal(found, alone)
 
 
 def test_a_prompt_longer_than_four_tokens_is_not_decoded_by_steps(

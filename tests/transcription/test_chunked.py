@@ -503,7 +503,6 @@ def test_a_failure_in_a_worker_is_not_swallowed(
     ("wrong", "words"),
     [
         ({"vad": VadOptions(), "clip_timestamps": (0.0, 1.0)}, "`clip_timestamps` and `vad`"),
-        ({"workers": 2}, "requires `vad`"),
         ({"vad": VadOptions(), "workers": 0}, "`workers` is 0"),
     ],
 )

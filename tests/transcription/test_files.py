@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from whisperport.audio import VadOptions
-from whisperport.errors import AudioError, NumericalError
+from whisperport.errors import AudioError, NumericalError, UsageError
 from whisperport.runner import Array, Runner
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
@@ -79,6 +79,27 @@ def test_files_decoded_together_have_the_transcripts_of_single_calls(
     n_tokens = sum(len(s.tokens) for one in alone for s in one.segments)
     assert together > 0
     assert singly + together < 0.6 * n_tokens
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_files_of_several_workers_have_the_transcripts_of_single_calls(
+    transcriber: Transcriber,
+    alone: list[Transcript],
+    counters: dict[str, Counter],
+    batch: bool,
+) -> None:
+    options = TranscribeOptions(decode=GREEDY.decode, workers=2, batch=batch)
+    before = counters["step_8"].calls
+
+    found = list(transcribe_files([*FILES, *FILES], transcriber, options))
+
+    check_equal(found, [*alone, *alone])
+    assert (counters["step_8"].calls > before) == batch
+
+
+def test_one_file_without_chunks_has_no_use_for_workers(transcriber: Transcriber) -> None:
+    with pytest.raises(UsageError, match="requires `vad` or several audio files"):
+        transcriber.transcribe(FILES[0], TranscribeOptions(workers=2))
 
 
 def test_beams_and_words_of_files_decoded_together_are_those_of_single_calls(

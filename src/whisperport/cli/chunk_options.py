@@ -32,8 +32,8 @@ chunk_options = together(
         default=1,
         show_default=True,
         metavar="N",
-        help="Number of speech chunks transcribed in parallel; requires --vad. Fastest with "
-        "--threads 1, because each worker uses --threads threads",
+        help="Number of threads that transcribe several files, or with --vad the speech chunks of one file, "
+        "in parallel. Each uses --threads threads; without --threads, the cores are divided among them",
     ),
     option(
         "--batch/--no-batch",
@@ -52,7 +52,7 @@ def with_chunks(
     """The options with `--vad`, `--pack`, `--workers` and `--batch` applied.
 
     Raises:
-        UsageError: `--pack` or several workers without `--vad`, or clips together with `--vad`.
+        UsageError: `--pack` without `--vad`, or clips together with `--vad`.
     """
     if pack and not vad:
         raise UsageError(

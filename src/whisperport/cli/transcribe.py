@@ -51,6 +51,7 @@ from whisperport.transcription import (
     transcribe_features,
 )
 from whisperport.transcription import transcribe as run_transcribe
+from whisperport.transcription.turns import available_cores
 
 
 @click.command(
@@ -138,8 +139,12 @@ def transcribe(
     check_features(feature_files, stored, audio, live=live, vad=vad)
     if not feature_files:
         check_live(audio, live, raw_rate, device)
+    if threads is None and workers > 1:
+        threads = max(1, available_cores() // workers)
     options = transcribe_options(chosen, run_options_of(threads, run_options, trust=trust))
     options = with_chunks(options, vad, pack, workers, batch)
+    if not several:
+        options.check_for_one()
     word_timestamps = options.word_timestamps or live  # a live transcript always has them
     subtitles = chosen_subtitles(chosen, "json" if as_json else output_format, word_timestamps)
     if several:

@@ -29,6 +29,7 @@ class LiveOptions:
         for name in ("step_s", "pause_s"):
             if not 0.1 <= getattr(self, name) <= 10:
                 raise UsageError(f"`{name}` is {getattr(self, name)}", why="expected 0.1 to 10 s")
+        self.transcribe.check_for_one()
         whole = (self.transcribe.vad, self.transcribe.hallucination_silence_threshold)
         if self.transcribe.clip_timestamps or any(option is not None for option in whole):
             raise UsageError(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine
 
 
-# Tokens of a prompt. In a full batch of 8, as many steps take 0.7 of the time of a prefill of 4.
+# Tokens of a prompt: in a full batch of 8 of the embedded model, its share of so many runs of `step_8` is
+# 2.3 ms, and a run of `prefill_4` takes 4.1 ms.
 LONGEST_JOINED = 4
 
 

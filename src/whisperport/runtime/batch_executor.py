@@ -1,4 +1,4 @@
-"""Run several decodings on one thread, and join the steps that they need at the same time."""
+"""Run several decodings on each of a few threads, and join the steps that they need at the same time."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,46 +32,55 @@ class _Running:
     wanted: Sequence[Step] = ()
 
 
+class _Worker:
+    """A batch, the decodings that use its rows, and the decoders that no decoding uses."""
+
+    def __init__(self, engine: "Engine", limit: int) -> None:
+        self.batch = Batch(engine)
+        if not 1 <= limit <= self.batch.size:
+            raise ValueError(f"`limit` is {limit}; expected 1 to {self.batch.size}")
+        self.idle: list[Decoder] = [
+            decoder for _ in range(limit) if (decoder := self.batch.decoder())
+        ]
+        self.running: list[_Running] = []
+        self.is_serving = False
+
+
 class BatchExecutor:
-    """Runs decodings in the order in which they are submitted, up to `limit` of them at a time.
+    """Begins decodings in the order in which they are submitted, up to `limit` at a time on each thread.
 
     A decoding that ends makes room for the next one, so that the batch stays full. The result of a decoding
     does not depend on the others.
     """
 
-    def __init__(self, engine: "Engine", limit: int) -> None:
+    def __init__(self, engine: "Engine", limit: int, threads: int = 1) -> None:
         """
         Args:
             engine: with a program `step_B`.
-            limit: number of decodings at a time, 1 to B.
+            limit: number of decodings at a time on each thread, 1 to B.
+            threads: number of threads, each with a batch of its own.
 
         Raises:
             ValueError: the engine has no such program, or the limit is out of range.
         """
-        self._batch = Batch(engine)
-        if not 1 <= limit <= self._batch.size:
-            raise ValueError(f"`limit` is {limit}; expected 1 to {self._batch.size}")
-        self._limit = limit
-        self._idle: list[Decoder] = [
-            decoder for _ in range(limit) if (decoder := self._batch.decoder())
-        ]
+        self._workers = [_Worker(engine, limit) for _ in range(threads)]
         self._waiting: deque[tuple[Future[Any], Callable[[Decoder], Steps[Any]]]] = deque()
-        self._serving = False
-        self._lock = Lock()  # of the two attributes above
-        self._thread = ThreadPoolExecutor(1, "decoder")
+        self._lock = Lock()  # of what is waiting, and of which workers are serving
+        self._threads = ThreadPoolExecutor(threads, "decoder")
 
     def submit(self, start: Callable[[Decoder], Steps[T]]) -> Future[T]:
         """Schedule a decoding, and return its future result.
 
         Args:
-            start: called on the thread of this executor with the decoder to use; returns the decoding.
+            start: called on a thread of this executor with the decoder to use; returns the decoding.
         """
         future: Future[T] = Future()
         with self._lock:
             self._waiting.append((future, start))
-            if not self._serving:
-                self._serving = True
-                self._thread.submit(self._serve)
+            free = next((worker for worker in self._workers if not worker.is_serving), None)
+            if free is not None:
+                free.is_serving = True
+                self._threads.submit(self._serve, free)
         return future
 
     def shutdown(self, *, cancel_futures: bool = False) -> None:
@@ -81,42 +90,40 @@ class BatchExecutor:
                 waiting, self._waiting = self._waiting, deque()
             for future, _ in waiting:
                 future.cancel()
-        self._thread.shutdown()
+        self._threads.shutdown()
 
-    def _serve(self) -> None:
+    def _serve(self, worker: _Worker) -> None:
         """Run decodings until there are none."""
-        running: list[_Running] = []
         while True:
-            self._begin(running)
-            if not running:
+            self._begin(worker)
+            if not worker.running:
                 return
-            self._advance(running)
+            self._advance(worker)
 
-    def _begin(self, running: list[_Running]) -> None:
+    def _begin(self, worker: _Worker) -> None:
         """Begin decodings while there is room. If there are none at all, serving ends."""
-        while len(running) < self._limit:
+        while worker.idle:
             with self._lock:
                 if not self._waiting:
-                    self._serving = bool(running)
+                    worker.is_serving = bool(worker.running)
                     return
-                self._batch.expected = len(running) + len(self._waiting)
+                worker.batch.expected = len(worker.running) + len(self._waiting)
                 future, start = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
-            decoder = self._idle.pop()
+            decoder = worker.idle.pop()
             one = _Running(decoder, _begun(start, decoder), future)
-            self._resume(one, partial(next, one.decoding), running)
+            self._resume(one, partial(next, one.decoding), worker)
 
-    def _advance(self, running: list[_Running]) -> None:
+    def _advance(self, worker: _Worker) -> None:
         """Run the steps that all decodings wait for, and let each go on with its own."""
-        active = running.copy()
-        running.clear()
+        active, worker.running = worker.running, []
         steps = [(one.decoder, step) for one in active for step in one.wanted]
         try:
-            results = iter(self._batch.step_all(steps))
+            results = iter(worker.batch.step_all(steps))
         except BaseException as error:
             for one in active:
-                self._resume(one, partial(one.decoding.throw, error), running)
+                self._resume(one, partial(one.decoding.throw, error), worker)
             return
         for one in active:
             found = [next(results) for _ in one.wanted]
@@ -125,21 +132,19 @@ class BatchExecutor:
             resume = partial(one.decoding.send, logits)
             if errors:
                 resume = partial(one.decoding.throw, errors[0])
-            self._resume(one, resume, running)
+            self._resume(one, resume, worker)
 
-    def _resume(
-        self, one: _Running, resume: Callable[[], Sequence[Step]], running: list[_Running]
-    ) -> None:
+    def _resume(self, one: _Running, resume: Callable[[], Sequence[Step]], worker: _Worker) -> None:
         """Let a decoding go on to its next steps, or to its end."""
         try:
             one.wanted = resume()
-            running.append(one)
+            worker.running.append(one)
             return
         except StopIteration as end:
             one.future.set_result(end.value)
         except BaseException as error:
             one.future.set_exception(error)
-        self._idle.append(one.decoder)
+        worker.idle.append(one.decoder)
 
 
 def decode_together(

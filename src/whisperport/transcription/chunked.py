@@ -5,8 +5,8 @@
     decoder threads   decode earlier chunks with the same runners at the same time
     calling thread    joins the results in order
 
-Each worker has one encoder thread and one decoder thread; with a batch there is one decoder thread, which
-decodes several chunks together. The text does not depend on the number of workers or on the batch, because
+Each worker has one encoder thread and one decoder thread; with a batch, that one decodes several chunks
+together. The text does not depend on the number of workers or on the batch, because
 no chunk uses the result of another.
 """
 
@@ -114,7 +114,7 @@ class ChunkedTranscription:
         self._engine, self._tokenizer = engine, tokenizer
         self._options, self._vad, self._sampler = options, vad, sampler
         together = texts_together(engine, options, sampler)
-        self._ahead = 2 * max(options.workers, together)  # chunks that are submitted ahead
+        self._ahead = 2 * options.workers * together  # chunks that are submitted ahead
         self._encoders = ThreadPoolExecutor(options.workers, "encoder")
         self._decoders: DecodingThreads = decoding_threads(engine, options.workers, together)
         self._stop = Event()

@@ -1,4 +1,4 @@
-"""The threads and decoders of a transcription: a decoder for each thread, or one thread for a batch."""
+"""The threads and decoders of a transcription: for each thread a decoder, or a batch."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -57,7 +57,7 @@ class SingleDecoders:
 def texts_together(
     engine: Engine, options: TranscribeOptions, sampler: TokenSampler | None = None
 ) -> int:
-    """Return how many texts are decoded together: each beam of a text needs a row of the batch.
+    """Return how many texts a worker decodes together: each beam of a text needs a row of the batch.
 
     Args:
         engine: the loaded programs.
@@ -67,7 +67,7 @@ def texts_together(
     Returns:
         1 to the number of rows; 1: the texts are decoded singly.
     """
-    if not uses_batch(engine, options) or options.workers > 1 or sampler is not None:
+    if not uses_batch(engine, options) or sampler is not None:
         return 1
     return max(1, engine.batch_size // (options.decode.beam_size or 1))
 
@@ -78,8 +78,10 @@ def uses_batch(engine: Engine, options: TranscribeOptions) -> bool:
 
 
 def decoding_threads(engine: Engine, threads: int, together: int) -> DecodingThreads:
-    """Return threads that decode `together` texts in a batch or, if that is 1, one text each."""
-    return SingleDecoders(engine, threads) if together == 1 else BatchExecutor(engine, together)
+    """Return threads that each decode `together` texts in a batch or, if that is 1, one text."""
+    if together == 1:
+        return SingleDecoders(engine, threads)
+    return BatchExecutor(engine, together, threads)
 
 
 def decoder_of(engine: Engine, options: TranscribeOptions) -> Decoder:

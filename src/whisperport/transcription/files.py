@@ -28,10 +28,10 @@ def transcribe_files(
 ) -> Iterator[Outcome]:
     """Transcribe several audio files, and yield the result of each, in order.
 
-    With a bundle that has a program `step_B`, several files are decoded together, which is faster. The
-    texts are those of single calls of `transcribe`. With `vad`, the files follow each other, and the chunks
-    of each are decoded together. This counts as one call of the transcriber until the last result was
-    taken.
+    With a bundle that has a program `step_B`, several files are decoded together, which is faster; with
+    several `workers`, in parallel. The texts are those of single calls of `transcribe`. With `vad`, the
+    files follow each other, and the chunks of each are decoded together. This counts as one call of the
+    transcriber until the last result was taken.
 
     Args:
         sources: paths, binary file objects, or arrays of samples at 16 kHz.
@@ -50,7 +50,7 @@ def transcribe_files(
     if not isinstance(bundle, Transcriber):
         bundle = Transcriber(bundle, options.run)
     together = texts_together(bundle.engine, options)
-    if together == 1 or options.vad is not None:
+    if options.vad is not None or together == options.workers == 1:
         return (_outcome(bundle, source, options) for source in sources)
     return _together(bundle, sources, options, together)
 
@@ -69,15 +69,16 @@ def _together(
     options: TranscribeOptions,
     together: int,
 ) -> Iterator[Outcome]:
-    """Decode up to `together` files at a time. A file that ends makes room for the next one."""
+    """Decode up to `together` files at a time in each worker. A file that ends makes room for the next."""
     pending: deque[Future[Transcript]] = deque()
     stop = Event()
     with transcriber.turns.turn():
-        threads = decoding_threads(transcriber.engine, 1, together)
+        threads = decoding_threads(transcriber.engine, options.workers, together)
+        ahead = 2 * options.workers * together
         try:
             for source in sources:
                 pending.append(threads.submit(partial(_file, transcriber, source, options, stop)))
-                if len(pending) >= 2 * together:
+                if len(pending) >= ahead:
                     yield _result(pending.popleft())
             while pending:
                 yield _result(pending.popleft())

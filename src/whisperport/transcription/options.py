@@ -39,10 +39,12 @@ class TranscribeOptions:
             order. The last end may be omitted: the end of the audio. (): all audio.
         vad: transcribe chunks of speech found by a voice activity detector, each as if it were a separate
             audio file. None: windows, each of which begins where the text of the previous one ended.
-        workers: number of speech chunks transcribed in parallel, 1 to 64. Above 1 needs `vad`.
+        workers: threads that transcribe speech chunks or audio files in parallel, 1 to 64; with `batch`,
+            each decodes several together. Above 1 needs `vad` or several files. Each uses as many CPU
+            threads as `run` states: the fastest is 1 thread and a worker for each core.
         batch: whether speech chunks, audio files, beams and samples are decoded together, with the bundle's
-            program `step_B`. It needs memory for B decoders; see `Transcriber`. True changes nothing if the
-            bundle has no such program, and neither do chunks with `workers` above 1.
+            program `step_B`. It needs memory for B decoders in each worker; see `Transcriber`. True changes
+            nothing if the bundle has no such program.
 
     Raises:
         UsageError: a value is out of its range, clip timestamps decrease, or options contradict each other.
@@ -101,9 +103,16 @@ class TranscribeOptions:
                 hint="set one of them",
             )
         check_range("workers", self.workers, 1, 64)
+
+    def check_for_one(self) -> None:
+        """Check the options of the transcription of one audio, not of several files.
+
+        Raises:
+            UsageError: there are several workers, and no chunks for them.
+        """
         if self.workers > 1 and self.vad is None:
             raise UsageError(
-                "`workers` above 1 requires `vad`",
+                "`workers` above 1 requires `vad` or several audio files",
                 why="without speech chunks, each window begins where the one before it ended",
-                hint="set `vad`",
+                hint="set `vad`, or transcribe several files with one call",
             )

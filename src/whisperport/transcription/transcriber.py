@@ -94,8 +94,8 @@ class Transcriber:
 
         Raises:
             AudioError: the audio is missing, unreadable, empty, or contains values that are not finite.
-            UsageError: the checkpoint has no such language or task, or `vad` is set for audio that can be
-                read only once.
+            UsageError: the checkpoint has no such language or task, `vad` is set for audio that can be
+                read only once, or there are several `workers` without `vad`.
             NumericalError: a program returned a NaN or an infinity.
             IncompleteError: the transcription failed after some text was transcribed.
             ForkError: this process is a fork of the process that loaded the bundle.
@@ -166,6 +166,7 @@ class Transcriber:
         """
         options = options or TranscribeOptions()
         check_options(options)
+        options.check_for_one()
         windows = checked_features(self.engine, features)
         with self.turns.turn():
             decoder = decoder_of(self.engine, options)
@@ -176,6 +177,7 @@ class Transcriber:
         self, mel: MelWindows, options: TranscribeOptions, sampler: TokenSampler | None
     ) -> Session:
         """Return a transcription in windows, with its own decoder."""
+        options.check_for_one()
         parts = clip_frames(options.clip_timestamps)
         decoder = decoder_of(self.engine, options)
         return Session(decoder, self.tokenizer, options, mel, sampler, parts)
