@@ -32,8 +32,8 @@ chunk_options = together(
         default=1,
         show_default=True,
         metavar="N",
-        help="Number of threads that transcribe several files, or with --vad the speech chunks of one file, "
-        "in parallel. Each uses --threads threads; without --threads, the cores are divided among them",
+        help="Number of threads that transcribe several files, or with --vad the speech chunks of one, in "
+        "parallel. Each uses --threads threads; without --threads, the cores are divided among them",
     ),
     option(
         "--batch/--no-batch",
