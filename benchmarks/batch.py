@@ -28,13 +28,16 @@ from whisperport.bundle import Bundle
 from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import (
     Batch,
+    BatchExecutor,
     Decoded,
     DecodeOptions,
+    Decoder,
     Engine,
     Floats,
     Step,
-    decode_together,
+    Steps,
     decode_window,
+    decoding,
     load_engine,
 )
 from whisperport.targets import RunOptions
@@ -96,14 +99,16 @@ def compare(size: str, engine: Engine, tokens: int, rounds: int) -> dict[str, An
     options = DecodeOptions(
         language="en", without_timestamps=True, max_tokens=tokens, suppress_tokens=(-1, end)
     )
+    # Both have their memory before the first round, as in a transcription after its first window.
+    decoder, executor = engine.decoder(), BatchExecutor(engine, ROWS)
     ways: dict[str, Callable[[], Any]] = {
         "steps, one": partial(steps_singly, engine, features, tokens),
         "steps, together": partial(steps_together, engine, features, tokens),
-        "windows, one": partial(measured, partial(singly, engine, features, options)),
-        "windows, together": partial(measured, partial(together, engine, features, options)),
+        "windows, one": partial(measured, partial(singly, decoder, features, options)),
+        "windows, together": partial(measured, partial(together, executor, features, options)),
     }
-    expected = [one.tokens for one in singly(engine, features, options)]
-    same = [one.tokens for one in together(engine, features, options)] == expected
+    expected = [one.tokens for one in singly(decoder, features, options)]
+    same = [one.tokens for one in together(executor, features, options)] == expected
     results: dict[str, list[Measured]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -135,13 +140,19 @@ def ratio(results: dict[str, list[Measured]], what: str, clock: str) -> float:
     return statistics.median(one[clock] / other[clock] for one, other in pairs)
 
 
-def singly(engine: Engine, features: Sequence[Floats], options: DecodeOptions) -> list[Decoded]:
-    decoder = engine.decoder()
+def singly(decoder: Decoder, features: Sequence[Floats], options: DecodeOptions) -> list[Decoded]:
     return [decode_window(decoder, each, options) for each in features]
 
 
-def together(engine: Engine, features: Sequence[Floats], options: DecodeOptions) -> list[Decoded]:
-    return decode_together(engine, features, [options] * len(features))
+def together(
+    executor: BatchExecutor, features: Sequence[Floats], options: DecodeOptions
+) -> list[Decoded]:
+    futures = [executor.submit(partial(decoded, each, options)) for each in features]
+    return [future.result() for future in futures]
+
+
+def decoded(features: Floats, options: DecodeOptions, decoder: Decoder) -> Steps[Decoded]:
+    return decoding(decoder, features, options)
 
 
 def steps_singly(engine: Engine, features: Sequence[Floats], tokens: int) -> Measured:

@@ -105,3 +105,28 @@ def test_a_state_in_another_memory_order_is_rejected_since_its_changes_would_be_
     binding.bind("cross_k_0", turned)  # a constant is copied into order
     binding.bind("self_k_0", filled("self_k_0", 0))
     assert total(binding) == 4
+
+
+def test_outputs_are_written_to_the_arrays_that_are_given() -> None:
+    inputs = {"x": filled("x", 1), "self_k_0": filled("self_k_0", 1)}
+    given = np.full(1, np.nan, np.float32)
+
+    Sums().run_into({**inputs, "cross_k_0": filled("cross_k_0", 0)}, {"sum": given})
+
+    assert given[0] == filled("x", 1).size + filled("self_k_0", 1).size
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"sum": np.zeros(2, np.float32)},
+        {"sum": np.zeros(1, np.float64)},
+    ],
+    ids=["missing", "shape", "dtype"],
+)
+def test_arrays_of_another_form_are_rejected_as_outputs(wrong: dict[str, Array]) -> None:
+    inputs = {name: filled(name, 0) for name in TENSORS}
+
+    with pytest.raises(ValueError, match="another form"):
+        Sums().run_into(inputs, wrong)

@@ -36,9 +36,11 @@ class Runner(ABC):
         roles: input name -> role; see `whisperport.signatures.roles`.
         cache_axes: input name -> the axis that may be shorter than `spec` states: of every `self_k_i` and
             `self_v_i`, all with room for the same number of tokens, and of `mask`. Empty if none may.
+        writes_in_place: whether `run_into` is faster than `run` and a copy of its outputs.
     """
 
     cache_axes: Mapping[str, int] = {}
+    writes_in_place = False
 
     def __init__(self, spec: ProgramSpec, run_lock: RunLock | None = None) -> None:
         self.spec = spec
@@ -73,6 +75,28 @@ class Runner(ABC):
             outputs = self._run(feed)
         return self.named(outputs)
 
+    @final
+    def run_into(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Run the program once, and write its outputs to arrays of the caller.
+
+        Args:
+            inputs: as for `run`.
+            outputs: output name -> C-contiguous array, for every output of `spec`, of exactly its shape and
+                dtype.
+
+        Raises:
+            ValueError: an input or an output is missing, or has the wrong shape, dtype or memory order.
+            BundleError, ForkError: as for `run`.
+        """
+        self.check_process()
+        feed = [self.checked(index, inputs.get(t[0])) for index, t in enumerate(self._inputs)]
+        given = [outputs[name] for name in self._output_names if name in outputs]
+        forms = [(array.shape, array.dtype) for array in given]
+        if forms != self._output_forms or not all(array.flags.c_contiguous for array in given):
+            raise ValueError(f"the arrays for the outputs of {self.spec.name!r} have another form")
+        with self.run_lock:
+            self._run_into(feed, given)
+
     def binding(self) -> "Binding":
         """Return a new `Binding` with nothing bound; a target with device memory returns a subclass."""
         return Binding(self)
@@ -80,6 +104,12 @@ class Runner(ABC):
     @abstractmethod
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         """Run on inputs in the order of `spec.inputs`; return outputs in the order of `spec.outputs`."""
+
+    def _run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Run as `_run` does, and write the outputs to arrays."""
+        found = self.named(self._run(inputs)).values()
+        for array, given in zip(found, outputs, strict=True):
+            given[...] = array
 
     @final
     def check_process(self) -> None:

@@ -143,3 +143,29 @@ def test_inputs_may_be_read_only(bundle: Bundle) -> None:
     )
 
     assert len(outputs) == len(entry.spec.outputs)
+
+
+def test_outputs_are_written_to_given_arrays(bundle: Bundle) -> None:
+    """Parts of larger arrays, as the rows of a batch."""
+    entry = bundle.manifest.program("cross_kv")
+    runner = ORT.load(bundle.folder, [entry], RunOptions(threads=1))["cross_kv"]
+    random = np.random.default_rng(0)
+    features = random.standard_normal(entry.spec.inputs[0].shape).astype(np.float32)
+    whole = {t.name: np.full((3, *t.shape), 7, np.float32) for t in entry.spec.outputs}
+
+    runner.run_into({"features": features}, {name: array[1] for name, array in whole.items()})
+
+    assert runner.writes_in_place
+    for name, expected in runner.run({"features": features}).items():
+        np.testing.assert_array_equal(whole[name][1], expected)
+        assert (whole[name][[0, 2]] == 7).all()
+
+
+def test_arrays_that_are_not_contiguous_are_rejected_as_outputs(bundle: Bundle) -> None:
+    entry = bundle.manifest.program("cross_kv")
+    runner = ORT.load(bundle.folder, [entry], RunOptions(threads=1))["cross_kv"]
+    features = np.zeros(entry.spec.inputs[0].shape, np.float32)
+    apart = {t.name: np.zeros((*t.shape, 2), np.float32)[..., 0] for t in entry.spec.outputs}
+
+    with pytest.raises(ValueError, match="another form"):
+        runner.run_into({"features": features}, apart)

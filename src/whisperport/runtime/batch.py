@@ -194,9 +194,14 @@ class Row(Cache):
         Args:
             cross_kv: `cross_k_i` and `cross_v_i` for each decoder layer i, of one window.
         """
-        self.bindings.clear()  # of programs that were told that the audio does not change
         for name, view in self.audio.items():
             view[...] = cross_kv[name]
+        self.audio_written()
+
+    def audio_written(self) -> None:
+        """Report that `audio` has the cross-attention K/V of another window, and remove all tokens."""
+        self.bindings.clear()  # of programs that were told that the audio does not change
+        for name in self.audio:
             self.batch.binding.changed(name, (self._slice(self.batch.arrays[name]),))
         self.clear()
         self.batch.reserve(0)
@@ -251,6 +256,12 @@ class BatchDecoder(Decoder):
         finally:
             for row in taken:
                 self.batch.release(row)
+
+    def _audio_arrays(self) -> dict[str, Array]:
+        return self._row.audio
+
+    def _audio_written(self) -> None:
+        self._row.audio_written()
 
     def _kept(self, cross_kv: dict[str, Array]) -> dict[str, Array]:
         self._row.start_window(cross_kv)

@@ -51,11 +51,16 @@ class Decoder:
         Raises:
             NumericalError: `cross_kv` returned a NaN or an infinity.
         """
-        self._cross_kv = {}  # frees memory first: 0.5 GB for large-v3
         self.cache.bindings.clear()
-        cross_kv = self.engine.cross_kv.run({"features": np.ascontiguousarray(features[None])})
-        check_outputs("cross_kv", cross_kv)
-        self._cross_kv = self._kept(cross_kv)
+        runner, inputs = self.engine.cross_kv, {"features": np.ascontiguousarray(features[None])}
+        if runner.writes_in_place:
+            self._cross_kv = self._cross_kv or self._audio_arrays()
+            runner.run_into(inputs, self._cross_kv)
+            self._audio_written()
+        else:
+            self._cross_kv = {}  # frees memory first: 0.5 GB for large-v3
+            self._cross_kv = self._kept(runner.run(inputs))
+        check_outputs("cross_kv", self._cross_kv)
         self.cache.clear()
 
     def prefill(
@@ -210,6 +215,13 @@ class Decoder:
             runner.spec.name, {name: outputs[name] for name in checked if name in outputs}
         )
         return outputs
+
+    def _audio_arrays(self) -> dict[str, Array]:
+        """Return arrays for the cross-attention K/V of a window, which later windows use again."""
+        return {t.name: np.empty(t.shape, t.dtype) for t in self.engine.cross_kv.spec.outputs}
+
+    def _audio_written(self) -> None:
+        """Called when a window's cross-attention K/V were written to the arrays for them."""
 
     def _kept(self, cross_kv: dict[str, Array]) -> dict[str, Array]:
         """Return the arrays in which a window's cross-attention K/V are kept."""

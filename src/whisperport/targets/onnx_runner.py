@@ -80,7 +80,7 @@ class OnnxRunner(Runner):
         self._made: Any = None if isinstance(weights, OwnWeights) else load(weights)
         if weights is not None and weights.allows_short_caches(graph):
             self.cache_axes = cache_axes(tensor.name for tensor in spec.inputs)
-        self._in_place = provider == CPU
+        self._in_place = self.writes_in_place = provider == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
         self._output_names = [tensor.name for tensor in spec.outputs]
 
@@ -105,6 +105,17 @@ class OnnxRunner(Runner):
         feed = dict(zip(self._input_names, inputs, strict=True))
         outputs: Sequence[Array] = self._session.run(self._output_names, feed)
         return outputs
+
+    def _run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if not self._in_place:
+            super()._run_into(inputs, outputs)
+            return
+        wrapped = self._session.io_binding()
+        for name, array in zip(self._input_names, inputs, strict=True):
+            wrapped.bind_cpu_input(name, array)
+        for name, array in zip(self._output_names, outputs, strict=True):
+            wrapped.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        self._session.run_with_iobinding(wrapped)
 
 
 class _OnnxBinding(Binding):
