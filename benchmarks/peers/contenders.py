@@ -44,9 +44,9 @@ CONTENDERS = (
         "whisperport, 2 workers", "whisperport_engine", "onnxruntime workers", kinds=(FILES,)
     ),
     Contender(
-        "whisperport, mixed, 2 workers",
+        "whisperport, 8-bit, 2 workers",
         "whisperport_engine",
-        f"onnxruntime{COARSE}{ENCODER} workers",
+        f"onnxruntime{COARSE} workers",
         kinds=(FILES,),
     ),
     Contender("whisperport --vad", "whisperport_engine", "onnxruntime vad", kinds=(AUDIO, LONG)),
