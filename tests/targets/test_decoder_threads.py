@@ -4,7 +4,7 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
-from whisperport.targets import RunOptions, get_target
+from whisperport.targets import RunOptions, get_target, onnx_runner
 from whisperport.transcription import default_bundle
 
 
@@ -27,9 +27,16 @@ def threads_of(entries, threads=None, **options):
 
 
 def spins(entries, **options):
-    key = "session.intra_op.allow_spinning"
-    found = settings_of(entries, 1, **options)
-    return {name: settings.get_session_config_entry(key) for name, settings in found.items()}
+    """Name of a program -> how long its threads wait actively, in microseconds; "": until there is work."""
+    found = {}
+    for name, settings in settings_of(entries, 1, **options).items():
+        allowed = settings.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+        try:
+            spun = settings.get_session_config_entry("session.intra_op.spin_duration_us")
+        except RuntimeError:  # not set
+            spun = ""
+        found[name] = spun if allowed else "0"
+    return found
 
 
 def test_the_decoder_has_its_own_number_of_threads(entries):
@@ -44,6 +51,13 @@ def test_a_number_of_threads_out_of_range_is_rejected(entries, value):
         threads_of(entries, decoder_threads=value)
 
 
-def test_threads_wait_actively_on_request_and_never_those_of_the_encoder(entries):
+def test_threads_wait_actively_for_long_on_request_and_never_those_of_the_encoder(entries):
+    assert spins(entries) == {"encoder": "10", "cross_kv": "10", "step": "10"}
+    assert spins(entries, spin="on") == {"encoder": "10", "cross_kv": "", "step": ""}
+
+
+def test_threads_of_older_versions_never_wait_actively(entries, monkeypatch):
+    """They would do so until there is work: the number of microseconds is unknown to them."""
+    monkeypatch.setattr(onnx_runner, "BRIEF_SPIN_SINCE", (99, 0))
+
     assert spins(entries) == {"encoder": "0", "cross_kv": "0", "step": "0"}
-    assert spins(entries, spin="on") == {"encoder": "0", "cross_kv": "1", "step": "1"}
