@@ -10,30 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.bundle import ProgramEntry
+from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.model.whisper import Whisper
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
 from whisperport.runner import Runner
 from whisperport.targets import RunOptions, get_target, onnx_runner
 from whisperport.targets.onnx_short_caches import cache_axes, free_cache_length
+from whisperport.transcription import default_bundle
 
 from ..extent import core_or_all
-from ..micro import DIMS
 
 ORT = get_target("onnxruntime")
-NAMES = ["step", "prefill_4", "align", "step_2"]
-N = DIMS.n_text_ctx
+NAMES = ["step", "prefill_4", "align", "step_8"]
+N = 448
 STORED = 3  # tokens in the cache
 Lowered = tuple[Path, list[ProgramEntry]]
 
 
 @pytest.fixture(scope="module")
-def lowered(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
-    folder = tmp_path_factory.mktemp("lowered")
-    programs = list(whisper_programs(Parts(micro, [(0, 0)]), NAMES))
-    return folder, ORT.lower(programs, folder, lambda _: None)
+def lowered() -> Lowered:
+    """The decode programs of the embedded model."""
+    bundle = Bundle.open(default_bundle())
+    return bundle.folder, [bundle.manifest.program(name) for name in NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,7 @@ def feed(runner: Runner, rows: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rows", [STORED, STORED + 1, 16, N - 1])
+@pytest.mark.parametrize("rows", [STORED, 64, N - 1])
 def test_a_shorter_cache_gives_the_same_results(
     runners: dict[str, Runner], name: str, rows: int
 ) -> None:
@@ -62,8 +59,8 @@ def test_a_shorter_cache_gives_the_same_results(
     found, expected = runner.run(feed(runner, rows)), runner.run(feed(runner, N))
 
     for output, array in expected.items():
-        # A softmax sums the same numbers in another order.
-        np.testing.assert_allclose(found[output], array, rtol=1e-5, atol=1e-5)
+        # A softmax sums the same numbers in another order, in each of three layers.
+        np.testing.assert_allclose(found[output], array, atol=1e-5 * np.abs(array).max())
 
 
 def test_a_longer_cache_and_a_longer_other_axis_are_rejected(runners: dict[str, Runner]) -> None:
@@ -148,7 +145,7 @@ def no_caches(model: Any) -> None:
     model.graph.input.extend(copies)
 
 
-@pytest.mark.parametrize("name", ["step", "step_2"])
+@pytest.mark.parametrize("name", ["step", "step_8"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -197,7 +194,7 @@ def test_a_damaged_graph_is_changed_or_not_but_never_an_error(
     lowered: Lowered, data: st.DataObject
 ) -> None:
     folder, entries = lowered
-    name = data.draw(st.sampled_from(["step", "step_2"]))
+    name = data.draw(st.sampled_from(["step", "step_8"]))
     entry = next(entry for entry in entries if entry.spec.name == name)
     model = OnnxGraph.of(folder, entry).detach()
     kinds = ("MatMul", "Concat", "Reshape", "Add", "Softmax", "Slice")
@@ -230,5 +227,5 @@ def test_the_changed_graph_states_no_length(lowered: Lowered, name: str) -> None
     changed = onnx.ModelProto.FromString(model.SerializeToString())
     values = (*changed.graph.input, *changed.graph.value_info)
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
-    new = shapes["x"][1]  # P
-    assert not [n for n, shape in shapes.items() if {N, N + new} & {*shape}]
+    assert not [name for name, shape in shapes.items() if N in shape]
+    assert shapes["mask"][2] == 0

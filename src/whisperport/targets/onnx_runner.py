@@ -193,7 +193,7 @@ def session_settings(ort: Any, threads: int | None, *, spin: bool = False) -> An
         spin: whether threads wait actively during a run. A window of tiny then takes 0.9 of the time on an
             idle machine with 2 cores; with 2 other busy processes on it, 1.2 to 1.5 times as long. False:
             they do so for SPIN_US only, where ONNX Runtime can; it then takes 0.93 to 0.95 of the time on
-            the idle machine, and 0.98 to 1.02 on the busy one.
+            the idle machine, and 0.98 to 1.02 with the other processes.
     """
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = threads or 0
