@@ -1,5 +1,7 @@
 """Texts decoded together give what each gives alone: tokens, probabilities and errors."""
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -189,6 +191,19 @@ def test_each_thread_has_a_batch_of_its_own(
     assert len(names) == 2
     alone = [decode_window(engine.decoder(), f, o) for f, o in zip(features, options, strict=True)]
     check_equal(found, alone)
+
+
+def test_the_memory_of_a_batch_is_free_when_its_decoders_are_gone(engine: Engine) -> None:
+    """Without a garbage collection, which a transcription does not cause."""
+    batch = Batch(engine)
+    decoders = [batch.decoder() for _ in range(ROWS)]
+    seen = weakref.ref(batch)
+    gc.disable()
+    try:
+        del batch, decoders
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_a_prompt_longer_than_four_tokens_is_not_decoded_by_steps(
