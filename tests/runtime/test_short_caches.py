@@ -63,7 +63,7 @@ def test_the_room_doubles_up_to_the_limit(
 
 
 @given(data=st.data())
-@settings(max_examples=core_or_all(15, 100), deadline=None)
+@settings(max_examples=core_or_all(8, 100), deadline=None)
 def test_any_prompts_and_steps_give_the_logits_of_a_full_cache(
     engine: Engine, audio: Callable[[int], np.ndarray], data: st.DataObject
 ) -> None:
@@ -101,7 +101,7 @@ def test_align_reads_all_tokens_with_a_short_cache(
 
 
 @given(data=st.data())
-@settings(max_examples=core_or_all(15, 100), deadline=None)
+@settings(max_examples=core_or_all(8, 100), deadline=None)
 def test_the_rows_of_a_batch_grow_and_shrink_together(
     engine: Engine, audio: Callable[[int], np.ndarray], data: st.DataObject
 ) -> None:

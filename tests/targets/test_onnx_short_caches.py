@@ -189,7 +189,7 @@ def test_a_graph_with_an_inner_graph_is_not_changed(lowered: Lowered, tmp_path: 
 
 
 @given(data=st.data())
-@settings(max_examples=core_or_all(60, 1000), deadline=None)
+@settings(max_examples=core_or_all(40, 1000), deadline=None)
 def test_a_damaged_graph_is_changed_or_not_but_never_an_error(
     lowered: Lowered, data: st.DataObject
 ) -> None:
