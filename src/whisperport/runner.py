@@ -69,8 +69,7 @@ class Runner(ABC):
             BundleError: the program returned an output with a shape or dtype other than `spec` states.
             ForkError: the current process is a fork of the process that loaded the program.
         """
-        self.check_process()
-        feed = [self.checked(index, inputs.get(t[0])) for index, t in enumerate(self._inputs)]
+        feed = self._feed(inputs)
         with self.run_lock:
             outputs = self._run(feed)
         return self.named(outputs)
@@ -88,8 +87,7 @@ class Runner(ABC):
             ValueError: an input or an output is missing, or has the wrong shape, dtype or memory order.
             BundleError, ForkError: as for `run`.
         """
-        self.check_process()
-        feed = [self.checked(index, inputs.get(t[0])) for index, t in enumerate(self._inputs)]
+        feed = self._feed(inputs)
         given = [outputs[name] for name in self._output_names if name in outputs]
         forms = [(array.shape, array.dtype) for array in given]
         if forms != self._output_forms or not all(array.flags.c_contiguous for array in given):
@@ -104,6 +102,11 @@ class Runner(ABC):
     @abstractmethod
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         """Run on inputs in the order of `spec.inputs`; return outputs in the order of `spec.outputs`."""
+
+    def _feed(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """Check the process and the inputs, and return these in the order of `spec.inputs`."""
+        self.check_process()
+        return [self.checked(index, inputs.get(t[0])) for index, t in enumerate(self._inputs)]
 
     def _run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Run as `_run` does, and write the outputs to arrays."""

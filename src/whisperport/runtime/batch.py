@@ -36,7 +36,7 @@ class Batch:
         size: B.
         expected: number of decodings that use its rows, or will as soon as rows are free.
         arrays: `self_k_i`, `self_v_i`, `cross_k_i`, `cross_v_i` with the B·H heads of all rows in their
-            first axis, and `mask` (B, 1, N + 1). `resize` replaces those of tokens.
+            first axis, and `mask` (B, 1, N + 1). `reserve` replaces those of tokens.
         binding: of the program to the keys and values. It is notified of every change.
     """
 
