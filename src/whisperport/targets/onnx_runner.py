@@ -83,7 +83,7 @@ class OnnxRunner(Runner):
         self._made: Any = None if isinstance(weights, OwnWeights) else load(weights)
         if weights is not None and weights.allows_short_caches(graph):
             self.cache_axes = cache_axes(tensor.name for tensor in spec.inputs)
-        self._in_place = self.writes_in_place = provider == CPU
+        self.writes_in_place = provider == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
         self._output_names = [tensor.name for tensor in spec.outputs]
 
@@ -102,7 +102,7 @@ class OnnxRunner(Runner):
         Other providers copy an array when it is bound and would miss later changes of a cache, so they
         get the default binding.
         """
-        return _OnnxBinding(self, self._session) if self._in_place else Binding(self)
+        return _OnnxBinding(self, self._session) if self.writes_in_place else Binding(self)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         feed = dict(zip(self._input_names, inputs, strict=True))
@@ -110,7 +110,7 @@ class OnnxRunner(Runner):
         return outputs
 
     def _run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        if not self._in_place:
+        if not self.writes_in_place:
             super()._run_into(inputs, outputs)
             return
         wrapped = self._session.io_binding()

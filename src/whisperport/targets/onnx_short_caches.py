@@ -43,6 +43,11 @@ def free_cache_length(model: Any) -> bool:
     _free_inputs(model)
     for attention in attentions:
         attention.free(model, graph)
+    inner = frozenset[str]().union(*(attention.inner for attention in attentions))
+    stated = model.graph.value_info
+    for index in reversed(range(len(stated))):
+        if stated[index].name in inner:
+            del stated[index]
     return True
 
 
@@ -62,10 +67,6 @@ class _Attention:
         for node in self.reshapes:
             sizes = [*graph.shapes[node.output[0]][:-1], -1]
             node.input[1] = _constant(model, f"{node.output[0]}/free_shape", sizes)
-        kept = [value for value in model.graph.value_info if value.name not in self.inner]
-        copies = [type(one).FromString(one.SerializeToString()) for one in kept]
-        del model.graph.value_info[:]
-        model.graph.value_info.extend(copies)
 
 
 @dataclass(frozen=True, slots=True)
