@@ -161,7 +161,17 @@ def test_one_run_of_the_program_decodes_a_token_of_every_row(
     features = [audio(seed) for seed in range(ROWS)]
     options = replace(GREEDY, without_timestamps=True, max_tokens=6, suppress_tokens=(-1, 49))
 
-    found = decoded_together(engine, features, [options] * ROWS)
+    executor, all_submitted = BatchExecutor(engine, ROWS), Event()
+
+    def waiting(decoder: Decoder) -> Steps[None]:
+        all_submitted.wait(60)
+        yield from ()
+
+    executor.submit(waiting)
+    futures = [executor.submit(lambda d, f=f: decoding(d, f, options)) for f in features]  # type: ignore[misc]
+    all_submitted.set()
+    found = [future.result(60) for future in futures]
+    executor.shutdown()
 
     assert [len(one.tokens) for one in found] == [6] * ROWS
     # The prompt has 4 tokens, and the first token follows from it.

@@ -104,10 +104,10 @@ class BatchExecutor:
         """Begin decodings while there is room. If there are none at all, serving ends."""
         while worker.idle:
             with self._lock:
+                worker.batch.expected = len(worker.running) + len(self._waiting)
                 if not self._waiting:
                     worker.is_serving = bool(worker.running)
                     return
-                worker.batch.expected = len(worker.running) + len(self._waiting)
                 future, start = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
