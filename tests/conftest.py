@@ -284,8 +284,10 @@ def eager_runners() -> Make:
 
     from whisperport.model.batch_decoder import BatchDecode
     from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
-    from whisperport.runner import Runner
+    from whisperport.runner import Binding, Runner
     from whisperport.spec import ProgramSpec, TensorSpec
+
+    from .overwriting import OverwritingBinding
 
     class EagerRunner(Runner):
         def __init__(self, module: Any, spec: ProgramSpec, n_single: int, n_layers: int) -> None:
@@ -301,6 +303,9 @@ def eager_runners() -> Make:
                 outputs = self._module(*single, *lists)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             return [output.numpy().copy() for output in outputs]
+
+        def binding(self) -> Binding:
+            return OverwritingBinding(self)
 
     def make(
         model: Any,

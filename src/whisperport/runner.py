@@ -188,6 +188,8 @@ class Binding:
         self._unbound = dict(enumerate(names))  # index -> name, of inputs that have no array bound
         self._index = {name: index for index, name in enumerate(names)}
         self._feed: list[Any] = [None] * len(names)  # one array per input, in signature order
+        self._outputs: Sequence[Array] | None = None  # of the last run
+        self._named: dict[str, Array] = {}
 
     @final
     def bind(self, name: str, array: Array) -> None:
@@ -225,7 +227,7 @@ class Binding:
                 Other names are ignored.
 
         Returns:
-            Output name -> array. Later runs do not overwrite these arrays.
+            Output name -> array. The next run of this binding may overwrite these arrays.
 
         Raises:
             ValueError, BundleError, ForkError: as for `Runner.run`.
@@ -233,14 +235,21 @@ class Binding:
         runner = self.runner
         runner.check_process()
         for index, name in self._unbound.items():
-            self._feed[index] = runner.checked(index, inputs.get(name))
+            array = inputs.get(name)
+            if array is None or array is not self._feed[index]:
+                self._feed[index] = runner.checked(index, array)
         with runner.run_lock:
             outputs = self._run(self._feed)
-        return runner.named(outputs)
+        if outputs is not self._outputs:
+            self._outputs, self._named = outputs, runner.named(outputs)
+        return self._named.copy()
 
     def _bind(self, name: str, array: Array) -> None:
         """Make a bound array available to the program, for example copy it to the device."""
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Run as `Runner._run` does; `inputs` holds every input, including the bound arrays."""
+        """Run as `Runner._run` does; `inputs` holds every input, including the bound arrays.
+
+        A target that writes to the same arrays in every run returns the same list of them.
+        """
         return self.runner._run(inputs)

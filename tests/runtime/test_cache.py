@@ -159,6 +159,18 @@ def test_a_copy_goes_its_own_way(micro_decoder: Callable[..., Decoder], audio: A
     np.testing.assert_array_equal(ahead, own)
 
 
+def test_logits_of_a_prompt_stay_as_they_are(micro_decoder: Any, audio: Any) -> None:
+    """Even if the program writes those of the next prompt to the same array."""
+    decoder, again = micro_decoder(), micro_decoder()
+    for each in (decoder, again):
+        each.start_window(audio(0))
+    found = decoder.prefill([1, 2, 3], second_index=1)
+
+    decoder.prefill([4, 5, 6])
+
+    np.testing.assert_array_equal(found, again.prefill([1, 2, 3], second_index=1))
+
+
 FORMS = [
     CacheForm(),
     CacheForm(self_k=KvLayout(1, "float16"), self_v=KvLayout(2, "float16"), mask="float16"),

@@ -51,12 +51,16 @@ def test_the_top_of_what_is_no_number_are_still_so_many() -> None:
     assert len(set(top(row, 6).tolist())) == 6
 
 
-def test_log_sum_exp_is_that_of_float64() -> None:
-    row = logits()
+@pytest.mark.parametrize("offset", [0, 59, -61, 200, -200])
+def test_log_sum_exp_is_that_of_float64(offset: int) -> None:
+    """Also if the exponentials themselves are beyond the range of float32."""
+    row = logits() + np.float32(offset)
+    row[:100] = -np.inf
 
-    expected = np.log(np.exp(row.astype(np.float64)).sum())
+    expected = np.logaddexp.reduce(row.astype(np.float64))
 
-    assert float(log_sum_exp(row)) == pytest.approx(expected, abs=1e-5)  # float32's rounding
+    rounding = float(np.spacing(np.float32(abs(offset))))
+    assert float(log_sum_exp(row)) == pytest.approx(expected, abs=1e-5 + rounding)
 
 
 def test_tokens_are_sampled_as_often_as_they_are_probable() -> None:

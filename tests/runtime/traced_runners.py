@@ -11,6 +11,7 @@ from whisperport.runner import Array, Binding, Part, Runner
 from whisperport.runtime import Engine
 
 from ..micro import DIMS, GENERATION
+from ..overwriting import OverwritingBinding
 
 
 class TorchRunner(Runner):
@@ -43,7 +44,7 @@ class TorchRunner(Runner):
         return self.bindings[-1]
 
 
-class RecordingBinding(Binding):
+class RecordingBinding(OverwritingBinding):
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
         self.bound: dict[str, Array] = {}

@@ -99,7 +99,8 @@ class Batch:
                 decoded singly, and so are rows if they are few.
 
         Returns:
-            For each step, the logits after it; or the error, if they contain a NaN or an infinity.
+            For each step, the logits after it; or the error, if they contain a NaN or an infinity. The
+            next call may overwrite them.
 
         Raises:
             ValueError: a cache is full.
@@ -113,7 +114,7 @@ class Batch:
                 found[index] = _single(decoder, step)
             else:
                 step.cache.reserve(step.cache.length + 1)
-                self._x[rows[index][0].index] = decoder.embedded([step.token], step.cache)[0]
+                decoder.embed(step.token, step.cache, self._x[rows[index][0].index, 0])
         if rows:
             found |= zip(rows, self._run(list(rows.values())), strict=True)
         return [found[index] for index in range(len(steps))]

@@ -111,7 +111,7 @@ def _prompted(decoder: Decoder, prompt: list[int], start: int) -> Steps[tuple[Fl
     for index, token in enumerate(prompt):
         (scored,) = yield [Step(token, decoder.cache, scored=index in wanted)]
         assert not isinstance(scored, CoarseLogits)
-        found.append(scored)
+        found.append(scored.copy())  # the next step may overwrite them
     return found[-1], found[start]
 
 

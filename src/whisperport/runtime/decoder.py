@@ -41,6 +41,7 @@ class Decoder:
             engine.dims, engine.cache_form, engine.mask_of(engine.step), grows=engine.short_caches
         )
         self._cross_kv: dict[str, Array] = {}  # of the window's audio
+        self._x = np.zeros((1, 1, engine.dims.n_text_state), np.float32)  # input of `step`
 
     def start_window(self, features: Floats) -> None:
         """Begin a window: compute its cross-attention K/V, and remove all tokens.
@@ -94,15 +95,14 @@ class Decoder:
             wanted = second_index - done if 0 <= second_index - done < count else 0
             piece = tokens[done : done + count]
             if len(piece) == 1:  # a step costs half of the smallest prefill
-                last = self.step(piece[0], cache)
-                picked = last.copy()
+                last = picked = self.step(piece[0], cache)
             else:
                 last, picked = self._prefill_piece(runner, rows, piece, wanted, cache)
             if 0 <= second_index - done < count:
-                second = picked
+                second = picked.copy()
             done += count
         assert second is not None
-        return last, second
+        return last.copy(), second
 
     def step(self, token: int, cache: Cache | None = None) -> Floats:
         """Decode one token after those in a cache, and append it to them.
@@ -119,10 +119,12 @@ class Decoder:
             NumericalError: the program returned a NaN or an infinity.
         """
         logits: Floats = self.engine.logits_from(self._step(token, cache or self.cache))[0]
-        return logits
+        return logits.copy()
 
     def score(self, step: Step) -> Scored:
         """Decode one token after those in a cache, append it to them, and return the logits after it.
+
+        The next token in the same cache may overwrite them.
 
         Raises:
             ValueError, NumericalError: as for `step`.
@@ -173,14 +175,15 @@ class Decoder:
             inputs: dict[str, Array] = {"x": x, "mask": self.cache.mask(size, masked)}
             outputs = self._run(runner, inputs, self.cache, ("scores", "rows"))
             self.cache.store(outputs, len(piece))
-            scores.append(outputs["scores"][:, : len(piece)])
-            rows.append(outputs["rows"][0, : len(piece)])
+            scores.append(outputs["scores"][:, : len(piece)].copy())
+            rows.append(outputs["rows"][0, : len(piece)].copy())
         return np.concatenate(scores, axis=1), np.concatenate(rows)
 
     def _step(self, token: int, cache: Cache) -> dict[str, Array]:
         """Run `step` on one token, and append it to those in a cache."""
         cache.reserve(cache.length + 1)
-        inputs: dict[str, Array] = {"x": self.embedded([token], cache), "mask": cache.step_mask}
+        self.embed(token, cache, self._x[0, 0])
+        inputs: dict[str, Array] = {"x": self._x, "mask": cache.step_mask}
         outputs = self._run(self.engine.step, inputs, cache, RESULTS)
         cache.store(outputs, 1)
         return outputs
@@ -237,17 +240,16 @@ class Decoder:
     def _padded(self, tokens: Sequence[int], rows: int, cache: Cache) -> Floats:
         """Return the tokens' inputs as `embedded` does, padded with zeros to (1, rows, d)."""
         x = np.zeros((1, rows, self.engine.dims.n_text_state), np.float32)
-        x[:, : len(tokens)] = self.embedded(tokens, cache)
+        embedded = self.engine.embed_tokens(tokens, cache.length)
+        check_embedded(embedded)
+        x[0, : len(tokens)] = embedded
         return x
 
-    def embedded(self, tokens: Sequence[int], cache: Cache) -> Floats:
-        """Return embedding plus position of the tokens that follow those in a cache, (1, P, d) float32.
-
-        The cache must have room for them.
+    def embed(self, token: int, cache: Cache, row: Floats) -> None:
+        """Write embedding plus position of the token that follows those in a cache to `row`, (d,) float32.
 
         Raises:
             NumericalError: the bundle's tables contain a NaN or an infinity.
         """
-        rows = self.engine.embed_tokens(tokens, cache.length)
-        check_embedded(rows)
-        return rows[None]
+        self.engine.embed_token(token, cache.length, row)
+        check_embedded(row)

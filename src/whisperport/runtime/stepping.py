@@ -19,7 +19,7 @@ class Step(NamedTuple):
 
 
 Scored = Floats | CoarseLogits
-"""Logits (V,), which the caller may change.
+"""Logits (V,), which the caller may change. The next step in the same cache may overwrite them.
 
 Those of a step that is not `exact` may be coarse; a step that is not `scored` has none: (0,).
 """
@@ -32,7 +32,10 @@ class Stepper(Protocol):
     """Runs steps: a decoder."""
 
     def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
-        """Decode one token after those in each cache, and return the logits after each."""
+        """Decode one token after those in each cache, and return the logits after each.
+
+        The next call may overwrite them.
+        """
         ...
 
 

@@ -54,7 +54,7 @@ def batch_checks(
             if isinstance(logits, NumericalError):
                 raise logits
             assert not isinstance(logits, CoarseLogits)  # the steps are exact
-            row.logits.append(logits)
+            row.logits.append(logits.copy())
     for index, clip in enumerate(clips):
         of_clip = list(islice(rows, index, None, len(clips)))
         actual = np.concatenate([row.logits for row in of_clip])
