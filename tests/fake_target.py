@@ -3,7 +3,8 @@
 An export takes 0.1 s instead of half a minute. The target can return wrong outputs on request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,15 @@ class FakeTarget(Target):
     runners: dict[str, Runner]  # eager ones
     wrong: dict[str, dict[str, Any]] = field(default_factory=dict)
     failure: BaseException | None = None  # raised in the middle of lowering
+    precisions: dict[str, str] = field(default_factory=dict)
 
     def check(self, program: Any) -> list[Any]:
         return []
+
+    def with_precisions(self, precisions: Mapping[str, str]) -> "FakeTarget":
+        other = copy(self)
+        other.precisions = dict(precisions)
+        return other
 
     def lower(self, programs: Sequence[Any], folder: Path, progress: Any) -> list[ProgramEntry]:
         (folder / self.spec.name).mkdir()
@@ -42,7 +49,7 @@ class FakeTarget(Target):
             entries.append(
                 ProgramEntry(
                     spec=program.spec,
-                    placement=Placement(self.spec.name),
+                    placement=Placement(self.spec.name, self.precisions.get(program.name, "fp32")),
                     method=program.name,
                     files=(file,),
                     delegation=delegation,

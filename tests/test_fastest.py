@@ -62,6 +62,13 @@ def test_without_a_target_that_has_all_programs_each_is_on_its_fastest_target() 
     assert choose(timed) == {"encoder": "a", "step": "b", "align": "b"}
 
 
+def test_an_exempt_program_is_on_its_fastest_target_and_does_not_count_for_the_others() -> None:
+    timed = table(encoder={"b": 50}, step={"a": 10, "b": 20}, align={"a": 4, "b": 3.9})
+
+    assert choose(timed, {"encoder"}) == {"encoder": "b", "step": "a", "align": "a"}
+    assert choose(timed) == {"encoder": "b", "step": "a", "align": "b"}
+
+
 def test_a_program_that_is_verified_nowhere_is_an_error_that_names_it() -> None:
     with pytest.raises(LoweringError, match="`step` is verified on no target") as nowhere:
         choose(table(encoder={"a": 1}, step={"a": -1, "b": -2}))
@@ -222,6 +229,35 @@ def test_where_no_target_has_the_precision_the_error_is_that_of_the_first(
 
     assert not (tmp_path / "out").exists()
     assert hidden(tmp_path) == []
+
+
+def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
+    micro_checkpoint: Any, rivals: Any, tmp_path: Path
+) -> None:
+    rivals[0].spec = replace(rivals[0].spec, precisions=("fp32", "fp16"))
+    options = replace(OPTIONS, precisions={"encoder": "fp16"})
+
+    found = export_fastest(micro_checkpoint, tmp_path / "out", options)
+
+    manifest, measured = found.bundle.manifest, {(one.program, one.target) for one in found.timed}
+    encoder = manifest.program("encoder")
+    assert (encoder.target, encoder.precision) == ("first", "fp16")
+    assert manifest.program("cross_kv").precision == "fp32"
+    assert ("encoder", "first") in measured
+    assert ("encoder", "second") not in measured
+    assert {("cross_kv", "first"), ("cross_kv", "second")} <= measured
+    assert not found.rejected
+
+
+def test_a_precision_that_no_target_has_is_rejected_before_any_work(
+    micro_checkpoint: Any, rivals: Any, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, precisions={"encoder": "bf16"})
+
+    with pytest.raises(UsageError, match=r"no target .* has the precision `bf16` for `encoder`"):
+        export_fastest(micro_checkpoint, tmp_path / "out", options)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_leaves_no_hidden_folder_and_no_bundle(

@@ -7,6 +7,7 @@ FORCED, AUDIO, LONG, FILES = "forced", "audio", "long", "files"  # kinds of case
 START = "start-up"
 COARSE = "+coarse"  # after a target: with `coarse_projection`
 ENCODER = "+openvino-encoder"  # after that: encoder and cross_kv on OpenVINO
+IN_BF16 = "-bf16"  # after that: these two in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,16 @@ CONTENDERS = (
         "whisperport, mixed, spin",
         "whisperport_engine",
         f"onnxruntime{COARSE}{ENCODER} spin",
+    ),
+    Contender(
+        "whisperport, bf16 encoder, spin",
+        "whisperport_engine",
+        f"onnxruntime{COARSE}{ENCODER}{IN_BF16} spin",
+    ),
+    Contender(
+        "whisperport, bf16 encoder",
+        "whisperport_engine",
+        f"onnxruntime{COARSE}{ENCODER}{IN_BF16}",
     ),
     Contender(
         "whisperport, 8-bit logits --vad",

@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
 
 from memory import random_checkpoint
-from peers.contenders import COARSE, ENCODER
+from peers.contenders import COARSE, ENCODER, IN_BF16
 
 from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
@@ -58,9 +58,10 @@ def main() -> None:
         else:
             name = target.partition("+")[0]
             placement = {COARSE_PROJECTION: name} if COARSE in target else {}
-            if ENCODER in target:
-                placement |= {"encoder": "openvino", "cross_kv": "openvino"}
-            how = replace(options(chosen.name), placement=placement)
+            of_encoder = ("encoder", "cross_kv") if ENCODER in target else ()
+            precisions = dict.fromkeys(of_encoder, "bf16") if IN_BF16 in target else {}
+            placement |= dict.fromkeys(of_encoder, "openvino")
+            how = replace(options(chosen.name), placement=placement, precisions=precisions)
             export(checkpoint, name, chosen.folder / target, how)
 
 

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,11 +104,12 @@ def export_fastest(
             complete.
         options: see `ExportOptions`. Programs in `options.placement` stay on the target that it names.
             `options.precision` applies to every target; a target without this precision is not measured.
-            Default: None, all defaults.
+            A program in `options.precisions` is measured only on the targets with its precision. Default:
+            None, all defaults.
         progress: called with the name of each stage, a few words.
 
     Raises:
-        UsageError: an option does not exist.
+        UsageError: an option does not exist, or no target has the precision of a program.
         LoweringError: no target could be exported, or a program is verified on none of them.
         CheckpointError, MissingPackageError, BundleError, VerificationError: see `export`.
     """
@@ -125,8 +126,8 @@ def export_fastest(
         )
     with _hidden_folder(out) as folder:
         bundles, rejected = _exported(checkpoint, found, folder, options, progress)
-        timed = time_programs(bundles, options.run, progress)
-    placement = choose(timed)
+        timed = time_programs(bundles, options.run, progress, options.precisions)
+    placement = choose(timed, options.precisions)
     if not placement:
         raise UsageError(
             "there is no program to place on the fastest target",
@@ -157,7 +158,10 @@ def candidates() -> tuple[Target, ...]:
 
 
 def time_programs(
-    bundles: Mapping[str, Bundle], run: RunOptions, progress: Progress
+    bundles: Mapping[str, Bundle],
+    run: RunOptions,
+    progress: Progress,
+    precisions: Mapping[str, str] | None = None,
 ) -> tuple[Timed, ...]:
     """Measure every program of bundles that were exported from one checkpoint.
 
@@ -165,8 +169,13 @@ def time_programs(
 
     Args:
         bundles: name of the target -> its bundle. Programs on other targets are not measured.
+        run: options for running.
+        progress: called with the name of each program.
+        precisions: program -> precision; a program in another one is not measured. Default: None, all
+            programs are measured.
     """
-    loaded = {name: _runners_on(name, bundle, run) for name, bundle in bundles.items()}
+    wanted = precisions or {}
+    loaded = {name: _runners_on(name, bundle, run, wanted) for name, bundle in bundles.items()}
     found = []
     for program in dict.fromkeys(name for runners in loaded.values() for name in runners):
         progress(f"timing {program}")
@@ -183,11 +192,15 @@ def time_programs(
     return tuple(found)
 
 
-def choose(timed: Sequence[Timed]) -> dict[str, str]:
+def choose(timed: Sequence[Timed], exempt: Collection[str] = ()) -> dict[str, str]:
     """Choose a target for every program: the fastest single target, or another that is clearly faster.
 
     The fastest single target has the smallest sum of times of a window, see `RUNS_PER_WINDOW`. It counts
     only if all of its programs are verified; if there is none, each program is on its fastest target.
+
+    Args:
+        timed: every program on every target that was measured.
+        exempt: programs that are always on their fastest target, and do not count for the others.
 
     Returns:
         Program -> name of its target.
@@ -210,11 +223,11 @@ def choose(timed: Sequence[Timed]) -> dict[str, str]:
                 why=f"its outputs differ from the reference on {names}",
                 hint="`whisperport export --target NAME --allow-unverified` writes a bundle to examine",
             )
-    single = _fastest_single(ms)
+    single = _fastest_single({program: on for program, on in ms.items() if program not in exempt})
     chosen = {}
     for program, on in ms.items():
         best = min(on, key=on.__getitem__)
-        stays = single in on and on[best] > LEAVES_BELOW * on[single]
+        stays = single in on and program not in exempt and on[best] > LEAVES_BELOW * on[single]
         chosen[program] = single if stays else best
     if COARSE_PROJECTION not in chosen:  # then it is a part of the programs that decode
         chosen.pop(VOCAB_PROJECTION, None)
@@ -263,6 +276,11 @@ def _exported(
             options,
             options=_options_of(name, options),
             placement={**placed, **options.placement},
+            precisions={
+                program: precision
+                for program, precision in options.precisions.items()
+                if program in options.placement or precision in target.spec.precisions
+            },
             allow_unverified=True,
         )
         report = partial(_named, progress, name)
@@ -288,7 +306,8 @@ def _projects_apart(
     return (
         any(COARSE_PROJECTION in target.spec.further_programs for target in found)
         and not options.placement.keys() - OTHERS
-        and not (options.precision or options.precisions)
+        and not options.precision
+        and not options.precisions.keys() - OTHERS
         and checkpoint.dims.n_text_state % SMALLEST_BLOCK == 0
     )
 
@@ -298,10 +317,18 @@ def _named(progress: Progress, target: str, stage: str) -> None:
 
 
 def _check_options(options: ExportOptions, found: Sequence[Target]) -> None:
-    """Raise UsageError if a lowering option belongs to no target that may be used."""
+    """Raise UsageError if no target that may be used has a lowering option or a precision."""
     used = {*options.placement.values(), *(target.spec.name for target in found)}
     known = {t.spec.name: t.lower_options for t in targets.TARGETS if t.spec.name in used}
     by_target(options.options, known)
+    every = {precision: None for target in found for precision in target.spec.precisions}
+    for program, precision in options.precisions.items():
+        if program not in options.placement and precision not in every:
+            raise UsageError(
+                f"no target that runs on this machine has the precision `{precision}` for `{program}`",
+                why=f"installed targets have {', '.join(every) or 'none'}",
+                hint="`whisperport targets` lists the precisions of all targets",
+            )
 
 
 def _options_of(target: str, options: ExportOptions) -> dict[str, str]:
@@ -323,9 +350,16 @@ def _with_placement(options: ExportOptions, placement: Mapping[str, str]) -> Exp
     )
 
 
-def _runners_on(target: str, bundle: Bundle, run: RunOptions) -> dict[str, Runner]:
-    """Load the programs of a bundle that are placed on a target."""
-    entries = [entry for entry in bundle.manifest.programs if entry.target == target]
+def _runners_on(
+    target: str, bundle: Bundle, run: RunOptions, precisions: Mapping[str, str]
+) -> dict[str, Runner]:
+    """Load the programs of a bundle that are placed on a target, in the precision asked for."""
+    entries = [
+        entry
+        for entry in bundle.manifest.programs
+        if entry.target == target
+        and entry.precision == precisions.get(entry.spec.name, entry.precision)
+    ]
     return get_target(target).load(bundle.folder, entries, run)
 
 

@@ -5,6 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.openvino import target as openvino_target
 from whisperport.targets.openvino.runtime import Device, OpenVinoRunner, start
 from whisperport.targets.openvino.target import DeviceOptions
 from whisperport.verification.clips import Clip
@@ -35,6 +37,7 @@ X = np.random.default_rng(0).standard_normal((1, 128)).astype(np.float32)
 
 INTERRUPTED = """
 import os, signal, sys
+from whisperport.targets.openvino import target as openvino_target
 from whisperport.targets.openvino.runtime import Device, start
 
 first, second = start(Device()), start(Device())
@@ -126,6 +129,43 @@ def test_w8_stores_a_byte_per_weight_and_a_scale_per_output_channel(lowered, exp
     assert entry.precision == "w8"
 
 
+def test_bf16_stores_float16_and_stays_within_the_tolerance(lowered, expected) -> None:
+    full, half = lowered["fp32"][0] / lowered["fp32"][1].files[1], lowered["bf16"][0]
+    entry = lowered["bf16"][1]
+
+    found = run(half, entry)
+
+    assert 0.45 < (half / entry.files[1]).stat().st_size / full.stat().st_size < 0.55
+    assert compare("y", found, expected, GATES["bf16"])
+    assert entry.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "precision", "asked_for"),
+    [
+        (["FP32", "BF16"], "bf16", "bf16"),
+        (["FP32", "BF16"], "fp16", "f32"),
+        (["FP32", "BF16"], "fp32", "f32"),
+        (["FP32", "FP16"], "bf16", "f32"),  # without its instructions, bfloat16 is only less exact
+    ],
+)
+def test_bfloat16_is_asked_for_where_the_program_is_in_it_and_the_device_has_it(
+    lowered, monkeypatch: pytest.MonkeyPatch, capabilities, precision: str, asked_for: str
+) -> None:
+    def of_device(device: str, name: str) -> list[str]:
+        assert (device, name) == ("CPU", "OPTIMIZATION_CAPABILITIES")
+        return capabilities
+
+    folder, entry = lowered[precision]
+    core = SimpleNamespace(read_model=start(Device()).read_model, get_property=of_device)
+    monkeypatch.setattr(openvino_target, "start", lambda _: core)
+    core.compile_model = lambda _model, _device, properties: properties
+
+    runner = OPENVINO.load(folder, [entry], ONE_THREAD)["products"]
+
+    assert runner._compiled["INFERENCE_PRECISION_HINT"] == asked_for
+
+
 def test_equal_weights_of_several_programs_are_stored_once(
     products: Program, lowered, tmp_path: Path
 ) -> None:
@@ -168,7 +208,8 @@ def counted(lowered) -> tuple[Counting, Runner]:
     folder, entry = lowered["fp32"]
     device = Device(threads=1, streams=2)
     core = Counting(start(device))
-    return core, OpenVinoRunner(core, entry.spec, *(folder / f for f in entry.files), device)
+    files = (folder / file for file in entry.files)
+    return core, OpenVinoRunner(core, entry.spec, *files, device, device.properties())
 
 
 def test_a_program_is_compiled_once_at_its_first_run(counted) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.shared_bytes import SharedBytes
 
 ALIGNMENT = 64  # bytes; a line of the cache of an x86 CPU
+IN_FLOAT16 = {"fp16", "bf16"}  # precisions whose weights are stored in float16
 NOT_COMPUTED = {"Constant", "Parameter", "Result"}
 
 
@@ -30,7 +31,8 @@ def lower_to_openvino(
     """Write each program to `PROGRAM.xml` beside the file of weights.
 
     Args:
-        precisions: of each program: "fp32", "fp16" or "w8".
+        precisions: of each program: "fp32", "fp16", "w8" or "bf16". In bf16, weights are stored in float16:
+            OpenVINO converts them when it compiles the program.
         weights: the file to write; its folder is made if needed.
 
     Returns:
@@ -63,7 +65,7 @@ def lower_to_openvino(
                 model = shared_core().read_model(onnx)
                 if precision == "w8":
                     store_in_int8(model)
-                openvino.save_model(model, own, compress_to_fp16=precision == "fp16")
+                openvino.save_model(model, own, compress_to_fp16=precision in IN_FLOAT16)
             except RuntimeError as error:
                 raise LoweringError(
                     f"OpenVINO could not convert `{program.name}`",

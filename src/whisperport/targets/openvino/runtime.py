@@ -1,7 +1,7 @@
 """Run OpenVINO models on one of OpenVINO's devices."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,16 +42,20 @@ class Device:
     threads: int | None = None
     streams: int = 1
 
-    def properties(self) -> dict[str, Any]:
+    def properties(self, *, bf16: bool = False) -> dict[str, Any]:
         """Return OpenVINO's properties for compiling a program.
+
+        Args:
+            bf16: whether the device computes in bfloat16; False: in float32.
 
         Source: OpenVINO's pages "CPU Device", "GPU Device" and "NPU Device".
         """
-        # Without the hint, OpenVINO computes in bfloat16 or float16 where the device is faster in it. The
-        # NPU has no float32.
+        # Without the hint, OpenVINO computes in bfloat16 or float16 where the device is faster in it, and
+        # the results differ between machines. The NPU has no float32.
         found: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
         if self.name != NPU:
-            found |= {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": str(self.streams)}
+            precision = "bf16" if bf16 else "f32"
+            found |= {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": str(self.streams)}
         if self.name == CPU:
             # A pinned thread waits while another process uses its core.
             found |= {"ENABLE_CPU_PINNING": False, "ENABLE_HYPER_THREADING": False}
@@ -68,7 +72,13 @@ class OpenVinoRunner(Runner):
     """
 
     def __init__(
-        self, core: Any, spec: ProgramSpec, model: Path, weights: Path, device: Device
+        self,
+        core: Any,
+        spec: ProgramSpec,
+        model: Path,
+        weights: Path,
+        device: Device,
+        properties: Mapping[str, Any],
     ) -> None:
         """Read the program.
 
@@ -78,12 +88,14 @@ class OpenVinoRunner(Runner):
             model: the .xml file.
             weights: the .bin file.
             device: where the program runs.
+            properties: of OpenVINO, for compiling the program.
 
         Raises:
             BundleError: OpenVINO cannot read the files, or their signature differs from `spec`.
         """
         super().__init__(spec, nullcontext())  # a compiled program may run in several threads
         self._core, self._device, self._name = core, device, model.name
+        self._properties = dict(properties)
         try:
             self._model = core.read_model(model, weights)
         except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
@@ -124,9 +136,7 @@ class OpenVinoRunner(Runner):
     @cached_property
     def _compiled(self) -> Any:
         try:
-            return self._core.compile_model(
-                self._model, self._device.name, self._device.properties()
-            )
+            return self._core.compile_model(self._model, self._device.name, self._properties)
         except RuntimeError as error:
             if self._device.name == CPU:
                 raise _unreadable(self._name, error) from error
@@ -159,6 +169,11 @@ def as_tensor(array: Array) -> Any:
     from openvino import Tensor
 
     return Tensor(array, shared_memory=array.flags.writeable)
+
+
+def has_bf16(core: Any, device: Device) -> bool:
+    """Return whether a device of an `openvino.Core` has instructions for bfloat16."""
+    return "BF16" in core.get_property(device.name, "OPTIMIZATION_CAPABILITIES")
 
 
 def start(device: Device) -> Any:

@@ -15,7 +15,7 @@ from whisperport.runner import Runner
 from whisperport.spec import Package, TargetSpec
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.openvino.profiler import OpenVinoProfiler
-from whisperport.targets.openvino.runtime import CPU, Device, OpenVinoRunner, start
+from whisperport.targets.openvino.runtime import CPU, Device, OpenVinoRunner, has_bf16, start
 from whisperport.targets.options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
@@ -71,7 +71,7 @@ class OpenVino(Target):
         summary="OpenVINO on x86 and Arm CPUs, and on Intel's GPUs and NPUs",
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch"}),
-        precisions=("fp32", "fp16", "w8"),
+        precisions=("fp32", "fp16", "w8", "bf16"),
         trial_options={"device": CPU},
         runtime="openvino",
         lowered_suffix=".xml",
@@ -93,7 +93,8 @@ class OpenVino(Target):
             "dtypes": "openvino 2026.4 ov::element::Type, of those that the ONNX conversion writes",
             "max_rank": "openvino src/plugins/intel_cpu: MAX_ELTWISE_DIM_RANK is 12; 8 is "
             "the limit of other compilers",
-            "precisions": "stored weights; the CPU computes in float32, by INFERENCE_PRECISION_HINT",
+            "precisions": "stored weights, except bf16; the CPU computes in float32 or, in bf16, in "
+            "bfloat16, by INFERENCE_PRECISION_HINT",
         },
     )
 
@@ -123,10 +124,14 @@ class OpenVino(Target):
         chosen = cast(DeviceOptions, options.of(self))
         device = Device(name=chosen.device, threads=options.threads, streams=chosen.streams)
         core = start(device)
-        return {
-            entry.spec.name: OpenVinoRunner(core, entry.spec, *_files(folder, entry), device)
-            for entry in entries
-        }
+        found: dict[str, Runner] = {}
+        for entry in entries:
+            properties = device.properties(
+                bf16=entry.precision == "bf16" and has_bf16(core, device)
+            )
+            files = _files(folder, entry)
+            found[entry.spec.name] = OpenVinoRunner(core, entry.spec, *files, device, properties)
+        return found
 
     def _lower(
         self,
