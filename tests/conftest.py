@@ -219,7 +219,7 @@ def exported(
     `exported("xnnpack", "one layer", ...)`: a bundle of `one_layer_checkpoint`; "default" is the embedded
     model. Further arguments are those of `ExportOptions`. Each bundle is made once per test run, and shared
     by all workers: do not write to it. `exported.checkpoint("xnnpack")` is the checkpoint of
-    `exported("xnnpack")`: of one layer in `make test`, because ExecuTorch takes the longest for a layer.
+    `exported("xnnpack")`: for this target and `litert`, which take longest, of one layer in `make test`.
     """
     from whisperport.checkpoint import load_checkpoint
 
@@ -234,7 +234,7 @@ def exported(
             "default": lambda: load_checkpoint("default"),
         },
         {"tiny": {"clips": noise_clips()}, "one layer": {"clips": noise_clips()}},
-        core_or_all({"xnnpack": "one layer"}, {}),
+        core_or_all({"xnnpack": "one layer", "litert": "one layer"}, {}),
     )
     yield exports
     assert exports.changed() == [], "tests wrote to bundles that other tests use"
@@ -400,14 +400,29 @@ def fake_targets(
 
 
 @pytest.fixture(scope="session")
-def micro_programs(micro_checkpoint: Any, micro: Any) -> tuple[Any, ...]:
-    """The micro checkpoint's programs, traced once."""
+def micro_programs(micro_checkpoint: Any, micro: Any) -> Iterator[tuple[Any, ...]]:
+    """The micro checkpoint's programs, traced once, and converted to ONNX by torch once."""
+    import onnx_ir as ir
+
     from whisperport.exporting import with_alignment_heads
+    from whisperport.programs import onnx
     from whisperport.programs.variants import whisper_programs
     from whisperport.programs.whisper import Parts
 
     generation = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims)
-    return tuple(whisper_programs(Parts(micro, generation.alignment_heads)))
+    programs = tuple(whisper_programs(Parts(micro, generation.alignment_heads)))
+    convert, converted = onnx._convert, dict[int, Any]()
+
+    def convert_once(program: Any) -> Any:
+        if not any(program is one for one in programs):
+            return convert(program)
+        if id(program) not in converted:
+            converted[id(program)] = ir.to_proto(convert(program))
+        return ir.from_proto(converted[id(program)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx, "_convert", convert_once)
+        yield programs
 
 
 @pytest.fixture(scope="session")
