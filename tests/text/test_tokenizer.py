@@ -196,6 +196,18 @@ def test_merges_may_be_pairs() -> None:
     assert tokenizer.encode("ab") == [2]
 
 
+@pytest.mark.parametrize("merges", [["a b c"], [["a"]], [3], ["a x"]])
+def test_merges_that_are_not_checked_yet_are_rejected_when_a_text_is_encoded(merges: Any) -> None:
+    text = json.dumps(model_with(merges=merges))
+
+    tokenizer = Tokenizer.from_json(text, small_generation(), check_merges=False)
+
+    assert tokenizer.decode([2, 3, 0]) == "ab a"
+    for _ in range(2):
+        with pytest.raises(TokenizerError, match=r"merges|not a Whisper tokenizer"):
+            tokenizer.encode("ab")
+
+
 def model_with(**changes: Any) -> dict[str, Any]:
     return small(model={**small()["model"], **changes})
 

@@ -40,7 +40,8 @@ class Tokenizer:
 
     Args:
         vocabulary: id by token, written as in `byte_level`.
-        merges: pairs of tokens, in the order in which they are merged.
+        merges: pairs of tokens, in the order in which they are merged: ["a", "b"] or "a b". They are
+            checked when a text is first encoded.
         added: id by content of each added token. A token written `<|...|>` is special.
         generation: special token ids; must agree with `added`.
 
@@ -51,7 +52,7 @@ class Tokenizer:
     def __init__(
         self,
         vocabulary: dict[str, int],
-        merges: Sequence[tuple[str, str]],
+        merges: Sequence[Any],
         added: dict[str, int],
         generation: Generation,
     ) -> None:
@@ -63,12 +64,20 @@ class Tokenizer:
         self._added = {i: token for token, i in added.items()}
         self._tokens = {i: token for token, i in vocabulary.items()}
         _check_byte_level(vocabulary)
-        if (unknown := first_unknown_merge(vocabulary, merges)) is not None:
+
+    def _checked_merges(self, name: str) -> list[tuple[str, str]]:
+        """Return the merges as pairs, after a check that they fit the vocabulary."""
+        try:
+            merges = _pairs(self._merges)
+        except ValueError as error:
+            raise _foreign(name, error) from error
+        if (unknown := first_unknown_merge(self._vocabulary, merges)) is not None:
             raise TokenizerError(
                 "the vocabulary does not fit its merges",
                 why=f"{str(unknown)[:80]} are merged, but one of the three tokens is not in the vocabulary",
                 hint="use the tokenizer.json and generation_config.json of one checkpoint",
             )
+        return merges
 
     @cached_property
     def _encoder(self) -> "tokenizers.Tokenizer":
@@ -77,8 +86,9 @@ class Tokenizer:
         from tokenizers.models import BPE
         from tokenizers.pre_tokenizers import ByteLevel
 
+        merges = self._checked_merges("the tokenizer")
         try:
-            model = BPE(vocab=self._vocabulary, merges=list(self._merges))
+            model = BPE(vocab=self._vocabulary, merges=merges)
         except Exception as error:  # `tokenizers` raises a plain Exception
             raise TokenizerError(
                 "the vocabulary does not fit its merges", why=str(error)
@@ -109,19 +119,31 @@ class Tokenizer:
 
     @classmethod
     def from_json(
-        cls, text: str | bytes, generation: Generation, *, name: str = "the tokenizer"
+        cls,
+        text: str | bytes,
+        generation: Generation,
+        *,
+        name: str = "the tokenizer",
+        check_merges: bool = True,
     ) -> "Tokenizer":
-        """Read the text of a `tokenizer.json`; see `from_file`. Errors refer to it by `name`."""
+        """Read the text of a `tokenizer.json`; see `from_file`.
+
+        Args:
+            text: of the file.
+            generation: special token ids.
+            name: of the file, for errors.
+            check_merges: False checks the merges when a text is first encoded. Most transcriptions encode
+                none, and this check takes a third of the time.
+        """
         try:
             data = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
             vocabulary, merges, added = _parts(data)
         except (ValueError, RecursionError) as error:
-            raise TokenizerError(
-                f"{name} is not a Whisper tokenizer",
-                why=str(error) or type(error).__name__,
-                hint="use the `tokenizer.json` of the checkpoint",
-            ) from error
-        return cls(vocabulary, merges, added, generation)
+            raise _foreign(name, error) from error
+        tokenizer = cls(vocabulary, merges, added, generation)
+        if check_merges:
+            tokenizer._checked_merges(name)
+        return tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens. A lone surrogate becomes U+FFFD."""
@@ -223,8 +245,17 @@ class Tokenizer:
         )
 
 
-def _parts(data: Any) -> tuple[dict[str, int], list[tuple[str, str]], dict[str, int]]:
-    """Return vocabulary, merges and added tokens of a `tokenizer.json`.
+def _foreign(name: str, error: Exception) -> TokenizerError:
+    """Return the error of a file that is no tokenizer of Whisper."""
+    return TokenizerError(
+        f"{name} is not a Whisper tokenizer",
+        why=str(error) or type(error).__name__,
+        hint="use the `tokenizer.json` of the checkpoint",
+    )
+
+
+def _parts(data: Any) -> tuple[dict[str, int], list[Any], dict[str, int]]:
+    """Return vocabulary, merges (see `_pairs`) and added tokens of a `tokenizer.json`.
 
     Raises:
         ValueError: the data has another form; the message says which part.
@@ -250,7 +281,7 @@ def _parts(data: Any) -> tuple[dict[str, int], list[tuple[str, str]], dict[str, 
     _check_ids(vocabulary)
     if len(set(vocabulary.values())) < len(vocabulary) or len(set(added.values())) < len(added):
         raise ValueError("two tokens have the same id")
-    return vocabulary, _pairs(merges), added
+    return vocabulary, merges, added
 
 
 def _check_ids(vocabulary: Mapping[str, Any]) -> None:

@@ -71,7 +71,9 @@ class Transcriber:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
         self.bundle = opened
         self.engine: Engine = load_engine(opened, run, wrap_runner, encoder=encoder)
-        self.tokenizer = Tokenizer.from_json(opened.tokenizer_json(), self.engine.generation)
+        self.tokenizer = Tokenizer.from_json(
+            opened.tokenizer_json(), self.engine.generation, check_merges=False
+        )
 
     def transcribe(
         self,
