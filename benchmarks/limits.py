@@ -6,7 +6,8 @@ encoder   share of the fastest float32 matrix multiplication that was measured i
 step      with a cache for 64 tokens: share of the memory bandwidth that was measured in this run; above
           100 % if the CPU's caches have a part of what is read
 step_8    the same, for 8 texts; and how many times the tokens per second of `step`
-window    share of Python in a window: all time but that of the programs
+window    share of Python in a window: all time but that of the programs; and how much of it decodes the
+          audio file and computes the spectrogram
 
 Weights may be random: a window decodes a fixed number of tokens. Figures are medians of the rounds, in each
 of which everything runs in turn.
@@ -30,7 +31,7 @@ from machine_limits import encoder_gflop, gemm_gflops, read_gb_per_s, step_gb
 
 from programs import bound, random_inputs
 from whisperport.bench.measure import measure
-from whisperport.bench.timed import Clock
+from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
 from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
@@ -43,6 +44,7 @@ from whisperport.verification.clips import shipped_audio
 RESULTS = Path(__file__).parent / "results"
 RUNS = {"encoder": 3, "step": 30, "step_8": 10}  # in a round
 TOKENS = FEWEST_ROWS  # of the caches of `step` and `step_8`
+WINDOWS = 3  # in a round, after one that is not measured
 
 
 def main() -> None:
@@ -82,23 +84,34 @@ def measured(path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     timed = {one.spec.name: bound(one, random_inputs(one, TOKENS)) for one in programs(engine)}
     clock = Clock(cpu_now=time.perf_counter)  # the CPU time is not used, and takes 8 us to read
     transcriber = Transcriber(path, run, wrap_runner=clock.wrap_runner)
-    audio = shipped_audio()[0].path
     settings = fixed_tokens(engine, chosen.tokens)
     rounds = []
     for _ in range(chosen.rounds):
         found = {
             name: measure(once, warmup=1, n=RUNS[name]).median_ms for name, once in timed.items()
         }
-        clock.reset()
-        start = time.perf_counter()
-        transcriber.transcribe(audio, settings)
-        found["window"] = 1e3 * (time.perf_counter() - start)
-        found["python"] = found["window"] - 1e3 * sum(map(sum, clock.calls.values()))
+        windows = [window_ms(transcriber, clock, settings) for _ in range(1 + WINDOWS)][1:]
+        found |= {key: statistics.median(one[key] for one in windows) for key in windows[0]}
         rounds.append(
             found | {"gflops": gemm_gflops(chosen.threads), "gb_per_s": read_gb_per_s(256)}
         )
     print(f"{path.name} of {path.parent.name}: measured", file=sys.stderr)
     return rows_of(path, engine, rounds)
+
+
+def window_ms(
+    transcriber: Transcriber, clock: Clock, settings: TranscribeOptions
+) -> dict[str, float]:
+    """Transcribe one window: the time of all, of what is no program, and of audio and mel in it."""
+    clock.reset()
+    start = time.perf_counter()
+    mel = TimedMel(shipped_audio()[0].path, transcriber.engine.dims, clock)
+    transcriber.transcribe_mel(mel, settings)
+    mel.close()
+    window = 1e3 * (time.perf_counter() - start)
+    audio_ms = 1e3 * sum(clock.calls.pop(MEL))
+    python = window - 1e3 * sum(map(sum, clock.calls.values()))
+    return {"window": window, "python": python, "audio": audio_ms}
 
 
 def programs(engine: Engine) -> list[Runner]:
@@ -130,7 +143,8 @@ def rows_of(path: Path, engine: Engine, rounds: list[dict[str, float]]) -> list[
     gflop = encoder_gflop(dims)
     rows = [
         row(name, "encoder", median, share=lambda r: gflop / r["encoder"] * 1e3 / r["gflops"]),
-        row(name, "window", median, share=lambda r: r["python"] / r["window"]),
+        row(name, "window", median, share=lambda r: r["python"] / r["window"])
+        | {"of_audio": median(lambda r: r["audio"] / r["window"])},
     ]
     if not engine.projects:  # otherwise, the step has no projection
         rows += step_rows(name, engine, median)
@@ -167,6 +181,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         times = (
             f"; {one['times_the_tokens']:.2f} times the tokens" if "times_the_tokens" in one else ""
         )
+        if "of_audio" in one:
+            times = f"; {one['of_audio']:.1%} audio and mel"
         print(
             f"{one['bundle']:34}{one['program']:10}{one['ms']:9.2f}{one['share']:8.1%}  {kind}{times}"
         )
