@@ -249,17 +249,6 @@ def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
     assert not found.rejected
 
 
-def test_a_precision_that_no_target_has_is_rejected_before_any_work(
-    micro_checkpoint: Any, rivals: Any, tmp_path: Path
-) -> None:
-    options = replace(OPTIONS, precisions={"encoder": "bf16"})
-
-    with pytest.raises(UsageError, match=r"no target .* has the precision `bf16` for `encoder`"):
-        export_fastest(micro_checkpoint, tmp_path / "out", options)
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_ctrl_c_leaves_no_hidden_folder_and_no_bundle(
     micro_checkpoint: Any, rivals: Any, tmp_path: Path
 ) -> None:
@@ -272,13 +261,22 @@ def test_ctrl_c_leaves_no_hidden_folder_and_no_bundle(
     assert hidden(tmp_path) == []
 
 
-def test_an_option_of_no_target_that_may_be_used_is_rejected_before_any_work(
-    micro_checkpoint: Any, rivals: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"options": {"third.opset": "2"}}, r"third\.opset"),
+        (
+            {"precisions": {"encoder": "bf16"}},
+            r"no target .* has the precision `bf16` for `encoder`",
+        ),
+    ],
+    ids=["option", "precision"],
+)
+def test_what_no_target_that_may_be_used_has_is_rejected_before_any_work(
+    micro_checkpoint: Any, rivals: Any, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    options = replace(OPTIONS, options={"third.opset": "2"})
-
-    with pytest.raises(UsageError, match=r"third\.opset"):
-        export_fastest(micro_checkpoint, tmp_path / "out", options)
+    with pytest.raises(UsageError, match=message):
+        export_fastest(micro_checkpoint, tmp_path / "out", replace(OPTIONS, **changes))
 
     assert list(tmp_path.iterdir()) == []
 
