@@ -26,8 +26,8 @@ def check_embedded(rows: Array) -> None:
 
 
 def _check(what: str, program: str, name: str, array: Array) -> None:
-    # `argmax` and `argmin` find a NaN if there is one. Of values that are in no cache of the CPU, as after a
-    # step, they take two thirds of the time of `isfinite`.
+    # `argmax` and `argmin` find a NaN if there is one. Of values that are in no cache of the CPU, as after
+    # a step, they take two thirds of the time of `isfinite`.
     if not array.size:
         return
     extremes = array.item(array.argmax()), array.item(array.argmin())
