@@ -33,7 +33,7 @@ LAYERS = (
     ),
     (
         *("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process"),
-        *("runner", "host_part", "profiling"),
+        *("memory", "runner", "host_part", "profiling"),
     ),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("toolchain", "targets"),

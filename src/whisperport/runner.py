@@ -175,7 +175,8 @@ class Binding:
     time. Any number of bindings can share a runner. The caller that binds an array follows these rules:
 
     constant  Nobody writes to the array while it is bound.
-    state     The caller may write to the array between runs. It then calls `changed` before the next run.
+    state     The caller may write to the array between runs. If the binding `copies`, the caller then calls
+              `changed` before the next run.
 
     A target can therefore copy bound arrays to its device once, and later copy only the changed parts. Such
     a target subclasses `Binding` and implements `_bind`, `changed` and `_run`. This base class copies
@@ -215,11 +216,16 @@ class Binding:
         self._unbound.pop(index, None)
         self._bind(name, found)
 
+    @property
+    def copies(self) -> bool:
+        """Whether `changed` must be called: the target may have copied the bound arrays."""
+        return type(self).changed is not Binding.changed
+
     def changed(self, name: str, part: Part) -> None:
         """Report that a part of the array bound to the state `name` was written since the last run."""
 
     @final
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Run the program once on the bound arrays and on `inputs`.
 
         Args:
@@ -242,7 +248,7 @@ class Binding:
             outputs = self._run(self._feed)
         if outputs is not self._outputs:
             self._outputs, self._named = outputs, runner.named(outputs)
-        return self._named.copy()
+        return self._named
 
     def _bind(self, name: str, array: Array) -> None:
         """Make a bound array available to the program, for example copy it to the device."""

@@ -93,6 +93,8 @@ def test_a_timed_program_keeps_what_is_bound_where_the_program_itself_keeps_it()
     binding.changed("self_k_0", np.s_[1:])
     second = binding.run({})
 
+    assert binding.copies
+    assert not clock.wrap_runner(Doubles(time)).binding().copies
     assert [list(outputs["y"]) for outputs in (first, second)] == [[1, 1], [1, 5]]
     assert runner.log == ["bind self_k_0", "changed self_k_0"]
     assert clock.calls == {"keeps": [2.0, 2.0]}

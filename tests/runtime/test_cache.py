@@ -236,6 +236,14 @@ def test_a_copy_has_bindings_of_its_own() -> None:
     assert recorder.parts == []
 
 
+def test_a_binding_copies_if_it_wants_to_be_told_of_changes(micro_decoder: Any) -> None:
+    runner = micro_decoder().engine.align
+
+    assert not Binding(runner).copies
+    assert RecordingBinding().copies
+    assert not Cache(DIMS).is_copied
+
+
 class RecordingBinding(Binding):
     """A binding that records the changed parts."""
 

@@ -1,6 +1,7 @@
 """Programs of other variants run through the same engine, and their arrays are not copied."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
-from whisperport.runner import Array
+from whisperport.runner import Array, Binding
 from whisperport.runtime import DecodeOptions, Decoder, decode_window
 from whisperport.runtime.standard_rank import in_standard_form
 
@@ -43,6 +44,16 @@ def test_variants_may_be_mixed_and_decode_the_same_text(
         np.testing.assert_allclose(one, wanted, atol=1e-4)  # logits reach 15
     steps = [decoder.step(9) for decoder in decoders]
     np.testing.assert_allclose(steps[1], steps[0], atol=1e-4)
+
+
+def test_a_binding_of_a_program_in_another_form_copies_if_the_program_does(
+    micro: Whisper, traced: Any
+) -> None:
+    engine, runners = engine_of(micro, traced(RANK4))
+
+    assert engine.step.binding().copies
+    runners["step"].binding = partial(Binding, runners["step"])
+    assert not engine.step.binding().copies
 
 
 def test_the_cache_is_bound_as_a_view_and_every_change_is_told_with_its_place(

@@ -1,8 +1,8 @@
 """Measure the time and the CPU time of the functions that a transcription calls, without changing them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from whisperport.audio import AudioSource, MelWindows
 from whisperport.dims import Dims
@@ -32,15 +32,9 @@ class Clock:
         self.calls: dict[str, list[float]] = {}
         self.cpu: dict[str, list[float]] = {}
 
-    @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
-        """Measure the time of the block. A block that raises is counted too."""
-        started, used = self.now(), self.cpu_now()
-        try:
-            yield
-        finally:
-            self.cpu.setdefault(name, []).append(self.cpu_now() - used)
-            self.calls.setdefault(name, []).append(self.now() - started)
+    def timing(self, name: str) -> AbstractContextManager[None]:
+        """Measure the time of a `with` block. A block that raises is counted too."""
+        return _Timing(self, name)
 
     def reset(self) -> None:
         """Remove all recorded calls, such as those of a warm-up."""
@@ -49,6 +43,25 @@ class Clock:
     def wrap_runner(self, runner: Runner) -> Runner:
         """Return a runner that runs `runner` and records its calls under the program's name."""
         return _TimedRunner(runner, self)
+
+
+class _Timing:
+    """Measures one call. It is not a generator: that would take longer, which is measured too."""
+
+    __slots__ = ("_clock", "_name", "_started", "_used")
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._used = self._clock.cpu_now()
+        self._started = self._clock.now()
+
+    def __exit__(self, *error: object) -> None:
+        clock = self._clock
+        ended, used = clock.now(), clock.cpu_now()
+        clock.calls.setdefault(self._name, []).append(ended - self._started)
+        clock.cpu.setdefault(self._name, []).append(used - self._used)
 
 
 class _TimedRunner(Runner):
@@ -77,6 +90,10 @@ class _TimedBinding(Binding):
     def __init__(self, runner: Runner, timed: Binding, clock: Clock) -> None:
         super().__init__(runner)
         self._timed, self._clock = timed, clock
+
+    @property
+    def copies(self) -> bool:
+        return self._timed.copies
 
     def changed(self, name: str, part: Part) -> None:
         self._timed.changed(name, part)

@@ -13,7 +13,7 @@ from whisperport.runner import Array, Part
 from whisperport.runtime.cache import Cache, room_for
 from whisperport.runtime.coarse import CoarseLogits
 from whisperport.runtime.decoder import Decoder
-from whisperport.runtime.finite import check_outputs
+from whisperport.runtime.finite import check_output
 from whisperport.runtime.stepping import Scored, Step
 from whisperport.spec import TensorSpec
 
@@ -163,7 +163,7 @@ class Batch:
             try:
                 own = self.engine.score_from(outputs, row.index, step)
                 logits = own.logits if isinstance(own, CoarseLogits) else own
-                check_outputs(self._name, {"logits": logits})
+                check_output(self._name, "logits", logits)
             except NumericalError as error:
                 yield error
                 continue
@@ -213,6 +213,10 @@ class Row(Cache):
         if self.rows < count <= self.limit:
             self.batch.reserve(count)
         super().reserve(count)
+
+    @property
+    def is_copied(self) -> bool:
+        return self.batch.binding.copies or super().is_copied
 
     def notify(self, name: str, part: Part) -> None:
         super().notify(name, part)

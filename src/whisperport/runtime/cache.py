@@ -26,7 +26,7 @@ class Cache:
         length: number of tokens stored. The rows after them may hold values of an earlier decoding: every
             mask hides them. These values must be finite, and their scores must be so low that the mask
             hides them: see `whisperport.masks`.
-        bindings: the programs that read the arrays. Each is notified of every change.
+        bindings: the programs that read the arrays. Those that copy them are notified of every change.
     """
 
     def __init__(
@@ -119,6 +119,11 @@ class Cache:
         mask[..., self.rows :] = np.triu(np.full((new, new), masked, self._form.mask), 1)
         return mask
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether a program has copies of the arrays, so that it must be notified of changes."""
+        return any(binding.copies for binding in self.bindings.values())
+
     def notify(self, name: str, part: Part) -> None:
         """Tell every program that reads an array of this cache that a part of it was written."""
         for binding in self.bindings.values():
@@ -172,6 +177,7 @@ class Cache:
 
     def _write(self, source: Mapping[str, Array], prefix: str, start: int, count: int) -> None:
         """Copy the first `count` rows of each `PREFIX_k_i` and `PREFIX_v_i` to row `start` and after."""
+        copied = self.is_copied
         for kind, axis, layers in (
             ("k", self._form.self_k.axis, self.keys),
             ("v", self._form.self_v.axis, self.values),
@@ -179,7 +185,8 @@ class Cache:
             read, written = _part(axis, 0, count), _part(axis, start, start + count)
             for i, array in enumerate(layers):
                 array[written] = source[f"{prefix}_{kind}_{i}"][read]
-                self.notify(f"self_{kind}_{i}", written)
+                if copied:
+                    self.notify(f"self_{kind}_{i}", written)
 
 
 def room_for(count: int, limit: int) -> int:

@@ -1,14 +1,15 @@
 """The state of one call: the cross-attention K/V of the window's audio, and the tokens decoded so far."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from whisperport.memory import Memory
 from whisperport.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Cache, Floats
-from whisperport.runtime.finite import check_embedded, check_outputs
+from whisperport.runtime.finite import check_embedded, check_output, check_outputs
 from whisperport.runtime.stepping import Scored, Step
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class Decoder:
             rows.append(outputs["rows"][0, : len(piece)].copy())
         return np.concatenate(scores, axis=1), np.concatenate(rows)
 
-    def _step(self, token: int, cache: Cache) -> dict[str, Array]:
+    def _step(self, token: int, cache: Cache) -> Mapping[str, Array]:
         """Run `step` on one token, and append it to those in a cache."""
         cache.reserve(cache.length + 1)
         self.embed(token, cache, self._x[0, 0])
@@ -205,7 +206,7 @@ class Decoder:
 
     def _run(
         self, runner: Runner, inputs: dict[str, Array], cache: Cache, checked: tuple[str, ...]
-    ) -> dict[str, Array]:
+    ) -> Mapping[str, Array]:
         """Run a program on a cache and the window's audio, and check that outputs are finite.
 
         Args:
@@ -214,14 +215,15 @@ class Decoder:
         """
         binding = cache.bindings.get(runner) or self._bound(runner, cache)
         outputs = binding.run(inputs)
-        check_outputs(
-            runner.spec.name, {name: outputs[name] for name in checked if name in outputs}
-        )
+        for name in checked:
+            if name in outputs:
+                check_output(runner.spec.name, name, outputs[name])
         return outputs
 
     def _audio_arrays(self) -> dict[str, Array]:
         """Return arrays for the cross-attention K/V of a window, which later windows use again."""
-        return {t.name: np.empty(t.shape, t.dtype) for t in self.engine.cross_kv.spec.outputs}
+        memory = Memory()
+        return {t.name: memory.array(t.shape, t.dtype) for t in self.engine.cross_kv.spec.outputs}
 
     def _audio_written(self) -> None:
         """Called when a window's cross-attention K/V were written to the arrays for them."""

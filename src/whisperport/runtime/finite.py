@@ -16,25 +16,33 @@ def check_outputs(program: str, outputs: Mapping[str, Array]) -> None:
     not in a cache of the CPU.
     """
     for name, array in outputs.items():
-        _check(f"the program `{program}` returned a NaN or an infinity", program, name, array)
+        check_output(program, name, array)
+
+
+def check_output(program: str, name: str, array: Array) -> None:
+    """Raise NumericalError if this output of a program contains a NaN or an infinity."""
+    if not _is_finite(array):
+        raise _error(f"the program `{program}` returned a NaN or an infinity", program, name, array)
 
 
 def check_embedded(rows: Array) -> None:
     """Raise NumericalError if rows of the bundle's embedding and position tables are not finite."""
-    what = "the bundle's tables contain a NaN or an infinity"
-    _check(what, "embedding", "embedding + positions", rows)
+    if not _is_finite(rows):
+        what = "the bundle's tables contain a NaN or an infinity"
+        raise _error(what, "embedding", "embedding + positions", rows)
 
 
-def _check(what: str, program: str, name: str, array: Array) -> None:
+def _is_finite(array: Array) -> bool:
     # `argmax` and `argmin` find a NaN if there is one. Of values that are in no cache of the CPU, as after
     # a step, they take two thirds of the time of `isfinite`.
     if not array.size:
-        return
-    extremes = array.item(array.argmax()), array.item(array.argmin())
-    if math.isfinite(extremes[0]) and math.isfinite(extremes[1]):
-        return
+        return True
+    return math.isfinite(array.item(array.argmax())) and math.isfinite(array.item(array.argmin()))
+
+
+def _error(what: str, program: str, name: str, array: Array) -> NumericalError:
     wrong = array.size - int(np.count_nonzero(np.isfinite(array)))
-    raise NumericalError(
+    return NumericalError(
         what,
         program,
         why=f"{wrong:,} of {array.size:,} values of `{name}` are not finite numbers: the weights are "

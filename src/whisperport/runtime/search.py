@@ -176,11 +176,13 @@ def log_sum_exp(row: Floats, peak: np.float32 | None = None) -> np.float32:
     if peak is None:
         peak = row[row.argmax()]  # twice as fast as `max`
     # Subtracting the largest number is needed only where the sum could be infinite or 0.
-    shift = np.float32(0) if abs(peak) < SAFE_PEAK else peak
+    shift = 0.0 if abs(peak) < SAFE_PEAK else float(peak)
     total = 0.0
     for start in range(0, row.size, PIECE):
         piece = row[start : start + PIECE]
-        total += float(np.add.reduce(np.exp(piece - shift if shift else piece)))
+        lowered = piece - shift if shift else None
+        weights = np.exp(piece if lowered is None else lowered, out=lowered)
+        total += float(np.add.reduce(weights))
     return np.float32(shift + math.log(total))
 
 

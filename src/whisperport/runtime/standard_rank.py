@@ -53,6 +53,10 @@ class _StandardBinding(Binding):
             own.name: (slice(None),) * (len(inner.shape) - len(own.shape)) for inner, own in ranks
         }
 
+    @property
+    def copies(self) -> bool:
+        return self._inner.copies
+
     def changed(self, name: str, part: Part) -> None:
         self._inner.changed(name, (*self._leading[name], *part))
 

@@ -7,7 +7,6 @@ without packing, in blocks of columns. A matrix multiplication with one token, a
 with packing; those of a prefill are slower, once per window.
 """
 
-import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
+from whisperport.memory import Memory
 from whisperport.targets.onnx_attention import join_attention
 from whisperport.targets.onnx_blocks import Matrix, matrices, use_blocks
 from whisperport.targets.onnx_short_caches import free_cache_length
 
 FLOAT, HALF = 1, 10  # TensorProto.DataType
-FLOAT_BYTES = 4
 PART = 2**16  # values that are read together
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-ALIGNMENT = 64  # bytes of a cache line, which vector instructions should not cross
 MIN_SHARED = 0.5  # shared part of a program's weights; below it, packed copies are better
 
 
@@ -70,6 +68,7 @@ class OnnxWeights:
             if common > MIN_SHARED * sum(location.length for location in locations.values()):
                 self._sharing[graph] = locations
         self._blocked = _blocked(self._sharing)
+        self._memory = Memory()
         self._free: set[OnnxGraph] = set()
 
     def __contains__(self, graph: OnnxGraph) -> bool:
@@ -139,18 +138,20 @@ class OnnxWeights:
         if location not in self._arrays:
             if location.offset + location.length > location.file.stat().st_size:
                 raise ValueError(f"{location.file.name} is truncated")
-            self._arrays[location] = _read(location, self._blocked.get(location))
+            matrix = self._blocked.get(location)
+            array = self._memory.array(matrix.in_blocks_shape if matrix else (location.values,))
+            _read(location, matrix, array)
+            self._arrays[location] = array
         return self._arrays[location]
 
 
-def _read(location: _Location, matrix: Matrix | None) -> NDArray[np.float32]:
-    """Read a tensor as float32, and in blocks if it is a matrix.
+def _read(location: _Location, matrix: Matrix | None, read: NDArray[np.float32]) -> None:
+    """Read a tensor to an array as float32, and in blocks if it is a matrix.
 
     It is read in small parts, so that there is no second large array, whose memory the process would keep.
     """
     columns = matrix.columns if matrix else 1
     rows, step = location.values // columns, max(1, PART // columns)
-    read = _aligned(matrix.in_blocks_shape if matrix else (rows,))
     with location.file.open("rb") as file:
         file.seek(location.offset)
         for row in range(0, rows, step):
@@ -159,15 +160,6 @@ def _read(location: _Location, matrix: Matrix | None) -> NDArray[np.float32]:
                 read[:, row : row + step] = matrix.in_blocks(part)
             else:
                 read[row : row + step] = part
-    return read
-
-
-def _aligned(shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return a new array whose memory begins at the beginning of a cache line."""
-    size = math.prod(shape) * FLOAT_BYTES
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(np.float32).reshape(shape)
 
 
 def _blocked(used: Mapping[OnnxGraph, Mapping[str, _Location]]) -> dict[_Location, Matrix]:
