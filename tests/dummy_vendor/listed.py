@@ -12,9 +12,9 @@ HERE = Path(__file__).parent
 if str(HERE) not in targets.__path__:
     targets.__path__.append(str(HERE))
 
-from whisperport.targets.dummy.target import CHIPS, Dummy  # noqa: E402
+from whisperport.targets.dummy.target import TARGETS  # noqa: E402
 
-WITH_DUMMY = (*targets.TARGETS, *map(Dummy, CHIPS))
+WITH_DUMMY = (*targets.TARGETS, *TARGETS)
 
 
 def interpreter(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.bundle.origin import is_recorded, is_trusted, record
 from whisperport.errors import (
@@ -30,14 +31,14 @@ from whisperport.errors import (
 from whisperport.limited import Limits, StoppedError, first_line, run_limited, threads_within
 from whisperport.progress import Progress
 from whisperport.runner import Runner
-from whisperport.targets import RUNTIMES, RunOptions, get_target
+from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 
 BASE_BYTES = 2**30  # Python with torch and ExecuTorch needs 0.45 GB, with ONNX Runtime 0.15 GB
 MEMORY_FACTOR = 4  # bytes per byte of the bundle; the embedded bundle needs 2 on onnxruntime
 BASE_S = 20.0
 BYTES_PER_S = 10e6  # of a slow board: whisper-large-v3 in float16 (3.3 GB) gets about 6 minutes
-PACKAGES = ("whisperport", "numpy", *RUNTIMES, "torch", "tokenizers")
+PACKAGES = ("whisperport", "numpy", "torch", "tokenizers")  # and the targets' runtimes
 
 _passed: set[str] = set()  # trial runs of this process, for systems where nothing can be recorded
 
@@ -149,7 +150,8 @@ def _options_of(targets: list[str], options: dict[str, str]) -> dict[str, str]:
 
 def _key(bundle: Bundle, options: Mapping[str, str]) -> str:
     """Return the SHA-256 of everything that a trial run depends on: bundle, options, machine, versions."""
-    found: dict[str, Any] = {name: _version(name) for name in PACKAGES}
+    packages = (*PACKAGES, *targets.RUNTIMES)
+    found: dict[str, Any] = {name: _version(name) for name in packages}
     found |= {"bundle": bundle.manifest.checksum(), "options": dict(options)}
     found["machine"] = [platform.machine(), platform.node()]
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode("ascii")).hexdigest()

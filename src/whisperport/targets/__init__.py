@@ -1,44 +1,40 @@
-"""All targets. To add one, add it to `TARGETS`; entry points are not used."""
+"""All targets. To add one, add its module to `MODULES`; entry points are not used.
+
+A module is imported when a target is looked for that no earlier module has, so that a transcriber does not
+wait for the import of the others.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import UsageError
-from whisperport.targets.aws_neuron.target import AwsNeuron
 from whisperport.targets.base import RunOptions, Target
-from whisperport.targets.ethos_u.chips import NPUS
-from whisperport.targets.ethos_u.target import EthosU
-from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
-from whisperport.targets.hailo.target import Hailo
-from whisperport.targets.litert.target import LiteRt
-from whisperport.targets.mediatek.chips import CHIPS as BOARDS
-from whisperport.targets.mediatek.target import Genio
-from whisperport.targets.onnxruntime import OnnxRuntime
-from whisperport.targets.openvino.target import OpenVino
-from whisperport.targets.qualcomm.chips import CHIPS as SNAPDRAGONS
-from whisperport.targets.qualcomm.target import Qualcomm
-from whisperport.targets.rockchip.chips import CHIPS as ROCKCHIPS
-from whisperport.targets.rockchip.target import Rockchip
-from whisperport.targets.xnnpack.target import Xnnpack
 
-TARGETS: tuple[Target, ...] = (
-    OnnxRuntime(),
-    Xnnpack(),
-    LiteRt(),
-    OpenVino(),
-    Hailo(HAILO8),
-    Hailo(HAILO8L),
-    Hailo(HAILO10H),
-    *map(Genio, BOARDS),
-    *map(Qualcomm, SNAPDRAGONS),
-    *map(Rockchip, ROCKCHIPS),
-    *map(EthosU, NPUS),
-    AwsNeuron(),
-)
+if TYPE_CHECKING:
+    from whisperport.profiling import Profiler
 
 __all__ = ["PROFILERS", "RUNTIMES", "TARGETS", "RunOptions", "Target", "get_target"]
 
+# Each has `TARGETS`: the targets of one vendor or runtime.
+MODULES = (
+    "onnxruntime",
+    "xnnpack.target",
+    "litert.target",
+    "openvino.target",
+    "hailo.target",
+    "mediatek.target",
+    "qualcomm.target",
+    "rockchip.target",
+    "ethos_u.target",
+    "aws_neuron.target",
+)
+
+TARGETS: tuple[Target, ...]  # every target; this and what follows are made when they are first used
 # What measures compiled programs of a format that only one target has.
-PROFILERS = tuple(target.profiler for target in TARGETS if target.profiler is not None)
+PROFILERS: "tuple[Profiler, ...]"
 # Packages that run programs without a vendor's compiler.
-RUNTIMES = tuple(dict.fromkeys(one.spec.runtime for one in TARGETS if one.compiler is None))
+RUNTIMES: tuple[str, ...]
 
 
 def get_target(name: str) -> Target:
@@ -47,10 +43,31 @@ def get_target(name: str) -> Target:
     Raises:
         UsageError: there is no such target.
     """
-    for target in TARGETS:
+    others = []
+    for target in globals().get("TARGETS") or _one_by_one():
         if target.spec.name == name:
-            return target
-    raise UsageError(
-        f"there is no target `{name}`",
-        hint=f"targets are {', '.join(target.spec.name for target in TARGETS)}",
-    )
+            found: Target = target
+            return found
+        others.append(target.spec.name)
+    raise UsageError(f"there is no target `{name}`", hint=f"targets are {', '.join(others)}")
+
+
+def _one_by_one() -> Iterator[Target]:
+    """Return all targets in their order; a module is imported when its first target is next."""
+    for module in MODULES:
+        yield from import_module(f"{__name__}.{module}").TARGETS
+
+
+def __getattr__(name: str) -> Any:
+    """Make `TARGETS`, `PROFILERS` or `RUNTIMES` when it is first used."""
+    if name == "TARGETS":
+        value: Any = tuple(_one_by_one())
+    elif name == "PROFILERS":
+        value = tuple(one.profiler for one in _one_by_one() if one.profiler is not None)
+    elif name == "RUNTIMES":
+        value = tuple(
+            dict.fromkeys(one.spec.runtime for one in _one_by_one() if one.compiler is None)
+        )
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, value)

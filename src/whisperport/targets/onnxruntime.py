@@ -240,3 +240,6 @@ class OnnxRuntime(Target):
             )
             for entry, graph, provider in zip(entries, graphs, providers, strict=True)
         }
+
+
+TARGETS = (OnnxRuntime(),)

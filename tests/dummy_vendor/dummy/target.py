@@ -65,3 +65,6 @@ class Dummy(OnnxTarget):
         self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
         return {spec.name: DummyRunner(spec, files[spec.name], self.spec.name) for spec in specs}
+
+
+TARGETS = tuple(map(Dummy, CHIPS))

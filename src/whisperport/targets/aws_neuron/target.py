@@ -129,3 +129,6 @@ class AwsNeuron(Target):
 
     def _precision(self, program: "Program") -> str:
         return self.precisions.get(program.name, self.spec.precisions[0])
+
+
+TARGETS = (AwsNeuron(),)

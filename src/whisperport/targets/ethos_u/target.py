@@ -11,7 +11,7 @@ from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.ethos_u import options as own_options
-from whisperport.targets.ethos_u.chips import Npu
+from whisperport.targets.ethos_u.chips import NPUS, Npu
 from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
 from whisperport.targets.ethos_u.reference_model import load_graphs
 from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
@@ -116,3 +116,6 @@ def _import_torch(target: str) -> None:
             why=str(error),
             hint='pip install "whisperport[export]"',
         ) from error
+
+
+TARGETS = tuple(map(EthosU, NPUS))

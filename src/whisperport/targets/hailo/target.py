@@ -9,7 +9,7 @@ from whisperport.errors import UsageError
 from whisperport.runner import Runner
 from whisperport.spec import ProgramSpec, UncachedForm
 from whisperport.targets.hailo import options as hailo_options
-from whisperport.targets.hailo.chips import Chip
+from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H, Chip
 from whisperport.targets.hailo.compiler import HailoCompiler
 from whisperport.targets.hailo.importer import HailoImporter
 from whisperport.targets.hailo.model_script import model_script
@@ -88,3 +88,6 @@ def _script(chip: Chip, spec: ProgramSpec) -> str:
         return model_script(chip.name, spec.outputs[0].shape[-1])
     features = next((tensor for tensor in spec.inputs if len(tensor.shape) == 3), spec.inputs[0])
     return model_script(chip.name, features.shape[-1], program="uncached_decoder")
+
+
+TARGETS = (Hailo(HAILO8), Hailo(HAILO8L), Hailo(HAILO10H))

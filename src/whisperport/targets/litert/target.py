@@ -204,3 +204,6 @@ def _weights(program: "Program") -> set[int]:
     """Return the addresses of a program's weights."""
     tensors = (*program.exported.state_dict.values(), *program.exported.constants.values())
     return {one.data_ptr() for one in tensors if hasattr(one, "data_ptr") and one.numel() > 1024}
+
+
+TARGETS = (LiteRt(),)

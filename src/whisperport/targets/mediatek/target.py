@@ -14,7 +14,7 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.mediatek import options as own_options
-from whisperport.targets.mediatek.chips import Chip
+from whisperport.targets.mediatek.chips import CHIPS, Chip
 from whisperport.targets.mediatek.compiler import NccCompiler
 from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.neuron_provider import NEURON
@@ -156,3 +156,6 @@ class Genio(Target):
             "subgraphs": 1,
             DEVICE_IO: read_device_io(path, spec).to_json(),
         }
+
+
+TARGETS = tuple(map(Genio, CHIPS))

@@ -172,3 +172,6 @@ def _files(folder: Path, entry: ProgramEntry) -> tuple[Path, Path]:
         )
     model, weights = (regular_file(folder, file) for file in entry.files)
     return model, weights
+
+
+TARGETS = (OpenVino(),)

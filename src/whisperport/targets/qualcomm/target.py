@@ -17,7 +17,7 @@ from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx_target import LOWERED, OnnxTarget
 from whisperport.targets.program_files import lowered_file
 from whisperport.targets.qualcomm import options as own_options
-from whisperport.targets.qualcomm.chips import FLOAT, W8A16, Chip
+from whisperport.targets.qualcomm.chips import CHIPS, FLOAT, W8A16, Chip
 from whisperport.targets.qualcomm.compiler import SIMULATORS, QnnCompiler
 from whisperport.targets.qualcomm.specs import OPSET, spec_of
 
@@ -91,3 +91,6 @@ def _rows(program: str) -> int:
         return 1
     found = re.fullmatch(r"prefill_(\d{1,4})", program)
     return int(found[1]) if found else sys.maxsize
+
+
+TARGETS = tuple(map(Qualcomm, CHIPS))

@@ -9,7 +9,7 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets.base import Unsupported
 from whisperport.targets.onnx_target import OnnxTarget
 from whisperport.targets.rockchip import options as own_options
-from whisperport.targets.rockchip.chips import TOOL, W8A16, Chip
+from whisperport.targets.rockchip.chips import CHIPS, TOOL, W8A16, Chip
 from whisperport.targets.rockchip.compiler import RknnCompiler
 from whisperport.targets.rockchip.specs import OPSET, spec_of
 
@@ -42,3 +42,6 @@ class Rockchip(OnnxTarget):
 
         cores = cast(own_options.RunOptions, options).cores
         return load_rknn_files(self.chip, specs, files, cores)
+
+
+TARGETS = tuple(map(Rockchip, CHIPS))

@@ -95,3 +95,6 @@ class Xnnpack(Target):
                     programs[file] = load_program(runtime, regular_file(folder, file))
                 runners[entry.spec.name] = XnnpackRunner(entry, programs[file])
         return runners
+
+
+TARGETS = (Xnnpack(),)
