@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from whisperport.bundle import ProgramEntry
 from whisperport.dims import Dims
 from whisperport.errors import UsageError
-from whisperport.profiling import Profiler
 from whisperport.progress import Progress
 from whisperport.ranges import MAX_THREADS, check_range
 from whisperport.runner import Runner
 from whisperport.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
-from whisperport.targets.compiler import CalibrationNeed, Compiler
-from whisperport.targets.execution_provider import ExecutionProvider
-from whisperport.targets.importer import Importer
-from whisperport.targets.machine import Machine
 from whisperport.targets.options import NoOptions, own_options, parse_options
-from whisperport.targets.partitioner import Partitioner
 
-if TYPE_CHECKING:  # boards have no torch
+if TYPE_CHECKING:  # boards have no torch, and do not compile
+    from whisperport.profiling import Profiler
     from whisperport.programs.program import Program
+    from whisperport.targets.compiler import CalibrationNeed, Compiler
+    from whisperport.targets.execution_provider import ExecutionProvider
+    from whisperport.targets.importer import Importer
+    from whisperport.targets.machine import Machine
+    from whisperport.targets.partitioner import Partitioner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,12 @@ class Target(ABC):
     spec: TargetSpec
     lower_options: ClassVar[type[Any]] = NoOptions  # options of `lower`; see `options.py`
     run_options: ClassVar[type[Any]] = NoOptions  # options of `load`
-    compiler: Compiler | None = None  # the vendor's compiler for the files that `lower` writes
-    importer: Importer | None = None  # reads files that the vendor's compiler wrote elsewhere
-    partitioner: Partitioner | None = None  # tells which operators the vendor's own list accepts
-    profiler: Profiler | None = None  # measures programs of a format that only this target has
-    execution_provider: ExecutionProvider | None = None  # the vendor's provider in ONNX Runtime
-    machines: tuple[Machine, ...] = ()  # machines whose figures are known, for `plan`
+    compiler: "Compiler | None" = None  # the vendor's compiler for the files that `lower` writes
+    importer: "Importer | None" = None  # reads files that the vendor's compiler wrote elsewhere
+    partitioner: "Partitioner | None" = None  # tells which operators the vendor's own list accepts
+    profiler: "Profiler | None" = None  # measures programs of a format that only this target has
+    execution_provider: "ExecutionProvider | None" = None  # the vendor's provider in ONNX Runtime
+    machines: "tuple[Machine, ...]" = ()  # machines whose figures are known, for `plan`
 
     def check(self, program: "Program") -> list[Rejection]:
         """List the nodes of a program that this target's spec rejects, with the value found and the limit.
@@ -161,7 +161,7 @@ class Target(ABC):
         """
         return self
 
-    def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
+    def calibration(self, spec: ProgramSpec, precision: str) -> "CalibrationNeed | None":
         """Return the samples that `quantize` needs of a program; None: `lower` wrote its final file.
 
         Args:
