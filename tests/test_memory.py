@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whisperport.memory import ALIGNMENT, Memory
+from whisperport.memory import ALIGNMENT, Memory, room
 
 
 @pytest.mark.parametrize("block", [1, 1000, 2**20])
@@ -27,3 +27,14 @@ def test_small_arrays_share_a_block() -> None:
     first, second = memory.array((10,)), memory.array((10,))
 
     assert second.ctypes.data - first.ctypes.data == ALIGNMENT
+
+
+def test_arrays_fit_into_a_block_of_their_room() -> None:
+    shapes = [(3,), (64, 64), (1, 5)]
+    memory = Memory(sum(map(room, shapes)))
+
+    arrays = [memory.array(shape) for shape in shapes]
+
+    places = [array.ctypes.data for array in arrays]
+    assert places == sorted(places)
+    assert places[-1] - places[0] < sum(map(room, shapes))

@@ -28,10 +28,16 @@ class Memory:
 
     def array(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return a new array, not initialized, whose memory begins at the beginning of a cache line."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if self._rest.size < size + ALIGNMENT:
-            self._rest = np.empty(max(size + ALIGNMENT, self._block), np.uint8)
+        needed = room(shape, dtype)
+        if self._rest.size < needed:
+            self._rest = np.empty(max(needed, self._block), np.uint8)
         start = -self._rest.ctypes.data % ALIGNMENT
-        found = self._rest[start : start + size].view(dtype).reshape(shape)
-        self._rest = self._rest[start + size :]
+        end = start + needed - ALIGNMENT
+        found = self._rest[start:end].view(dtype).reshape(shape)
+        self._rest = self._rest[end:]
         return found
+
+
+def room(shape: Sequence[int], dtype: DTypeLike = np.float32) -> int:
+    """Return how many bytes of a block an array needs at most."""
+    return math.prod(shape) * np.dtype(dtype).itemsize + ALIGNMENT

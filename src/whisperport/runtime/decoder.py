@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whisperport.memory import Memory
+from whisperport.memory import Memory, room
 from whisperport.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.finite import check_embedded, check_output, check_outputs
@@ -222,8 +222,9 @@ class Decoder:
 
     def _audio_arrays(self) -> dict[str, Array]:
         """Return arrays for the cross-attention K/V of a window, which later windows use again."""
-        memory = Memory()
-        return {t.name: memory.array(t.shape, t.dtype) for t in self.engine.cross_kv.spec.outputs}
+        tensors = self.engine.cross_kv.spec.outputs
+        memory = Memory(sum(room(t.shape, t.dtype) for t in tensors))
+        return {t.name: memory.array(t.shape, t.dtype) for t in tensors}
 
     def _audio_written(self) -> None:
         """Called when a window's cross-attention K/V were written to the arrays for them."""
