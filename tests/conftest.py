@@ -219,22 +219,29 @@ def exported(
     `exported("xnnpack", "one layer", ...)`: a bundle of `one_layer_checkpoint`; "default" is the embedded
     model. Further arguments are those of `ExportOptions`. Each bundle is made once per test run, and shared
     by all workers: do not write to it. `exported.checkpoint("xnnpack")` is the checkpoint of
-    `exported("xnnpack")`: for this target and `litert`, which take longest, of one layer in `make test`.
+    `exported("xnnpack")`: in `make test`, of one layer for all targets but `onnxruntime`.
     """
     from whisperport.checkpoint import load_checkpoint
+    from whisperport.targets import TARGETS
 
     from .extent import core_or_all
     from .shared_exports import SharedExports, run_folder
 
+    names = {target.spec.name for target in TARGETS}
     exports = SharedExports(
         run_folder(tmp_path_factory) / "exported",
         {
             "tiny": lambda: tiny_checkpoint,
             "one layer": lambda: request.getfixturevalue("one_layer_checkpoint"),
             "default": lambda: load_checkpoint("default"),
+            "micro": lambda: request.getfixturevalue("micro_checkpoint"),
         },
-        {"tiny": {"clips": noise_clips()}, "one layer": {"clips": noise_clips()}},
-        core_or_all({"xnnpack": "one layer", "litert": "one layer"}, {}),
+        {
+            "tiny": {"clips": noise_clips()},
+            "one layer": {"clips": noise_clips()},
+            "micro": {"clips": micro_clips()},
+        },
+        core_or_all(dict.fromkeys(names - {"onnxruntime"}, "one layer"), {}),
     )
     yield exports
     assert exports.changed() == [], "tests wrote to bundles that other tests use"
@@ -251,6 +258,19 @@ def noise_clips() -> tuple[Any, ...]:
     return (
         Clip("hiss", "so they say", first.astype(np.float32)),
         Clip("longer hiss", "", second.astype(np.float32)),
+    )
+
+
+def micro_clips() -> tuple[Any, ...]:
+    """Three clips for the micro model, each as long as its window."""
+    import numpy as np
+
+    from whisperport.verification.clips import Clip
+
+    random = np.random.default_rng(0)
+    return tuple(
+        Clip(f"clip {i}", "so they say", (0.1 * random.standard_normal(3200)).astype(np.float32))
+        for i in range(3)
     )
 
 
@@ -423,6 +443,17 @@ def micro_programs(micro_checkpoint: Any, micro: Any) -> Iterator[tuple[Any, ...
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx, "_convert", convert_once)
         yield programs
+
+
+@pytest.fixture
+def micro_bundle(
+    exported: Callable[..., Any], fake_targets: dict[str, Any], quick_tracing: None
+) -> Any:
+    """The micro model on `fake`, with windows of 0.2 s, verified with `micro_clips`.
+
+    It is made once per test run: do not write to it.
+    """
+    return exported("fake", "micro")
 
 
 @pytest.fixture(scope="session")

@@ -47,18 +47,18 @@ def _assets(folder: Path, checkpoint: Any, change: float = 0.0) -> Path:
 
 
 def test_published_files_become_a_bundle_whose_rest_is_verified(
-    tiny_checkpoint, tmp_path, monkeypatch
+    one_layer_checkpoint, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(whisperport.exporting, "shipped_clips", noise_clips)
     encoder = _file(tmp_path, encoder_hef(3))
     (tmp_path / ".bundle.import.partial-0123456789abcdef").mkdir()  # of an import that was killed
     options = ImportOptions(
         programs={"uncached_decoder": _file(tmp_path, _decoder((1, ROWS, 64)), "decoder.hef")},
-        options={"hailo8l.assets": str(_assets(tmp_path / "assets", tiny_checkpoint))},
+        options={"hailo8l.assets": str(_assets(tmp_path / "assets", one_layer_checkpoint))},
         run=RunOptions(threads=1),
     )
 
-    import_artifact(encoder, tiny_checkpoint, tmp_path / "bundle", options)
+    import_artifact(encoder, one_layer_checkpoint, tmp_path / "bundle", options)
 
     assert not list(tmp_path.glob(".bundle*"))
     opened = Bundle.open(tmp_path / "bundle")

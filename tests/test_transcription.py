@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -13,11 +12,9 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, BundleError, UsageError
-from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, transcribe
-from whisperport.verification.clips import Clip
 
 from .extent import core_or_all
 
@@ -43,10 +40,9 @@ def noise(seconds: float, seed: int = 0) -> np.ndarray:
 
 
 @pytest.fixture
-def bundle(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path) -> Bundle:
+def bundle(micro_bundle: Bundle) -> Bundle:
     """The micro model, with windows of 0.2 s, on a target that compiles nothing."""
-    options = ExportOptions(clips=[Clip("hiss", "", noise(0.2))], run=ONE_THREAD)
-    return export(micro_checkpoint, "fake", tmp_path / "bundle", options)
+    return micro_bundle
 
 
 @pytest.fixture

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, UsageError
-from whisperport.exporting import ExportOptions, export
 from whisperport.live import LiveOptions, LiveTranscriber
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.text.normalize import normalize
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.transcription.session import TruncatedPromptWarning
-from whisperport.verification.clips import Clip
 
 from .conftest import Listened, Spoken, in_a_row, listen, silence
 
@@ -234,22 +233,10 @@ def test_punctuation_is_joined_as_asked(
     assert words[-len(last) :] == last
 
 
-@pytest.fixture(scope="module")
-def shortest(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tmp_path_factory.mktemp("micro")
-
-
 @pytest.fixture
-def micro_transcriber(
-    micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, shortest: Any
-) -> Transcriber:
+def micro_transcriber(micro_bundle: Bundle) -> Transcriber:
     """Random weights that never stop talking, and windows of 0.2 s, which every step fills."""
-    noise = 0.1 * np.random.default_rng(0).standard_normal(3200).astype(np.float32)
-    folder = shortest / "bundle"
-    if not folder.exists():
-        options = ExportOptions(clips=[Clip("hiss", "", noise)], run=RunOptions(threads=1))
-        export(micro_checkpoint, "fake", folder, options)
-    return Transcriber(folder, RunOptions(threads=1))
+    return Transcriber(micro_bundle, RunOptions(threads=1))
 
 
 @given(sizes=st.lists(st.integers(0, 6_000), max_size=4), timestamps=st.booleans())

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from whisperport.audio import (
 )
 from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, IncompleteError, Interrupted, UsageError
-from whisperport.exporting import ExportOptions, export
 from whisperport.runner import Array, Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds
 from whisperport.targets import RunOptions
@@ -36,7 +34,7 @@ from whisperport.transcription import (
 )
 from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.verification import text_errors
-from whisperport.verification.clips import Clip, ShippedAudio, shipped_audio
+from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 from ..extent import core_or_all
 
@@ -263,12 +261,9 @@ def noise(seconds: float) -> np.ndarray:
 
 
 @pytest.fixture
-def short_windows(
-    micro_checkpoint: object, fake_targets: object, quick_tracing: None, tmp_path: Path
-) -> Transcriber:
+def short_windows(micro_bundle: Bundle) -> Transcriber:
     """The micro model: a window is 0.2 s, so every span of speech is longer."""
-    options = ExportOptions(clips=[Clip("hiss", "", noise(0.2))], run=ONE_THREAD)
-    return Transcriber(export(micro_checkpoint, "fake", tmp_path / "bundle", options), ONE_THREAD)
+    return Transcriber(micro_bundle, ONE_THREAD)
 
 
 def test_speech_longer_than_a_window_is_read_window_by_window(short_windows: Transcriber) -> None:

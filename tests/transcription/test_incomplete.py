@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, IncompleteError, Interrupted, NumericalError, UsageError
-from whisperport.exporting import ExportOptions, export
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.verification.clips import Clip
 
 ONE_THREAD = RunOptions(threads=1)
 TEXT = TranscribeOptions(
@@ -28,12 +26,9 @@ NOISE = (0.1 * np.random.default_rng(0).standard_normal(16_000)).astype(np.float
 
 
 @pytest.fixture
-def transcriber(
-    micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
-) -> Transcriber:
+def transcriber(micro_bundle: Bundle) -> Transcriber:
     """The micro model, with windows of 0.2 s, on a target that compiles nothing."""
-    options = ExportOptions(clips=[Clip("hiss", "", NOISE[:3200])], run=ONE_THREAD)
-    return Transcriber(export(micro_checkpoint, "fake", tmp_path / "bundle", options), ONE_THREAD)
+    return Transcriber(micro_bundle, ONE_THREAD)
 
 
 def failing(transcriber: Transcriber, error: BaseException, *, after: int) -> None:
