@@ -7,6 +7,7 @@ All weights are random, including biases and norms, so that a missing or exchang
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,27 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+class _Imported:
+    """Exempts also the libraries that tests import later: as many objects again.
+
+    Without it, an export of the micro model takes 0.7 s of CPU time instead of 0.2 s when many tests ran
+    before it (measured).
+    """
+
+    def __init__(self) -> None:
+        self._n_modules = len(sys.modules)
+
+    def pytest_runtest_setup(self) -> None:
+        if len(sys.modules) > self._n_modules + 100:
+            gc.collect()  # what is garbage now would never be freed
+            gc.freeze()
+            self._n_modules = len(sys.modules)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.pluginmanager.register(_Imported())
 
 
 @pytest.fixture(autouse=True)
