@@ -4,6 +4,7 @@ import importlib.util
 import re
 import tomllib
 from dataclasses import fields
+from functools import cache
 
 import pytest
 
@@ -96,6 +97,15 @@ def test_every_error_class_is_documented_and_no_other():
     assert documented == classes
 
 
+@cache
+def words_of_the_sources() -> str:
+    """All sources in one line, with adjacent strings joined."""
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "src" / "whisperport").rglob("*.py")
+    )
+    return re.sub(r"\s+", " ", re.sub(r'"\s*\n?\s*f?"', "", sources))
+
+
 @pytest.mark.parametrize(
     "message",
     re.findall(r"^\| ([^|]+?) \|", read("docs/reference/errors.md"), re.MULTILINE),
@@ -105,10 +115,7 @@ def test_every_documented_message_is_one_that_the_code_can_say(message):
     # given
     if message in ("Message", "Exit code", "---") or message.isdigit():
         return
-    sources = "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "src" / "whisperport").rglob("*.py")
-    )
-    said = re.sub(r"\s+", " ", re.sub(r'"\s*\n?\s*f?"', "", sources))
+    said = words_of_the_sources()
 
     # when: each alternative, each run of words around what differs from case to case
     pieces = [
