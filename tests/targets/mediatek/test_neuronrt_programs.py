@@ -10,21 +10,18 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.programs.variants import program_names
 from whisperport.targets import RunOptions, get_target
 
 from ...extent import core_or_all
+from .test_programs import ALL, BOARD, PART
 
-BOARD = "genio720"
 FAKE = Path(__file__).parent / "fake_neuronrt.py"
 PROGRAMS = ("encoder", "cross_kv", "step")
 
 
 @pytest.fixture(scope="module")
 def bundle(exported: Callable[..., Bundle]) -> Bundle:
-    return exported(
-        BOARD, core_or_all("one layer", "tiny"), placement=dict.fromkeys(program_names(), BOARD)
-    )
+    return exported(BOARD, core_or_all("one layer", "tiny"), placement=core_or_all(PART, ALL))
 
 
 def test_neuronrt_gives_every_program_what_the_emulation_gives(

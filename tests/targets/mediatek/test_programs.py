@@ -25,8 +25,8 @@ from ...inspection.tflite_file import INT64, Op, T, tflite_file
 
 BOARD = "genio720"
 ALL = dict.fromkeys(program_names(), BOARD)
-# In part: the window's programs and a half of the decoder on the NPU, with four axes; the rest on the CPU.
-PART = {"step": BOARD, "prefill_4": BOARD}
+# In part: the window's programs and most of the decoder on the NPU, with four axes; a prompt on the CPU.
+PART = {"step": BOARD, "prefill_4": BOARD, "align": BOARD}
 BUNDLES = core_or_all(
     [("one layer", PART)], [("one layer", ALL), ("tiny", ALL), ("tiny", PART), ("default", ALL)]
 )
@@ -49,7 +49,7 @@ def bundle(exported: Callable[..., Bundle], request: pytest.FixtureRequest) -> B
 def on_the_npu(bundle: Bundle) -> list[ProgramEntry]:
     """Return the programs on the NPU: the window's, the step, and at least one for prompts."""
     found = [entry for entry in bundle.manifest.programs if entry.target == BOARD]
-    assert {"encoder", "cross_kv", "step", "prefill_4"} <= {entry.spec.name for entry in found}
+    assert {"encoder", "cross_kv", *PART} <= {entry.spec.name for entry in found}
     return found
 
 
