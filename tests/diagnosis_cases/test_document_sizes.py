@@ -16,6 +16,7 @@ from whisperport.bundle import MANIFEST, Bundle, FileEntry
 from whisperport.bundle.folder import file_sha256
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import diagnose
+from whisperport.diagnosis.result import Diagnosis
 from whisperport.diagnosis.sizes import explain_size
 from whisperport.signatures import expected_signature
 from whisperport.transcription import default_bundle
@@ -70,6 +71,21 @@ def _heads(spec: object) -> int:
     return shapes["scores"][0] if "scores" in shapes else 0
 
 
+@pytest.fixture(scope="module")
+def int8_file(small: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A file of 1.2 MB with the features in int8, and their scale; do not write to it."""
+    path = tmp_path_factory.mktemp("int8") / "output.bin"
+    values, scale = _in_int8(_features(small))
+    values.tofile(path)
+    return path, scale
+
+
+@pytest.fixture(scope="module")
+def int8_diagnosis(small: Bundle, int8_file: tuple[Path, float]) -> Diagnosis:
+    """The diagnosis of this file."""
+    return diagnose(small, int8_file[0])
+
+
 def _features(bundle: Bundle) -> np.ndarray:
     return np.asarray(bundle.reference()["features_0"])
 
@@ -90,14 +106,14 @@ def test_the_large_file_is_the_output_in_float32(small: Bundle, tmp_path: Path) 
     assert found.passed
 
 
-def test_the_small_file_is_the_output_in_int8(small: Bundle, tmp_path: Path) -> None:
+def test_the_small_file_is_the_output_in_int8(
+    int8_file: tuple[Path, float], int8_diagnosis: Diagnosis
+) -> None:
     # given a file of 1.2 MB with the features in int8
-    path = tmp_path / "output.bin"
-    values, scale = _in_int8(_features(small))
-    values.tofile(path)
+    path, scale = int8_file
     assert path.stat().st_size == INT8_BYTES
     # when it is diagnosed
-    found = diagnose(small, path)
+    found = int8_diagnosis
     # then it is named, and its scale is found
     (finding,) = found.outputs[0].findings
     assert finding.cause is CauseCode.INTEGERS_READ_AS_FLOATS
@@ -107,14 +123,17 @@ def test_the_small_file_is_the_output_in_int8(small: Bundle, tmp_path: Path) -> 
 
 
 def test_the_fix_of_the_small_file_restores_the_features(
-    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Bundle,
+    int8_file: tuple[Path, float],
+    int8_diagnosis: Diagnosis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # given a file of 1.2 MB with the features in int8, and its diagnosis
-    path = tmp_path / "output.bin"
-    values, scale = _in_int8(_features(small))
-    values.tofile(path)
-    fix = diagnose(small, path).outputs[0].fix
-    # when the printed numpy program runs
+    path, scale = int8_file
+    fix = int8_diagnosis.outputs[0].fix
+    # when the printed numpy program runs in the folder of a copy of the file
+    shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
     exec(compile(fix, "fix", "exec"), {})
     # then its file holds the features within one step of the integers

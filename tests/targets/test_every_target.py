@@ -83,17 +83,24 @@ def run_options(target: Target) -> RunOptions:
 
 
 @pytest.fixture(scope="module")
+def plain() -> Program:
+    """A linear of random weights, the same for all tests."""
+    torch.manual_seed(0)
+    return linear()
+
+
+@pytest.fixture(scope="module")
 def lowered_once(
-    tmp_path_factory: pytest.TempPathFactory,
+    plain: Program, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Target, Path], ProgramEntry]:
-    """`lowered_once(target, folder)`: the entry of `linear()`, whose files it copies to the folder."""
+    """`lowered_once(target, folder)`: the entry of `plain`, whose files it copies to the folder."""
     made: dict[str, tuple[Path, ProgramEntry]] = {}
 
     def copied(target: Target, folder: Path) -> ProgramEntry:
         name = target.spec.name
         if name not in made:
             own = tmp_path_factory.mktemp(name)
-            made[name] = own, *target.lower([linear()], own, silent)
+            made[name] = own, *target.lower([plain], own, silent)
         shutil.copytree(made[name][0], folder, dirs_exist_ok=True)
         return made[name][1]
 
@@ -257,13 +264,16 @@ def test_lowering_writes_what_it_lists_inside_the_folder_and_nothing_on_stdout(
     assert {"delegated", "undelegated", "subgraphs"} <= set(entry.delegation)
 
 
-def test_a_strangers_program_runs_as_in_torch(lowered: Target, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    program = linear()
+def test_a_strangers_program_runs_as_in_torch(
+    lowered: Target,
+    plain: Program,
+    lowered_once: Callable[[Target, Path], ProgramEntry],
+    tmp_path: Path,
+) -> None:
     x = np.random.default_rng(0).standard_normal((1, 8)).astype(np.float32)
-    expected = program.exported.module(check_guards=False)(torch.from_numpy(x))
+    expected = plain.exported.module(check_guards=False)(torch.from_numpy(x))
 
-    entries = lowered.lower([program], tmp_path, silent)
+    entries = [lowered_once(lowered, tmp_path)]
     outputs = lowered.load(tmp_path, entries, run_options(lowered))["plain"].run({"input": x})
 
     # A sum of eight products in float32.
