@@ -11,22 +11,27 @@ from torch import Tensor
 from whisperport.programs.program import Program, as_program
 from whisperport.programs.trial import eager_outputs, random_inputs
 
+from ..extent import core_or_all
 from .third_party import third_party_programs
 
 
 @pytest.fixture(scope="session")
 def programs(
-    tiny_checkpoint: Any,
+    request: pytest.FixtureRequest,
     random_hf_whisper: Callable[..., Any],
     random_openai_whisper: Callable[..., Any],
 ) -> dict[str, Program]:
-    """Graphs of complete programs: four built-in ones and the third-party ones, two decomposed."""
+    """Graphs of complete programs: five built-in ones and the third-party ones, two decomposed.
+
+    The built-in ones have one layer in `make test`, as the third-party ones do.
+    """
     from whisperport.model.whisper import build_model
     from whisperport.programs.variants import whisper_programs
     from whisperport.programs.whisper import Parts
 
     names = ("encoder", "cross_kv", "prefill_4", "step", "align")
-    parts = Parts(build_model(tiny_checkpoint), [(0, 0)])
+    checkpoint = request.getfixturevalue(core_or_all("one_layer_checkpoint", "tiny_checkpoint"))
+    parts = Parts(build_model(checkpoint), [(0, 0)])
     built_in = {p.name: p for p in whisper_programs(parts, names)}
     theirs = third_party_programs(random_hf_whisper, random_openai_whisper)
     return {

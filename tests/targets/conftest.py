@@ -13,10 +13,12 @@ from whisperport.programs.program import Program
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
 
+from ..extent import core_or_all
+
 
 @pytest.fixture(scope="session")
-def rewritten(tiny_checkpoint: Any) -> Callable[[Sequence[str]], list[Program]]:
-    """Return `rewritten(names)`: the tiny model's programs after these rewrites."""
+def rewritten(request: pytest.FixtureRequest) -> Callable[[Sequence[str]], list[Program]]:
+    """Return `rewritten(names)`: the programs of a random model after these rewrites."""
     from whisperport.model.whisper import build_model
     from whisperport.programs.variants import whisper_programs
     from whisperport.programs.whisper import Parts
@@ -25,7 +27,8 @@ def rewritten(tiny_checkpoint: Any) -> Callable[[Sequence[str]], list[Program]]:
     @cache
     def traced() -> tuple[Program, ...]:
         names = ("encoder", "cross_kv", "prefill_4", "step", "align")
-        return tuple(whisper_programs(Parts(build_model(tiny_checkpoint), [(0, 0)]), names))
+        checkpoint = request.getfixturevalue(core_or_all("one_layer_checkpoint", "tiny_checkpoint"))
+        return tuple(whisper_programs(Parts(build_model(checkpoint), [(0, 0)]), names))
 
     @cache
     def after(names: tuple[str, ...]) -> list[Program]:
