@@ -10,6 +10,7 @@ from whisperport.errors import UsageError
 from whisperport.text import Segment, SubtitleOptions, Word, write_as
 from whisperport.text.printable import is_printable
 
+from ..extent import core_or_all
 from .openai_writers import written_by_openai
 
 
@@ -99,7 +100,7 @@ SEGMENTS = st.builds(Segment, TIMES, TIMES, TEXTS, words=st.lists(WORDS, max_siz
     segments=[segment(*(" a" for _ in range(1001)), gap=0)],
     options=SubtitleOptions(max_line_width=3000),
 )
-@settings(max_examples=500)
+@settings(max_examples=core_or_all(150, 500))
 def test_any_words_are_cut_as_by_openai(
     form: str, segments: list[Segment], options: SubtitleOptions
 ) -> None:
