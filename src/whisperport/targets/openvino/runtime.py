@@ -10,8 +10,9 @@ from threading import Lock
 from typing import Any
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.runner import Array, Binding, Runner
+from whisperport.runner import Array, Binding, Part, Runner
 from whisperport.spec import ProgramSpec
+from whisperport.targets.openvino.bfloat16 import Bf16Copy, copies, inputs_in_bf16, read_in_bf16
 from whisperport.targets.openvino.core import shared_core
 from whisperport.targets.stated_signature import (
     expect_counts,
@@ -69,6 +70,9 @@ class OpenVinoRunner(Runner):
 
     Many transcriptions need neither `align` nor the longer `prefill`, and a compiled program has a copy of
     its weights, in the order in which the device reads them.
+
+    Attributes:
+        in_bf16: the inputs that the program reads in bfloat16; empty if it computes in float32.
     """
 
     def __init__(
@@ -101,11 +105,15 @@ class OpenVinoRunner(Runner):
         except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
             raise _unreadable(model.name, error) from error
         check_signature(self._model, spec, model.name)
+        in_bf16 = device.name == CPU and self._properties.get("INFERENCE_PRECISION_HINT") == "bf16"
+        self.in_bf16 = inputs_in_bf16(spec) if in_bf16 else ()
+        if self.in_bf16:
+            self._model = read_in_bf16(self._model, self.in_bf16)
         self._compiling = Lock()
         self._requests: deque[Any] = deque()  # that no thread uses
 
     def binding(self) -> Binding:
-        return _OpenVinoBinding(self)
+        return _Bf16Binding(self) if self.in_bf16 else _OpenVinoBinding(self)
 
     def infer(self, tensors: Sequence[Any]) -> Sequence[Array]:
         """Run the program once on an `openvino.Tensor` per input, and return copies of its outputs.
@@ -131,7 +139,11 @@ class OpenVinoRunner(Runner):
             self._requests.append(request)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        return self.infer([as_tensor(array) for array in inputs])
+        named = zip(self.spec.inputs, inputs, strict=True)
+        return self.infer([self._tensor(tensor.name, array) for tensor, array in named])
+
+    def _tensor(self, name: str, array: Array) -> Any:
+        return copies([array])[0].tensor if name in self.in_bf16 else as_tensor(array)
 
     @cached_property
     def _compiled(self) -> Any:
@@ -162,6 +174,40 @@ class _OpenVinoBinding(Binding):
         for index in self._unbound:
             self._tensors[index] = as_tensor(inputs[index])
         return self._infer(self._tensors)
+
+
+class _Bf16Binding(_OpenVinoBinding):
+    """A binding that keeps bfloat16 copies of the bound arrays.
+
+    The first run makes them. After it, only what has changed is converted. Two bindings share no copy: the
+    next window may be written to the same arrays, and a binding of the last window can still exist then.
+    """
+
+    def __init__(self, runner: OpenVinoRunner) -> None:
+        super().__init__(runner)
+        self._copies: dict[str, Bf16Copy] = {}
+        self._not_copied: dict[str, Array] = {}
+
+    def changed(self, name: str, part: Part) -> None:
+        if name in self._copies:
+            self._copies[name].update(part)
+
+    def _bind(self, name: str, array: Array) -> None:
+        self._copies.pop(name, None)
+        self._not_copied[name] = array
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        if self._not_copied:
+            self._copy()
+        return super()._run(inputs)
+
+    def _copy(self) -> None:
+        """Copy the arrays that were bound since the last run."""
+        made = copies(list(self._not_copied.values()))
+        for name, copy in zip(self._not_copied, made, strict=True):
+            self._copies[name] = copy
+            self._tensors[self._index[name]] = copy.tensor
+        self._not_copied.clear()
 
 
 def as_tensor(array: Array) -> Any:
