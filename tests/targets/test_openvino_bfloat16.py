@@ -159,7 +159,7 @@ def test_only_what_was_written_is_converted_again(lowered: Lowered, converted: l
 
     for _ in range(3):
         binding.run(given)
-    assert sorted(converted) == sorted(a.size for name, a in given.items() if name != "x")
+    assert sum(converted) == sum(array.size for name, array in given.items() if name != "x")
 
     converted.clear()
     binding.changed("self_v_0", LAST)
@@ -197,7 +197,7 @@ def test_an_array_that_is_bound_later_replaces_the_one_before(
     assert converted == []  # until the next run
     found = binding.run(given)["y"]
 
-    assert converted == [given["self_v_0"].size]
+    assert sum(converted) == given["self_v_0"].size
     np.testing.assert_array_equal(found, runner.run(given)["y"])
 
 

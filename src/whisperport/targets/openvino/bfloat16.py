@@ -23,7 +23,7 @@ def inputs_in_bf16(spec: ProgramSpec) -> tuple[str, ...]:
     """Return the inputs of a program of which a binding keeps bfloat16 copies; empty for most programs.
 
     They are the keys and values of `step` and `step_B`. Other programs run only once or a few times per
-    window, so that converting in every run costs as much time as a copy, and no memory.
+    window, so that copies would save no time.
     """
     if spec.name != "step" and batch_rows(spec.name) is None:
         return ()
@@ -63,10 +63,11 @@ class Bf16Copy:
         self._source: NDArray[np.uint32] = array.view(np.uint32)
         self._bits = bits
         self.tensor: Any = Tensor(bits, Shape(array.shape), Type.bf16)
-        self.update(())
+        for head in range(len(array)):  # one at a time fits into the processor's cache
+            self.update((slice(head, head + 1),))
 
     def update(self, part: Part) -> None:
-        """Copy a part of the array again; the part () is all of it."""
+        """Copy a part of the array again."""
         self._bits[part] = rounded(self._source[part])
 
 
