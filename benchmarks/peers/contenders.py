@@ -8,6 +8,7 @@ START = "start-up"
 COARSE = "+coarse"  # after a target: with `coarse_projection`
 ENCODER = "+openvino-encoder"  # after that: encoder and cross_kv on OpenVINO
 IN_BF16 = "-bf16"  # after that: these two in bfloat16
+ALL_BF16 = "+bf16"  # after a target: all programs in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,14 @@ CONTENDERS = (
         f"onnxruntime{COARSE} vad pack text",
         kinds=(LONG,),
     ),
+    Contender(
+        "whisperport, bf16 --vad --pack",
+        "whisperport_engine",
+        f"onnxruntime{COARSE}{ENCODER}{IN_BF16} vad pack",
+        kinds=(LONG,),
+    ),
     Contender("whisperport, openvino", "whisperport_engine", "openvino"),
+    Contender("whisperport, openvino bf16", "whisperport_engine", f"openvino{ALL_BF16}"),
     Contender("whisperport, openvino --vad", "whisperport_engine", "openvino vad", kinds=(LONG,)),
     Contender("faster-whisper fp32", "faster_whisper_engine", "float32", "ctranslate2"),
     Contender("faster-whisper int8", "faster_whisper_engine", "int8", "ctranslate2"),

@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
 
 from memory import random_checkpoint
-from peers.contenders import COARSE, ENCODER, IN_BF16
+from peers.contenders import ALL_BF16, COARSE, ENCODER, IN_BF16
 
 from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
@@ -61,7 +61,12 @@ def main() -> None:
             of_encoder = ("encoder", "cross_kv") if ENCODER in target else ()
             precisions = dict.fromkeys(of_encoder, "bf16") if IN_BF16 in target else {}
             placement |= dict.fromkeys(of_encoder, "openvino")
-            how = replace(options(chosen.name), placement=placement, precisions=precisions)
+            how = replace(
+                options(chosen.name),
+                placement=placement,
+                precision="bf16" if target.endswith(ALL_BF16) else "",
+                precisions=precisions,
+            )
             export(checkpoint, name, chosen.folder / target, how)
 
 
