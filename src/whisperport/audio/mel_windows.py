@@ -9,6 +9,7 @@ pass: its maximum is that of the audio so far.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,20 +35,28 @@ class MelWindows:
         n_mels: number of mel bands: 80, or 128 for large-v3 and turbo.
         n_frames: mel frames in one window: 3000 for 30 s.
         sample_rate: sample rate of an array in Hz; None: 16 kHz.
+        is_stopped: called before each part of the first pass, which ends if it returns True.
 
     Raises:
         AudioError: the source is missing, cannot be read, is shorter than 10 ms, or has samples that are
             not finite numbers.
+        KeyboardInterrupt: `is_stopped` returned True.
     """
 
     def __init__(
-        self, source: AudioSource, n_mels: int, n_frames: int, *, sample_rate: int | None = None
+        self,
+        source: AudioSource,
+        n_mels: int,
+        n_frames: int,
+        *,
+        sample_rate: int | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._n_mels, self._n_frames = n_mels, n_frames
         self._first: _FirstPass | None = None
         if can_be_read_twice(source):
             with AudioStream(source, sample_rate=sample_rate, look_back_s=1.0) as stream:
-                self._first = _first_pass(stream, n_mels)
+                self._first = _first_pass(stream, n_mels, is_stopped)
         self._peak = self._first.peak if self._first else -np.inf
         self._stream: AudioStream | None = None  # of the second pass
         if self._first is None or self._first.power is None:
@@ -110,10 +119,12 @@ class _FirstPass:
     power: Floats | None  # (n_mels, n) of all frames with audio; None: too large to be kept
 
 
-def _first_pass(stream: AudioStream, n_mels: int) -> _FirstPass:
+def _first_pass(stream: AudioStream, n_mels: int, is_stopped: Callable[[], bool]) -> _FirstPass:
     pieces: list[Floats] = []
     peak, start, kept = -np.inf, 0, LARGEST_KEPT
     while not stream.ended or start * HOP_LENGTH - HALF < stream.n_decoded:
+        if is_stopped():
+            raise KeyboardInterrupt
         power = _power(stream, start, PIECE, n_mels)
         peak = max(peak, float(power.max(initial=SILENCE)))
         kept -= power.nbytes

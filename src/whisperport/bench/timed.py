@@ -18,10 +18,6 @@ Now = Callable[[], float]
 class Clock:
     """Records how long every call took, and how much CPU time the process used meanwhile.
 
-    Attributes:
-        calls: name of what was called -> seconds of each call.
-        cpu: name of what was called -> seconds of CPU time in each call.
-
     Args:
         now: the time.
         cpu_now: the CPU time of the process; by default, user and system time of all threads.
@@ -29,8 +25,21 @@ class Clock:
 
     def __init__(self, now: Now = time.perf_counter, cpu_now: Now = time.process_time) -> None:
         self.now, self.cpu_now = now, cpu_now
-        self.calls: dict[str, list[float]] = {}
-        self.cpu: dict[str, list[float]] = {}
+        self._laps: list[tuple[str, float, float]] = []
+
+    @property
+    def calls(self) -> dict[str, list[float]]:
+        """Name of what was called -> seconds of each call."""
+        return self._by_name(1)
+
+    @property
+    def cpu(self) -> dict[str, list[float]]:
+        """Name of what was called -> seconds of CPU time in each call."""
+        return self._by_name(2)
+
+    def record(self, name: str, seconds: float, cpu_seconds: float) -> None:
+        """Record one call."""
+        self._laps.append((name, seconds, cpu_seconds))
 
     def timing(self, name: str) -> AbstractContextManager[None]:
         """Measure the time of a `with` block. A block that raises is counted too."""
@@ -38,11 +47,17 @@ class Clock:
 
     def reset(self) -> None:
         """Remove all recorded calls, such as those of a warm-up."""
-        self.calls, self.cpu = {}, {}
+        self._laps = []
 
     def wrap_runner(self, runner: Runner) -> Runner:
         """Return a runner that runs `runner` and records its calls under the program's name."""
         return _TimedRunner(runner, self)
+
+    def _by_name(self, index: int) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for lap in self._laps:
+            found.setdefault(lap[0], []).append(float(lap[index]))
+        return found
 
 
 class _Timing:
@@ -59,9 +74,8 @@ class _Timing:
 
     def __exit__(self, *error: object) -> None:
         clock = self._clock
-        ended, used = clock.now(), clock.cpu_now()
-        clock.calls.setdefault(self._name, []).append(ended - self._started)
-        clock.cpu.setdefault(self._name, []).append(used - self._used)
+        seconds = clock.now() - self._started
+        clock.record(self._name, seconds, clock.cpu_now() - self._used)
 
 
 class _TimedRunner(Runner):

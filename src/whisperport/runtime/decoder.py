@@ -63,6 +63,9 @@ class Decoder:
             self._cross_kv = {}  # frees memory first: 0.5 GB for large-v3
             self._cross_kv = self._kept(runner.run(inputs))
         check_outputs("cross_kv", self._cross_kv)
+        # Other objects for each window, also on the same memory: a device keeps the audio of an array that
+        # it knows, as long as a binding of the window before exists.
+        self._cross_kv = {name: array.view() for name, array in self._cross_kv.items()}
         self.cache.clear()
 
     def prefill(

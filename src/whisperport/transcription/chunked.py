@@ -1,7 +1,7 @@
 """Transcribe chunks of speech as if each were a separate audio file: a pipeline in bounded memory.
 
     calling thread    finds speech ─► cuts chunks ─► computes the spectrogram of each, in order
-    encoder threads   encode the first window of the next chunks
+    encoder threads   find the maximum of the spectrogram ─► encode the first window of the next chunks
     decoder threads   decode earlier chunks with the same runners at the same time
     calling thread    joins the results in order
 
@@ -120,19 +120,53 @@ class ChunkedTranscription:
         self._stop = Event()
         self._results: list[Transcript] = []
 
-    def run(self, stream: AudioStream, mel: MelWindows, progress: ProgressCallback) -> Transcript:
+    def run(
+        self, stream: AudioStream, open_mel: Callable[..., MelWindows], progress: ProgressCallback
+    ) -> Transcript:
         """Transcribe an audio file that is open twice.
 
         Args:
             stream: the samples, in which speech is detected ahead of the transcription.
-            mel: the spectrogram that is transcribed.
+            open_mel: returns the spectrogram that is transcribed. It is called with `is_stopped`.
             progress: called after every chunk with the seconds done and the total, or None.
 
         Raises:
+            AudioError: the audio cannot be read.
             IncompleteError: the transcription failed after some text was transcribed.
             Interrupted: Ctrl-C was pressed.
         """
         chunks = self._chunks(stream)
+        try:
+            mel, found = self._opened(open_mel, chunks)
+        except BaseException:
+            self._end()
+            raise
+        try:
+            return self._transcribed(stream, mel, chain(found, chunks), progress)
+        finally:
+            mel.close()
+
+    def _opened(
+        self, open_mel: Callable[..., MelWindows], chunks: Iterator[Chunk]
+    ) -> tuple[MelWindows, list[Chunk]]:
+        """Open the spectrogram in an encoder thread; return it, and the chunks found meanwhile."""
+        opening = self._encoders.submit(open_mel, is_stopped=self._stop.is_set)
+        found: list[Chunk] = []
+        try:
+            while not opening.done() and (chunk := next(chunks, None)):
+                found.append(chunk)
+        except Exception:
+            opening.result().close()  # raises the fault of the audio, if it has one
+            raise
+        return opening.result(), found
+
+    def _transcribed(
+        self,
+        stream: AudioStream,
+        mel: MelWindows,
+        chunks: Iterator[Chunk],
+        progress: ProgressCallback,
+    ) -> Transcript:
         first = next(chunks, None)
         decode = self._options.decode
         start = first.start if first else 0

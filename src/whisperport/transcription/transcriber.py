@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -111,13 +112,16 @@ class Transcriber:
             )
         with self.turns.turn():
             dims = self.engine.dims
-            mel = MelWindows(source, dims.n_mels, dims.n_frames, sample_rate=sample_rate)
-            try:
-                if options.vad is None:
-                    return self._session(mel, options, sampler).run(progress)
+            open_mel = partial(
+                MelWindows, source, dims.n_mels, dims.n_frames, sample_rate=sample_rate
+            )
+            if options.vad is not None:
                 parts = self.engine, self.tokenizer, options, options.vad, sampler
                 with AudioStream(source, sample_rate=sample_rate, look_back_s=0) as stream:
-                    return ChunkedTranscription(*parts).run(stream, mel, progress)
+                    return ChunkedTranscription(*parts).run(stream, open_mel, progress)
+            mel = open_mel()
+            try:
+                return self._session(mel, options, sampler).run(progress)
             finally:
                 mel.close()
 

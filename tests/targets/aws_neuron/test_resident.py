@@ -12,7 +12,7 @@ from whisperport.programs.program import Program
 from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts
 from whisperport.runner import Array, Binding, Runner
-from whisperport.runtime import DecodeOptions, Engine, decode_window
+from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.aws_neuron.resident import ResidentRunner
 from whisperport.targets.options import with_target
@@ -184,6 +184,30 @@ def test_windows_are_decoded_to_the_tokens_of_stateless_programs(
         )
         assert found.tokens == expected.tokens
         assert len(found.tokens) > 2
+
+
+def test_a_window_has_its_own_audio_while_bindings_of_the_window_before_exist(
+    micro: Whisper, runners: dict[str, Any], eager_runners: Callable[..., Any]
+) -> None:
+    """Another target may write each window's K/V to the same arrays; an error keeps bindings alive."""
+    on_host = eager_runners(micro, (4, 64), HEADS)["cross_kv"]
+    on_host.writes_in_place = True
+    engine = engine_of(micro, {**runners, "cross_kv": on_host})
+    used, kept = engine.decoder(), list[Binding]()
+
+    def decoded(decoder: Decoder, seed: int) -> np.ndarray:
+        random = np.random.default_rng(seed)
+        decoder.start_window(random.standard_normal((DIMS.n_audio_ctx, 16), np.float32))
+        decoder.prefill([50, 51, 53])
+        return decoder.step(1)
+
+    first = decoded(used, 0)
+    kept.extend(used.cache.bindings.values())
+    second = decoded(used, 1)
+
+    assert kept
+    np.testing.assert_array_equal(second, decoded(engine.decoder(), 1))
+    assert not np.array_equal(first, second)
 
 
 # What is copied ----------------------------------------------------------------------------------
