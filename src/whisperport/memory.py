@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-BLOCK = 2**26  # bytes that are taken at once; what is not used of them, is not in memory
+BLOCK = 2**26  # bytes of a block; a part that is not used is not in memory
 ALIGNMENT = 64  # bytes of a cache line, which vector instructions should not cross
 
 
@@ -21,7 +21,7 @@ class Memory:
     def __init__(self, block: int = BLOCK) -> None:
         """
         Args:
-            block: bytes that are taken at once; for a larger array, its size.
+            block: bytes of a block; for a larger array, its size.
         """
         self._block = block
         self._rest = np.empty(0, np.uint8)
