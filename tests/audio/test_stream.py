@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from whisperport.audio import SAMPLE_RATE, AudioStream
 from whisperport.audio import stream as stream_module
 from whisperport.audio.pcm import MIN_SAMPLES
+from whisperport.audio.stream import PIECE
 
 from .conftest import WriteAudio, tone
 
@@ -33,9 +34,18 @@ class Hour:
 
 @given(
     steps=st.lists(st.tuples(st.integers(-4000, 20_000), st.integers(0, 12_000)), max_size=12),
+    piece=st.integers(2000, 70_000),
 )
 @settings(max_examples=60)
-def test_any_forward_reading_gives_the_samples_asked_for(steps: list[tuple[int, int]]) -> None:
+def test_any_forward_reading_gives_the_samples_asked_for(
+    steps: list[tuple[int, int]], piece: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_module, "PIECE", piece)
+        check_forward_reading(steps)
+
+
+def check_forward_reading(steps: list[tuple[int, int]]) -> None:
     stream = AudioStream(SOUND, look_back_s=0.25)
     start, furthest = 0, 0
 
@@ -131,3 +141,11 @@ def test_one_frame_of_audio_is_enough(write_audio: WriteAudio, n_samples: int) -
 
     with AudioStream(path) as stream:
         assert stream.read(0, 1000).size == n_samples
+
+
+def test_little_of_a_long_array_is_copied() -> None:
+    stream = AudioStream(np.zeros(20 * PIECE, np.float32), look_back_s=0)
+
+    for position in range(0, 20 * PIECE, PIECE // 3):
+        stream.read(position, PIECE // 3)
+        assert stream.n_decoded - position <= PIECE + PIECE // 3

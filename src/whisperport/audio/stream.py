@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from whisperport.audio.decode import AudioDecoder
 from whisperport.audio.pcm import SAMPLE_RATE, from_array
 
+PIECE = 2**16  # samples of an array that are read together
+
 AudioSource = str | os.PathLike[str] | BinaryIO | NDArray[Any]
 
 
@@ -47,7 +49,7 @@ class AudioStream:
         self.duration_s: float | None
         if isinstance(source, np.ndarray):
             samples = from_array(source, sample_rate)
-            self._pieces, self.duration_s = iter((samples,)), samples.size / SAMPLE_RATE
+            self._pieces, self.duration_s = _in_pieces(samples), samples.size / SAMPLE_RATE
         elif sample_rate is not None:
             raise ValueError("`sample_rate` is for arrays; a file states its sample rate")
         else:
@@ -113,3 +115,9 @@ class AudioStream:
         # A new array even for one part: a view would keep the dropped samples in memory.
         self._kept = np.concatenate(parts) if parts else np.empty(0, np.float32)
         self._kept_from = kept_from
+
+
+def _in_pieces(samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Yield views of an array in memory: what was read beyond the last `read` is copied in the next."""
+    for start in range(0, max(samples.size, 1), PIECE):
+        yield samples[start : start + PIECE]
