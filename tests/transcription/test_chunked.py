@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -32,6 +33,7 @@ from whisperport.transcription import (
     default_bundle,
     session,
 )
+from whisperport.transcription import transcriber as transcriber_module
 from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.verification import text_errors
 from whisperport.verification.clips import ShippedAudio, shipped_audio
@@ -384,13 +386,21 @@ def test_the_text_before_a_failure_is_kept(
     assert caught.value.transcript.segments == one_worker.segments[:4]
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
 def test_audio_before_a_failure_is_kept(
     transcriber: Transcriber,
     audio: np.ndarray,
     one_worker: Transcript,
     monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
 ) -> None:
-    """Chunks are read ahead of what is decoded; those are decoded still."""
+    """Chunks are found ahead, also before the spectrogram is open; those are decoded still."""
+
+    def late(*arguments: Any, **options: Any) -> MelWindows:
+        time.sleep(seconds)
+        return MelWindows(*arguments, **options)
+
+    monkeypatch.setattr(transcriber_module, "MelWindows", late)
 
     def broken_off(*arguments: object, **options: object) -> Iterator[Span]:
         yield from islice(cut_chunks(*arguments, **options), 3)

@@ -135,30 +135,28 @@ class ChunkedTranscription:
             IncompleteError: the transcription failed after some text was transcribed.
             Interrupted: Ctrl-C was pressed.
         """
-        chunks = self._chunks(stream)
         try:
-            mel, found = self._opened(open_mel, chunks)
+            mel, chunks = self._opened(open_mel, self._chunks(stream))
         except BaseException:
             self._end()
             raise
         try:
-            return self._transcribed(stream, mel, chain(found, chunks), progress)
+            return self._transcribed(stream, mel, chunks, progress)
         finally:
             mel.close()
 
     def _opened(
         self, open_mel: Callable[..., MelWindows], chunks: Iterator[Chunk]
-    ) -> tuple[MelWindows, list[Chunk]]:
-        """Open the spectrogram in an encoder thread; return it, and the chunks found meanwhile."""
+    ) -> tuple[MelWindows, Iterator[Chunk]]:
+        """Open the spectrogram in an encoder thread and find chunks meanwhile; return both."""
         opening = self._encoders.submit(open_mel, is_stopped=self._stop.is_set)
         found: list[Chunk] = []
         try:
             while not opening.done() and (chunk := next(chunks, None)):
                 found.append(chunk)
-        except Exception:
-            opening.result().close()  # raises the fault of the audio, if it has one
-            raise
-        return opening.result(), found
+        except Exception as error:  # the chunks before it are transcribed
+            chunks = _failing(error)
+        return opening.result(), chain(found, chunks)
 
     def _transcribed(
         self,
@@ -271,6 +269,12 @@ class ChunkedTranscription:
         )
         transcript = yield from session.steps(lambda _done, _of: None)
         return chunk, transcript
+
+
+def _failing(error: Exception) -> Iterator[Chunk]:
+    """Raise an error instead of yielding a chunk."""
+    yield from ()
+    raise error
 
 
 def _joined(results: Sequence[Transcript], language: str, duration_s: float) -> Transcript:
