@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.checks import batch_rows
+from whisperport.memory import Memory, room
 from whisperport.runner import Array, Part
 from whisperport.signatures import roles
 from whisperport.spec import ProgramSpec
@@ -74,13 +75,10 @@ class Bf16Copy:
 def copies(arrays: Sequence[Array]) -> list[Bf16Copy]:
     """Return a copy of each array, all in one block of memory.
 
-    For the arrays of Whisper small this takes half of the time of a block per array: Linux gives a large
-    block in large pages.
+    For the arrays of Whisper small this takes half of the time of a block per array.
     """
-    block = np.empty(sum(array.size for array in arrays), np.uint16)
-    ends = np.cumsum([array.size for array in arrays])
-    pieces = np.split(block, ends[:-1])
-    return [Bf16Copy(a, piece.reshape(a.shape)) for a, piece in zip(arrays, pieces, strict=True)]
+    memory = Memory(sum(room(array.shape, np.uint16) for array in arrays))
+    return [Bf16Copy(array, memory.array(array.shape, np.uint16)) for array in arrays]
 
 
 def rounded(bits: NDArray[np.uint32]) -> NDArray[np.uint16]:
