@@ -180,9 +180,7 @@ def log_sum_exp(row: Floats, peak: np.float32 | None = None) -> np.float32:
     total = 0.0
     for start in range(0, row.size, PIECE):
         piece = row[start : start + PIECE]
-        lowered = piece - shift if shift else None
-        weights = np.exp(piece if lowered is None else lowered, out=lowered)
-        total += float(np.add.reduce(weights))
+        total += float(np.add.reduce(np.exp(piece - shift if shift else piece)))
     return np.float32(shift + math.log(total))
 
 
