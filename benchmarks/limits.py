@@ -104,8 +104,9 @@ def window_ms(
 ) -> dict[str, float]:
     """Transcribe one window: the time of all, of what is no program, and of audio and mel in it."""
     clock.reset()
+    path = shipped_audio()[0].path
     start = time.perf_counter()
-    mel = TimedMel(shipped_audio()[0].path, transcriber.engine.dims, clock)
+    mel = TimedMel(path, transcriber.engine.dims, clock)
     transcriber.transcribe_mel(mel, settings)
     mel.close()
     window = 1e3 * (time.perf_counter() - start)
@@ -119,13 +120,12 @@ def programs(engine: Engine) -> list[Runner]:
 
 
 def fixed_tokens(engine: Engine, tokens: int) -> TranscribeOptions:
-    """Return options with which a window decodes this number of text tokens."""
-    not_text = range(engine.generation.end_of_text, engine.dims.n_vocab)
+    """Return options with which a window decodes this number of tokens."""
     decode = DecodeOptions(
         language="en",
         without_timestamps=True,
         max_tokens=tokens,
-        suppress_tokens=(-1, *not_text),
+        suppress_tokens=(-1, engine.generation.end_of_text),
     )
     never = Thresholds(
         compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None

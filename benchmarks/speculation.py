@@ -46,6 +46,7 @@ from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, Engine, Floats, decode_window, split_segments
 from whisperport.runtime.decode import prompt_tokens, suppressed_ids
 from whisperport.runtime.rules import Rules
+from whisperport.runtime.scores import Scores
 from whisperport.targets import RunOptions, get_target
 from whisperport.transcription import Transcriber
 from whisperport.verification import machine, versions
@@ -148,7 +149,7 @@ def drafts_of_layers(
             hidden = model.decoder.ln(x)[0, len(prompt) - 1 :]
             logits = (hidden @ model.decoder.token_embedding.weight.T).numpy()
             for index, row in enumerate(logits):
-                rules.apply(row, tokens[:index])
+                rules.apply(Scores(row), tokens[:index])
             found[number] = logits.argmax(axis=1).tolist()
     assert found.pop(number) == tokens
     return found

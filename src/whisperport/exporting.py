@@ -353,7 +353,12 @@ def _programs(
     projected = VOCAB_PROJECTION not in placed.placements
     # One multiplication in float32 for B texts takes less time than B coarse ones.
     batch_projected = projected or COARSE_PROJECTION in placed.placements
-    parts = Parts(model, generation.alignment_heads, uncached, projected, batch_projected)
+    summed = frozenset(
+        name
+        for name, placement in placed.placements.items()
+        if placement.precision == "fp32" and placed.target_of(name).spec.sums_exponentials
+    )
+    parts = Parts(model, generation.alignment_heads, uncached, projected, batch_projected, summed)
     yield from whisper_programs(parts, tuple(placed.placements), variants)
 
 

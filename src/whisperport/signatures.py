@@ -19,6 +19,9 @@ from whisperport.window import Window
 # R: `prefill` computes the logits of two tokens of a prompt: the last token, and the token that gives the
 # no-speech probability.
 PICKED_ROWS = 2
+# Output of `step` and `step_B`: the natural logarithm of the sum of all exp(logit), which the host need not
+# compute then. Bundles for some targets have it; `TargetSpec.sums_exponentials`.
+LOGSUMEXP = "logsumexp"
 MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
 MAX_BATCH = 64  # largest B, rows of a `step_B`; `export` writes up to 16
 MAX_PIECES = 1024  # largest number of pieces of the logits; the default of `uncached_decoder` is 4
@@ -165,10 +168,10 @@ def _expected_standard(
     if found.name == "cross_kv":
         return ProgramSpec("cross_kv", (_features(dims),), _cross_cache(sizes))
     if found.name == "step":
-        return _step(sizes, _result(found))
+        return _step(sizes, found)
     if batch := batch_rows(found.name):
         rows = _in_range("rows", batch, 2, MAX_BATCH)
-        return _step(replace(sizes, batch=rows), _result(found))
+        return _step(replace(sizes, batch=rows), found)
     if found.name == "align":
         return _align(sizes, heads, _in_range("tokens", _size(found, 0, 1), 1, MAX_TOKENS))
     if found.name == VOCAB_PROJECTION:
@@ -213,11 +216,14 @@ def _prefill(sizes: _Sizes, tokens: int, result: str) -> ProgramSpec:
     )
 
 
-def _step(sizes: _Sizes, result: str) -> ProgramSpec:
+def _step(sizes: _Sizes, found: ProgramSpec) -> ProgramSpec:
     """Return the signature of `step`, or of `step_B` if there are several rows."""
-    name = "step" if sizes.batch == 1 else f"step_{sizes.batch}"
-    outputs = (_rows(sizes.dims, result, sizes.batch), *_new_rows(sizes, 1))
-    return ProgramSpec(name, (*_token_inputs(sizes, 1), *_caches(sizes)), outputs)
+    result = _result(found)
+    results = [_rows(sizes.dims, result, sizes.batch)]
+    if result == "logits" and any(output.name == LOGSUMEXP for output in found.outputs):
+        results.append(TensorSpec(LOGSUMEXP, (sizes.batch, 1)))
+    inputs = (*_token_inputs(sizes, 1), *_caches(sizes))
+    return ProgramSpec(found.name, inputs, (*results, *_new_rows(sizes, 1)))
 
 
 def _rows(dims: Dims, result: str, rows: int) -> TensorSpec:

@@ -16,6 +16,7 @@ from whisperport.errors import BundleError, UsageError
 from whisperport.runtime import load_engine, start_tokens
 from whisperport.runtime.decode import suppressed_ids
 from whisperport.runtime.rules import Rules
+from whisperport.runtime.scores import Scores
 from whisperport.targets import RunOptions
 
 from ..hostile_bundle import SHIPPED, copy_of_shipped, program, read, write
@@ -285,7 +286,7 @@ def test_any_size_and_token_is_rejected_or_can_be_decoded_with(
     suppressed = suppressed_ids(generation, dims, (-1,))
     for emitted in ([], [generation.timestamp_begin], [generation.timestamp_begin, 0]):
         logits = np.zeros(dims.n_vocab, np.float32)
-        Rules(generation, timestamps=True, suppressed=suppressed).apply(logits, emitted)
+        Rules(generation, timestamps=True, suppressed=suppressed).apply(Scores(logits), emitted)
         assert not np.isnan(logits).any()
     for language in generation.languages:
         with contextlib.suppress(UsageError):  # the task is not known

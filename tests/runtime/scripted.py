@@ -7,6 +7,7 @@ import numpy as np
 
 from whisperport.generation import Generation
 from whisperport.runtime import Cache
+from whisperport.runtime.scores import Scores
 
 from ..micro import DIMS, GENERATION
 
@@ -41,7 +42,7 @@ class Scripted:
         return self._row()
 
     def step_all(self, steps: Any) -> Any:
-        return [self.step(step.token, step.cache) for step in steps]
+        return [Scores(self.step(step.token, step.cache)) for step in steps]
 
     def caches(self, count: int) -> Any:
         return nullcontext([self.cache, *(self.cache.copy() for _ in range(count - 1))])

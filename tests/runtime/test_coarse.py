@@ -24,7 +24,7 @@ from whisperport.programs.whisper import Parts
 from whisperport.runner import Array, Runner
 from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
 from whisperport.runtime.coarse import TOLERANCE, CoarseLogits, CoarseProjection
-from whisperport.runtime.search import log_sum_exp
+from whisperport.runtime.scores import log_sum_exp
 from whisperport.signatures import expected_signature
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions

@@ -14,6 +14,7 @@ from whisperport.errors import UsageError
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.runtime.guards import forbid_repeated_ngrams, penalize_repetition
 from whisperport.runtime.rules import Rules
+from whisperport.runtime.scores import Scores
 
 from ..micro import DIMS, GENERATION
 from .scripted import FEATURES, Scripted
@@ -72,7 +73,7 @@ def test_timestamps_are_not_held_for_repetitions() -> None:
     begin = GENERATION.timestamp_begin
     logits = np.ones(DIMS.n_vocab, np.float32)
 
-    rules.apply(logits, [begin, 5, begin + 2])
+    rules.apply(Scores(logits), [begin, 5, begin + 2])
 
     assert logits[[begin, begin + 2, 6]].tolist() == [1, 1, 1]
     assert logits[5] == -np.inf
@@ -84,7 +85,7 @@ def test_text_on_both_sides_of_a_timestamp_is_one_phrase() -> None:
     logits = np.ones(DIMS.n_vocab, np.float32)
     logits[begin:] = -9  # so that text may follow
 
-    rules.apply(logits, [begin, 5, 6, begin + 1, begin + 1, 5])
+    rules.apply(Scores(logits), [begin, 5, 6, begin + 1, begin + 1, 5])
 
     assert logits[6] == -np.inf
     assert logits[5] == 1

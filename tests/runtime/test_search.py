@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whisperport.runtime.search import Beams, Candidate, Sampling, log_sum_exp, numpy_sampler, top
+from whisperport.runtime.scores import Scores
+from whisperport.runtime.search import Beams, Candidate, Sampling, numpy_sampler, top
 
 V = 51_865  # multilingual Whisper's vocabulary
 ROW = 4 * V  # bytes
@@ -49,18 +50,6 @@ def test_the_top_of_what_is_no_number_are_still_so_many() -> None:
     row = np.full(V, np.nan, np.float32)
 
     assert len(set(top(row, 6).tolist())) == 6
-
-
-@pytest.mark.parametrize("offset", [0, 59, -61, 200, -200])
-def test_log_sum_exp_is_that_of_float64(offset: int) -> None:
-    """Also if the exponentials themselves are beyond the range of float32."""
-    row = logits() + np.float32(offset)
-    row[:100] = -np.inf
-
-    expected = np.logaddexp.reduce(row.astype(np.float64))
-
-    rounding = float(np.spacing(np.float32(abs(offset))))
-    assert float(log_sum_exp(row)) == pytest.approx(expected, abs=1e-5 + rounding)
 
 
 def test_tokens_are_sampled_as_often_as_they_are_probable() -> None:
@@ -123,7 +112,7 @@ def test_no_row_is_copied_twice(
 ) -> None:
     """Live copies: summing the probabilities needs one; sampling needs another one of all divided rows."""
     search = make()
-    found = [logits(seed=seed) for seed in range(width)]
+    found = [Scores(logits(seed=seed)) for seed in range(width)]
     paths = [Candidate() for _ in range(width)]
     search.advance(paths, found)
 

@@ -13,6 +13,7 @@ from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts
 from whisperport.runtime import Batch, Decoder, Engine, Step, cache
 from whisperport.runtime.cache import room_for
+from whisperport.runtime.scores import Scores
 from whisperport.targets import RunOptions, get_target
 
 from ..extent import core_or_all
@@ -129,8 +130,9 @@ def test_the_rows_of_a_batch_grow_and_shrink_together(
         found = batch.step_all(
             [(decoders[row], Step(token, decoders[row].cache)) for row, token in chosen.items()]
         )
-        for (row, token), logits in zip(chosen.items(), found, strict=True):
-            np.testing.assert_allclose(logits, singles[row].step(token), atol=ATOL)  # type: ignore[arg-type]
+        for (row, token), scores in zip(chosen.items(), found, strict=True):
+            assert isinstance(scores, Scores)
+            np.testing.assert_allclose(scores.logits, singles[row].step(token), atol=ATOL)
         longest = max(decoder.cache.length for decoder in decoders)
         assert {decoder.cache.rows for decoder in decoders} == {batch.arrays["mask"].shape[2] - 1}
         assert longest <= decoders[0].cache.rows

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from whisperport.generation import Generation
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.runtime.rules import Rules
+from whisperport.runtime.scores import Scores
 
 from ..micro import DIMS, GENERATION
 from .scripted import FEATURES, Scripted
@@ -25,7 +26,7 @@ WHISPER = Generation(
 def allowed(rules: Rules, said: list[int], favourite: int) -> np.ndarray:
     logits = np.zeros(51865, np.float32)
     logits[favourite] = 20.0
-    rules.apply(logits, said)
+    rules.apply(Scores(logits), said)
     return np.isfinite(logits)
 
 

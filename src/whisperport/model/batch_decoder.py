@@ -60,11 +60,11 @@ class BatchDecode(Decode):
             cross_v: L × (B·H, T, D) cross-attention values of each row's audio.
 
         Returns:
-            Logits (B, V), or hidden states (1, B, d) if not `projected`; then L new keys (B·H, D, 1), then
-            L new values (B·H, 1, D).
+            Logits (B, V), or hidden states (1, B, d) if not `projected`; their `logsumexp` (B, 1) if
+            `summed`; then L new keys (B·H, D, 1), then L new values (B·H, 1, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.result(hidden.permute(1, 0, 2)), *new_k, *new_v)
+        return (*self.results(hidden.permute(1, 0, 2)), *new_k, *new_v)
 
 
 def _run_layer(

@@ -99,6 +99,7 @@ class Decode(nn.Module):
         heads: Sequence[tuple[int, int]] = (),
         *,
         projected: bool = True,
+        summed: bool = False,
     ) -> None:
         """Share the weights of `decoder`.
 
@@ -107,12 +108,14 @@ class Decode(nn.Module):
             heads: (layer, head) pairs of the cross-attention whose scores `hidden` returns.
             projected: return logits. False: return the hidden states that the program `vocab_projection`
                 turns into logits, in place of them.
+            summed: return, after the logits, the natural logarithm of the sum of their exponentials.
         """
         super().__init__()
         self.heads = tuple(heads)
         self.blocks = decoder.blocks
         self.ln = decoder.ln
         self.projected = projected
+        self.summed = summed
         self.head: nn.Module = _projection(decoder) if projected else nn.Identity()
 
     def hidden(
@@ -160,15 +163,38 @@ class Decode(nn.Module):
             cross_v: L × (H, T, D) cross-attention values.
 
         Returns:
-            Logits (1, V), or hidden states (1, 1, d) if not `projected`; then L new keys (H, D, 1), then L
-            new values (H, 1, D).
+            Logits (1, V), or hidden states (1, 1, d) if not `projected`; their `logsumexp` (1, 1) if
+            `summed`; then L new keys (H, D, 1), then L new values (H, 1, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.result(hidden), *new_k, *new_v)
+        return (*self.results(hidden), *new_k, *new_v)
 
-    def result(self, hidden: Tensor) -> Tensor:
-        """Return the logits (R, V) of hidden states (1, R, d), or the hidden states if not `projected`."""
-        return self.head(hidden).reshape(hidden.shape[1], -1) if self.projected else hidden
+    def results(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Return what hidden states (1, R, d) become.
+
+        Returns:
+            Their logits, or they themselves if not `projected`; and if `summed`, the `logsumexp` (R, 1) of
+            the logits.
+        """
+        if not self.projected:
+            return (hidden,)
+        logits = self.logits(hidden)
+        return (logits, _log_sum_exp(logits)) if self.summed else (logits,)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (R, V) of hidden states (1, R, d)."""
+        return cast(Tensor, self.head(hidden)).reshape(hidden.shape[1], -1)
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """Return the logarithm of the sum of the exponentials of each row of (R, V): (R, 1).
+
+    A NaN or an infinity among the logits, other than -inf, makes it one. It consists of operators that
+    runtimes compute with vector instructions on several threads; ONNX Runtime's ReduceLogSumExp takes 5
+    times as long.
+    """
+    peak = logits.amax(-1, keepdim=True)
+    return peak + (logits - peak).exp().sum(-1, keepdim=True).log()
 
 
 def _projection(decoder: Decoder) -> nn.Linear:
@@ -243,4 +269,4 @@ class Prefill(Decode):
             new values (H, P, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.result(torch.bmm(pick, hidden)), *new_k, *new_v)
+        return (*self.results(torch.bmm(pick, hidden)), *new_k, *new_v)

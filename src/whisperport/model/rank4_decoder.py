@@ -94,10 +94,10 @@ class Rank4Decode(Decode):
             then L new values (1, H, 1, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.result(hidden), *new_k, *new_v)
+        return (*self.results(hidden), *new_k, *new_v)
 
-    def result(self, hidden: Tensor) -> Tensor:
-        """Return the logits (1, R, V) of hidden states (1, R, d), or these states if not `projected`."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (1, R, V) of hidden states (1, R, d)."""
         return cast(Tensor, self.head(hidden))
 
 
@@ -130,7 +130,7 @@ class Rank4Prefill(Rank4Decode):
             then L new values (1, H, P, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (self.result(torch.bmm(pick, hidden)), *new_k, *new_v)
+        return (*self.results(torch.bmm(pick, hidden)), *new_k, *new_v)
 
 
 def _run_layer(

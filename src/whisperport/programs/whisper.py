@@ -16,7 +16,7 @@ from whisperport.model.uncached_decoder import UncachedDecoder
 from whisperport.model.vocab_projection import VocabProjection
 from whisperport.model.whisper import Whisper
 from whisperport.programs.program import Program, trace
-from whisperport.signatures import PICKED_ROWS
+from whisperport.signatures import LOGSUMEXP, PICKED_ROWS
 from whisperport.spec import UncachedForm
 
 ALIGN_TOKENS = 64  # tokens of a window's text per run of `align`
@@ -31,11 +31,18 @@ class Parts:
     uncached: UncachedForm | None = None  # for the decoder without KV cache only
     projected: bool = True  # False: `step` and `prefill` return what `vocab_projection` reads
     batch_projected: bool = True  # False: `step_B` returns that too
+    summed: frozenset[str] = frozenset()  # names of the steps that also return `logsumexp`
 
     @property
     def result(self) -> str:
         """Name of the first output of `step` and `prefill`."""
-        return _result(self.projected)
+        return "logits" if self.projected else "hidden"
+
+    def results(self, step: str) -> list[str]:
+        """Return the names of what `step` or `step_B` returns before the new keys and values."""
+        if not (self.projected if step == "step" else self.batch_projected):
+            return ["hidden"]
+        return ["logits", LOGSUMEXP] if step in self.summed else ["logits"]
 
 
 def encoder(parts: Parts) -> Program:
@@ -80,8 +87,10 @@ def step(parts: Parts) -> Program:
     """Trace `step`: one token to its logits (1, V)."""
     dims = parts.model.dims
     inputs = (*_tokens(dims, 1), *_caches(parts.model))
-    names = [parts.result, *_layers(dims, "new_k", "new_v")]
-    return trace("step", Decode(parts.model.decoder, projected=parts.projected), inputs, names)
+    names = [*parts.results("step"), *_layers(dims, "new_k", "new_v")]
+    summed = LOGSUMEXP in names
+    module = Decode(parts.model.decoder, projected=parts.projected, summed=summed)
+    return trace("step", module, inputs, names)
 
 
 def batch_step(parts: Parts, rows: int) -> Program:
@@ -89,9 +98,11 @@ def batch_step(parts: Parts, rows: int) -> Program:
     dims = parts.model.dims
     x = torch.zeros(rows, 1, dims.n_text_state)
     mask = torch.zeros(rows, 1, dims.n_text_ctx + 1)
-    names = [_result(parts.batch_projected), *_layers(dims, "new_k", "new_v")]
-    module = BatchDecode(parts.model.decoder, projected=parts.batch_projected)
-    return trace(f"step_{rows}", module, (x, mask, *_caches(parts.model, rows)), names)
+    name = f"step_{rows}"
+    names = [*parts.results(name), *_layers(dims, "new_k", "new_v")]
+    summed = LOGSUMEXP in names
+    module = BatchDecode(parts.model.decoder, projected=parts.batch_projected, summed=summed)
+    return trace(name, module, (x, mask, *_caches(parts.model, rows)), names)
 
 
 def rank4_prefill(parts: Parts, tokens: int) -> Program:
@@ -151,10 +162,6 @@ def uncached_decoder(parts: Parts) -> Program:
     names = [f"logits_{piece}" for piece in range(form.pieces)]
     module = UncachedDecoder(parts.model.decoder, form)
     return trace("uncached_decoder", module, (features, embeddings), names)
-
-
-def _result(projected: bool) -> str:
-    return "logits" if projected else "hidden"
 
 
 def _layers(dims: Dims, *names: str) -> list[str]:

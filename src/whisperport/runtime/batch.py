@@ -11,10 +11,10 @@ from whisperport.checks import batch_rows
 from whisperport.errors import NumericalError
 from whisperport.runner import Array, Part
 from whisperport.runtime.cache import Cache, room_for
-from whisperport.runtime.coarse import CoarseLogits
 from whisperport.runtime.decoder import Decoder
-from whisperport.runtime.finite import check_output
+from whisperport.runtime.finite import check_logits
 from whisperport.runtime.stepping import Scored, Step
+from whisperport.signatures import LOGSUMEXP
 from whisperport.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -159,11 +159,11 @@ class Batch:
     def _run(self, rows: Sequence[tuple["Row", Step]]) -> Iterator[Scored | NumericalError]:
         """Run the program, append the new token of each row, and yield the logits after it."""
         outputs = self.binding.run({"x": self._x, "mask": self.arrays["mask"]})
+        sums = outputs.get(LOGSUMEXP)
         for row, step in rows:
             try:
                 own = self.engine.score_from(outputs, row.index, step)
-                logits = own.logits if isinstance(own, CoarseLogits) else own
-                check_output(self._name, "logits", logits)
+                check_logits(self._name, own.logits, None if sums is None else sums[row.index])
             except NumericalError as error:
                 yield error
                 continue

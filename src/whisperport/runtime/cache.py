@@ -136,9 +136,16 @@ class Cache:
             arrays: `self_k_i`, `self_v_i`, and `mask` (1, 1, N + 1).
         """
         layers = range(self._dims.n_text_layer)
-        self.keys = [arrays[f"self_k_{i}"] for i in layers]
-        self.values = [arrays[f"self_v_{i}"] for i in layers]
         self.arrays = {name: array for name, array in arrays.items() if name != "mask"}
+        self._layers = {
+            (prefix, kind): [
+                (arrays[name], name, f"{prefix}_{kind}_{i}")
+                for i in layers
+                for name in [f"self_{kind}_{i}"]
+            ]
+            for prefix in ("self", "new")
+            for kind in ("k", "v")
+        }
         self._step_mask = arrays["mask"]
         self.rows = self._step_mask.shape[-1] - 1
         self._step_mask[..., : self.length] = 0
@@ -178,15 +185,12 @@ class Cache:
     def _write(self, source: Mapping[str, Array], prefix: str, start: int, count: int) -> None:
         """Copy the first `count` rows of each `PREFIX_k_i` and `PREFIX_v_i` to row `start` and after."""
         copied = self.is_copied
-        for kind, axis, layers in (
-            ("k", self._form.self_k.axis, self.keys),
-            ("v", self._form.self_v.axis, self.values),
-        ):
+        for kind, axis in (("k", self._form.self_k.axis), ("v", self._form.self_v.axis)):
             read, written = _part(axis, 0, count), _part(axis, start, start + count)
-            for i, array in enumerate(layers):
-                array[written] = source[f"{prefix}_{kind}_{i}"][read]
+            for array, name, given in self._layers[prefix, kind]:
+                array[written] = source[given][read]
                 if copied:
-                    self.notify(f"self_{kind}_{i}", written)
+                    self.notify(name, written)
 
 
 def room_for(count: int, limit: int) -> int:

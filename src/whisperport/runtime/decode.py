@@ -18,6 +18,7 @@ from whisperport.runtime.engine import Engine
 from whisperport.runtime.guards import SHORT_WINDOW_PENALTY
 from whisperport.runtime.options import DecodeOptions, check_combination
 from whisperport.runtime.rules import Rules
+from whisperport.runtime.scores import Scores, log_sum_exp
 from whisperport.runtime.search import (
     Beams,
     Candidate,
@@ -25,7 +26,6 @@ from whisperport.runtime.search import (
     Search,
     TokenSampler,
     best_candidate,
-    log_sum_exp,
     numpy_sampler,
 )
 from whisperport.runtime.stepping import Scored, Step, Steps, complete
@@ -83,9 +83,10 @@ def decoding(
     logits, at_start = yield from _prompted(decoder, prompt, start)
     no_speech = float(np.exp(at_start[generation.no_speech] - log_sum_exp(at_start)))
 
-    # A valid seed even if the sum is NaN or infinite: verification reports such features.
-    seed = abs(int(np.nan_to_num(features.sum() * 1e3)))
-    sampler = sampler or numpy_sampler(np.random.default_rng(seed))
+    if sampler is None and options.temperature > 0:
+        # A valid seed even if the sum is NaN or infinite: verification reports such features.
+        seed = abs(int(np.nan_to_num(features.sum() * 1e3)))
+        sampler = numpy_sampler(np.random.default_rng(seed))
     search = _search(generation, options, sampler)
     limit = options.max_tokens or engine.dims.n_text_ctx // 2
     candidates = yield from _run(
@@ -111,7 +112,7 @@ def _prompted(decoder: Decoder, prompt: list[int], start: int) -> Steps[tuple[Fl
     for index, token in enumerate(prompt):
         (scored,) = yield [Step(token, decoder.cache, scored=index in wanted)]
         assert not isinstance(scored, CoarseLogits)
-        found.append(scored.copy())  # the next step may overwrite them
+        found.append(scored.logits.copy())  # the next step may overwrite them
     return found[-1], found[start]
 
 
@@ -212,16 +213,15 @@ def _run(
     """
     engine = decoder.engine
     candidates = [Candidate() for _ in range(search.width)]
-    rows: list[Scored] = [logits if i == 0 else logits.copy() for i in range(search.width)]
+    found: Sequence[Scored] = [Scores(logits.copy()) for _ in range(search.width)]
     exact = not search.greedy
     with decoder.caches(search.width) as caches:
         while True:
             allowed = [
-                _allowed(row, rules, candidate.tokens)
-                for candidate, row in zip(candidates, rows, strict=True)
+                _allowed(each, rules, candidate.tokens)
+                for candidate, each in zip(candidates, found, strict=True)
             ]
             candidates, sources, done = search.advance(candidates, allowed)
-            rows = [*allowed]
             longest = max(len(candidate.tokens) for candidate in candidates)
             if done or longest >= limit or prompt + longest > engine.dims.n_text_ctx:
                 return candidates
@@ -230,17 +230,19 @@ def _run(
             unfinished = [
                 i for i, token in enumerate(last) if token != engine.generation.end_of_text
             ]
-            found = yield [Step(last[i], caches[i], exact) for i in unfinished]
-            for i, row in zip(unfinished, found, strict=True):
-                rows[i] = row
+            after = yield [Step(last[i], caches[i], exact) for i in unfinished]
+            found = [*allowed]  # for candidates that have ended
+            for i, each in zip(unfinished, after, strict=True):
+                found[i] = each
 
 
-def _allowed(found: Scored, rules: Rules, tokens: Sequence[int]) -> Floats:
-    """Return logits (V,) after the rules; coarse ones, if float32 would choose the same token."""
+def _allowed(found: Scored, rules: Rules, tokens: Sequence[int]) -> Scores:
+    """Return scores after the rules; coarse logits, if float32 would choose the same token."""
     if isinstance(found, CoarseLogits):
-        if found.decides(rules.apply(found.logits, tokens)):
-            return found.logits
-        found = found.complete()
+        scores = Scores(found.logits)
+        if found.decides(rules.apply(scores, tokens)):
+            return scores
+        found = Scores(found.complete())
     rules.apply(found, tokens)
     return found
 
@@ -269,7 +271,7 @@ def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:
     return arranged
 
 
-def _search(generation: Generation, options: DecodeOptions, sampler: TokenSampler) -> Search:
+def _search(generation: Generation, options: DecodeOptions, sampler: TokenSampler | None) -> Search:
     end = generation.end_of_text
     if options.beam_size is not None:
         return Beams(end, options.beam_size, options.patience or 1.0)

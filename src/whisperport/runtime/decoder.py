@@ -9,13 +9,12 @@ import numpy as np
 from whisperport.memory import Memory, room
 from whisperport.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Cache, Floats
-from whisperport.runtime.finite import check_embedded, check_output, check_outputs
+from whisperport.runtime.finite import check_embedded, check_logits, check_output, check_outputs
 from whisperport.runtime.stepping import Scored, Step
+from whisperport.signatures import LOGSUMEXP
 
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine
-
-RESULTS = ("logits", "hidden")  # outputs of `step` and `prefill`, which have one of them
 
 
 class Decoder:
@@ -188,7 +187,7 @@ class Decoder:
         cache.reserve(cache.length + 1)
         self.embed(token, cache, self._x[0, 0])
         inputs: dict[str, Array] = {"x": self._x, "mask": cache.step_mask}
-        outputs = self._run(self.engine.step, inputs, cache, RESULTS)
+        outputs = self._run(self.engine.step, inputs, cache)
         cache.store(outputs, 1)
         return outputs
 
@@ -202,25 +201,31 @@ class Decoder:
         pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
         mask = cache.mask(rows, self.engine.mask_of(runner))
         inputs: dict[str, Array] = {"x": x, "mask": mask, "pick": pick}
-        outputs = self._run(runner, inputs, cache, RESULTS)
+        outputs = self._run(runner, inputs, cache)
         cache.store(outputs, len(tokens))
         logits = self.engine.logits_from(outputs)
         return logits[0], logits[1]
 
     def _run(
-        self, runner: Runner, inputs: dict[str, Array], cache: Cache, checked: tuple[str, ...]
+        self,
+        runner: Runner,
+        inputs: dict[str, Array],
+        cache: Cache,
+        checked: tuple[str, ...] = ("hidden",),
     ) -> Mapping[str, Array]:
         """Run a program on a cache and the window's audio, and check that outputs are finite.
 
         Args:
             inputs: the inputs beside the cache and the cross-attention K/V, by name.
-            checked: names of the outputs to check, if the program has them.
+            checked: names of the outputs to check beside the logits, if the program has them.
         """
         binding = cache.bindings.get(runner) or self._bound(runner, cache)
-        outputs = binding.run(inputs)
+        outputs, program = binding.run(inputs), runner.spec.name
         for name in checked:
             if name in outputs:
-                check_output(runner.spec.name, name, outputs[name])
+                check_output(program, name, outputs[name])
+        if "logits" in outputs:
+            check_logits(program, outputs["logits"], outputs.get(LOGSUMEXP))
         return outputs
 
     def _audio_arrays(self) -> dict[str, Array]:

@@ -16,11 +16,12 @@ from whisperport.runtime.coarse import CoarseProjection
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
 from whisperport.runtime.not_loaded import NotLoaded
+from whisperport.runtime.scores import Scores
 from whisperport.runtime.standard_rank import in_standard_form
 from whisperport.runtime.stepping import Scored, Step
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.uncached_decoder import UncachedDecoder
-from whisperport.signatures import CacheForm, form_of
+from whisperport.signatures import LOGSUMEXP, CacheForm, form_of
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import by_target
 from whisperport.window import Window
@@ -186,18 +187,14 @@ class Engine:
         Raises:
             NumericalError: the hidden states or their logits contain a NaN or an infinity.
         """
-        logits: Floats | None = outputs.get("logits")
-        scores: Floats
         if not step.scored:
-            scores = np.empty(0, np.float32)
-            return scores
+            return Scores(np.empty(0, np.float32))
+        logits, sums = outputs.get("logits"), outputs.get(LOGSUMEXP)
         if logits is not None:
-            scores = logits[row]
-            return scores
+            return Scores(logits[row], None if sums is None else sums.item(row))
         hidden: Floats = outputs["hidden"][0, row]
         if step.exact or not self.coarse:
-            scores = self.project(hidden[None])[0]
-            return scores
+            return Scores(self.project(hidden[None])[0])
         return self.coarse(hidden)
 
     def project(self, hidden: Floats) -> Floats:

@@ -7,6 +7,7 @@ import numpy as np
 
 from whisperport.errors import NumericalError
 from whisperport.runner import Array
+from whisperport.signatures import LOGSUMEXP
 
 
 def check_outputs(program: str, outputs: Mapping[str, Array]) -> None:
@@ -25,6 +26,23 @@ def check_output(program: str, name: str, array: Array) -> None:
         raise _error(f"the program `{program}` returned a NaN or an infinity", program, name, array)
 
 
+def check_logits(program: str, logits: Array, sums: Array | None) -> None:
+    """Raise NumericalError if logits contain a NaN or an infinity.
+
+    A finite `logsumexp` shows that they do not: only -inf is accepted then, for a token that cannot follow.
+
+    Args:
+        program: its name.
+        logits: (V,) or (R, V).
+        sums: `logsumexp` of the logits, (1,) or (R, 1); None: the program does not return it.
+    """
+    if sums is None:
+        check_output(program, "logits", logits)
+    elif not _is_finite(sums):
+        check_output(program, "logits", logits)
+        check_output(program, LOGSUMEXP, sums)
+
+
 def check_embedded(rows: Array) -> None:
     """Raise NumericalError if rows of the bundle's embedding and position tables are not finite."""
     if not _is_finite(rows):
@@ -35,8 +53,8 @@ def check_embedded(rows: Array) -> None:
 def _is_finite(array: Array) -> bool:
     # `argmax` and `argmin` find a NaN if there is one. Of values that are in no cache of the CPU, as after
     # a step, they take two thirds of the time of `isfinite`.
-    if not array.size:
-        return True
+    if array.size <= 1:
+        return not array.size or math.isfinite(array.item())
     return math.isfinite(array.item(array.argmax())) and math.isfinite(array.item(array.argmin()))
 
 

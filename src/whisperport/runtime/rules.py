@@ -1,4 +1,4 @@
-"""Apply openai-whisper's logit filters, and guards against loops, to one row of logits in place.
+"""Apply openai-whisper's logit filters, and guards against loops, to the logits after a token in place.
 
 Source: openai/whisper@v20250625, whisper/decoding.py:420-516.
 """
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from whisperport.generation import Generation
-from whisperport.runtime.cache import Floats
 from whisperport.runtime.guards import forbid_repeated_ngrams, penalize_repetition
+from whisperport.runtime.scores import Scores
 
 
 class Rules:
@@ -41,9 +41,8 @@ class Rules:
         """
         never = {*suppressed, generation.no_timestamps} if timestamps else {*suppressed}
         self._never = np.array(sorted(never), np.int64)
-        self._at_start = np.array(
-            generation.suppressed_at_start if suppress_blank else (), np.int64
-        )
+        at_start = {*generation.suppressed_at_start} if suppress_blank else set()
+        self._at_start = np.array(sorted(at_start), np.int64)
         self._timestamps = timestamps
         self._begin = generation.timestamp_begin
         self._end_of_text = generation.end_of_text
@@ -52,69 +51,71 @@ class Rules:
         self._penalty = repetition_penalty
         self._ngram_size = no_repeat_ngram_size
 
-    def apply(self, logits: Floats, tokens: Sequence[int]) -> float:
+    def apply(self, scores: Scores, tokens: Sequence[int]) -> float:
         """Set the logits of tokens that must not follow to -inf.
 
         Args:
-            logits: (V,), changed in place.
+            scores: after the last of the tokens; changed in place.
             tokens: the ids decoded so far, without the prompt.
 
         Returns:
             By how much the rules' comparison of probabilities was decided, in nats; infinity if they
             compared none.
         """
-        self._guard(logits, tokens)
+        self._guard(scores, tokens)
         if not tokens:
-            logits[self._at_start] = -np.inf
-        logits[self._never] = -np.inf
+            scores.forbid(self._at_start)
+        scores.forbid(self._never)
         if self._timestamps:
             if self._beyond is not None:
-                logits[self._beyond :] = -np.inf
-            self._pair_timestamps(logits, tokens)
-            return self._prefer_timestamp(logits)
+                scores.forbid(slice(self._beyond, None))
+            self._pair_timestamps(scores, tokens)
+            return self._prefer_timestamp(scores)
         return math.inf
 
-    def _guard(self, logits: Floats, tokens: Sequence[int]) -> None:
+    def _guard(self, scores: Scores, tokens: Sequence[int]) -> None:
         """Apply the guards against loops. They come before the other rules, as in transformers."""
         if self._penalty == 1 and not self._ngram_size:
             return
         text = [token for token in tokens if token < self._end_of_text]
+        scores.forget_sum()
         if self._penalty != 1:
-            penalize_repetition(logits, text, self._penalty)
+            penalize_repetition(scores.logits, text, self._penalty)
         if self._ngram_size:
-            forbid_repeated_ngrams(logits, text, self._ngram_size)
+            forbid_repeated_ngrams(scores.logits, text, self._ngram_size)
 
-    def _pair_timestamps(self, logits: Floats, tokens: Sequence[int]) -> None:
+    def _pair_timestamps(self, scores: Scores, tokens: Sequence[int]) -> None:
         """Make timestamps come in pairs and never decrease."""
         begin = self._begin
         if not tokens:
-            logits[:begin] = -np.inf
+            scores.forbid(slice(begin))
             if self._max_initial is not None:
-                logits[begin + self._max_initial + 1 :] = -np.inf
+                scores.forbid(slice(begin + self._max_initial + 1, None))
             return
         after_timestamp = tokens[-1] >= begin
         in_pair = after_timestamp and (len(tokens) < 2 or tokens[-2] >= begin)
         if in_pair:  # text follows the start of a segment
-            logits[begin:] = -np.inf
+            scores.forbid(slice(begin, None))
         elif after_timestamp:  # a start timestamp or the end of text follows the end of a segment
-            logits[: self._end_of_text] = -np.inf
+            scores.forbid(slice(self._end_of_text))
         last = next((token for token in reversed(tokens) if token >= begin), None)
         if last is not None:
             closed = after_timestamp and not in_pair  # the next segment may start at the same time
-            logits[begin : last if closed else last + 1] = -np.inf
+            scores.forbid(slice(begin, last if closed else last + 1))
 
-    def _prefer_timestamp(self, logits: Floats) -> float:
+    def _prefer_timestamp(self, scores: Scores) -> float:
         """Allow only timestamps if all of them together are more probable than any other token.
 
         Returns:
             By how much they are more or less probable, in nats.
         """
-        times, others = logits[self._begin :], logits[: self._begin]
+        times, others = scores.logits[self._begin :], scores.logits[: self._begin]
         peak = times.max()
         if peak == -np.inf:
             return math.inf
         # `argmax` is twice as fast as `max`.
-        margin = peak + np.log(np.exp(times - peak).sum()) - others[others.argmax()]
+        total = peak + np.log(np.exp(times - peak).sum())
+        margin = total - others[others.argmax()]
         if margin > 0:
-            others[:] = -np.inf
+            scores.forbid_all_but(slice(self._begin, len(scores.logits)), float(total))
         return float(abs(margin))

@@ -4,7 +4,6 @@ A search extends G candidates by one token at a time. Each candidate has its own
 Source: openai/whisper@v20250625, whisper/decoding.py:270-417.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,13 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.runtime.cache import Floats
+from whisperport.runtime.scores import LogSum, Scores
 
-# The sum of 100,000 exponentials of at most this number is finite in float32, and that of one number of at
-# least minus this number is far above the smallest float32.
-SAFE_PEAK = 60
-# 64 kB. After a step, a new array for a whole row would not be in a cache of the CPU: in pieces, the sum
-# of 51,865 exponentials takes 0.7 of the time.
-PIECE = 16384
 BLOCK = 256  # logits that are reduced together; a row of 51,865 has about 200 blocks
 
 TokenSampler = Callable[[Floats], Sequence[int]]
@@ -42,13 +36,13 @@ class Search(Protocol):
     greedy: bool  # whether only the most probable token of a row is needed, and its probability
 
     def advance(
-        self, candidates: list[Candidate], logits: list[Floats]
+        self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
         """Extend every candidate by one token.
 
         Args:
             candidates: G candidates.
-            logits: G rows (V,), after the rules.
+            scores: of each candidate, after the rules.
 
         Returns:
             The G candidates to continue, the index of the candidate that each continues, and whether
@@ -65,28 +59,39 @@ class Sampling:
     """Independent candidates: the most probable token at temperature 0, a sampled token above 0."""
 
     def __init__(
-        self, end_of_text: int, temperature: float, width: int, sampler: TokenSampler
+        self, end_of_text: int, temperature: float, width: int, sampler: TokenSampler | None
     ) -> None:
+        """
+        Args:
+            end_of_text: its id.
+            temperature: 0 or above.
+            width: number of candidates.
+            sampler: for temperatures above 0.
+        """
         self.width, self.greedy = width, temperature == 0
         self._end = end_of_text
         self._temperature = temperature
         self._sampler = sampler
+        self._sums: list[list[LogSum]] = [
+            [] for _ in range(width)
+        ]  # of the tokens of each candidate
 
     def advance(
-        self, candidates: list[Candidate], logits: list[Floats]
+        self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
-        if self._temperature == 0:
-            tokens = [int(row.argmax()) for row in logits]
+        if self.greedy or self._sampler is None:
+            tokens = [int(each.logits.argmax()) for each in scores]
         else:
-            rows = np.stack(logits)
+            rows = np.stack([each.logits for each in scores])
             rows /= np.float32(self._temperature)
             tokens = list(self._sampler(rows))
-        for candidate, row, token in zip(candidates, logits, tokens, strict=True):
+        found = zip(candidates, scores, tokens, self._sums, strict=True)
+        for candidate, each, token, sums in found:
             if self._ended(candidate):
                 continue
-            logit = row[token]
-            peak = logit if self._temperature == 0 else None
-            candidate.logprob += float(logit - log_sum_exp(row, peak))
+            logit = each.logits.item(token)
+            sums.append(each.log_sum(logit if self.greedy else None))
+            candidate.logprob += logit  # `finish` subtracts the sums
             candidate.tokens.append(token)
         return (
             candidates,
@@ -96,7 +101,8 @@ class Sampling:
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
         return [
-            _ended_at(candidate.tokens, candidate.logprob, self._end) for candidate in candidates
+            _ended_at(one.tokens, one.logprob - sum(each.value for each in sums), self._end)
+            for one, sums in zip(candidates, self._sums, strict=True)
         ]
 
     def _ended(self, candidate: Candidate) -> bool:
@@ -113,32 +119,32 @@ class Beams:
         self._finished: dict[tuple[int, ...], float] = {}
 
     def advance(
-        self, candidates: list[Candidate], logits: list[Floats]
+        self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
-        scores: dict[tuple[int, ...], float] = {}
+        sums: dict[tuple[int, ...], float] = {}
         sources: dict[tuple[int, ...], int] = {}
-        for source, (candidate, row) in enumerate(zip(candidates, logits, strict=True)):
-            total = log_sum_exp(row)
+        for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
+            row, total = each.logits, np.float32(each.log_sum().value)
             for token in top(row, self.width + 1):
                 extended = (*candidate.tokens, int(token))
                 # float32 as in openai-whisper, so that the same sums tie.
-                scores[extended] = float(np.float32(candidate.logprob) + (row[token] - total))
+                sums[extended] = float(np.float32(candidate.logprob) + (row[token] - total))
                 sources[extended] = source
 
         unfinished: list[tuple[int, ...]] = []
         ended: dict[tuple[int, ...], float] = {}
-        for tokens in sorted(scores, key=scores.__getitem__, reverse=True):
+        for tokens in sorted(sums, key=sums.__getitem__, reverse=True):
             if tokens[-1] == self._end:
-                ended[tokens] = scores[tokens]
+                ended[tokens] = sums[tokens]
                 continue
             unfinished.append(tokens)
             if len(unfinished) == self.width:
                 break
-        for tokens, score in ended.items():  # in the order of their scores
+        for tokens, score in ended.items():  # in the order of their log-probabilities
             if len(self._finished) >= self._wanted:
                 break
             self._finished[tokens] = score
-        beams = [Candidate(list(tokens), scores[tokens]) for tokens in unfinished]
+        beams = [Candidate(list(tokens), sums[tokens]) for tokens in unfinished]
         done = len(self._finished) >= self._wanted
         return beams, [sources[tokens] for tokens in unfinished], done
 
@@ -164,24 +170,6 @@ def best_candidate(candidates: Sequence[Candidate], length_penalty: float | None
         return candidate.logprob / length if length else -np.inf
 
     return max(candidates, key=score)
-
-
-def log_sum_exp(row: Floats, peak: np.float32 | None = None) -> np.float32:
-    """Return the natural logarithm of the sum of the exponentials of a row (V,).
-
-    Args:
-        row: any numbers.
-        peak: the largest of them, if it is known.
-    """
-    if peak is None:
-        peak = row[row.argmax()]  # twice as fast as `max`
-    # Subtracting the largest number is needed only where the sum could be infinite or 0.
-    shift = 0.0 if abs(peak) < SAFE_PEAK else float(peak)
-    total = 0.0
-    for start in range(0, row.size, PIECE):
-        piece = row[start : start + PIECE]
-        total += float(np.add.reduce(np.exp(piece - shift if shift else piece)))
-    return np.float32(shift + math.log(total))
 
 
 def top(row: Floats, count: int) -> NDArray[np.int64]:

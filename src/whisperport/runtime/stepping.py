@@ -3,8 +3,9 @@
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from whisperport.runtime.cache import Cache, Floats
+from whisperport.runtime.cache import Cache
 from whisperport.runtime.coarse import CoarseLogits
+from whisperport.runtime.scores import Scores
 
 T = TypeVar("T")
 
@@ -18,8 +19,8 @@ class Step(NamedTuple):
     scored: bool = True  # whether the logits are needed at all
 
 
-Scored = Floats | CoarseLogits
-"""Logits (V,), which the caller may change. The next step in the same cache may overwrite them.
+Scored = Scores | CoarseLogits
+"""Logits (V,). The next step in the same cache may overwrite them.
 
 Those of a step that is not `exact` may be coarse; a step that is not `scored` has none: (0,).
 """

@@ -147,6 +147,7 @@ class OnnxRuntime(Target):
         trial_options={"provider": CPU},
         runtime="onnxruntime",
         lowered_suffix=".onnx",
+        sums_exponentials=True,
         lowered_max_rank=4,  # the file may be used by other compilers; most support no higher rank
         cost=LoweringCost(
             base_bytes=0.8e9, bundle_factor=1.85, program_factor=2.5, base_s=15, s_per_gb=128

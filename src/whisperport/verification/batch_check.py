@@ -7,11 +7,12 @@ import numpy as np
 
 from whisperport.checks import UNCACHED_DECODER, Check
 from whisperport.errors import NumericalError
-from whisperport.runtime import Batch, Decoder, Engine, Floats, Step
-from whisperport.runtime.coarse import CoarseLogits
+from whisperport.runtime import Batch, Decoder, Engine, Step
+from whisperport.runtime.scores import Scores
 from whisperport.verification.compare import compare
 from whisperport.verification.precision import coarsest
 from whisperport.verification.reference import ReferenceClip
+from whisperport.verification.sum_check import sum_checks
 from whisperport.verification.tolerances import GATES
 
 
@@ -29,7 +30,7 @@ def batch_checks(
         precision: program -> its precision.
 
     Yields:
-        One check for each clip.
+        One check for each clip, and one of its `logsumexp` if the program returns it.
 
     Raises:
         NumericalError: a program returned a NaN or an infinity.
@@ -50,16 +51,18 @@ def batch_checks(
     for run in range(max(row.ends for row in rows)):
         active = [row for row in rows if row.begins <= run < row.ends]
         found = batch.step_all([(row.decoder, row.step(run)) for row in active])
-        for row, logits in zip(active, found, strict=True):
-            if isinstance(logits, NumericalError):
-                raise logits
-            assert not isinstance(logits, CoarseLogits)  # the steps are exact
-            row.logits.append(logits.copy())
+        for row, scored in zip(active, found, strict=True):
+            if isinstance(scored, NumericalError):
+                raise scored
+            assert isinstance(scored, Scores)  # the steps are exact
+            row.found.append(scored.copy())
     for index, clip in enumerate(clips):
         of_clip = list(islice(rows, index, None, len(clips)))
-        actual = np.concatenate([row.logits for row in of_clip])
+        scores = [each for row in of_clip for each in row.found]
+        actual = np.stack([each.logits for each in scores])
         expected = np.concatenate([clip.logits[1:]] * len(of_clip))
         yield Check.of("arrays", name, clip.name, compare("logits", actual, expected, gate))
+        yield from sum_checks(name, clip.name, scores)
 
 
 class _Row:
@@ -68,7 +71,7 @@ class _Row:
     def __init__(self, decoder: Decoder, clip: ReferenceClip, begins: int) -> None:
         self.decoder, self.clip = decoder, clip
         self.begins, self.ends = begins, begins + len(clip.logits) - 1
-        self.logits: list[Floats] = []
+        self.found: list[Scores] = []
 
     def step(self, run: int) -> Step:
         """Return the step of a run; the first one begins the window."""

@@ -15,7 +15,8 @@ from whisperport.dims import Dims
 from whisperport.errors import NumericalError, UsageError
 from whisperport.generation import Generation
 from whisperport.progress import Counted, Progress
-from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
+from whisperport.runtime import Decoded, DecodeOptions, Decoder, Step, decode_window, load_engine
+from whisperport.runtime.scores import Scores
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.targets import RUNTIMES, RunOptions
 from whisperport.text import Tokenizer
@@ -27,6 +28,7 @@ from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import Report
+from whisperport.verification.sum_check import sum_checks
 from whisperport.verification.tokens import TOKEN_GATES, compare_logits, compare_tokens
 from whisperport.verification.tolerances import GATES, JUDGED_BY_WORDS
 
@@ -241,17 +243,19 @@ def _clip_checks(
     by_words = of_encoder in JUDGED_BY_WORDS
     gate, encoder_gate = GATES[of_decoder], JUDGED_BY_WORDS.get(of_encoder, GATES[of_encoder])
     features = session.features(clip)
-    found = compare("features", features, clip.features, encoder_gate, frame_axis=0)
-    yield Check.of("arrays", "encoder", clip.name, found)
+    encoded = compare("features", features, clip.features, encoder_gate, frame_axis=0)
+    yield Check.of("arrays", "encoder", clip.name, encoded)
 
     of_all = coarsest([of_decoder, of_encoder])
     input_features = features if of_all == of_decoder and not by_words else clip.features
-    logits = _forced_logits(decoder, input_features, clip)
+    found = _forced_scores(decoder, input_features, clip)
+    logits = _logits(found)
     first = compare("logits", logits[:1], clip.logits[:1], gate)
     yield Check.of("arrays", "prefill", clip.name, first)
     if len(logits) > 1:
         later = compare("logits", logits[1:], clip.logits[1:], gate)
         yield Check.of("arrays", "step", clip.name, later)
+        yield from sum_checks("step", clip.name, found)
         ends = compare("logits", _prompted_logits(decoder, clip), clip.logits[[0, -1]], gate)
         yield Check.of("arrays", "prefill, longer", clip.name, ends)
     scores, hidden = _aligned(decoder, clip)
@@ -271,7 +275,7 @@ def _clip_checks(
             "tokens", "prefill + step", f"{clip.name}, reference's features, forced", forced
         )
     if input_features is not features:
-        logits = _forced_logits(decoder, features, clip)
+        logits = _logits(_forced_scores(decoder, features, clip))
     forced = compare_logits(logits, clip.logits, TOKEN_GATES[of_all])
     check = Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced)
     yield _reported(check) if by_words else check
@@ -290,12 +294,19 @@ def reference_mel(dims: Dims, clip: ReferenceClip) -> np.ndarray:
     return log_mel(clip.audio, dims.n_mels, n_frames=dims.n_frames)
 
 
-def _forced_logits(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> np.ndarray:
-    """Return the logits (K, V) after the prompt and after each of the reference's first K - 1 tokens."""
+def _forced_scores(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> list[Scores]:
+    """Return K scores: after the prompt, and after each of the reference's first K - 1 tokens."""
     decoder.start_window(features)
-    rows = [decoder.prefill(clip.prompt)[0].copy()]
-    rows += [decoder.step(token).copy() for token in clip.tokens[: len(clip.logits) - 1]]
-    return np.stack(rows)
+    found = [Scores(decoder.prefill(clip.prompt)[0].copy())]
+    for token in clip.tokens[: len(clip.logits) - 1]:
+        scored = decoder.score(Step(token, decoder.cache))
+        assert isinstance(scored, Scores)  # the step is exact
+        found.append(scored.copy())
+    return found
+
+
+def _logits(scores: Sequence[Scores]) -> np.ndarray:
+    return np.stack([each.logits for each in scores])
 
 
 def _prompted_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:

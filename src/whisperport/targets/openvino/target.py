@@ -72,6 +72,7 @@ class OpenVino(Target):
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch"}),
         precisions=("fp32", "fp16", "w8", "bf16"),
+        sums_exponentials=True,
         trial_options={"device": CPU},
         runtime="openvino",
         lowered_suffix=".xml",
