@@ -87,14 +87,15 @@ def measured(path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     settings = fixed_tokens(engine, chosen.tokens)
     rounds = []
     for _ in range(chosen.rounds):
-        found = {
-            name: measure(once, warmup=1, n=RUNS[name]).median_ms for name, once in timed.items()
-        }
+        found, before = {}, read_gb_per_s(256)
+        for name, once in timed.items():
+            found[name] = measure(once, warmup=1, n=RUNS[name]).median_ms
+            after = read_gb_per_s(256)  # that of a virtual machine changes within seconds
+            found[f"{name}, GB/s"], before = (before + after) / 2, after
+        found["gflops"] = gemm_gflops(chosen.threads)
         windows = [window_ms(transcriber, clock, settings) for _ in range(1 + WINDOWS)][1:]
         found |= {key: statistics.median(one[key] for one in windows) for key in windows[0]}
-        rounds.append(
-            found | {"gflops": gemm_gflops(chosen.threads), "gb_per_s": read_gb_per_s(256)}
-        )
+        rounds.append(found)
     print(f"{path.name} of {path.parent.name}: measured", file=sys.stderr)
     return rows_of(path, engine, rounds)
 
@@ -150,19 +151,22 @@ def rows_of(path: Path, engine: Engine, rounds: list[dict[str, float]]) -> list[
     ]
     if not engine.projects:  # otherwise, the step has no projection
         rows += step_rows(name, engine, median)
-    limits = {"gflops": median(lambda r: r["gflops"]), "gb_per_s": median(lambda r: r["gb_per_s"])}
-    return [one | limits for one in rows]
+    return [one | {"gflops": median(lambda r: r["gflops"])} for one in rows]
 
 
 def step_rows(name: str, engine: Engine, median: Any) -> list[dict[str, Any]]:
     """Return the rows of `step` and of `step_B`."""
-    gb = step_gb(engine.dims, tokens=TOKENS)
-    rows = [row(name, "step", median, share=lambda r: gb / r["step"] * 1e3 / r["gb_per_s"])]
+
+    def of_bandwidth(program: str, gb: float) -> dict[str, Any]:
+        read = f"{program}, GB/s"
+        found = row(name, program, median, share=lambda r: gb / r[program] * 1e3 / r[read])
+        return found | {"gb_per_s": median(lambda r: r[read])}
+
+    rows = [of_bandwidth("step", step_gb(engine.dims, tokens=TOKENS))]
     if engine.batch_step is not None:
         size, batch = engine.batch_size, engine.batch_step.spec.name
-        together = step_gb(engine.dims, size, TOKENS)
-        share = row(name, batch, median, share=lambda r: together / r[batch] * 1e3 / r["gb_per_s"])
-        rows.append(share | {"times_the_tokens": median(lambda r: size * r["step"] / r[batch])})
+        found = of_bandwidth(batch, step_gb(engine.dims, size, TOKENS))
+        rows.append(found | {"times_the_tokens": median(lambda r: size * r["step"] / r[batch])})
     return rows
 
 
@@ -179,6 +183,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     print(f"{'bundle':34}{'program':10}{'ms':>9}{'share':>8}  of")
     for one in rows:
         kind = "the GEMM rate" if one["program"] == "encoder" else "the bandwidth"
+        if "gb_per_s" in one:
+            kind += f" of {one['gb_per_s']:.0f} GB/s"
         kind = "the window is Python" if one["program"] == "window" else kind
         times = (
             f"; {one['times_the_tokens']:.2f} times the tokens" if "times_the_tokens" in one else ""

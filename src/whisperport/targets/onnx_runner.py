@@ -40,7 +40,7 @@ ASSIGNMENT = "session.record_ep_graph_assignment_info"
 IN_PLACE_SINCE = (1, 31)
 # Since this version or an earlier one, sessions can limit how long threads wait actively.
 BRIEF_SPIN_SINCE = (1, 31)
-SPIN_US = "10"
+SPIN_US = "20"
 
 
 class OnnxRunner(Runner):
