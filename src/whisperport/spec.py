@@ -199,8 +199,8 @@ class TargetSpec:
         batch: number of texts that the program `step_B` of a new bundle decodes together, if `step` runs on
             this target and the user does not choose; 1: no such program. See `BATCHES` in
             `programs/variants.py`.
-        sums_exponentials: True if `step` and `step_B` of new bundles, where they compute in float32, return
-            `logsumexp` (see `signatures.py`). For runtimes that compute it faster than numpy.
+        sums_exponentials: True if `step` and `step_B` of new bundles return `logsumexp` in the precision
+            "fp32"; see `signatures.py`. For runtimes that compute it faster than numpy.
         windows_s: width of the encoder -> longest window known to compile, in seconds; empty: any window.
         emulation: run options that run the lowered programs on the CPU in float32: name without the
             target's name -> value. `export` verifies with them, because the device may be absent.

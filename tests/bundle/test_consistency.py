@@ -124,7 +124,7 @@ CASES: list[tuple[str, Change, str]] = [
     (
         "new rows of another dtype",
         caches("step", "self_k", dtype="float16"),
-        r"programs\[4\].spec.outputs\[1\].dtype` is 'float32'; expected 'float16'",
+        r"programs\[4\].spec.outputs\[2\].dtype` is 'float32'; expected 'float16'",
     ),
     (
         "a step of another dtype",

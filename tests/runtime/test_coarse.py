@@ -158,6 +158,27 @@ def test_more_likely_tokens_than_are_worth_it_are_all_computed_in_float32() -> N
     np.testing.assert_array_equal(found.logits, table.numpy() @ hidden)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("output", ["logits", "bound"])
+def test_a_logit_that_is_no_finite_number_is_an_error(
+    output: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also -inf, which is never the largest of its block: the token would silently never be decoded."""
+    table = tables(3, 0.0)
+    coarse = projection(table)
+    run = coarse._runner.run
+
+    def changed(inputs: Any) -> Any:
+        outputs = {name: array.copy() for name, array in run(inputs).items()}
+        outputs[output][0, 0, 9] = value
+        return outputs
+
+    monkeypatch.setattr(coarse._runner, "run", changed)
+
+    with pytest.raises(NumericalError, match=r"`coarse_projection` returned a NaN"):
+        coarse(table[9].numpy())
+
+
 def test_a_nan_names_the_program() -> None:
     hidden = np.full(WIDTH, np.nan, np.float32)
     with pytest.raises(NumericalError, match=r"`coarse_projection` returned a NaN"):

@@ -159,6 +159,27 @@ def test_a_sum_that_is_no_number_is_an_error_that_names_it(
     assert f"of `{LOGSUMEXP}`" in caught.value.why
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"beam_size": 2}, {"temperature": 0.6}, {"without_timestamps": True}], ids=str
+)
+def test_a_nan_behind_a_finite_sum_is_an_error(
+    engines: Any, audio: Callable[[int], np.ndarray], options: dict[str, Any]
+) -> None:
+    """Only a wrong program returns that; no text may come of it."""
+    engine, runners = engines(True)
+    call = runners["step"].call
+
+    def changed(*inputs: Any) -> Any:
+        logits, *rest = call(*inputs)
+        logits[:, 7] = torch.nan
+        return (logits, *rest)
+
+    runners["step"].call = changed
+
+    with pytest.raises(NumericalError, match="`step` returned a NaN"):
+        decode_window(engine.decoder(), audio(0), DecodeOptions(language="en", **options))
+
+
 @pytest.mark.parametrize("wrong", [-90.0, -3.0, 3.0, 90.0])
 def test_a_wrong_sum_gives_wrong_probabilities_and_no_crash(
     engines: Any, audio: Callable[[int], np.ndarray], wrong: float

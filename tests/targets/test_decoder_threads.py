@@ -52,8 +52,8 @@ def test_a_number_of_threads_out_of_range_is_rejected(entries, value):
 
 
 def test_threads_wait_actively_for_long_on_request_and_never_those_of_the_encoder(entries):
-    assert spins(entries) == {"encoder": "10", "cross_kv": "10", "step": "10"}
-    assert spins(entries, spin="on") == {"encoder": "10", "cross_kv": "", "step": ""}
+    assert spins(entries) == {"encoder": "20", "cross_kv": "20", "step": "20"}
+    assert spins(entries, spin="on") == {"encoder": "20", "cross_kv": "", "step": ""}
 
 
 def test_threads_of_older_versions_never_wait_actively(entries, monkeypatch):

@@ -35,6 +35,16 @@ def test_a_wrong_sum_fails(error: float) -> None:
     assert check.reason.startswith("the largest difference is")
 
 
+def test_a_nan_fails_wherever_it_is() -> None:
+    for place in range(3):
+        found = [scores(0) for _ in range(3)]
+        found[place] = scores(float("nan"))
+
+        (check,) = sum_checks("step", "clip", found)
+
+        assert not check.passed
+
+
 def test_a_program_without_the_output_is_not_checked() -> None:
     assert not list(sum_checks("step", "clip", [Scores(np.zeros(5, np.float32))]))
 

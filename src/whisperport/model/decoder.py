@@ -189,9 +189,8 @@ class Decode(nn.Module):
 def _log_sum_exp(logits: Tensor) -> Tensor:
     """Return the logarithm of the sum of the exponentials of each row of (R, V): (R, 1).
 
-    A NaN or an infinity among the logits, other than -inf, makes it one. It consists of operators that
-    runtimes compute with vector instructions on several threads; ONNX Runtime's ReduceLogSumExp takes 5
-    times as long.
+    If a logit is a NaN or +inf, it is not finite. It consists of operators that runtimes compute with
+    vector instructions on several threads; ONNX Runtime's ReduceLogSumExp takes 5 times as long.
     """
     peak = logits.amax(-1, keepdim=True)
     return peak + (logits - peak).exp().sum(-1, keepdim=True).log()

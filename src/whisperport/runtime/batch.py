@@ -163,7 +163,8 @@ class Batch:
         for row, step in rows:
             try:
                 own = self.engine.score_from(outputs, row.index, step)
-                check_logits(self._name, own.logits, None if sums is None else sums[row.index])
+                if step.scored:
+                    check_logits(self._name, own.logits, None if sums is None else sums[row.index])
             except NumericalError as error:
                 yield error
                 continue

@@ -231,9 +231,11 @@ def _run(
                 i for i, token in enumerate(last) if token != engine.generation.end_of_text
             ]
             after = yield [Step(last[i], caches[i], exact) for i in unfinished]
-            found = [*allowed]  # for candidates that have ended
-            for i, each in zip(unfinished, after, strict=True):
-                found[i] = each
+            scored = dict(zip(unfinished, after, strict=True))
+            found = [
+                scored[i] if i in scored else Scores(each.logits)  # of a candidate that has ended
+                for i, each in enumerate(allowed)
+            ]
 
 
 def _allowed(found: Scored, rules: Rules, tokens: Sequence[int]) -> Scores:

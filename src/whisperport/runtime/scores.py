@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.runtime.cache import Floats
+from whisperport.runtime.finite import check_output
 
 # The sum of 100,000 exponentials of at most this number is finite in float32, and that of one number of at
 # least minus this number is far above the smallest float32.
@@ -14,17 +15,18 @@ SAFE_PEAK = 60
 # 64 kB. After a step, a new array for a whole row would not be in a cache of the CPU: in pieces, the sum
 # of 51,865 exponentials takes 0.7 of the time.
 PIECE = 16384
-MOST_FORBIDDEN = 4096  # if more exponentials are to be subtracted, those that remain are added up
-# Of the sum of all exponentials. If less remains, a subtraction could lose more than 1e-5 of it.
+MOST_FORBIDDEN = 4096  # if more tokens are forbidden, the exponentials of the others are added up
+# Of the sum of all exponentials. If the largest that remains is a smaller part, those that remain are added
+# up: a subtraction multiplies the relative error of the sum by up to 20 here, and by more then.
 LEAST_PART = 0.05
 
 
 class LogSum:
     """The natural logarithm of a sum of exponentials, computed when it is needed.
 
-    This object does not refer to the logits, which the next step may overwrite. After the last step, the
-    computation takes a fifth of the time: a step reads all weights, so that nothing else is left in the
-    caches of the CPU.
+    This object does not refer to the logits, which the next step may overwrite. Between steps, the
+    computation takes five times as long as after the last one, because a step leaves nothing but weights
+    in the caches of the CPU.
     """
 
     __slots__ = ("_forbidden", "_total")
@@ -60,7 +62,7 @@ class Scores:
         total: natural logarithm of the sum of the exponentials that the program returned; None: unknown.
     """
 
-    __slots__ = ("_forbidden", "logits", "total")
+    __slots__ = ("_forbidden", "_n_forbidden", "logits", "total")
 
     def __init__(self, logits: Floats, total: float | None = None) -> None:
         """
@@ -71,11 +73,12 @@ class Scores:
         self.logits = logits
         self.total = total
         self._forbidden: list[Floats] = []  # logits of tokens that were forbidden
+        self._n_forbidden = 0
 
     def copy(self) -> "Scores":
         """Return the same scores with logits of their own."""
         copy = Scores(self.logits.copy(), self.total)
-        copy._forbidden = self._forbidden.copy()
+        copy._forbidden, copy._n_forbidden = self._forbidden.copy(), self._n_forbidden
         return copy
 
     def forbid(self, tokens: slice | NDArray[np.int64]) -> None:
@@ -86,8 +89,9 @@ class Scores:
         """
         if self.total is not None:
             forbidden = self.logits[tokens]
-            if forbidden.size > MOST_FORBIDDEN:
-                self.total = None
+            self._n_forbidden += forbidden.size
+            if self._n_forbidden > MOST_FORBIDDEN:
+                self.forget_sum()
             else:  # a slice is a view
                 self._forbidden.append(forbidden.copy() if isinstance(tokens, slice) else forbidden)
         self.logits[tokens] = -np.inf
@@ -101,20 +105,25 @@ class Scores:
         """
         self.logits[: tokens.start] = -np.inf
         self.logits[tokens.stop :] = -np.inf
-        self.total, self._forbidden = total, []
+        self.total, self._forbidden, self._n_forbidden = total, [], 0
 
     def forget_sum(self) -> None:
         """Forget the known sum, because the caller changes logits."""
-        self.total = None
+        self.total, self._forbidden = None, []
 
     def log_sum(self, peak: float | None = None) -> LogSum:
         """Return the natural logarithm of the sum of the exponentials of the logits.
 
         Args:
-            peak: the largest logit, if it is known.
+            peak: the largest logit, or a NaN if there is one, if it is known.
+
+        Raises:
+            NumericalError: a logit is a NaN, though the program returned a finite sum.
         """
         if peak is None:
             peak = self.logits.item(self.logits.argmax())  # twice as fast as `max`
+        if math.isnan(peak):
+            check_output("step", "logits", self.logits)
         if self.total is None or peak - self.total < math.log(LEAST_PART):
             return LogSum(log_sum_exp(self.logits, peak))
         return LogSum(self.total, self._forbidden)

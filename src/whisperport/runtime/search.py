@@ -22,7 +22,10 @@ TokenSampler = Callable[[Floats], Sequence[int]]
 
 @dataclass(slots=True)
 class Candidate:
-    """A beam or a sample: its tokens, without the prompt, and the sum of their log-probabilities."""
+    """A beam or a sample: its tokens, without the prompt, and the sum of their log-probabilities.
+
+    Before `finish`, `Sampling` has the sum of logits there.
+    """
 
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0  # natural logarithm
@@ -79,9 +82,10 @@ class Sampling:
     def advance(
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
-        if self.greedy or self._sampler is None:
+        if self.greedy:
             tokens = [int(each.logits.argmax()) for each in scores]
         else:
+            assert self._sampler is not None
             rows = np.stack([each.logits for each in scores])
             rows /= np.float32(self._temperature)
             tokens = list(self._sampler(rows))
