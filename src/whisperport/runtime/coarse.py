@@ -108,7 +108,6 @@ class CoarseProjection:
         vocabulary, self._width = embedding.shape
         self._size = math.ceil(vocabulary / BLOCKS)
         self._starts = np.arange(0, vocabulary, self._size)
-        self._in_block = np.arange(self._size)
 
     def __call__(self, hidden: Floats) -> CoarseLogits:
         """Return the logits of a hidden state (d,).
@@ -124,12 +123,12 @@ class CoarseProjection:
         outputs = self._runner.run({"hidden": hidden[None, None]})
         logits, bound = _row(outputs)
         highest = logits + bound
-        peaks = np.maximum.reduceat(highest, self._starts)  # a NaN is the maximum of its block
-        if not (np.isfinite(peaks).all() and math.isfinite(highest.item(highest.argmin()))):
+        if not np.isfinite(highest).all():
             check_outputs(COARSE_PROJECTION, outputs)
             return _all_exact(complete)  # the sum is beyond float32
+        peaks = np.maximum.reduceat(highest, self._starts)
         floor = _floor(peaks)
-        likely = self._at_least(floor, highest, peaks)
+        likely = np.flatnonzero(highest >= floor)
         if len(likely) > MOST:
             return _all_exact(complete)
         exact = self._embedding[likely].astype(np.float32, copy=False) @ hidden
@@ -139,14 +138,6 @@ class CoarseProjection:
         deviation = float(bound.max()) / math.sqrt(self._width)
         error = SumError(deviation, likely, np.minimum(peaks, floor), self._size)
         return CoarseLogits(logits, float(floor), error, complete)
-
-    def _at_least(self, floor: np.float32, highest: Floats, peaks: Floats) -> NDArray[np.int64]:
-        """Return the tokens whose highest possible logit reaches the floor, in ascending order."""
-        starts = self._starts[peaks >= floor]
-        near = (starts[:, None] + self._in_block).ravel()
-        near = near[near < len(highest)]  # the last block may be shorter
-        found: NDArray[np.int64] = near[highest[near] >= floor]
-        return found
 
     def bounded(self, hidden: Floats) -> tuple[Floats, Floats]:
         """Return logits (V,) of a hidden state (d,), and bounds (V,) on their errors.
