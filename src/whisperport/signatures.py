@@ -371,8 +371,8 @@ def _in_rank4(program: ProgramSpec) -> ProgramSpec:
 
 
 def _has_leading_axis(tensor: TensorSpec) -> bool:
-    """Whether a tensor has one axis more in the `rank4` variant: mask, logits, K/V of layers."""
-    return tensor.name in ("mask", "logits") or _LAYER.search(tensor.name) is not None
+    """Whether a tensor has one axis more in the `rank4` variant: mask, logits, their sum, K/V of layers."""
+    return tensor.name in ("mask", "logits", LOGSUMEXP) or _LAYER.search(tensor.name) is not None
 
 
 def _rank(found: ProgramSpec, tensor: int) -> int:

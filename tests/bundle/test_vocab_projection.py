@@ -10,6 +10,7 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
 from whisperport.runtime import load_engine
+from whisperport.signatures import LOGSUMEXP
 from whisperport.targets import RunOptions
 
 from ..hostile_bundle import SHIPPED, copy_of_shipped, program, read, write
@@ -32,10 +33,14 @@ def opened(folder: Path, *changes: Callable[[Document], object]) -> Bundle:
 
 
 def hidden(name: str, *shape: int) -> Callable[[Document], object]:
-    """Let a program state that it returns hidden states."""
-    return lambda document: program(document, name)["spec"]["outputs"].__setitem__(
-        0, HIDDEN | {"shape": list(shape)}
-    )
+    """Let a program state that it returns hidden states, and no sum of exp(logit)."""
+
+    def change(document: Document) -> None:
+        spec = program(document, name)["spec"]
+        others = [one for one in spec["outputs"][1:] if one["name"] != LOGSUMEXP]
+        spec["outputs"] = [HIDDEN | {"shape": list(shape)}, *others]
+
+    return change
 
 
 def projection(
