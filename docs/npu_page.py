@@ -95,7 +95,7 @@ def _lowest(checks: list[dict[str, Any]], program: str) -> str:
     found = [
         check["value"]["sqnr_db"]
         for check in checks
-        if check["level"] == "arrays" and check["program"] == program
+        if (check["level"], check["program"]) == ("arrays", program) and "sqnr_db" in check["value"]
     ]
     return f"{min(found):.1f}" if found else "-"
 

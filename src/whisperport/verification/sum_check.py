@@ -37,7 +37,7 @@ def sum_checks(program: str, what: str, found: Sequence[Scores]) -> Iterator[Che
         level="arrays",
         program=program,
         what=f"{what}, sum of exponentials",
-        value={"max_abs": worst},
+        value={"sum_error": worst},
         rule=RULE,
         passed=worst <= TOLERANCE,
         reason="" if worst <= TOLERANCE else f"the largest difference is {worst:g}",

@@ -57,7 +57,7 @@ def test_each_program_is_one_subgraph_and_its_graph_agrees_with_float32(compiled
             for one in compiled.manifest.evidence(name)
             if one.kind == "emulated" and any(file.endswith(".tosa") for file in one.files)
         )
-        arrays = [check for check in run.checks if check.level == "arrays"]
+        arrays = [check for check in run.checks if "sqnr_db" in check.value]
         # Inputs in another order or of another scale give 3 dB and less.
         assert min(float(check.value["sqnr_db"]) for check in arrays) > 20
 
