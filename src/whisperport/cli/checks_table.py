@@ -32,6 +32,7 @@ _SHOWN = {
     "sqnr_db": "SQNR {:.0f} dB",
     "max_relative": "max error {:.1e} of max",
     "sum_error": "log of the sum differs by {:.1e}",
+    "part_of_bound": "{:.0%} of the bound",
     "hard_flips": "{:.0f} hard flips",
     "mean_kl": "mean KL {:.1e}",
     "n_same": "{:.0f} equal tokens",
