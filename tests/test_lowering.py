@@ -519,3 +519,102 @@ def test_every_target_states_the_suffix_of_what_is_lowered(
             ".pt2": (0, b"PK"),
         }[suffix]
         assert content[offset:].startswith(magic)
+
+
+def openvino_output(path: Path, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Run a model as its users do: OpenVINO finds the weights by the name of the .xml file."""
+    openvino = pytest.importorskip("openvino")
+    compiled = openvino.Core().compile_model(path, "CPU")
+    found: np.ndarray[Any, Any] = compiled([x])[0]
+    return found
+
+
+def test_weights_are_named_after_the_file_and_not_after_the_program(tmp_path: Path) -> None:
+    # given: two programs of one name, and a user's file of that name
+    x = torch.randn(1, 3, 6)
+    modules = [nn.Linear(6, 5), nn.Linear(6, 5)]
+    programs = [trace("net", module, (torch.zeros(1, 3, 6),), ["y"]) for module in modules]
+    (tmp_path / "net.bin").write_bytes(b"mine")
+
+    # when
+    outs = [tmp_path / "first.xml", tmp_path / "second.xml"]
+    options = LowerOptions(run=ONE_THREAD)
+    for program, out in zip(programs, outs, strict=True):
+        lowered = lower(program, "openvino", out, options)
+        assert lowered.files == (out, out.with_suffix(".bin"))
+
+    # then
+    assert (tmp_path / "net.bin").read_bytes() == b"mine"
+    for module, out in zip(modules, outs, strict=True):
+        np.testing.assert_allclose(
+            openvino_output(out, x.numpy()), module(x).detach(), atol=0.02
+        )  # bf16
+    assert len(os.listdir(tmp_path)) == 5
+
+
+def test_a_file_beside_is_replaced_only_with_the_program_that_it_belongs_to(
+    program: Program, tmp_path: Path
+) -> None:
+    # given
+    out, weights = tmp_path / "first.xml", tmp_path / "first.bin"
+    weights.write_bytes(b"mine")
+    options = LowerOptions(run=ONE_THREAD)
+
+    # when
+    with pytest.raises(WhisperportError, match=r"first\.bin exists already"):
+        lower(program, "openvino", out, options)
+    unchanged = weights.read_bytes(), os.listdir(tmp_path)
+    out.write_bytes(b"an older model")
+    lower(program, "openvino", out, options)
+
+    # then
+    assert unchanged == (b"mine", ["first.bin"])
+    assert openvino_output(out, np.zeros((1, 3, 6), np.float32)).shape == (1, 3, 5)
+    assert sorted(os.listdir(tmp_path)) == ["first.bin", "first.xml"]
+
+
+def test_a_failed_move_leaves_the_old_program_with_its_old_weights(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    out, weights = tmp_path / "first.xml", tmp_path / "first.bin"
+    out.write_bytes(b"old model")
+    weights.write_bytes(b"old weights")
+    replace_file = os.replace
+
+    def fail_at_the_program(source: Any, place: Any) -> None:
+        if Path(place) == out and Path(source).parent.name != "old":
+            raise OSError(errno.EIO, "Input/output error")
+        replace_file(source, place)
+
+    # when
+    monkeypatch.setattr(os, "replace", fail_at_the_program)
+    with pytest.raises(WhisperportError, match="cannot write"):
+        lower(program, "openvino", out, LowerOptions(run=ONE_THREAD))
+
+    # then
+    assert (out.read_bytes(), weights.read_bytes()) == (b"old model", b"old weights")
+    assert sorted(os.listdir(tmp_path)) == ["first.bin", "first.xml"]
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_input_is_never_the_output(program: Program, tmp_path: Path, link: bool) -> None:
+    path = out = tmp_path / "p.pt2"
+    torch.export.save(program.exported, path)
+    before = path.read_bytes()
+    if link:
+        out = tmp_path / "link.pt2"
+        out.symlink_to(path)
+
+    with pytest.raises(UsageError, match="is the input itself"):
+        lower(path, "ethos-u85", out)
+
+    assert path.read_bytes() == before
+
+
+def test_a_suffix_of_another_format_is_rejected(program: Program, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"`onnxruntime` writes \.onnx files") as rejected:
+        lower(program, "onnxruntime", tmp_path / "r.pte")
+
+    assert rejected.value.hint == f"use `--out {tmp_path / 'r.onnx'}`"
+    assert os.listdir(tmp_path) == []

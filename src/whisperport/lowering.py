@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.staging import staging
-from whisperport.errors import BundleError, LoweringError, VerificationError, WhisperportError
+from whisperport.errors import (
+    BundleError,
+    LoweringError,
+    UsageError,
+    VerificationError,
+    WhisperportError,
+)
 from whisperport.host_part import HostPart
 from whisperport.preflight import check_fits, estimate_lowering, requires_torch, within_memory_of
 from whisperport.progress import Progress
+from whisperport.regular_file import expect_not_input
 from whisperport.runner import Array, Runner
 from whisperport.spec import Limit, ProgramSpec
-from whisperport.targets import RunOptions, Target, get_target
+from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.options import parse_options, with_target
 from whisperport.verification.compare import Gate
 from whisperport.verification.equality import (
@@ -128,9 +135,10 @@ def lower(
     Args:
         program: a `.pt2` file, or a `Program` from `whisperport.programs.program.trace`.
         target: name of a target, as `whisperport targets` lists them.
-        out: path of the file to write. A file that already exists there is replaced when the new one is
-            complete. Steps that the target leaves to the host are written beside it, as `NAME.host.json`
-            and `.npy` files; see `HostPart`.
+        out: path of the file to write, with the target's suffix. A file that already exists there is
+            replaced when the new one is complete. Files that belong to it have the same stem, such as the
+            weights, `STEM.bin`, and the steps that the target leaves to the host, `STEM.host.json` and
+            `.npy` files; see `HostPart`. They replace other files only together with `out`.
         options: see `LowerOptions`. Default: None, all defaults.
         progress: called with the name of each stage, a few words.
 
@@ -138,7 +146,8 @@ def lower(
         The files that were written, and the comparison.
 
     Raises:
-        UsageError: there is no such target, or the target has no such option.
+        UsageError: there is no such target, the target has no such option, or `out` is the program itself
+            or has another suffix than the target's files.
         MissingPackageError: torch, an exporter or the target's runtime is not installed.
         ProgramError: the program or a file of inputs cannot be read, or the program keeps state in a
             buffer, writes to an input, or has an input or output of a dtype that numpy does not support.
@@ -148,6 +157,9 @@ def lower(
     """
     options, out = options or LowerOptions(), Path(out)
     chosen = _configured(get_target(target), options)
+    if isinstance(program, str | os.PathLike):
+        expect_not_input(out, program)
+    _check_suffix(out, chosen)
     with _folder_beside(out) as folder, within_memory_of(program, trust=options.trust):
         given = os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
         program = _read(program, progress)
@@ -180,6 +192,20 @@ def lower(
             rewrites=rewrites,
             equality=equality,
             gate=gate,
+        )
+
+
+def _check_suffix(out: Path, target: Target) -> None:
+    suffix = target.spec.lowered_suffix
+    if out.suffix != suffix:
+        raise UsageError(
+            f"cannot write {out}: `{target.spec.name}` writes {suffix} files",
+            why=f"programs read a file by its suffix; that of `--out` is `{out.suffix}`"
+            if out.suffix
+            else "the path of `--out` has no suffix",
+            hint=f"use `--out {shlex.quote(os.fspath(out.with_suffix(suffix)))}`"
+            if out.name
+            else f"give the path of a {suffix} file",
         )
 
 
@@ -306,6 +332,9 @@ def _compile(
     if not onnx:
         _check_rank(program.name, read_exported(program.name, program.exported), max_rank)
     entry, facts = target.lower_file(program, path, progress, simplify=options.simplify)
+    if entry.files[0] != path.name:  # a single file: those of several have the stem of `path`
+        os.replace(path.parent / entry.files[0], path)
+        entry = replace(entry, files=(path.name, *entry.files[1:]))
     # Exporters write some operators with more axes than torch has, so the written file is checked.
     if onnx and facts["nodes"]:  # a program that returns constants has no nodes
         from whisperport.inspection.read_onnx import read_onnx
@@ -350,11 +379,47 @@ def _write_host(host: HostPart, folder: Path, out: Path) -> tuple[str, ...]:
 
 
 def _put_in_place(folder: Path, files: Sequence[str], out: Path) -> tuple[Path, ...]:
-    """Move the files to their place, the program last, so that its other files exist when it appears."""
+    """Move the files from `folder` to the folder of `out`, under the names with which they were verified.
+
+    Between the first and the last move there is no program, so that none reads another program's weights.
+    If a move fails, the old files return.
+    """
     first, *others = files
-    placed = [out.with_name(Path(file).name) for file in others]
-    for file, place in zip((*others, first), (*placed, out), strict=True):
-        with (folder / file).open("rb") as written:
+    places = [out.with_name(file) for file in (*others, first)]  # the program last
+    _check_replaceable(folder, places[:-1], out)
+    for place in places:
+        with (folder / place.name).open("rb") as written:
             os.fsync(written.fileno())
-        os.replace(folder / file, place)
-    return (out, *placed)
+    old = folder / "old"
+    old.mkdir()
+    kept = [place for place in (out, *places[:-1]) if os.path.lexists(place)]
+    try:
+        if others:  # a single file is replaced in one step
+            for place in kept:
+                os.rename(place, old / place.name)
+        for place in places:
+            os.replace(folder / place.name, place)
+    except BaseException:
+        for place in reversed(kept):
+            if os.path.lexists(old / place.name):
+                os.replace(old / place.name, place)
+        raise
+    return (out, *places[:-1])
+
+
+def _check_replaceable(folder: Path, beside: Sequence[Path], out: Path) -> None:
+    """Raise an error if a file beside `out` would replace one that belongs to something else."""
+    suffixes = {one.spec.lowered_suffix for one in TARGETS} - {out.suffix}
+    others = [path for one in suffixes if (path := out.with_suffix(one)).exists()]
+    for place in beside:
+        if not os.path.lexists(place):
+            continue
+        if place.is_file() and place.read_bytes() == (folder / place.name).read_bytes():
+            continue
+        if others or not out.exists():
+            owner = f"{others[0].name} may belong to it" if others else f"{out} does not exist yet"
+            raise WhisperportError(
+                f"{place} exists already, and was not changed",
+                why=f"`--out {out}` needs this name for a file of its own, and {owner}",
+                hint="choose another name for `--out`, or move that file; nothing was written",
+            )

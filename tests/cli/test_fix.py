@@ -51,13 +51,14 @@ def test_json_says_what_was_done(run, head, tmp_path):
     assert kept == {"matmul-by-linear", "layer-norm-by-linear"}
 
 
-def test_the_program_itself_is_not_overwritten(run, head):
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_the_program_itself_is_not_overwritten(run, head, overwrite):
     before = head.read_bytes()
 
-    ran = run("check", head, "--target", "xnnpack", "--fix", "--out", head)
+    ran = run("check", head, "--target", "xnnpack", "--fix", "--out", head, *overwrite)
 
     assert ran.code == 1
-    assert "exists already" in ran.err
+    assert "is the input itself" in ran.err
     assert head.read_bytes() == before
 
 

@@ -12,6 +12,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.fixing import Fixed, RewriteStep, check_free, fix, write_fixed
+from whisperport.regular_file import expect_not_input
 from whisperport.targets import get_target
 
 
@@ -26,6 +27,7 @@ def run_fix(
     as_json: bool,
 ) -> None:
     """Run the verb; exit with status 1 if a rewrite failed its verification or a rejected node remains."""
+    expect_not_input(out, program)
     check_free(out, overwrite=overwrite)
     with stages() as progress:
         fixed = fix(program, target, inputs=inputs, trust=trust, progress=progress)

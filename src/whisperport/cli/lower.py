@@ -114,7 +114,8 @@ def lower(
 
     PROGRAM is a .pt2 file of any model, as torch.export.save writes it. The target's rewrites are
     applied first. Nothing is written if an output differs by more than rounding errors. Parts that a
-    target moves to the host, such as the token embedding lookup, are written to files beside FILE.
+    target moves to the host, such as the token embedding lookup, are written to files beside FILE. Files
+    beside FILE have its stem, and replace other files only if FILE is replaced too.
 
     \b
     Examples:

@@ -4,7 +4,8 @@ A module is imported when a target is looked for that no earlier module has, so 
 wait for the import of the others.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +44,35 @@ def get_target(name: str) -> Target:
     Raises:
         UsageError: there is no such target.
     """
-    others = []
+    others: list[Target] = []
     for target in globals().get("TARGETS") or _one_by_one():
         if target.spec.name == name:
             found: Target = target
             return found
-        others.append(target.spec.name)
-    raise UsageError(f"there is no target `{name}`", hint=f"targets are {', '.join(others)}")
+        others.append(target)
+    near = similar_targets(name, others)
+    raise UsageError(
+        f"there is no target `{name[:40]}`",
+        why=f"the targets with a similar name or description are {', '.join(near)}" if near else "",
+        hint=f"targets are {', '.join(one.spec.name for one in others)}",
+    )
+
+
+def similar_targets(name: str, targets: Sequence[Target]) -> list[str]:
+    """Return the targets that a name can mean: misspelt, or a word for a vendor, a chip or a processor.
+
+    The words of a target are its name, its summary, and the name and the `VENDOR_WORDS` of its folder.
+    """
+    word = name.lower()
+    if meant := [one.spec.name for one in targets if len(word) > 2 and word in _words(one)]:
+        return meant
+    return difflib.get_close_matches(word, [one.spec.name for one in targets], n=3, cutoff=0.8)
+
+
+def _words(target: Target) -> str:
+    folder = type(target).__module__.removeprefix(f"{__name__}.").partition(".")[0]
+    words = getattr(import_module(f"{__name__}.{folder}"), "VENDOR_WORDS", ())
+    return " ".join((target.spec.name, target.spec.summary, folder, *words)).lower()
 
 
 def _one_by_one() -> Iterator[Target]:

@@ -106,7 +106,8 @@ class Target(ABC):
 
         Args:
             program: after the target's rewrites.
-            path: suggested path of the file; the target may choose another name in the same folder.
+            path: path of the file, with `spec.lowered_suffix`. A target that writes a single file may
+                choose another name in the same folder; else all names begin with the stem of `path`.
             simplify: simplify the ONNX graph.
 
         Returns:

@@ -26,11 +26,16 @@ NOT_COMPUTED = {"Constant", "Parameter", "Result"}
 
 
 def lower_to_openvino(
-    programs: Sequence["Program"], precisions: Sequence[str], weights: Path, progress: Progress
+    programs: Sequence["Program"],
+    models: Sequence[Path],
+    precisions: Sequence[str],
+    weights: Path,
+    progress: Progress,
 ) -> list[int]:
-    """Write each program to `PROGRAM.xml` beside the file of weights.
+    """Write programs to `.xml` files with one file of weights.
 
     Args:
+        models: the `.xml` file of each program.
         precisions: of each program: "fp32", "fp16", "w8" or "bf16". In bf16, weights are stored in float16:
             OpenVINO converts them when it compiles the program.
         weights: the file to write; its folder is made if needed.
@@ -56,7 +61,7 @@ def lower_to_openvino(
     weights.parent.mkdir(exist_ok=True)
     shared = SharedBytes(weights, ALIGNMENT)
     nodes = []
-    for program, precision in zip(programs, precisions, strict=True):
+    for program, out, precision in zip(programs, models, precisions, strict=True):
         progress(f"writing {program.name} for openvino in {precision}")
         with TemporaryDirectory(dir=weights.parent) as folder:
             onnx, own = Path(folder, "program.onnx"), Path(folder, "program.xml")
@@ -74,7 +79,7 @@ def lower_to_openvino(
                 ) from error
             nodes.append(_computed(model))
             del model  # it maps the weights of the temporary ONNX file
-            share_weights(own, shared, weights.with_name(f"{program.name}.xml"))
+            share_weights(own, shared, out)
     return nodes
 
 

@@ -108,15 +108,17 @@ class OpenVino(Target):
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
-        return self._lower(programs, folder / FOLDER, WEIGHTS, f"{FOLDER}/", progress)
+        own = folder / FOLDER
+        models = [own / f"{program.name}.xml" for program in programs]
+        return self._lower(programs, models, own / WEIGHTS, f"{FOLDER}/", progress)
 
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
-        """Write one program to `PROGRAM.xml` and its weights to `PROGRAM.bin`."""
+        """Write one program to `path`, and its weights to `STEM.bin`, where OpenVINO looks for them."""
         if simplify:
             return super().lower_file(program, path, progress, simplify=simplify)
-        (entry,) = self._lower([program], path.parent, f"{program.name}.bin", "", progress)
+        (entry,) = self._lower([program], [path], path.with_suffix(".bin"), "", progress)
         return entry, dict(entry.delegation)
 
     def load(
@@ -137,25 +139,27 @@ class OpenVino(Target):
     def _lower(
         self,
         programs: Sequence["Program"],
-        folder: Path,
-        weights: str,
+        models: Sequence[Path],
+        weights: Path,
         prefix: str,
         progress: Progress,
     ) -> list[ProgramEntry]:
-        """Write programs into a folder. The paths of the entries begin with `prefix`."""
+        """Write programs to `models`. The paths of the entries begin with `prefix`."""
         from whisperport.targets.openvino.lowering import lower_to_openvino
 
         precisions = [self.precisions.get(p.name, self.spec.precisions[0]) for p in programs]
-        nodes = lower_to_openvino(programs, precisions, folder / weights, progress)
+        nodes = lower_to_openvino(programs, models, precisions, weights, progress)
         return [
             ProgramEntry(
                 spec=program.spec,
                 placement=Placement(self.spec.name, precision),
                 method=program.name,
-                files=(f"{prefix}{program.name}.xml", f"{prefix}{weights}"),
+                files=(f"{prefix}{model.name}", f"{prefix}{weights.name}"),
                 delegation={"delegated": count, "subgraphs": 1, "undelegated": []},
             )
-            for program, precision, count in zip(programs, precisions, nodes, strict=True)
+            for program, model, precision, count in zip(
+                programs, models, precisions, nodes, strict=True
+            )
         ]
 
 
