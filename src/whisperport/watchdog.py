@@ -296,7 +296,7 @@ def _sendable(error: BaseException) -> WhisperportError:
             return LoweringError(error.what, why=error.why, hint=error.hint)
         return error
     return LoweringError(
-        "the export failed with an unexpected error",
+        "whisperport failed with an unexpected error",
         why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}",
         hint="this is a defect of whisperport: please report it with the log",
     )

@@ -1,6 +1,7 @@
 """Inputs of every program, recorded while the embedded model transcribes the shipped audio files."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
 from whisperport.calibration.inputs import CALLS, program_inputs
+from whisperport.calibration.spectrograms import _opened
+from whisperport.errors import AudioError
 from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.targets import RunOptions
@@ -126,3 +129,20 @@ def test_the_same_audio_gives_the_same_samples(bundle, recorded, mels):
     first = [list(sample.values()) for sample in recorded["step"][:CALLS]]
     for one, other in zip(again, first, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), ",  # TokenError or SyntaxError
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': ("
+        + b"9" * 40
+        + b",), }",  # OverflowError
+    ],
+)
+def test_a_damaged_calibration_array_is_an_error(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "mels.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+    with pytest.raises(AudioError, match="cannot read the calibration array"):
+        _opened(path)

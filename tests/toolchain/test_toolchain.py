@@ -294,3 +294,39 @@ def test_the_job_is_plain_json(tmp_path):
         "programs": [{"name": "p", "stages": [stage], "settings": {"end": "!"}}],
     }
     assert os.access(work / "compile.py", os.R_OK)
+
+
+def test_an_sdk_may_print_lines_that_look_like_json(tmp_path):
+    script = tmp_path / "stages.py"
+    script.write_text(
+        'def version():\n    import os\n    os.write(1, b"{\'a\': 1}\\n")\n    raise ImportError("no")\n'
+    )
+    interpreter = tmp_path / "python"
+    interpreter.write_text(
+        f'#!/bin/sh\necho "{{ loading SDK"\necho "[1]"\nexec {sys.executable} "$@"\n'
+    )
+    interpreter.chmod(0o755)
+
+    failure = probe(interpreter, script, {})
+
+    assert failure is not None
+    assert (failure.kind, failure.message) == ("missing", "no")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"programs": [1]}', "[" * 100_000])
+def test_a_damaged_job_is_reported_and_not_a_traceback(tmp_path, content):
+    prepare(tmp_path, Path(__file__), {}, [])
+    (tmp_path / driver.JOB).write_text(content)
+
+    failure = run_driver(Path(sys.executable), tmp_path, lambda _: None)
+
+    assert failure is not None
+    assert failure.kind == "died"
+    assert "job.json is missing or damaged" in failure.message
+    assert (tmp_path / "driver.log").read_text() == ""
+
+
+@pytest.mark.parametrize("content", ["[]", '{"a": 1}', '{"encoder": {"parse": {"made": 1}}}'])
+def test_a_damaged_state_runs_every_stage_again(tmp_path, content):
+    (tmp_path / driver.STATE).write_text(content)
+    assert driver._state(tmp_path) == {}

@@ -386,3 +386,15 @@ def test_a_window_has_as_many_positions_as_the_checkpoint(exported: Any) -> None
     # then
     assert found.duration_s == 2.0
     assert tokens(found)[0][:6] == tokens(heard)[0][:6] != ()
+
+
+@pytest.mark.parametrize("number", [10**30 * 10**10, 10**400, float("inf"), float("nan")])
+def test_a_number_that_float32_cannot_store_is_rejected(number):
+    with pytest.raises(UsageError, match="zero point"):
+        FeatureStorage(dtype="int8", scale=1.0, zero_point=number)
+    with pytest.raises(UsageError, match="scale"):
+        FeatureStorage(dtype="int8", scale=number)
+
+
+def test_a_large_integer_is_a_zero_point():
+    assert FeatureStorage(dtype="int8", scale=1.0, zero_point=10**30).zero_point == 10**30

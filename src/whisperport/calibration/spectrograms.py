@@ -95,8 +95,12 @@ def check_spectrograms(
 def _opened(path: Path) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise AudioError(f"cannot read the calibration array {path}", why=str(error)) from error
+    except Exception as error:  # numpy raises nine types of exceptions for damaged files
+        raise AudioError(
+            f"cannot read the calibration array {path}",
+            why=f"{type(error).__name__}: {error}"[:200],
+            hint="write it again with `numpy.save`, or give a folder of audio files",
+        ) from error
 
 
 def _faults(array: Array) -> Counter[str]:

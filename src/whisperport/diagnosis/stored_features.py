@@ -88,14 +88,15 @@ class FeatureStorage:
                 f"features cannot be stored as `{self.dtype}`",
                 hint=f"choose one of {', '.join(DTYPES)}",
             )
-        if self.scale is not None and not (np.isfinite(self.scale) and self.scale != 0):
+        if self.scale is not None and not (_is_float32(self.scale) and self.scale != 0):
             raise UsageError(
-                f"the scale of features cannot be {self.scale:g}", hint="give a number other than 0"
+                f"the scale of features cannot be {str(self.scale)[:40]}",
+                hint="give a number other than 0",
             )
-        if not np.isfinite(self.zero_point):
+        if not _is_float32(self.zero_point):
             raise UsageError(
-                f"the zero point of features cannot be {self.zero_point:g}",
-                hint="give a finite number",
+                f"the zero point of features cannot be {str(self.zero_point)[:40]}",
+                hint="give a number that float32 can store",
             )
         if self.zero_point and self.scale is None:
             raise UsageError(
@@ -103,6 +104,11 @@ class FeatureStorage:
                 why="a stored value q stands for (q - zero point) * scale",
                 hint="give the scale too; the compiled model states both for its output",
             )
+
+
+def _is_float32(number: float) -> bool:
+    """Whether a number, also an integer of any size, is finite in float32."""
+    return abs(number) <= float(np.finfo(np.float32).max)
 
 
 def read_features(

@@ -67,9 +67,15 @@ def run(folder: Path, report: Report) -> None:
     """Run every unfinished stage of a work folder's job.
 
     Raises:
-        StopError: the SDK is missing or does not support this job, or a stage failed.
+        StopError: the job's description is damaged, the SDK is missing or does not support this job, or a
+            stage failed.
     """
-    job = _job(folder)
+    try:
+        job = _job(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{JOB} is missing or damaged ({_first_line(error)}); run `whisperport compile` again"
+        report("damaged", message=message)
+        raise StopError from error
     vendor = None
     for program in job["programs"]:
         for stage in program["stages"]:
@@ -151,7 +157,21 @@ def _load_vendor(script: Path, settings: Any, report: Report) -> Any:
 
 
 def _job(folder: Path) -> Any:
-    return json.loads((folder / JOB).read_text(encoding="utf-8"))
+    """Read the job.
+
+    Raises:
+        OSError, RecursionError, ValueError: the file is missing or damaged.
+    """
+    job = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    try:
+        for program in job["programs"]:
+            for stage in program["stages"]:
+                stage["name"], list(stage["reads"]), list(stage["writes"])
+            program["name"], program["settings"]
+        job["settings"]
+    except (TypeError, LookupError) as error:
+        raise ValueError("it is not the description of a job") from error
+    return job
 
 
 def _inputs(folder: Path, job: JsonObject, program: JsonObject, stage: JsonObject) -> JsonObject:
@@ -176,9 +196,13 @@ def _record_finished(
 
 def _state(folder: Path) -> Any:
     try:
-        return json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # missing or truncated: every stage is run again
-        return {}
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        for stages in state.values():
+            for recorded in stages.values():
+                recorded["made"], recorded["from"]
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError):
+        return {}  # missing or damaged: every stage is run again
+    return state
 
 
 def _sha256(path: Path) -> str:
@@ -332,6 +356,7 @@ def _text_lines(event: str, **facts: Any) -> None:
         ),
         "missing": "the vendor's SDK is not installed: {}".format(facts.get("message")),
         "unsuitable": "the vendor's SDK does not support this job: {}".format(facts.get("message")),
+        "damaged": str(facts.get("message")),
         "done": "done: copy this folder back to the machine of the bundle; run `whisperport compile` again",
     }
     print(lines[event], flush=True)

@@ -54,11 +54,7 @@ class _Driver:
         """Yield the driver's events. Lines that are not JSON objects were printed by the SDK: skip them."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and "event" in event:
+            if event := _event(line):
                 yield event
 
     def stop(self) -> None:
@@ -159,7 +155,7 @@ def probe(toolchain: Installed | Path, script: Path, settings: Mapping[str, Any]
     finally:
         running.stop()
     for line in out.splitlines():
-        event = json.loads(line) if line.startswith("{") else {}
+        event = _event(line)
         if event.get("event") in ("missing", "unsuitable"):
             return Failure(kind=event["event"], message=event["message"])
         if event.get("event") == "found":
@@ -167,6 +163,15 @@ def probe(toolchain: Installed | Path, script: Path, settings: Mapping[str, Any]
     return Failure(
         kind="died", message=(err.strip().splitlines() or ["the process printed nothing"])[-1]
     )
+
+
+def _event(line: str) -> Mapping[str, Any]:
+    """Return the event in a line of the driver's output; empty for a line that the SDK printed."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return event if isinstance(event, dict) and "event" in event else {}
 
 
 def _show_progress(event: Mapping[str, Any], progress: Progress) -> None:
@@ -180,6 +185,8 @@ def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:
     program, stage = last.get("program", ""), last.get("stage", "")
     log = work / program / f"{stage}.log" if stage else work / LOG
     kind = last["event"]
+    if kind == "damaged":
+        return Failure(kind="died", message=last["message"], log=work / LOG)
     if kind not in ("missing", "unsuitable", "failed"):
         return Failure(
             kind="died",
