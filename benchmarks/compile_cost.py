@@ -1,6 +1,6 @@
 """Measure the cost of a vendor's compiler, program by program: CPU seconds and peak memory.
 
-    whisperport compile BUNDLE --option TARGET.simulate=0
+    whisperport compile BUNDLE --option TARGET.emulate=0
     python benchmarks/compile_cost.py BUNDLE.compile/TARGET [--python PYTHON] [--program NAME ...]
 
 Takes the work folder that `whisperport compile` left, and runs the stages of each program again, in a copy

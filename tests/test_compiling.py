@@ -39,7 +39,7 @@ from .targets.hailo.hef_file import encoder_hef, hef_bytes
 
 ROWS = 8
 PIECES = (12966, 12966, 12966, 12967)
-EMULATED = RunOptions(threads=1, options={"hailo8l.emulation": "onnx"})
+EMULATED = RunOptions(threads=1, options={"hailo8l.emulate": "on"})
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def sdk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InstalledSdk:
     return installed
 
 
-FEW = {"hailo8l.finetune": "off", "hailo8l.emulate": "off"}
+FEW = {"hailo8l.finetune": "off", "hailo8l.emulate": "0"}
 EMULATE = {"hailo8l.finetune": "off"}
 
 

@@ -74,9 +74,9 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
     assert opened.manifest.is_verified("step")
     assert not opened.manifest.verified
     assert not opened.manifest.failed
-    assert ".emulation=onnx" in opened.manifest.verification["subject"]
+    assert ".emulate=on" in opened.manifest.verification["subject"]
     assert not is_trusted(opened)
-    load_engine(opened, RunOptions(threads=1, options={"hailo8l.emulation": "onnx"}))
+    load_engine(opened, RunOptions(threads=1, options={"hailo8l.emulate": "on"}))
     assert sorted(os.listdir(tmp_path)) == ["assets", "bundle", "decoder.hef", "encoder.hef"]
 
 

@@ -25,7 +25,7 @@ from whisperport.transcription import Transcriber, default_bundle
 from whisperport.verification.tokens import compare_tokens
 
 ONE_THREAD = RunOptions(threads=1)
-EMULATED = {"hailo8l.emulation": "onnx"}
+EMULATED = {"hailo8l.emulate": "on"}
 LATENCIES = {"encoder": 40.0, "cross_kv": 5.0, "prefill_4": 6.0, "step": 2.0}
 WORDS = "word error rate, 6 clips"
 ON_THE_CHIP = ("encoder", "cross_kv")

@@ -41,7 +41,7 @@ HOW_TO = (ROOT / "docs" / "how-to" / "add-a-target.md").read_text(encoding="utf-
 FILES = {path.name: path for path in sorted((HERE / "dummy").glob("*.py"))}
 
 ONE = RunOptions(threads=1)
-EMULATED = RunOptions(threads=1, options={"dummy1.emulation": "onnx", "dummy2.emulation": "onnx"})
+EMULATED = RunOptions(threads=1, options={"dummy1.emulate": "on", "dummy2.emulate": "on"})
 
 
 def _noise(seed: int) -> np.ndarray:

@@ -60,3 +60,16 @@ def test_options_are_described_for_people():
         "effort": ("0, max", "", "How hard"),
         "tables": ("a path", "", "Where"),
     }
+
+
+def test_emulation_has_one_name_and_one_meaning() -> None:
+    """In every target: `emulate=on` runs on the CPU, and `compile --option TARGET.emulate` counts clips."""
+    for target in TARGETS:
+        run = {one.name: one for one in describe(target.run_options)}
+        assert target.spec.emulation in ({}, {"emulate": "on"})
+        assert ("emulate" in run) == bool(target.spec.emulation)
+        compiled = describe(target.compiler.options) if target.compiler else ()
+        names = {one.name for one in (*run.values(), *compiled)}
+        assert not names & {"emulation", "simulate", "simulation"}
+        for one in compiled:
+            assert one.name != "emulate" or one.values == "0 to 1000"

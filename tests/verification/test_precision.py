@@ -18,14 +18,14 @@ from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
 from whisperport.verification.precision import coarsest, precisions
 
-EMULATED = RunOptions(threads=1, options={"fake.emulation": "onnx"})
+EMULATED = RunOptions(threads=1, options={"fake.emulate": "on"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
     """The run option of the fake target."""
 
-    emulation: Annotated[Literal["onnx"] | None, Option("Run the programs on the CPU")] = None
+    emulate: Annotated[Literal["off", "on"], Option("Run the programs on the CPU")] = "off"
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def hybrid(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_pa
     fake_targets["fake"].spec = replace(
         fake_targets["fake"].spec,
         precisions=("w8a8",),
-        emulation={"emulation": "onnx"},
+        emulation={"emulate": "on"},
     )
     fake_targets["fake"].run_options = Emulation
     random = np.random.default_rng(0)

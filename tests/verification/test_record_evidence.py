@@ -118,7 +118,7 @@ def test_emulation_of_a_compiled_program_is_evidence_about_what_was_lowered_only
     manifest = replace(bundle.manifest, programs=(compiled,), files=files)
     report = Report.from_json(bundle.manifest.verification)
 
-    made = with_evidence(manifest, report, {"hailo8l.emulation": "onnx"})
+    made = with_evidence(manifest, report, {"hailo8l.emulate": "on"})
 
     (one,) = made.program("encoder").evidence
     assert one.kind == "emulated"

@@ -32,7 +32,7 @@ onnx_spec = partial(
     lowered_suffix=LOWERED,
     lowered_max_rank=4,
     fallback="onnxruntime",
-    emulation={"emulation": "onnx"},
+    emulation={"emulate": "on"},
     emulation_runtime="onnxruntime",
     extra="export",
 )
@@ -41,7 +41,7 @@ onnx_spec = partial(
 class OnnxTarget(Target):
     """A target that writes each program to an ONNX file with its weights, for the vendor's compiler.
 
-    Its run options have a field `emulation`: if it is set, `load` runs the ONNX files on the CPU.
+    Its run options have a field `emulate`: if it is "on", `load` runs the ONNX files on the CPU.
     """
 
     compiler: Compiler
@@ -97,7 +97,7 @@ class OnnxTarget(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = options.of(self)
-        if chosen.emulation:
+        if chosen.emulate == "on":
             return self._emulated(folder, entries, options.threads)
         files = compiled_files(self.spec, folder, entries, self.compiler.suffix)
         return self.load_compiled([entry.spec for entry in entries], files, chosen)

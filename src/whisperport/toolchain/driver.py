@@ -73,7 +73,9 @@ def run(folder: Path, report: Report) -> None:
     try:
         job = _job(folder)
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{JOB} is missing or damaged ({_first_line(error)}); run `whisperport compile` again"
+        message = (
+            f"{JOB} is missing or damaged ({_first_line(error)}); run `whisperport compile` again"
+        )
         report("damaged", message=message)
         raise StopError from error
     vendor = None

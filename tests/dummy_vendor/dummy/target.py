@@ -20,10 +20,10 @@ CHIPS = ("dummy1", "dummy2")
 class DummyRunOptions:
     """Options for running."""
 
-    emulation: Annotated[
-        Literal["onnx"] | None,
-        Option("Run the lowered ONNX files on the CPU; the default is the chip"),
-    ] = None
+    emulate: Annotated[
+        Literal["off", "on"],
+        Option("on runs the lowered ONNX files in emulation on the CPU; off runs on the chip"),
+    ] = "off"
 
 
 @final
@@ -42,7 +42,7 @@ class Dummy(OnnxTarget):
             fallback="onnxruntime",
             precisions=("w8a8",),
             runtime="onnxruntime",
-            emulation={"emulation": "onnx"},
+            emulation={"emulate": "on"},
             emulation_runtime="onnxruntime",
             lowered_suffix=".onnx",
             extra="export",

@@ -22,7 +22,7 @@ from whisperport.verification.tolerances import LOWERED
 from ...micro import DIMS, GENERATION
 
 TARGET = "aws-neuron"
-ON_CPU = RunOptions(threads=1, options=with_target({"device": "cpu"}, TARGET))
+ON_CPU = RunOptions(threads=1, options=with_target({"emulate": "on"}, TARGET))
 HEADS = [(0, 1), (1, 0), (1, 1)]
 NAMES = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align")
 

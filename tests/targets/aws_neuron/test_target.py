@@ -26,7 +26,7 @@ from whisperport.verification.clips import shipped_audio
 from ...extent import EVERYTHING, core_or_all
 
 NAME = "aws-neuron"
-ON_CPU = RunOptions(threads=1, options=with_target({"device": "cpu"}, NAME))
+ON_CPU = RunOptions(threads=1, options=with_target({"emulate": "on"}, NAME))
 ON_DEVICE = RunOptions()
 COLD = (0.0,)
 WAYS = {
@@ -176,7 +176,7 @@ def test_without_the_sdk_the_error_tells_how_to_get_it_or_to_emulate(
         get_target(NAME).load(*lowered, ON_DEVICE)
 
     assert "torch_neuronx is not installed" in missing.value.what
-    assert "aws-neuron.device=cpu" in missing.value.hint
+    assert "aws-neuron.emulate=on" in missing.value.hint
 
 
 def test_a_placeholder_of_the_sdk_is_recognized(

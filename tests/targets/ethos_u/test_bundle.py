@@ -23,7 +23,7 @@ from whisperport.targets.ethos_u.chips import NPUS
 from .pte_file import pte_bytes
 
 TARGET = get_target("ethos-u85")
-EMULATED = RunOptions(threads=1, options={"ethos-u85.emulation": "torch"})
+EMULATED = RunOptions(threads=1, options={"ethos-u85.emulate": "on"})
 
 
 def scaled(value: float = 2.0) -> Program:
@@ -83,7 +83,7 @@ def test_a_program_that_is_not_compiled_says_so(entry, tmp_path):
         TARGET.load(tmp_path, [entry], RunOptions())
 
     assert "whisperport compile BUNDLE" in missing.value.hint
-    assert "ethos-u85.emulation=torch" in missing.value.hint
+    assert "ethos-u85.emulate=on" in missing.value.hint
 
 
 def test_a_compiled_program_does_not_run_here_and_the_error_says_where(entry, tmp_path):

@@ -29,8 +29,8 @@ from whisperport.verification.report import Report
 from .small_packages import interpreter
 
 TARGET = get_target("ethos-u85")
-TOSA = RunOptions(options={"ethos-u85.emulation": "tosa"})
-TORCH = RunOptions(options={"ethos-u85.emulation": "torch"})
+TOSA = RunOptions(options={"ethos-u85.emulate": "quantized"})
+TORCH = RunOptions(options={"ethos-u85.emulate": "on"})
 MODEL = """
 import enum, os
 class GraphStatus(enum.Enum):
@@ -156,7 +156,7 @@ def test_a_missing_environment_says_what_to_set(made, tmp_path, monkeypatch):
         TARGET.load(tmp_path, [made()], TOSA)
 
     assert "WHISPERPORT_TOOLCHAIN_ETHOS_U" in missing.value.why
-    assert "emulation=torch" in missing.value.hint
+    assert "emulate=on" in missing.value.hint
 
 
 def test_an_environment_of_another_version_is_rejected(made, toolchain, tmp_path):

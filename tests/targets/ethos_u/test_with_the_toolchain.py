@@ -28,8 +28,8 @@ from .conftest import NPU_PROGRAMS
 VARIABLE = variable("ethos-u")
 PYTHON = os.environ.get(VARIABLE, "")
 ONE = RunOptions(threads=1)
-EMULATED = RunOptions(threads=1, options={"ethos-u85.emulation": "torch"})
-TOSA = RunOptions(threads=1, options={"ethos-u85.emulation": "tosa"})
+EMULATED = RunOptions(threads=1, options={"ethos-u85.emulate": "on"})
+TOSA = RunOptions(threads=1, options={"ethos-u85.emulate": "quantized"})
 
 pytestmark = pytest.mark.skipif(not PYTHON, reason=f"needs the compiler: set {VARIABLE}")
 

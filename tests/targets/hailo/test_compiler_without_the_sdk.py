@@ -172,8 +172,8 @@ def test_an_emulator_that_fails_names_the_option_that_compiles_without_it(tmp_pa
     failure = Failure(
         kind="failed", message=failure_event["message"], program="encoder", stage="emulate"
     )
-    assert "`--option hailo8l.emulate=off`" in HailoCompiler(HAILO8L).explain(failure)[1]
-    assert HailoCompiler(HAILO8L).emulation(ENCODER, ScriptOptions(emulate=False)) is None
+    assert "`--option hailo8l.emulate=0`" in HailoCompiler(HAILO8L).explain(failure)[1]
+    assert HailoCompiler(HAILO8L).emulation(ENCODER, ScriptOptions(emulate=0)) is None
 
 
 def _scaling() -> bytes:

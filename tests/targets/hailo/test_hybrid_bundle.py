@@ -30,7 +30,7 @@ from whisperport.window import WindowOptions
 
 from ... import hostile_bundle
 
-EMULATED = RunOptions(threads=1, options={"hailo8.emulation": "onnx"})
+EMULATED = RunOptions(threads=1, options={"hailo8.emulate": "on"})
 SMALL = Dims(
     n_mels=80,
     n_audio_ctx=1500,
@@ -77,7 +77,7 @@ def test_it_is_verified_and_says_that_onnx_stood_in(hybrid: Bundle) -> None:
     report = Report.from_json(hybrid.manifest.verification)
 
     assert hybrid.manifest.verified
-    assert report.subject.endswith(", hailo8.emulation=onnx")
+    assert report.subject.endswith(", hailo8.emulate=on")
     assert {"encoder", "step", UNCACHED_DECODER} <= {check.program for check in report.checks}
 
 
@@ -139,12 +139,12 @@ def test_without_a_hef_and_without_the_option_it_says_how_to_compile(hybrid: Bun
         load_engine(hybrid, RunOptions(threads=1))
 
     assert "whisperport compile" in refused.value.hint
-    assert "hailo8.emulation=onnx" in refused.value.hint
+    assert "hailo8.emulate=on" in refused.value.hint
 
 
 def test_nothing_but_onnx_stands_in(hybrid: Bundle) -> None:
     with pytest.raises(UsageError, match=r"`hailo8\.emulation` cannot be `hef`"):
-        load_engine(hybrid, RunOptions(options={"hailo8.emulation": "hef"}))
+        load_engine(hybrid, RunOptions(options={"hailo8.emulate": "hef"}))
 
 
 def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: Bundle) -> None:

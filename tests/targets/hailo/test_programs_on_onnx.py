@@ -83,7 +83,7 @@ def lowered(model: Whisper, name: str, options: dict[str, str], folder: Path) ->
     parts = Parts(model, [], target.uncached_form(model.dims))
     programs = list(whisper_programs(parts, ("encoder", "uncached_decoder"), target.spec.variants))
     entries = target.lower(programs, folder, lambda _: None)
-    run = RunOptions(threads=1, options={f"{name}.emulation": "onnx"})
+    run = RunOptions(threads=1, options={f"{name}.emulate": "on"})
     runners = target.load(folder, entries, run)
     return Lowered(model, target, {e.spec.name: e for e in entries}, folder, runners)
 

@@ -42,7 +42,7 @@ def test_neuronrt_gives_every_program_what_the_emulation_gives(
             entries.append(replace(entry, files=(compiled, lowered)))
     target = get_target(BOARD)
     on_board = RunOptions(threads=1, options={f"{BOARD}.neuronrt": str(command)})
-    emulated = RunOptions(threads=1, options={f"{BOARD}.emulation": "tflite"})
+    emulated = RunOptions(threads=1, options={f"{BOARD}.emulate": "on"})
 
     # when
     runners = target.load(tmp_path, entries, on_board)

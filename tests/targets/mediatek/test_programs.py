@@ -121,7 +121,7 @@ def test_a_bundle_that_is_not_compiled_says_how_to_go_on(bundle: Bundle) -> None
         get_target(BOARD).load(bundle.folder, entries, RunOptions(threads=1))
 
     assert "whisperport compile" in raised.value.hint
-    assert "genio720.emulation=tflite" in raised.value.hint
+    assert "genio720.emulate=on" in raised.value.hint
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="one more export")

@@ -95,7 +95,7 @@ def test_a_quantized_file_is_within_the_limits_and_close_to_float32(
     (graph,) = read_tflite(folder / entry.files[0])
     assert {activations, "int8"} <= dtypes_of(folder / entry.files[0])
     assert not check_graph(graph, target.spec).rejected
-    options = RunOptions(threads=1, options={f"{BOARD}.emulation": "tflite"})
+    options = RunOptions(threads=1, options={f"{BOARD}.emulate": "on"})
     found = target.load(folder, [entry], options)["encoder"].run({"input": samples[0]})["features"]
     wanted = program.exported.module(check_guards=False)(torch.from_numpy(samples[0]))
     wanted = wanted.detach().numpy()

@@ -35,7 +35,7 @@ PRECISIONS = {
 }
 CHIP = "sm8650"
 ONE = RunOptions(threads=1)
-EMULATED = RunOptions(threads=1, options={f"{CHIP}.emulation": "onnx"})
+EMULATED = RunOptions(threads=1, options={f"{CHIP}.emulate": "on"})
 
 needs_simulator = pytest.mark.skipif(
     not get_target(CHIP).simulates(ONE) or get_target(CHIP).compiler.installed({}) is None,
@@ -194,7 +194,7 @@ def test_inspect_says_which_nodes_the_npu_runs(compiled):
 def test_without_simulation_the_bundle_claims_none_and_finished_stages_are_kept(
     exported_bundle, tmp_path
 ):
-    off, seen = {f"{CHIP}.simulate": "0"}, []
+    off, seen = {f"{CHIP}.emulate": "0"}, []
     made = compile(exported_bundle, CompileOptions(options=off, threads=1)).bundle
     assert made.manifest.status("step") == "compiled here"
     state = json.loads((tmp_path / "bundle.compile" / CHIP / "state.json").read_text())
@@ -218,7 +218,7 @@ def test_a_chip_without_floating_point_rejects_a_program_in_float_by_the_names_o
     monkeypatch.setattr(target, "compiler", QnnCompiler(qcm6490))
 
     with pytest.raises(LoweringError, match="does not support the program") as refused:
-        compile(exported_bundle, CompileOptions(options={f"{CHIP}.simulate": "0"}, threads=1))
+        compile(exported_bundle, CompileOptions(options={f"{CHIP}.emulate": "0"}, threads=1))
 
     assert re.search(r"\d+ nodes are not supported: .*LayerNormalization", refused.value.why)
     assert "compile.log" in refused.value.hint
@@ -265,4 +265,4 @@ def test_without_the_package_an_error_says_what_to_install(exported_bundle, monk
         get_target(CHIP).load(exported_bundle, [replace(entry, files=(compiled,))], ONE)
 
     assert 'pip install "whisperport[qualcomm]"' in missing.value.hint
-    assert f"{CHIP}.emulation=onnx" in missing.value.hint
+    assert f"{CHIP}.emulate=on" in missing.value.hint

@@ -26,7 +26,7 @@ from whisperport.toolchain import Installed, Job, Stage, prepare, run_driver
 CHIP = "sm8650"
 TARGET = get_target(CHIP)
 ONE = RunOptions(threads=1)
-OPTIONS = CompileOptions(threads=1, options={f"{CHIP}.simulate": "1"})
+OPTIONS = CompileOptions(threads=1, options={f"{CHIP}.emulate": "1"})
 STAGES = Path(stages.__file__).read_text(encoding="utf-8")
 
 needs_simulator = pytest.mark.skipif(

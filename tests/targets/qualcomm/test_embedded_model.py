@@ -51,7 +51,7 @@ def test_complete_clips_are_decoded_in_the_simulator(
 ) -> None:
     exported_bundle = exported(CHIP, "default", precision=precision)
     folder = shutil.copytree(exported_bundle.folder, tmp_path / "bundle")
-    off = CompileOptions(options={f"{CHIP}.simulate": "0"}, threads=1)
+    off = CompileOptions(options={f"{CHIP}.emulate": "0"}, threads=1)
     bundle = compile(folder, off).bundle
     assert {entry.target for entry in bundle.manifest.programs} == {CHIP}
     assert all(set(entry.delegation["plan"]) == {"HTP"} for entry in bundle.manifest.programs)

@@ -81,7 +81,7 @@ def test_the_calibration_set_has_as_many_samples_as_asked_for():
 
 
 def test_without_simulation_the_stage_reads_and_writes_nothing_of_it():
-    planned = plan(simulate="0")
+    planned = plan(emulate="0")
 
     assert planned.stages[0].reads == ("step.onnx",)
     assert planned.settings["simulated_outputs"] == []
@@ -208,7 +208,7 @@ def test_the_stage_builds_quantized_and_simulates_every_sample(sdk, tmp_path):
 
 
 def test_float_programs_are_built_without_a_data_set(sdk, tmp_path):
-    run_stage(tmp_path, plan(simulate="0"))
+    run_stage(tmp_path, plan(emulate="0"))
 
     assert dict(sdk.seen)["build"] == (False, [])
     assert "inference" not in dict(sdk.seen)

@@ -117,7 +117,7 @@ def test_without_the_package_an_error_says_what_to_install(file, monkeypatch):
         load(file)
 
     assert 'pip install "whisperport[rockchip]"' in missing.value.hint
-    assert "rk3588.emulation=onnx" in missing.value.hint
+    assert "rk3588.emulate=on" in missing.value.hint
 
 
 def test_a_damaged_file_is_rejected_before_the_package_is_needed(file, monkeypatch):

@@ -14,13 +14,13 @@ class RunOptions:
         UsageError: a number is out of its range.
     """
 
-    device: Annotated[
-        Literal["neuron", "cpu"],
+    emulate: Annotated[
+        Literal["off", "on"],
         Option(
-            "Where programs run: neuron runs compiled programs on a NeuronCore; cpu runs the modules that "
-            "would be compiled, with torch"
+            "on runs the modules that would be compiled in emulation on the CPU, with torch; off runs "
+            "the compiled programs on a NeuronCore"
         ),
-    ] = "neuron"
+    ] = "off"
     core: Annotated[
         int,
         Option(

@@ -50,9 +50,9 @@ def load_modules(
         BundleError: a program is not compiled, or a file is damaged.
     """
     torch = import_torch()
-    if threads and options.device == "cpu":
+    if threads and options.emulate == "on":
         torch.set_num_threads(threads)
-    sdk = _sdk() if options.device == "neuron" else None
+    sdk = _sdk() if options.emulate == "off" else None
     descriptions: dict[Path, Mapping[str, Any]] = {}
     weights: dict[Path, Mapping[str, Any]] = {}
     last = LastWindow()
@@ -91,7 +91,7 @@ def file_of(entry: ProgramEntry, suffix: str) -> str:
             f"`{name}` is not compiled for `aws-neuron` yet",
             why=f"the bundle contains {listed} for AWS's compiler, and no {COMPILED} file",
             hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
-            "`--run-option aws-neuron.device=cpu`",
+            "`--run-option aws-neuron.emulate=on`",
         )
     raise BundleError(
         f"cannot load `{name}` of `aws-neuron`",
@@ -347,7 +347,7 @@ def _sdk() -> Any:
         MissingPackageError: it is not installed, or is another package.
         LoweringError: this machine has no Neuron device.
     """
-    emulate = "`--run-option aws-neuron.device=cpu` emulates programs on the CPU"
+    emulate = "`--run-option aws-neuron.emulate=on` emulates programs on the CPU"
     try:
         import torch_neuronx
     except ImportError as error:

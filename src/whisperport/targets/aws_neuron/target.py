@@ -40,7 +40,7 @@ class AwsNeuron(Target):
         # Second-hand: jimburtoft/neuronx-distributed-inference@019e42e, whisper-large-v3-turbo/README.md:
         # 4 rows use the hardware best, and 8 are not recommended. This project has not measured it.
         batch=4,
-        emulation={"device": "cpu"},
+        emulation={"emulate": "on"},
         runtime="torch-neuronx",
         emulation_runtime="torch",
         lowered_suffix=DESCRIPTION,

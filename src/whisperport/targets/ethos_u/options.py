@@ -56,8 +56,8 @@ class CompileOptions:
     emulate: Annotated[
         int,
         Option(
-            "Number of the reference's audio clips that the TOSA reference model runs every quantized "
-            "program on; 0 runs nothing, and nothing is compared",
+            "Number of the reference's audio clips that every program is verified on in the TOSA "
+            "reference model; 0 verifies none",
             low=0,
             high=1000,
         ),
@@ -71,11 +71,11 @@ class CompileOptions:
 class RunOptions:
     """Options for running."""
 
-    emulation: Annotated[
-        Literal["torch", "tosa"] | None,
+    emulate: Annotated[
+        Literal["off", "on", "quantized"],
         Option(
-            "How to run the programs on the CPU, which is the only way on this machine: torch runs the "
-            "lowered programs in float32, tosa the quantized graphs of the compiler in the TOSA reference "
-            "model, which needs the compiler's environment"
+            "on runs the lowered programs in emulation on the CPU, in float32; quantized runs the "
+            "compiler's quantized graphs there in the TOSA reference model, which needs the compiler's "
+            "environment; off runs the compiled files, which this machine cannot"
         ),
-    ] = None
+    ] = "off"

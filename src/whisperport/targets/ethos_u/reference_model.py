@@ -64,7 +64,7 @@ def load_graphs(
             f"cannot run the quantized graphs of `{compiler.target}`: {TITLE} is not installed",
             why=f"{variable(compiler.toolchain)} names no Python interpreter",
             hint=f"set it to the interpreter that compiled the bundle ({compiler.source}), or choose "
-            f"`--run-option {compiler.target}.emulation=torch`, which runs the programs in float32",
+            f"`--run-option {compiler.target}.emulate=on`, which runs the programs in float32",
         )
     served = ServedPrograms(installed, compiler.script, compiler.settings(), files, TITLE)
     lock = Lock()

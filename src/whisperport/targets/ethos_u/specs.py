@@ -19,7 +19,7 @@ def spec_of(npu: Npu) -> TargetSpec:
         lowered_suffix=".pt2",
         fallback=FALLBACK,
         precisions=npu.precisions,
-        emulation={"emulation": "torch"},
+        emulation={"emulate": "on"},
         runtime="executorch",
         emulation_runtime="torch",
         extra=EXTRA,

@@ -34,7 +34,7 @@ class EthosU(Target):
         self.compiler = EthosUCompiler(npu)
 
     def runs_quantized(self, options: RunOptions) -> bool:
-        return bool(cast(own_options.RunOptions, options.of(self)).emulation == "tosa")
+        return bool(cast(own_options.RunOptions, options.of(self)).emulate == "quantized")
 
     def emulated_precision(self, precision: str) -> str:
         """Return the precision of the lowered file: `compile` quantizes, not `export`."""
@@ -82,9 +82,9 @@ class EthosU(Target):
             MissingPackageError: torch, or the compiler's environment, is not installed.
         """
         chosen = cast(own_options.RunOptions, options.of(self))
-        if chosen.emulation == "tosa":
+        if chosen.emulate == "quantized":
             return load_graphs(self.compiler, folder, entries)
-        if chosen.emulation:
+        if chosen.emulate == "on":
             _import_torch(self.spec.name)
             use_threads(options.threads)
             return {
@@ -101,8 +101,8 @@ class EthosU(Target):
             why="they run on a chip with the NPU, in an ExecuTorch runner that contains its delegate; "
             "ExecuTorch's Python package has no such delegate",
             hint="run the quantized graphs on the CPU with "
-            f"`--run-option {self.spec.name}.emulation=tosa`, or the lowered programs in float32 with "
-            f"`--run-option {self.spec.name}.emulation=torch`; or copy the {COMPILED} files to the device; "
+            f"`--run-option {self.spec.name}.emulate=quantized`, or the lowered programs in float32 with "
+            f"`--run-option {self.spec.name}.emulate=on`; or copy the {COMPILED} files to the device; "
             "docs/how-to/ethos-u85.md describes it",
         )
 

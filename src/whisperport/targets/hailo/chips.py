@@ -126,7 +126,7 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         # attention its batch axis, as NOTEBOOK does. No MatMul of rank 3 is known to compile.
         variants={"encoder": "nchw"},
         windows_s=windows_s,
-        emulation={"emulation": "onnx"},
+        emulation={"emulate": "on"},
         runtime="hailort",
         emulation_runtime="onnxruntime",
         extra="export",

@@ -57,7 +57,7 @@ _FAILURES: Mapping[str, Explanation] = {
 _FAILED_STAGES: Mapping[str, Explanation] = {
     "emulate": (
         "could not run the quantized program in its emulator",
-        "`--option {target}.emulate=off` compiles without emulation",
+        "`--option {target}.emulate=0` compiles without emulation",
     )
 }
 
@@ -98,12 +98,14 @@ class HailoCompiler(Compiler):
         )
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        if not cast(ScriptOptions, options).emulate:
+        clips = cast(ScriptOptions, options).emulate
+        if not clips:
             return None
         return EmulationNeed(
             inputs=tuple(f"emulated_{layer}" for layer in _layers(spec)),
             outputs=tuple(f"emulated_output{i}" for i in range(1, len(spec.outputs) + 1)),
             layout=as_stream,
+            clips=clips,
         )
 
     def plan(self, request: CompileRequest) -> CompilePlan:

@@ -64,12 +64,14 @@ class ScriptOptions:
         ),
     ] = "adds"
     emulate: Annotated[
-        bool,
+        int,
         Option(
-            "Run the quantized program in Hailo's emulator on the CPU, and compare its outputs with the "
-            "reference"
+            "Number of the reference's audio clips that every program is verified on in Hailo's "
+            "emulator on the CPU; 0 verifies none",
+            low=0,
+            high=1000,
         ),
-    ] = True
+    ] = 6  # all clips of a default reference
     compiler_optimization_level: Annotated[
         Literal[0, 1, 2, "max"] | None,
         Option(

@@ -49,13 +49,13 @@ class LowerOptions:
 class RunOptions:
     """Options for running."""
 
-    emulation: Annotated[
-        Literal["onnx"] | None,
+    emulate: Annotated[
+        Literal["off", "on"],
         Option(
-            "Run the lowered ONNX files on the CPU in float32, not the compiled files on the chip; the "
-            "default is the chip"
+            "on runs the lowered ONNX files in emulation on the CPU, in float32; off runs the compiled "
+            "files on the chip"
         ),
-    ] = None
+    ] = "off"
     service: Annotated[
         bool, Option("Share the chip with other processes through HailoRT's multi-process service")
     ] = False

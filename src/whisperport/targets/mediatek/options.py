@@ -28,10 +28,10 @@ class RunOptions(DeviceOptions):
         UsageError: a number is out of its range.
     """
 
-    emulation: Annotated[
-        Literal["tflite"] | None,
+    emulate: Annotated[
+        Literal["off", "on"],
         Option(
-            "Run the lowered .tflite files on the CPU with LiteRT, not the compiled files on the NPU; the "
-            "default is the NPU"
+            "on runs the lowered .tflite files in emulation on the CPU, with LiteRT; off runs the "
+            "compiled files on the NPU"
         ),
-    ] = None
+    ] = "off"

@@ -59,7 +59,7 @@ def spec_of(chip: Chip) -> TargetSpec:
         # Caches of four axes and a mask of (1, 1, 1, 449), as in a published decoder that compiled.
         # Source: superLin006/MTK_model_zoo@942c4fb whisper-kv-cache (second-hand).
         variants=dict.fromkeys(("cross_kv", "prefill_4", "prefill_64", "step"), "rank4"),
-        emulation={"emulation": "tflite"},
+        emulation={"emulate": "on"},
         runtime="neuronrt",
         emulation_runtime="ai-edge-litert",
         extra="litert-export",

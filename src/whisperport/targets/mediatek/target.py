@@ -115,7 +115,7 @@ class Genio(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
-        if chosen.emulation:
+        if chosen.emulate == "on":
             from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
 
             name, extra = self.spec.name, self.spec.run_extra

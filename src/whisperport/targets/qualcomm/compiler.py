@@ -39,7 +39,7 @@ _FAILURES: Mapping[str, Explanation] = {
 _FAILED_STAGES: Mapping[str, Explanation] = {
     "simulate": (
         "could not run the compiled program in its simulator",
-        "`--option {target}.simulate=0` compiles without simulation",
+        "`--option {target}.emulate=0` compiles without simulation",
     )
 }
 
@@ -68,7 +68,7 @@ class QnnCompiler(Compiler):
         return None  # `export` writes the quantized file
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(CompileOptions, options).simulate
+        clips = cast(CompileOptions, options).emulate
         if not clips or platform.machine() not in SIMULATORS:
             return None
         return EmulationNeed.of(spec, "simulated", clips=clips)

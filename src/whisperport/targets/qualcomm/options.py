@@ -15,11 +15,11 @@ class CompileOptions:
         UsageError: a number is out of its range.
     """
 
-    simulate: Annotated[
+    emulate: Annotated[
         int,
         Option(
-            "Number of the reference's audio clips that every compiled program is simulated on, and "
-            "compared; 0 simulates nothing. The encoder takes a minute per clip for a model of width 128 "
+            "Number of the reference's audio clips that every program is verified on in the vendor's "
+            "simulator; 0 verifies none. The encoder takes a minute per clip for a model of width 128 "
             "in fp16, and much longer for larger ones",
             low=0,
             high=1000,
@@ -41,13 +41,13 @@ class CompileOptions:
 class RunOptions:
     """Options for running: on the chip, in the simulator, or emulated on the CPU."""
 
-    emulation: Annotated[
-        Literal["onnx"] | None,
+    emulate: Annotated[
+        Literal["off", "on"],
         Option(
-            "Run the lowered ONNX files on the CPU, not the compiled files; the default runs the compiled "
+            "on runs the lowered ONNX files in emulation on the CPU, in float32; off runs the compiled "
             "files, on an Arm machine on its NPU, on an x86-64 machine in the vendor's simulator"
         ),
-    ] = None
+    ] = "off"
     library: Annotated[
         Path | None,
         Option(

@@ -91,7 +91,7 @@ def _packages(chip: Chip) -> tuple[Any, Any]:
             "does not fit the installed onnxruntime",
             why=str(error),
             hint=f'pip install "whisperport[{EXTRA}]"; or emulate them on the CPU with `--run-option '
-            f"{chip.name}.emulation=onnx`",
+            f"{chip.name}.emulate=on`",
         ) from error
     return ort, provider
 
@@ -102,7 +102,7 @@ def _session(ort: Any, provider: Any, chip: Chip, path: Path, options: RunOption
         raise LoweringError(
             f"onnxruntime-qnn offers no device for `{chip.name}` on this machine",
             why=f"{PROVIDER} is registered and lists none",
-            hint=f"emulate the programs on the CPU with `--run-option {chip.name}.emulation=onnx`",
+            hint=f"emulate the programs on the CPU with `--run-option {chip.name}.emulate=on`",
         )
     npus = [one for one in devices if one.device.type == ort.OrtHardwareDeviceType.NPU]
     settings = session_settings(ort, None)

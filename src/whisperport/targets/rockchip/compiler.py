@@ -41,7 +41,7 @@ _FAILURES: Mapping[str, Explanation] = {
     ),
     "SimulationError": (
         "could not run the compiled program in its simulator",
-        "`--option {target}.simulate=0` compiles without simulation",
+        "`--option {target}.emulate=0` compiles without simulation",
     ),
 }
 
@@ -81,7 +81,7 @@ class RknnCompiler(Compiler):
         )
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(CompileOptions, options).simulate
+        clips = cast(CompileOptions, options).emulate
         if not clips:
             return None
         return EmulationNeed.of(spec, "simulated", clips=clips)

@@ -20,11 +20,11 @@ class CompileOptions:
         UsageError: a number is out of its range, or a rule's name has other characters.
     """
 
-    simulate: Annotated[
+    emulate: Annotated[
         int,
         Option(
-            "Number of the reference's audio clips that every compiled program is simulated on, and "
-            "compared; 0 simulates nothing",
+            "Number of the reference's audio clips that every program is verified on in the vendor's "
+            "simulator; 0 verifies none",
             low=0,
             high=1000,
         ),
@@ -69,12 +69,13 @@ class CompileOptions:
 class RunOptions:
     """Options for running: on the chip, or emulated on the CPU."""
 
-    emulation: Annotated[
-        Literal["onnx"] | None,
+    emulate: Annotated[
+        Literal["off", "on"],
         Option(
-            "Run the lowered ONNX files on the CPU; the default runs the compiled files on the chip"
+            "on runs the lowered ONNX files in emulation on the CPU, in float32; off runs the compiled "
+            "files on the chip"
         ),
-    ] = None
+    ] = "off"
     cores: Annotated[
         Literal["auto", "0", "1", "2", "0-1", "0-2"],
         Option(

@@ -116,7 +116,7 @@ def _package(chip: Chip) -> Any:
             f"cannot run the compiled programs of `{chip.name}`: rknn-toolkit-lite2 is not installed",
             why=str(error),
             hint=f'on the board, `pip install "whisperport[{EXTRA}]"`; on another machine, emulate them on '
-            f"the CPU with `--run-option {chip.name}.emulation=onnx`",
+            f"the CPU with `--run-option {chip.name}.emulate=on`",
         ) from error
     return RKNNLite
 
