@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import pytest
 
 from whisperport.errors import UsageError
+from whisperport.targets import TARGETS
 from whisperport.targets.options import NoOptions, Option, by_target, describe
 
 

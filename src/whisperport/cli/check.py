@@ -245,4 +245,4 @@ def _next_command(program: Path, checked: Checked) -> tuple[Argument, ...]:
     suffix = get_target(target).spec.lowered_suffix
     if suffix and one_graph:
         return "lower", program, "--target", target, "--out", program.with_suffix(suffix)
-    return "export", "CHECKPOINT", "--target", target, "--out", f"build/{target}"
+    return ("verify", program) if program.is_dir() else ("inspect", program)

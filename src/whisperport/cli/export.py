@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from whisperport.bundle import Manifest, ProgramEntry
+from whisperport.bundle import Manifest, ProgramEntry, check_writable
 from whisperport.cli.console import (
     Argument,
     print_json,
@@ -194,6 +194,7 @@ def export(
         preflight=not no_preflight,
         run=RunOptions(threads=threads),
     )
+    check_writable(out)  # here too: the child imports torch first
     automatic = target == AUTO
     job = (export_fastest, checkpoint) if automatic else (run_export, checkpoint, target)
     with stages() as progress:

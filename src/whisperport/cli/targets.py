@@ -11,7 +11,8 @@ from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb
 from whisperport.doctor import is_installed
 from whisperport.spec import TargetSpec
-from whisperport.targets import TARGETS
+from whisperport.targets import TARGETS, RunOptions, Target
+from whisperport.verification.machine import versions
 from whisperport.verification.project_evidence import (
     evidence_rows,
     project_evidence,
@@ -48,12 +49,17 @@ def targets(as_json: bool) -> None:
                 spec.summary,
                 status_words(spec.name),
                 "yes" if is_installed(spec.extra) else f"no: [{spec.extra}]",
-                "yes" if is_installed(spec.run_extra) else f"no: [{spec.run_extra}]",
+                _can_run(target),
             )
-            for spec in specs
+            for target, spec in zip(TARGETS, specs, strict=True)
         ],
     )
-    print_lines("", "no: [EXTRA]: this pip extra is not installed; see `whisperport doctor`", "")
+    print_lines("", "no: [EXTRA]: this pip extra is not installed; see `whisperport doctor`")
+    print_lines(
+        "emulated, simulated: in emulation on this CPU, or in the vendor's simulator; this command does "
+        "not look for the device",
+        "",
+    )
     print_table(
         ("target", "evidence of the project", "with", "date", "machine"),
         [(spec.name, *row) for spec in specs for row in evidence_rows(spec.name)],
@@ -63,6 +69,17 @@ def targets(as_json: bool) -> None:
         print_next("export", "default", "--target", lowers, "--out", "build/default")
     else:
         print_next("doctor")
+
+
+def _can_run(target: Target) -> str:
+    """Whether programs of a target run here: for a target with a device, only what the packages tell."""
+    spec = target.spec
+    if not spec.emulation:
+        return "yes" if is_installed(spec.run_extra) else f"no: [{spec.run_extra}]"
+    if target.simulates(RunOptions()) and is_installed(spec.run_extra):
+        return "simulated"
+    installed = versions([spec.emulation_runtime])[spec.emulation_runtime] != "not installed"
+    return "emulated" if installed else f"no: [{spec.run_extra}]"
 
 
 def _to_json(spec: TargetSpec) -> dict[str, Any]:
