@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from whisperport.dims import published_dims
 from whisperport.errors import UsageError
 from whisperport.inspection.cost import MATMULS, NodeCost, cost_of
 from whisperport.inspection.read_exported import read_exported
@@ -183,3 +184,12 @@ def test_a_target_without_known_machines_or_a_wrong_precision_is_an_error(export
     for wrong in ({"batch": 0}, {"tensor_parallel": 0}, {"batch": 10**9}):
         with pytest.raises(UsageError, match="expected 1 to"):
             PlanOptions(**wrong)
+
+
+def test_a_published_name_is_planned_without_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whisperport.checkpoint.load_checkpoint", lambda *_: 1 / 0)
+
+    assert published_dims("turbo") == TURBO
+    assert published_dims("turbo.en") is None
+    assert plan("turbo", PlanOptions(target="aws-neuron")).heads == (20, 20)
+    assert plan("tiny.en", PlanOptions(target="aws-neuron")).heads == (6, 6)

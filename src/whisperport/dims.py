@@ -115,3 +115,43 @@ class Dims:
             ValueError: a size is out of range.
         """
         return cls(**data)
+
+
+# Name -> width d, heads, encoder layers, decoder layers. Source: openai-whisper, README.md and the
+# checkpoints' own `dims`.
+_SIZES = {
+    "tiny": (384, 6, 4, 4),
+    "base": (512, 8, 6, 6),
+    "small": (768, 12, 12, 12),
+    "medium": (1024, 16, 24, 24),
+    "large-v1": (1280, 20, 32, 32),
+    "large-v2": (1280, 20, 32, 32),
+    "large-v3": (1280, 20, 32, 32),
+    "large": (1280, 20, 32, 32),  # large-v3
+    "large-v3-turbo": (1280, 20, 32, 4),
+    "turbo": (1280, 20, 32, 4),
+}
+_V3 = ("large-v3", "large", "large-v3-turbo", "turbo")
+_ENGLISH = ("tiny", "base", "small", "medium")
+
+
+def published_dims(name: str) -> Dims | None:
+    """Return the sizes of OpenAI's model of this name, such as "tiny.en" or "turbo"; None: there is none."""
+    family = name.removesuffix(".en")
+    if family not in _SIZES or (family != name and family not in _ENGLISH):
+        return None
+    width, heads, encoder_layers, decoder_layers = _SIZES[family]
+    return Dims(
+        n_mels=128 if family in _V3 else 80,
+        n_audio_ctx=1500,
+        n_audio_state=width,
+        n_audio_head=heads,
+        n_audio_layer=encoder_layers,
+        n_text_ctx=448,
+        n_text_state=width,
+        n_text_head=heads,
+        n_text_layer=decoder_layers,
+        n_vocab=51864 if family != name else 51866 if family in _V3 else 51865,
+        n_audio_ffn=4 * width,
+        n_text_ffn=4 * width,
+    )

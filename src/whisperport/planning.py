@@ -31,7 +31,7 @@ from typing import Any
 
 from whisperport.bundle import MANIFEST, Bundle, Manifest
 from whisperport.checks import batch_rows
-from whisperport.dims import Dims
+from whisperport.dims import Dims, published_dims
 from whisperport.errors import UsageError
 from whisperport.preflight import requires_torch
 from whisperport.ranges import check_range
@@ -166,7 +166,8 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
     """Estimate memory and least times of a model on the machines of a target. Nothing is run.
 
     Args:
-        source: a bundle; or a checkpoint, as `load_checkpoint` takes it.
+        source: a bundle; a checkpoint, as `load_checkpoint` takes it; or the name of a model of OpenAI, such
+            as `turbo`, whose published sizes need no download.
         options: see `PlanOptions`. Default: None, all defaults.
 
     Raises:
@@ -363,6 +364,8 @@ def _read(
         decode = tuple(name for name in placed if name.startswith(("prefill_", "step", "align")))
         known = [name for name in placed.values() if name in _planned()]
         return manifest.dims, decode, known[0] if known else "", _estimates(manifest)
+    if not path.exists() and (known_dims := published_dims(os.fspath(source))):
+        return known_dims, DECODE, "", ()
     with requires_torch("read a checkpoint"):
         from whisperport.checkpoint import load_checkpoint
     return load_checkpoint(source if isinstance(source, str) else path).dims, DECODE, "", ()
