@@ -136,7 +136,7 @@ _ENGLISH = ("tiny", "base", "small", "medium")
 
 
 def published_dims(name: str) -> Dims | None:
-    """Return the sizes of OpenAI's model of this name, such as "tiny.en" or "turbo"; None: there is none."""
+    """Return the sizes of OpenAI's model of this name, such as "tiny.en"; None: there is none."""
     family = name.removesuffix(".en")
     if family not in _SIZES or (family != name and family not in _ENGLISH):
         return None

@@ -166,8 +166,8 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
     """Estimate memory and least times of a model on the machines of a target. Nothing is run.
 
     Args:
-        source: a bundle; a checkpoint, as `load_checkpoint` takes it; or the name of a model of OpenAI, such
-            as `turbo`, whose published sizes need no download.
+        source: a bundle; a checkpoint, as `load_checkpoint` takes it; or the name of a model of OpenAI,
+            such as `turbo`, whose published sizes need no download.
         options: see `PlanOptions`. Default: None, all defaults.
 
     Raises:
