@@ -11,12 +11,12 @@ import time
 from collections import namedtuple
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import whisper
-
+from huggingface_hub import constants
 from tests.checkpoint.weights_server import Server
 from tests.extent import core_or_all
+
 from whisperport import fetch
 from whisperport.checkpoint import by_name, download, load_checkpoint
 from whisperport.checkpoint.openai_releases import ALIASES, RELEASES, Release
@@ -34,7 +34,7 @@ def server(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(RELEASES, "tiny.en", FAKE)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(by_name.hub, "fetch", no_hub)
     monkeypatch.setattr(download, "PAUSE_S", 0.001)
     monkeypatch.setattr(download, "TIMEOUT_S", (1, 1))
