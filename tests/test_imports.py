@@ -47,6 +47,7 @@ LAYERS = (
             "placing",
             "masking",
             "quantizing",
+            "fetching",
             "exporting",
             "lowering",
         ),
@@ -60,7 +61,7 @@ RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name
 BUILD_SIDE = LAYERS[2]
 HEAVY = {
     *("torch", "onnx", "onnx_ir", "onnxscript", "executorch", "transformers", "safetensors"),
-    *("huggingface_hub", "torchao", "litert_torch", "ai_edge_quantizer"),
+    *("huggingface_hub", "requests", "torchao", "litert_torch", "ai_edge_quantizer"),
 }
 # Plugins do not import each other; what they share is named here.
 SHARED = {

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from whisperport.exporting import ExportOptions, export
     from whisperport.fastest import Fastest, export_fastest
+    from whisperport.fetching import fetch
     from whisperport.fixing import Fixed, fix, write_fixed
     from whisperport.importing import ImportOptions, import_artifact
     from whisperport.inspecting import InspectOptions, inspect
@@ -117,6 +118,7 @@ __all__ = [
     "expected_outputs",
     "export",
     "export_fastest",
+    "fetch",
     "fix",
     "import_artifact",
     "inspect",
@@ -178,6 +180,7 @@ _MODULES = {
     "expected_outputs": "diagnosis.expected_outputs",
     "export": "exporting",
     "export_fastest": "fastest",
+    "fetch": "fetching",
     "fix": "fixing",
     "import_artifact": "importing",
     "inspect": "inspecting",

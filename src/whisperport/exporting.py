@@ -338,7 +338,8 @@ def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress)
     from whisperport.checkpoint import load_checkpoint
 
     progress(f"reading {checkpoint}")
-    return load_checkpoint(checkpoint if isinstance(checkpoint, str) else Path(checkpoint))
+    source = checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
+    return load_checkpoint(source, progress=progress)
 
 
 def _programs(

@@ -122,7 +122,7 @@ def export_fastest(
     if isinstance(checkpoint, str | os.PathLike):
         progress(f"reading {checkpoint}")
         checkpoint = load_checkpoint(
-            checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
+            checkpoint if isinstance(checkpoint, str) else Path(checkpoint), progress=progress
         )
     with _hidden_folder(out) as folder:
         bundles, rejected = _exported(checkpoint, found, folder, options, progress)

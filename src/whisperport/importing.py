@@ -85,7 +85,7 @@ def import_artifact(
     if isinstance(checkpoint, str | os.PathLike):
         progress(f"reading {checkpoint}")
         checkpoint = load_checkpoint(
-            checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
+            checkpoint if isinstance(checkpoint, str) else Path(checkpoint), progress=progress
         )
     form = importer.form(artifacts, checkpoint.dims)
     importer.check_checkpoint(artifacts, checkpoint, chosen)

@@ -6,15 +6,30 @@ from importlib.metadata import version
 from pathlib import Path
 
 import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from huggingface_hub import errors
 
 import whisperport.checkpoint.load as load_module
-from whisperport.checkpoint import default_checkpoint_folder, load_checkpoint
+from whisperport.checkpoint import (
+    by_name,
+    default_checkpoint_folder,
+    download,
+    load_checkpoint,
+)
 from whisperport.checkpoint.names import HUB_IDS
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(monkeypatch, tmp_path):
+    """No cache holds official weights, and OpenAI's server cannot be reached."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(by_name, "SERVER", "http://127.0.0.1:1")
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
 
 
 @pytest.fixture
@@ -38,7 +53,9 @@ def hub(monkeypatch, tmp_path):
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").touch()
 
-    def snapshot_download(repo_id, *, revision=None, allow_patterns=None):
+    def snapshot_download(repo_id, *, revision=None, allow_patterns=None, local_files_only=False):
+        if local_files_only:
+            raise errors.LocalEntryNotFoundError("not here")
         asked.append((repo_id, revision, allow_patterns))
         return str(snapshot)
 

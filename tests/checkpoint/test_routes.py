@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from whisperport.checkpoint import load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
-from whisperport.checkpoint.openai_releases import _RELEASES, alignment_heads
+from whisperport.checkpoint.openai_releases import RELEASES, alignment_heads
 from whisperport.text.vocabulary import openai_tokenizer
 
 
@@ -197,5 +197,5 @@ def test_alignment_heads_of_openais_own_files_are_openai_whispers(name):
     model.dims = whisper.model.ModelDimensions(80, 1, 1, 1, 1, 1, 1, 1, heads, layers)
     model.set_alignment_heads(whisper._ALIGNMENT_HEADS[name])
     expected = model.alignment_heads.to_dense().numpy()
-    assert digest in _RELEASES
+    assert RELEASES[name].sha256 == digest
     assert found == tuple((int(a), int(b)) for a, b in np.argwhere(expected))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whisperport.checkpoint.sizes import shorten
+from whisperport.checkpoint.weight_files import find_weights
 from whisperport.errors import CheckpointError, MissingPackageError
 
 _SMALL_FILES = [
@@ -65,6 +66,29 @@ def fetch(hub_id: str, revision: str | None, check: Callable[[Path], object]) ->
         if any(next(folder.glob(pattern), None) for pattern in weights):
             break
     return folder
+
+
+def cached(hub_id: str) -> Path | None:
+    """Return the folder of a repository in the hub's cache; None: it or its weights are not there."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError:
+        return None
+    try:
+        folder = Path(snapshot_download(hub_id, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if (folder / "config.json").is_file() and find_weights(folder) else None
+
+
+def is_offline() -> bool:
+    """Return whether the user told the hub's package not to use the network (`HF_HUB_OFFLINE`)."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return False
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def _hub_error(error: Exception, hub_id: str, revision: str | None) -> CheckpointError:

@@ -4,6 +4,7 @@ import difflib
 import re
 from pathlib import Path
 
+from whisperport.checkpoint.by_name import locate
 from whisperport.checkpoint.checkpoint import Checkpoint
 from whisperport.checkpoint.hub import fetch
 from whisperport.checkpoint.huggingface import check_config_files, load_folder
@@ -12,20 +13,25 @@ from whisperport.checkpoint.openai import load_pt
 from whisperport.checkpoint.other_forms import reject_other_file
 from whisperport.checkpoint.sizes import shorten
 from whisperport.errors import CheckpointError, UsageError
+from whisperport.progress import Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training loops use
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Checkpoint:
+def load_checkpoint(
+    source: str | Path, *, revision: str | None = None, progress: Progress = lambda stage: None
+) -> Checkpoint:
     """Load a Whisper checkpoint.
 
     Args:
         source: the first of these that exists: a folder in transformers' format, a `.pt` file in
             openai-whisper's format, `default` (the embedded model), a name such as `tiny.en` or `turbo`,
-            or a hub id such as `openai/whisper-tiny`.
+            or a hub id such as `openai/whisper-tiny`. A name is OpenAI's file, which is looked for in
+            openai-whisper's cache, in the hub's cache, at OpenAI and on the hub; see `fetch`.
         revision: branch, tag or commit of a checkpoint on the hub; None: the default branch.
+        progress: called with the stages of a download.
 
     Raises:
         CheckpointError: the checkpoint does not exist, is damaged or incomplete, or has an architecture
@@ -56,7 +62,12 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
             why="it is not an existing folder or file, and not a known name",
             hint=_suggestion(name),
         )
-    folder = fetch(hub_id, revision, check_config_files)
+    if name in HUB_IDS and revision is None:
+        folder = locate(name, check_config_files, progress)
+        if folder.suffix == ".pt":
+            return load_pt(folder, name=name)
+    else:
+        folder = fetch(hub_id, revision, check_config_files)
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision or ""
     return load_folder(folder, name=name, revision=commit)
 

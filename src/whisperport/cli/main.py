@@ -28,6 +28,7 @@ from whisperport.cli.demo import demo
 from whisperport.cli.doctor import doctor
 from whisperport.cli.explain import explain
 from whisperport.cli.export import export
+from whisperport.cli.fetch import fetch
 from whisperport.cli.import_ import import_verb
 from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
@@ -74,6 +75,7 @@ def cli(context: click.Context) -> None:
 
 
 for verb in (
+    fetch,
     export,
     compile_verb,
     import_verb,
