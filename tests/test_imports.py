@@ -30,6 +30,7 @@ LAYERS = (
         "signatures",
         "regular_file",
         "unpacking",
+        "embedded_model",
     ),
     (
         *("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process"),
@@ -42,12 +43,13 @@ LAYERS = (
         *(
             "preflight",
             "watchdog",
-            "transcription",
-            "live",
             "placing",
             "masking",
             "quantizing",
             "exporting",
+            "model_bundle",
+            "transcription",
+            "live",
             "lowering",
         ),
         *("fixing", "checking", "emulating", "artifacts", "compile_errors", "compiling"),
