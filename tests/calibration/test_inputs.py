@@ -11,8 +11,9 @@ from whisperport.calibration.inputs import CALLS, program_inputs
 from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.targets import RunOptions
-from whisperport.transcription import default_bundle
 from whisperport.verification.clips import shipped_audio
+
+from ..embedded import default_bundle
 
 ONE = RunOptions(threads=1)
 

@@ -57,7 +57,7 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
 
 
 def _load_embedded() -> Checkpoint:
-    """Unpack the embedded model and load it. Its weights stay mapped after the unpacked files are deleted."""
+    """Unpack the embedded model and load it. Its weights stay mapped when the files are deleted."""
     with tempfile.TemporaryDirectory(prefix="whisperport-", ignore_cleanup_errors=True) as folder:
         embedded_model.unpack_model(Path(folder))
         return load_folder(Path(folder), name=embedded_model.NAME)
