@@ -275,7 +275,8 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
     assert isinstance(pool.apply(in_the_pool), ForkError)
 if os.fork() == 0:
     signal.alarm(60)
-    transcriber = Transcriber("default", RunOptions(threads=2))  # the last reference to the inherited one is gone
+    # The last reference to the inherited one is gone.
+    transcriber = Transcriber("default", RunOptions(threads=2))
     print(text() == expected, flush=True)
     sys.exit(0)  # ends as every program does, with the destructors of all that is loaded
 print(os.wait()[1], text() == expected)

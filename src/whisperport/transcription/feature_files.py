@@ -67,8 +67,8 @@ def transcribe_features(
 
     Args:
         files: a headerless or `.npy` file for each window, in order; each window follows the one before it.
-        bundle: a bundle or the name of a model, as in `Transcriber`: the checkpoint whose encoder the device
-            ran.
+        bundle: a bundle or the name of a model, as in `Transcriber`, of the checkpoint whose encoder the
+            device ran.
         options: see `Transcriber.transcribe_features`.
         stored: how the files store features; None: as float32 or float16, (T, d).
         progress: called after every window with the seconds done and the total.
