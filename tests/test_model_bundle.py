@@ -24,7 +24,7 @@ AUDIO = shipped_audio()[0].path
 
 
 @pytest.fixture
-def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick_tracing: None) -> list[Path]:
+def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """The folders that bundles were exported to, in an empty cache."""
     done: list[Path] = []
     export = model_bundle.export

@@ -321,6 +321,8 @@ def test_demo_prints_transcripts_and_one_table(run, bundle, monkeypatch):
     import whisperport.cli.demo
 
     monkeypatch.setattr(whisperport.cli.demo, "run_demo", lambda *_, **__: [demo_row(bundle)])
+    chosen = ("default", "model: the embedded one, because")
+    monkeypatch.setattr(whisperport.cli.demo, "choose_checkpoint", lambda _: chosen)
 
     # when
     ran = run("demo")
