@@ -68,8 +68,8 @@ TEXT_WIDTH = 50  # characters; the table then fits 100 columns
 def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool) -> None:
     """Export a model, verify it, and transcribe synthetic sample speech that comes with whisperport.
 
-    The model is OpenAI's tiny.en if a cache or the network has it, or else the small embedded model. For each
-    target, the table shows the number of delegated nodes, the numerical difference from PyTorch, the word
+    The model is OpenAI's tiny.en if a cache or the network has it, or else the small embedded model. For
+    each target, the table shows the number of delegated nodes, the numerical difference from PyTorch, the word
     error rate of the embedded model and the speed. It takes minutes.
 
     \b
