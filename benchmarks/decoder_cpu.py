@@ -30,8 +30,8 @@ import numpy as np
 from memory import exported, random_checkpoint
 from numpy.typing import NDArray
 
+from whisperport import model_bundle
 from whisperport.bundle import Bundle
-from whisperport.model_bundle import bundle_of
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.runtime.engine import load_engine
 from whisperport.targets import RunOptions
@@ -87,7 +87,11 @@ def main() -> None:
 
 
 def bundle_of(size: str, work: Path) -> Path:
-    return bundle_of("default").folder if size == EMBEDDED else exported(size, work, "onnxruntime")
+    return (
+        model_bundle.bundle_of("default").folder
+        if size == EMBEDDED
+        else exported(size, work, "onnxruntime")
+    )
 
 
 class Side:

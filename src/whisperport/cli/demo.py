@@ -69,8 +69,8 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
     """Export a model, verify it, and transcribe synthetic sample speech that comes with whisperport.
 
     The model is OpenAI's tiny.en if a cache or the network has it, or else the small embedded model. For
-    each target, the table shows the number of delegated nodes, the numerical difference from PyTorch, the word
-    error rate of the embedded model and the speed. It takes minutes.
+    each target, the table shows the number of delegated nodes, the numerical difference from PyTorch, the
+    word error rate of the embedded model and the speed. It takes minutes.
 
     \b
     Examples:
