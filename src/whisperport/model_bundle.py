@@ -206,7 +206,7 @@ def _record(model: str) -> Path:
 def _key(checkpoint: "Checkpoint") -> str:
     tokenizer = hashlib.sha256(checkpoint.tokenizer_json).hexdigest()
     parts = (checkpoint.dims, checkpoint.generation)
-    weights = sorted(checkpoint.source.sha256.items())
+    weights = sorted(checkpoint.source.sha256.values())  # the files may have other names
     return _hash([*_made_by(), weights, tokenizer, [asdict(part) for part in parts]])
 
 

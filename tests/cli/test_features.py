@@ -11,6 +11,11 @@ from whisperport.verification.reference import Reference
 from ..embedded import default_bundle
 
 
+@pytest.fixture(autouse=True)
+def embedded_bundle(monkeypatch):
+    monkeypatch.setenv("WHISPERPORT_BUNDLE", str(default_bundle()))
+
+
 @pytest.fixture(scope="module")
 def clip():
     return Reference.from_arrays(Bundle.open(default_bundle()).reference()).clips[0]
@@ -25,7 +30,7 @@ def output(clip, tmp_path):
 
 def test_a_good_output_becomes_a_transcript_at_once(run, clip, output):
     # when
-    ran = run("transcribe", "--model", "default", "--features", output, "--threads", "1")
+    ran = run("transcribe", "--features", output, "--threads", "1")
 
     # then
     assert ran.code == 0
@@ -36,8 +41,8 @@ def test_a_good_output_becomes_a_transcript_at_once(run, clip, output):
 def test_several_files_are_consecutive_windows_with_words_and_subtitles(run, output):
     # when
     files = ("--features", output, "--features", output)
-    ran = run("transcribe", "--model", "default", *files, "--json", "--word-timestamps")
-    subtitles = run("transcribe", "--model", "default", *files, "--output-format", "srt")
+    ran = run("transcribe", *files, "--json", "--word-timestamps")
+    subtitles = run("transcribe", *files, "--output-format", "srt")
 
     # then
     found = json.loads(ran.out)
@@ -53,7 +58,7 @@ def test_what_was_recognized_is_printed(run, clip, output, tmp_path):
     clip.features.astype("<f2").tofile(half)
 
     # when
-    ran = run("transcribe", "--model", "default", "--features", half, "--features-like", half)
+    ran = run("transcribe", "--features", half, "--features-like", half)
 
     # then
     assert ran.code == 0
@@ -72,7 +77,7 @@ def test_what_was_recognized_is_printed(run, clip, output, tmp_path):
 )
 def test_features_and_audio_exclude_each_other(run, output, arguments, said):
     # when
-    ran = run("transcribe", "--model", "default", "--features", output, *arguments)
+    ran = run("transcribe", "--features", output, *arguments)
 
     # then
     assert ran.code == 2
@@ -81,7 +86,7 @@ def test_features_and_audio_exclude_each_other(run, output, arguments, said):
 
 def test_options_about_features_need_a_file(run):
     # when
-    ran = run("transcribe", "--model", "default", "talk.wav", "--features-dtype", "int8")
+    ran = run("transcribe", "talk.wav", "--features-dtype", "int8")
 
     # then
     assert ran.code == 2
@@ -101,7 +106,7 @@ def test_options_about_features_need_a_file(run):
 )
 def test_options_that_contradict_each_other_are_errors(run, output, arguments, said):
     # when
-    ran = run("transcribe", "--model", "default", "--features", output, *arguments)
+    ran = run("transcribe", "--features", output, *arguments)
 
     # then
     assert ran.code == 1
@@ -116,7 +121,7 @@ def test_a_file_that_holds_no_features_is_an_error(run, tmp_path, content):
     path.write_bytes(content)
 
     # when
-    ran = run("transcribe", "--model", "default", "--features", path)
+    ran = run("transcribe", "--features", path)
 
     # then
     assert ran.code == 1
@@ -128,10 +133,7 @@ def test_a_file_that_holds_no_features_is_an_error(run, tmp_path, content):
 
 def test_a_missing_file_and_a_folder_are_errors(run, tmp_path):
     # when
-    missing, folder = (
-        run("transcribe", "--model", "default", "--features", tmp_path / name)
-        for name in ("absent", ".")
-    )
+    missing, folder = (run("transcribe", "--features", tmp_path / name) for name in ("absent", "."))
 
     # then
     assert missing.code == 1
@@ -146,7 +148,7 @@ def test_nan_is_an_error_that_names_the_next_command(run, clip, tmp_path):
     features.tofile(tmp_path / "output.bin")
 
     # when
-    ran = run("transcribe", "--model", "default", "--features", tmp_path / "output.bin")
+    ran = run("transcribe", "--features", tmp_path / "output.bin")
 
     # then
     assert ran.code == 1

@@ -284,7 +284,7 @@ def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkey
     # then
     assert ran.code == 1
     assert "embedded model  damaged or missing" in ran.out
-    assert any(line.startswith("error: embedding.npy") for line in ran.lines)
+    assert any(line.startswith("error: the embedded model is damaged") for line in ran.lines)
 
 
 def demo_row(bundle):
