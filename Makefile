@@ -1,4 +1,4 @@
-# make demo      install, then show everything on the embedded model
+# make demo      install what one target needs, then export, verify and transcribe; TARGET=xnnpack for another
 # make test      install the development extra as well, then run every check and every test
 # make test-all  the same, with all repetitions of the long tests
 #
@@ -13,10 +13,17 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-all check docs readme evidence bundle bench bench-peers fuzz clean
+.PHONY: demo test test-all check docs readme evidence bench bench-peers fuzz clean
 
-demo: $(VENV)/.installed
-	@$(BIN)/whisperport demo
+# The extra that a target needs; all others need `export`, and the demo says what else.
+TARGET ?= onnxruntime
+EXTRA_xnnpack := xnnpack
+EXTRA_litert := litert-export
+EXTRA_openvino := openvino-export
+EXTRA := $(or $(EXTRA_$(TARGET)),export)
+
+demo: $(VENV)/.installed-$(EXTRA)
+	@$(BIN)/whisperport demo --target $(TARGET)
 
 # One process per core, each with one thread: two thread pools of torch on the same cores slow each other down.
 # Compiled modules are kept also where the environment says otherwise: without them, each worker and each of
@@ -45,9 +52,6 @@ readme: $(VENV)/.installed-dev
 
 evidence: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_evidence.py
-
-bundle: $(VENV)/.installed-dev
-	@$(BIN)/whisperport export default --target onnxruntime --batch 8 --out src/whisperport/data/bundle
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/programs.py
@@ -84,17 +88,16 @@ $(BIN)/python:
 		exit 1; \
 	fi
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "Installing whisperport with torch, ONNX, ExecuTorch and LiteRT into $(VENV)."
-	@echo "This is done once; they are large, so it takes a few minutes."
-	@$(PIP) --editable '.[xnnpack,litert-export]'
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+	@echo "Installing whisperport with the extra $* into $(VENV). This is done once; torch is large."
+	@$(PIP) --editable '.[$*]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing whisperport and what its tests compare it with into $(VENV)."
 	@echo "This is done once; torch, ExecuTorch, LiteRT and transformers are large, so it takes a few minutes."
 	@$(PIP) --editable '.[dev]'
-	@touch $(VENV)/.installed $@
+	@touch $(addprefix $(VENV)/.installed-,export xnnpack litert-export openvino-export) $@
 
 # torchvision is a dependency of optimum-intel, not used here. One of another build than torch's cannot be
 # imported, and then transformers cannot either.

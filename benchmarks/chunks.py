@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from whisperport.audio import SAMPLE_RATE, VadOptions, load_audio
+from whisperport.model_bundle import bundle_of
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
-from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
+from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import machine, text_errors, versions
 from whisperport.verification.clips import shipped_audio
 
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bundle", default=None)
     chosen = parser.parse_args()
-    bundle = chosen.bundle or default_bundle()
+    bundle = chosen.bundle or bundle_of("default")
     transcribers = {n: Transcriber(bundle, RunOptions(threads=n)) for n in (1, 2)}
     rows = []
     for name, gap in GAPS.items():

@@ -25,9 +25,10 @@ from whisperport.audio import load_audio
 from whisperport.bundle import Bundle
 from whisperport.checkpoint import load_checkpoint
 from whisperport.exporting import ExportOptions, export
+from whisperport.model_bundle import bundle_of
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
-from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
+from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.transcription.turns import available_cores
 from whisperport.verification import machine, versions
 from whisperport.verification.clips import shipped_audio
@@ -64,7 +65,7 @@ def main() -> None:
 def embedded(target: str, folder: Path) -> Bundle:
     """Return the embedded model as a bundle for a target."""
     if target == "onnxruntime":
-        return Bundle.open(default_bundle())
+        return bundle_of("default")
     checkpoint = load_checkpoint("default")
     return export(checkpoint, target, folder / target, ExportOptions(run=ONE_THREAD))
 

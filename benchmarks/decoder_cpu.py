@@ -30,11 +30,11 @@ import numpy as np
 from memory import exported, random_checkpoint
 from numpy.typing import NDArray
 
+from whisperport import model_bundle
 from whisperport.bundle import Bundle
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.runtime.engine import load_engine
 from whisperport.targets import RunOptions
-from whisperport.transcription import default_bundle
 from whisperport.verification import machine, versions
 from whisperport.verification.clips import shipped_audio
 
@@ -87,7 +87,11 @@ def main() -> None:
 
 
 def bundle_of(size: str, work: Path) -> Path:
-    return default_bundle() if size == EMBEDDED else exported(size, work, "onnxruntime")
+    return (
+        model_bundle.bundle_of("default").folder
+        if size == EMBEDDED
+        else exported(size, work, "onnxruntime")
+    )
 
 
 class Side:
@@ -259,13 +263,8 @@ def of_transformers(size: str, features: Floats, tokens: int) -> Run:
 def checkpoint_of(size: str) -> tuple[Any, dict[str, Any]]:
     """Return the sizes of a checkpoint, and its weights as float32 tensors."""
     from whisperport.checkpoint import load_checkpoint
-    from whisperport.checkpoint.names import default_checkpoint_folder
 
-    checkpoint = (
-        load_checkpoint(default_checkpoint_folder())
-        if size == EMBEDDED
-        else random_checkpoint(size)
-    )
+    checkpoint = load_checkpoint("default") if size == EMBEDDED else random_checkpoint(size)
     return checkpoint.dims, {name: weight.float() for name, weight in checkpoint.weights.items()}
 
 

@@ -25,10 +25,11 @@ from whisperport.audio import SAMPLE_RATE, ReadAhead, load_audio
 from whisperport.audio.live import PIECE_S, in_real_time
 from whisperport.exporting import export
 from whisperport.live import LiveOptions, LiveTranscriber
+from whisperport.model_bundle import bundle_of
 from whisperport.targets import RunOptions
 from whisperport.text import Word
 from whisperport.text.normalize import normalize
-from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
+from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import machine, versions
 from whisperport.verification.clips import shipped_audio
 
@@ -67,7 +68,7 @@ def main() -> None:
     for target in chosen.targets:
         with tempfile.TemporaryDirectory() as folder:
             bundle = (
-                default_bundle()
+                bundle_of("default")
                 if target == "onnxruntime"
                 else export("default", target, Path(folder) / "bundle").folder
             )

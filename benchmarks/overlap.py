@@ -28,8 +28,8 @@ from chunks import GAPS, made
 from programs import TINY
 from whisperport.audio import AudioStream, MelWindows, VadOptions
 from whisperport.bench.timed import Clock
-from whisperport.bundle import Bundle
 from whisperport.model.whisper import Whisper
+from whisperport.model_bundle import bundle_of
 from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts
 from whisperport.runner import Array, Runner
@@ -37,7 +37,7 @@ from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.text import Tokenizer
 from whisperport.text.vocabulary import openai_generation
-from whisperport.transcription import TranscribeOptions, Transcript, default_bundle
+from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.verification import machine, versions
 
@@ -87,7 +87,7 @@ class Pair:
             encoder: target of tiny's encoder, with the decoder on onnxruntime; None: the embedded model.
         """
         self.options, self.clock, self.switch = options, Clock(), Switch()
-        bundle = Bundle.open(default_bundle())
+        bundle = bundle_of("default")
         if encoder is None:
             self.engine = load_engine(bundle, ONE_THREAD, self.wrap_runner)
         else:

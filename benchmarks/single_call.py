@@ -28,7 +28,7 @@ from whisperport.verification.clips import shipped_audio
 
 recordings = sorted(shipped_audio(), key=lambda r: r.seconds)
 paths = [min(recordings, key=lambda r: abs(r.seconds - 4)).path, recordings[-1].path]
-transcriber = Transcriber(sys.argv[1] or None, RunOptions(threads=int(sys.argv[2])))
+transcriber = Transcriber(sys.argv[1] or "default", RunOptions(threads=int(sys.argv[2])))
 for path in paths:
     transcriber.transcribe(path)
 print("ready", flush=True)

@@ -109,7 +109,7 @@ def audio(further: Sequence[str]) -> dict[str, list[AudioSource]]:
 
 def windows(files: Sequence[AudioSource], model: Whisper) -> Iterator[Window]:
     """Decode files as `transcribe` does with one temperature."""
-    engine = Transcriber(run=RunOptions(threads=1)).engine
+    engine = Transcriber("default", run=RunOptions(threads=1)).engine
     decoder, begin = engine.decoder(), engine.generation.timestamp_begin
     for file in files:
         mel, seek = MelWindows(file, engine.dims.n_mels, engine.dims.n_frames), 0

@@ -87,7 +87,7 @@ def _same_draws() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Record the origin of bundles in a temporary folder, not in the user's folder.
+    """Record the origin of bundles, and keep exported models, in a temporary folder, not in the user's.
 
     All workers share this folder, as they share the bundles. No bundle needs a second trial run.
     """
@@ -95,6 +95,8 @@ def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(run_folder(tmp_path_factory) / "state"))
+        patch.setenv("XDG_CACHE_HOME", str(run_folder(tmp_path_factory) / "cache"))
+        patch.delenv("WHISPERPORT_BUNDLE", raising=False)
         yield
 
 

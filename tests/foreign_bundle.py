@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 from whisperport.bundle import MANIFEST, Bundle, FileEntry, Manifest
 from whisperport.bundle.folder import file_sha256
 from whisperport.spec import ProgramSpec
-from whisperport.transcription import default_bundle
+
+from .embedded import default_bundle
 
 STEP = "onnxruntime/step.onnx"
 

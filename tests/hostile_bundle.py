@@ -7,16 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import whisperport
 from whisperport.bundle import MANIFEST
 from whisperport.bundle.manifest import _checksum
 
-SHIPPED = Path(whisperport.__file__).parent / "data" / "bundle"
+from .embedded import default_bundle
 
 
 def copy_of_shipped(folder: Path) -> Path:
-    """A copy of the bundle that comes with the package."""
-    return Path(shutil.copytree(SHIPPED, folder))
+    """A copy of the embedded model's bundle."""
+    return Path(shutil.copytree(default_bundle(), folder))
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -1,20 +1,22 @@
 """The model, the bundle and the clips inside the package fit together, and transcription works."""
 
 import hashlib
+from pathlib import Path
 
 from whisperport.bundle import Bundle
-from whisperport.checkpoint import default_checkpoint_folder
-from whisperport.transcription import Transcriber, default_bundle
+from whisperport.transcription import Transcriber
 from whisperport.verification import TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import shipped_audio
+
+from .embedded import default_bundle, unpacked
 
 MAX_WEIGHTS = 20_000_000  # bytes
 MAX_WER = 0.05  # of all clips, voices absent from the training and noise among them
 
 
-def test_the_bundle_was_exported_from_the_checkpoint_beside_it() -> None:
-    weights = (default_checkpoint_folder() / "model.safetensors").read_bytes()
+def test_the_bundle_was_exported_from_the_embedded_checkpoint(tmp_path: Path) -> None:
+    weights = (unpacked(tmp_path) / "model.safetensors").read_bytes()
 
     manifest = Bundle.open(default_bundle()).manifest
 
@@ -30,7 +32,7 @@ def test_the_bundle_verifies_here() -> None:
 
 
 def test_the_clips_are_transcribed() -> None:
-    transcriber = Transcriber()
+    transcriber = Transcriber(default_bundle())
 
     errors = TextErrors()
     for clip in shipped_audio():

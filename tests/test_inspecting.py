@@ -11,11 +11,15 @@ from whisperport import inspecting
 from whisperport.bundle.origin import record_own
 from whisperport.errors import ProgramError, UsageError
 from whisperport.inspecting import InspectOptions, inspect
-from whisperport.transcription import default_bundle
 
+from .embedded import default_bundle
 from .foreign_bundle import constant_of, endless_step, foreign_bundle
 
-STEP = default_bundle() / "onnxruntime" / "step.onnx"
+
+def step() -> Path:
+    return default_bundle() / "onnxruntime" / "step.onnx"
+
+
 ONCE = InspectOptions(repeat=1, threads=1)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
@@ -26,8 +30,8 @@ def test_a_child_finds_what_this_process_does() -> None:
     stages: list[str] = []
 
     # when
-    (ours,) = inspect(STEP, InspectOptions(repeat=1, threads=1, trust=True)).profiles
-    (theirs,) = inspect(STEP, ONCE, progress=stages.append).profiles
+    (ours,) = inspect(step(), InspectOptions(repeat=1, threads=1, trust=True)).profiles
+    (theirs,) = inspect(step(), ONCE, progress=stages.append).profiles
 
     # then
     assert {(node.name, node.where) for node in theirs.nodes} == {
@@ -60,7 +64,7 @@ def test_a_constant_of_80_gb_is_rejected(tmp_path: Path) -> None:
 
 def test_errors_are_those_of_the_inspection() -> None:
     with pytest.raises(UsageError, match="no runtime option `speed`"):
-        inspect(STEP, InspectOptions(options={"speed": "high"}))
+        inspect(step(), InspectOptions(options={"speed": "high"}))
 
 
 @pytest.mark.parametrize(("name", "is_limited"), [("own", False), ("somebody's", True)])

@@ -17,8 +17,6 @@ EXCEPTIONS = {
     "openvino": [
         # It recognizes checkpoints on model hubs that another tool converted, by their file names.
         "checkpoint/other_forms.py",
-        # The evidence of the embedded bundle lists the packages of the machine that verified it.
-        "data/bundle/manifest.json",
     ]
 }
 VENDORS = sorted(

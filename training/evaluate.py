@@ -1,6 +1,6 @@
 """Measure an exported model on held-out sentences: greedy decoding of 30 s windows of audio samples.
 
-    python evaluate.py --model ../src/whisperport/data/model --eval work/eval \\
+    python evaluate.py --model work/model --eval work/eval \\
         --run work/run --speech ../src/whisperport/data/speech --out results/evaluation.json
 
 openai-whisper decodes, with the model that :func:`openai_model` converts; transformers' ``generate``
@@ -8,7 +8,7 @@ repeats the first measurement. Intervals are 95 % bootstrap intervals over windo
 
 Without ``--eval``, only the files of ``--speech`` are measured, and ``--out`` keeps its other results:
 
-    python evaluate.py --model ../src/whisperport/data/model \\
+    python evaluate.py --model work/model \\
         --speech ../src/whisperport/data/speech --out results/evaluation.json
 """
 

@@ -1,6 +1,6 @@
 """Export a training checkpoint as a folder in transformers' format.
 
-    python export_checkpoint.py --run work/run --out ../src/whisperport/data/model
+    python export_checkpoint.py --run work/run --out work/model
 
 The factored embedding is expanded, and the weights become float16. The tokenizer is Whisper's
 multilingual one, built from the ranks in openai-whisper.

@@ -23,12 +23,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
 from memory import random_checkpoint
 from peers.contenders import ALL_BF16, COARSE, ENCODER, IN_BF16
 
-from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
+from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
 from whisperport.checks import COARSE_PROJECTION
+from whisperport.embedded_model import unpack_model
 from whisperport.exporting import ExportOptions, export
+from whisperport.model_bundle import bundle_of
 from whisperport.targets import RunOptions
-from whisperport.transcription import default_bundle
 from whisperport.verification.clips import Clip
 
 EMBEDDED = "embedded"
@@ -54,7 +55,7 @@ def main() -> None:
         if (chosen.folder / target).exists():
             continue
         if is_embedded(chosen.name) and target == "onnxruntime":
-            (chosen.folder / target).symlink_to(default_bundle())
+            (chosen.folder / target).symlink_to(bundle_of("default").folder)
         else:
             name = target.partition("+")[0]
             placement = {COARSE_PROJECTION: name} if COARSE in target else {}
@@ -91,7 +92,8 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a folder that transformers reads: that of the embedded model, with other sizes and weights."""
     part = folder.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(default_checkpoint_folder(), part)
+    part.mkdir(parents=True)
+    unpack_model(part)
     dims = checkpoint.dims
     change_json(
         part / "config.json",

@@ -19,6 +19,7 @@ from whisperport.audio import DamagedAudioWarning, load_audio
 from whisperport.audio.callback_file import CallbackFile
 from whisperport.errors import AudioError
 
+from ..embedded import default_bundle
 from .test_downmix import noise, wav
 
 SOUND = wav(noise(1).repeat(200, axis=0)).getvalue()
@@ -140,7 +141,15 @@ def test_a_stalled_fifo_ends_at_the_first_signal(
     # given: a process that waits for more of a FIFO, within FFmpeg's probing
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    command = [sys.executable, "-m", "whisperport", "transcribe", fifo]
+    command = [
+        sys.executable,
+        "-m",
+        "whisperport",
+        "transcribe",
+        fifo,
+        "--bundle",
+        default_bundle(),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with fifo.open("wb", buffering=0) as writer:
         writer.write(SOUND[:n_bytes])

@@ -21,8 +21,10 @@ from whisperport.checks import ALL_PROGRAMS, Check
 from whisperport.placement import Placement
 from whisperport.runtime import Engine
 from whisperport.targets import RunOptions, get_target
-from whisperport.transcription import Transcriber, default_bundle
+from whisperport.transcription import Transcriber
 from whisperport.verification.tokens import compare_tokens
+
+from ..embedded import default_bundle
 
 ONE_THREAD = RunOptions(threads=1)
 EMULATED = {"hailo8l.emulate": "on"}

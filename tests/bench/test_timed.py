@@ -11,8 +11,9 @@ from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
 from whisperport.runner import Binding, Part, Runner
 from whisperport.spec import ProgramSpec, TensorSpec
-from whisperport.transcription import default_bundle
 from whisperport.verification.clips import shipped_audio
+
+from ..embedded import default_bundle
 
 
 class Time:

@@ -28,10 +28,11 @@ from whisperport.runner import Binding, Runner
 from whisperport.runtime import DecodeOptions, Engine
 from whisperport.spec import UncachedForm
 from whisperport.targets import RunOptions
-from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
+from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import whisper_text_errors
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
+from ..embedded import default_bundle
 from ..micro import GENERATION
 from ..runtime.test_uncached_decoder import Eager as EagerUncached
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from whisperport.bundle import Bundle, Manifest
 from whisperport.errors import BundleError
-from whisperport.transcription import Transcriber, default_bundle
+from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
 
 from .. import hostile_bundle
+from ..embedded import default_bundle
 from ..extent import core_or_all
 
 STORED = Path(__file__).parent / "format_1" / "manifest.json"  # of the shipped bundle, in July 2026
@@ -52,7 +53,7 @@ def test_a_stored_bundle_of_format_1_opens_transcribes_and_is_verified(tmp_path:
     assert opened.manifest.format_version == 2
     assert opened.manifest.verified
     assert {opened.manifest.status(e.spec.name) for e in opened.manifest.programs} == {"run here"}
-    assert text == Transcriber().transcribe(shipped_audio()[0].path).text
+    assert text == Transcriber(default_bundle()).transcribe(shipped_audio()[0].path).text
 
 
 def test_what_version_1_ran_here_is_evidence_with_its_numbers_and_versions() -> None:

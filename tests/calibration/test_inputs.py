@@ -14,8 +14,9 @@ from whisperport.errors import AudioError
 from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.targets import RunOptions
-from whisperport.transcription import default_bundle
 from whisperport.verification.clips import shipped_audio
+
+from ..embedded import default_bundle
 
 ONE = RunOptions(threads=1)
 

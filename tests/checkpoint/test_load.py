@@ -11,12 +11,8 @@ import pytest
 from huggingface_hub import errors
 
 import whisperport.checkpoint.load as load_module
-from whisperport.checkpoint import (
-    by_name,
-    default_checkpoint_folder,
-    download,
-    load_checkpoint,
-)
+from whisperport import embedded_model
+from whisperport.checkpoint import by_name, download, load_checkpoint
 from whisperport.checkpoint.names import HUB_IDS
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
 
@@ -135,30 +131,25 @@ def test_a_folder_here_wins_over_a_name_and_a_hub_id(name, hub, loaded, tmp_path
     assert hub == []
 
 
-def test_default_is_the_model_inside_the_package(loaded, monkeypatch, tmp_path):
+def test_default_is_the_model_inside_the_package(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    monkeypatch.setattr(load_module, "default_checkpoint_folder", lambda: tmp_path / "model")
 
-    load_checkpoint("default")
+    checkpoint = load_checkpoint("default")
 
-    assert loaded == [("model", "default", "")]
-
-
-def test_the_default_folder_is_inside_the_package():
-    folder = default_checkpoint_folder()
-
-    assert folder.parts[-3:] == ("whisperport", "data", "model")
-    assert folder.parents[1] == Path(load_module.__file__).parents[1]
+    digest = (
+        "08ffee7fd9c680dd87d5c02430b0c0245bf87f5b4ce4fc4d50cdd6a79cd5e7f3"  # before compression
+    )
+    assert checkpoint.source.sha256 == {"model.safetensors": digest}
+    assert (checkpoint.source.name, checkpoint.warnings) == ("default", ())
 
 
 def test_a_missing_default_is_an_error(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(load_module, "default_checkpoint_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(embedded_model, "model_folder", lambda: tmp_path / "none")
 
     error = rejection("default")
 
-    assert "no default checkpoint" in error.what
+    assert "no embedded model" in error.what
 
 
 @pytest.mark.parametrize(

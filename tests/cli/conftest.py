@@ -56,6 +56,12 @@ def bundle(exported: Callable[..., Any]) -> Path:
     return folder
 
 
+@pytest.fixture
+def any_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle is chosen, which a test with a transcription of its own does not open."""
+    monkeypatch.setenv("WHISPERPORT_BUNDLE", "any")
+
+
 @pytest.fixture(autouse=True)
 def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model never emits the end token: stop it early, and use one temperature only."""

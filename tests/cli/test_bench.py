@@ -11,9 +11,11 @@ from whisperport.bench.acceptance import AcceptanceRow, check_accuracy
 from whisperport.bench.transcribing import BenchResult, Part
 from whisperport.bundle import Bundle
 from whisperport.targets import RunOptions
-from whisperport.transcription import Transcriber, default_bundle
+from whisperport.transcription import Transcriber
 from whisperport.verification import TextErrors
 from whisperport.verification.clips import shipped_audio
+
+from ..embedded import default_bundle
 
 PARTS = ("load", "mel", "encoder", "cross_kv", "prefill_4", "step", "Python", "total")
 
@@ -39,7 +41,7 @@ def audio():
 
 def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, audio):
     # when
-    ran = run("bench", audio, "--repeat", "1", "--threads", "1")
+    ran = run("bench", audio, "--model", "default", "--repeat", "1", "--threads", "1")
 
     # then
     assert ran.code == 0
@@ -80,7 +82,7 @@ def test_two_bundles_are_compared_with_their_ratio(run, audio):
 
 def test_in_json_parts_add_up_and_name_the_machine(run, audio):
     # when
-    ran = run("bench", audio, "--repeat", "1", "--json", "--word-timestamps")
+    ran = run("bench", audio, "--model", "default", "--repeat", "1", "--json", "--word-timestamps")
 
     # then
     data = json.loads(ran.out)
@@ -144,7 +146,7 @@ def test_times_of_an_emulation_are_named_and_not_in_the_acceptance_table(run, mo
     monkeypatch.setattr("whisperport.cli.bench.run_bench", lambda *_, **__: [result])
 
     # when
-    ran = run("bench")
+    ran = run("bench", "--model", "default")
 
     # then
     assert ran.code == 0
@@ -160,7 +162,7 @@ def test_times_of_an_emulation_are_named_and_not_in_the_acceptance_table(run, mo
 
 def test_errors_are_counted_in_characters_where_asked(run, audio):
     # when
-    arguments = ("bench", audio, "--repeat", "1", "--errors-in", "characters")
+    arguments = ("bench", audio, "--model", "default", "--repeat", "1", "--errors-in", "characters")
     ran, data = run(*arguments), json.loads(run(*arguments, "--json").out)
 
     # then
@@ -177,8 +179,8 @@ def test_a_transcript_gives_an_own_audio_file_an_error_rate(run, audio, tmp_path
     transcript.write_text("nothing of the kind", encoding="utf-8")
 
     # when
-    without = run("bench", own, "--repeat", "1")
-    known = run("bench", own, "--repeat", "1", "--transcript", transcript)
+    without = run("bench", own, "--model", "default", "--repeat", "1")
+    known = run("bench", own, "--model", "default", "--repeat", "1", "--transcript", transcript)
 
     # then
     assert "give it with --transcript" in without.out
@@ -196,7 +198,7 @@ def test_a_path_that_does_not_exist_is_an_error(run, tmp_path):
 
 
 def test_two_audio_files_are_wrong_usage(run, audio):
-    assert run("bench", audio, audio).code == 2
+    assert run("bench", audio, audio, "--model", "default").code == 2
 
 
 def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_not_text_are_rejected(
@@ -209,8 +211,8 @@ def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_not_text_are_reject
 
     # when
     no_bundle = run("bench", tmp_path / "empty", audio)
-    no_text = run("bench", audio, "--transcript", noise)
-    no_audio = run("bench", noise)
+    no_text = run("bench", audio, "--model", "default", "--transcript", noise)
+    no_audio = run("bench", noise, "--model", "default")
 
     # then
     assert (no_bundle.code, no_text.code, no_audio.code) == (1, 1, 1)

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.transcription import default_bundle
 from whisperport.verification.reference import Reference
+
+from ..embedded import default_bundle
+
+
+@pytest.fixture(autouse=True)
+def embedded_bundle(monkeypatch):
+    monkeypatch.setenv("WHISPERPORT_BUNDLE", str(default_bundle()))
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from whisperport.text import Segment, Word
 from whisperport.text.printable import is_printable
 from whisperport.transcription import Transcript
 
+pytestmark = pytest.mark.usefixtures("any_bundle")
+
 HOSTILE = "\x1b]0;title\x07\x1b[2J\r\nhint: forged\nerror: forged\u2028\u202egnp\x9b31m\x7f\udce9"
 HOSTILE += " :smile: [red]"
 
@@ -39,6 +41,7 @@ def assert_safe(text: str) -> None:
 VERBS = [
     ["transcribe", HOSTILE],
     ["transcribe", "talk.wav", "--bundle", HOSTILE],
+    ["transcribe", "talk.wav", "--model", HOSTILE],
     ["transcribe", "talk.wav", "--language", HOSTILE],
     ["transcribe", "talk.wav", "--task", HOSTILE],
     ["transcribe", "talk.wav", "--run-option", HOSTILE],

@@ -2,14 +2,17 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from whisperport.transcription import default_bundle
+from ..embedded import default_bundle
 
-STEP = default_bundle() / "onnxruntime" / "step.onnx"
+
+def step() -> Path:
+    return default_bundle() / "onnxruntime" / "step.onnx"
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def dynamic_onnx(tmp_path):
 
 def test_the_summary_comes_first_and_the_most_expensive_nodes_after_it(run):
     # when
-    ran = run("inspect", STEP, "--top", "3", "--repeat", "2", "--threads", "1")
+    ran = run("inspect", step(), "--top", "3", "--repeat", "2", "--threads", "1")
 
     # then
     lines = ran.out.splitlines()
@@ -46,7 +49,7 @@ def test_the_summary_comes_first_and_the_most_expensive_nodes_after_it(run):
 def test_what_stays_outside_is_explained_under_the_table(run):
     # when
     ran = run(
-        *("inspect", STEP, "--repeat", "1", "--top", "2"),
+        *("inspect", step(), "--repeat", "1", "--top", "2"),
         *("--runtime-option", "provider=AzureExecutionProvider"),
     )
 
@@ -147,5 +150,5 @@ def test_what_is_no_program_exits_1_with_a_reason(run, tmp_path, contents):
 
 
 def test_no_runs_and_no_rows_are_wrong_usage(run):
-    assert run("inspect", STEP, "--repeat", "0").code == 2
-    assert run("inspect", STEP, "--top", "0").code == 2
+    assert run("inspect", step(), "--repeat", "0").code == 2
+    assert run("inspect", step(), "--top", "0").code == 2

@@ -11,6 +11,8 @@ import whisperport.cli.live as verb
 from whisperport.errors import AudioError
 from whisperport.verification.clips import shipped_audio
 
+from ..embedded import default_bundle
+
 COMMAND = next(r for r in shipped_audio() if r.path.name.startswith("16"))
 
 
@@ -21,8 +23,9 @@ def raw() -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def four_tokens() -> None:
+def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded model speaks: no limit, unlike the random model's in `conftest.py`."""
+    monkeypatch.setenv("WHISPERPORT_BUNDLE", str(default_bundle()))
 
 
 def test_raw_standard_input_becomes_lines(run: Any) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from whisperport.transcription import default_bundle
+from ..embedded import default_bundle
 
 FALLING_BACK = ("--provider", "AzureExecutionProvider")  # ONNX Runtime's wheel has it
 

@@ -11,6 +11,8 @@ from whisperport.errors import AudioError
 from whisperport.text import Segment
 from whisperport.transcription import Transcript
 
+pytestmark = pytest.mark.usefixtures("any_bundle")
+
 FILES = ("monday.mp3", "night/tuesday.wav")
 
 

@@ -62,7 +62,7 @@ import sys
 from whisperport.cli import main, transcribe
 from whisperport.transcription import Transcript
 transcribe.run_transcribe = lambda *_, **__: Transcript("右转", (), "zh", 1.0, ())
-sys.argv = ["whisperport", "transcribe", "talk.wav"]
+sys.argv = ["whisperport", "transcribe", "talk.wav", "--bundle", "any"]
 main()
 """
 

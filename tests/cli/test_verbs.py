@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -226,15 +227,7 @@ def test_demo_on_a_board_is_rejected_before_any_work(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def default_bundle(bundle, monkeypatch):
-    """Stands for the bundle that comes with the package."""
-    import whisperport.cli.doctor
-
-    monkeypatch.setattr(whisperport.cli.doctor, "default_bundle", lambda: bundle)
-
-
-@pytest.mark.usefixtures("board", "default_bundle")
+@pytest.mark.usefixtures("board")
 def test_doctor_on_a_board_says_how_to_get_what_is_missing_and_exits_0(run):
     # when
     ran = run("doctor")
@@ -246,7 +239,6 @@ def test_doctor_on_a_board_says_how_to_get_what_is_missing_and_exits_0(run):
     last_line_names_a_command(ran)
 
 
-@pytest.mark.usefixtures("default_bundle")
 def test_doctor_where_all_is_there_names_versions_and_nothing_to_install(run):
     # when
     ran = run("doctor")
@@ -255,7 +247,7 @@ def test_doctor_where_all_is_there_names_versions_and_nothing_to_install(run):
     assert ran.code == 0
     assert re.search(r"^torch +2\.\S+ ", ran.out, re.MULTILINE)
     assert "pip install" not in ran.out
-    assert json.loads(run("doctor", "--json").out)["default_bundle"] == "complete"
+    assert json.loads(run("doctor", "--json").out)["embedded_model"] == "complete"
 
 
 def test_doctor_says_which_interpreter_has_a_vendors_compiler_or_how_to_name_it(run, monkeypatch):
@@ -277,20 +269,22 @@ def test_doctor_says_which_interpreter_has_a_vendors_compiler_or_how_to_name_it(
     assert (found["version"], found["fix"]) == (f"in {sys.executable}", "")
 
 
-def test_doctor_exits_1_when_the_shipped_bundle_is_damaged(run, copied_bundle, monkeypatch):
+def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkeypatch):
     # given
-    import whisperport.cli.doctor
+    from whisperport import embedded_model
 
-    (copied_bundle / "embedding.npy").unlink()
-    monkeypatch.setattr(whisperport.cli.doctor, "default_bundle", lambda: copied_bundle)
+    damaged = shutil.copytree(embedded_model.model_folder(), tmp_path / "model")
+    weights = damaged / "model.safetensors.xz"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    monkeypatch.setattr(embedded_model, "model_folder", lambda: damaged)
 
     # when
     ran = run("doctor")
 
     # then
     assert ran.code == 1
-    assert "default bundle  damaged or missing" in ran.out
-    assert any(line.startswith("error: embedding.npy") for line in ran.lines)
+    assert "embedded model  damaged or missing" in ran.out
+    assert any(line.startswith("error: the embedded model is damaged") for line in ran.lines)
 
 
 def demo_row(bundle):
@@ -327,6 +321,8 @@ def test_demo_prints_transcripts_and_one_table(run, bundle, monkeypatch):
     import whisperport.cli.demo
 
     monkeypatch.setattr(whisperport.cli.demo, "run_demo", lambda *_, **__: [demo_row(bundle)])
+    chosen = ("default", "model: the embedded one, because")
+    monkeypatch.setattr(whisperport.cli.demo, "choose_checkpoint", lambda _: chosen)
 
     # when
     ran = run("demo")
@@ -348,7 +344,6 @@ def test_no_line_is_wider_than_100_columns_away_from_a_terminal(run, verb):
     assert max(len(line) for line in run(verb).out.splitlines()) <= 100
 
 
-@pytest.mark.usefixtures("default_bundle")
 @pytest.mark.parametrize("verb", ["targets", "doctor"])
 def test_a_file_gets_no_colour_codes(run, verb):
     # when

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from whisperport.diagnosis.quantization_file import read_quantization
 from whisperport.diagnosis.sizes import explain_size
 from whisperport.errors import UsageError
 
-BUNDLE = str(files("whisperport")) + "/data/bundle"
+from ..embedded import default_bundle
 
 
 def test_the_inputs_are_written_with_a_manifest_and_the_expected_output_passes(
@@ -26,7 +25,9 @@ def test_the_inputs_are_written_with_a_manifest_and_the_expected_output_passes(
 ) -> None:
     # when
     out = tmp_path / "inputs"
-    written = CliRunner().invoke(cli, ["verify", BUNDLE, "--device-inputs", str(out)])
+    written = CliRunner().invoke(
+        cli, ["verify", str(default_bundle()), "--device-inputs", str(out)]
+    )
 
     # then
     assert written.exit_code == 0, written.output
@@ -36,7 +37,9 @@ def test_the_inputs_are_written_with_a_manifest_and_the_expected_output_passes(
         assert len(data) == entry["bytes"] == 4 * np.prod(entry["shape"])
         assert hashlib.sha256(data).hexdigest() == entry["sha256"]
     output = out / clip["expected"][0]["file"]
-    done = CliRunner().invoke(cli, ["verify", BUNDLE, "--device-output", str(output), "--json"])
+    done = CliRunner().invoke(
+        cli, ["verify", str(default_bundle()), "--device-output", str(output), "--json"]
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["passed"] is True
     assert [path.name for path in tmp_path.iterdir()] == ["inputs"]  # nothing temporary is left
@@ -48,7 +51,7 @@ def test_a_wrong_file_has_exit_status_1_and_its_cause_is_printed(tmp_path: Path)
     path.write_bytes(bytes(4 * 1500 * 128))
 
     # when
-    done = CliRunner().invoke(cli, ["verify", BUNDLE, "--device-output", str(path)])
+    done = CliRunner().invoke(cli, ["verify", str(default_bundle()), "--device-output", str(path)])
 
     # then
     assert done.exit_code == 1
@@ -61,7 +64,7 @@ def test_integers_are_written_with_their_quantization(tmp_path: Path) -> None:
 
     # when
     options = DiagnoseOptions(quantization=stated)
-    written = write_device_inputs(BUNDLE, tmp_path / "inputs", options)
+    written = write_device_inputs(str(default_bundle()), tmp_path / "inputs", options)
 
     # then
     (clip,) = written.manifest["clips"]
@@ -84,7 +87,7 @@ def test_existing_files_are_not_replaced(there: str, tmp_path: Path) -> None:
 
     # then
     with pytest.raises(UsageError, match="cannot write"):
-        write_device_inputs(BUNDLE, out)
+        write_device_inputs(str(default_bundle()), out)
 
 
 @pytest.mark.parametrize(

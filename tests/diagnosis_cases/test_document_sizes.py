@@ -19,7 +19,8 @@ from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.result import Diagnosis
 from whisperport.diagnosis.sizes import explain_size
 from whisperport.signatures import expected_signature
-from whisperport.transcription import default_bundle
+
+from ..embedded import default_bundle
 
 INT8_BYTES, FLOAT32_BYTES = 1_152_000, 4_608_000
 T, WIDTH = 1500, 768

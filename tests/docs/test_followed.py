@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ..embedded import default_bundle
 from ..extent import core_or_all
 from .pages import ROOT
 
@@ -103,7 +104,7 @@ def agrees(shown: str, printed: str, code: str) -> bool:
 def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path):
     # given
     (tmp_path / "src").symlink_to(ROOT / "src")
-    shutil.copytree(ROOT / "src/whisperport/data/bundle", tmp_path / "build" / "first")
+    shutil.copytree(default_bundle(), tmp_path / "build" / "first")
     if page != FIRST:
         needed = "decoder.pt2" in (ROOT / page).read_text(encoding="utf-8")
         for language, code in blocks(FIRST)[: 1 if needed else 0]:

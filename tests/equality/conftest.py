@@ -8,11 +8,12 @@ import transformers
 import whisper.model
 
 from whisperport.bundle import Bundle
-from whisperport.checkpoint import Checkpoint, default_checkpoint_folder, load_checkpoint
+from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.targets.options import with_target
 from whisperport.transcription import Transcriber
 
+from ..embedded import default_bundle, unpacked
 from ..extent import core_or_all
 
 
@@ -48,8 +49,10 @@ def openai_model(embedded: Checkpoint) -> whisper.model.Whisper:
 
 
 @pytest.fixture(scope="session")
-def hf_model() -> transformers.WhisperForConditionalGeneration:
-    folder = default_checkpoint_folder()
+def hf_model(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> transformers.WhisperForConditionalGeneration:
+    folder = unpacked(tmp_path_factory.mktemp("default"))
     model = transformers.WhisperForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32
     )
@@ -63,6 +66,6 @@ ALL = [target.spec.name for target in TARGETS if not target.spec.fallback]
 def transcriber(request: pytest.FixtureRequest, exported: Callable[..., Bundle]) -> Transcriber:
     """The embedded bundle; in test-all, the embedded model exported for each target in turn."""
     if request.param == "embedded":
-        return Transcriber(run=RunOptions(threads=1))
+        return Transcriber(default_bundle(), run=RunOptions(threads=1))
     emulation = with_target(get_target(request.param).spec.emulation, request.param)
     return Transcriber(exported(request.param, "default"), RunOptions(threads=1, options=emulation))

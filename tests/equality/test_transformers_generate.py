@@ -1,15 +1,17 @@
 """Greedy tokens without timestamps are those of transformers' `generate`, for every clip."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
 
 from whisperport.audio import load_audio, log_mel
-from whisperport.checkpoint import default_checkpoint_folder
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
+from ..embedded import unpacked
 from ..extent import core_or_all
 
 RECORDINGS = shipped_audio()
@@ -20,11 +22,12 @@ RECORDINGS = shipped_audio()
 )
 def test_greedy_tokens_are_those_of_generate(
     recording: ShippedAudio,
+    tmp_path: Path,
     transcriber: Transcriber,
     hf_model: transformers.WhisperForConditionalGeneration,
 ) -> None:
     samples = load_audio(recording.path)[: 30 * 16_000]
-    extractor = transformers.WhisperFeatureExtractor.from_pretrained(default_checkpoint_folder())
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(unpacked(tmp_path))
     theirs_in = extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
     engine = transcriber.engine
 

@@ -15,7 +15,8 @@ from fuzz.formats import all_formats
 from fuzz.mutators import archives, folders, json_values, onnx_graphs, raw, wire
 
 from fuzz import seeds
-from whisperport.transcription import default_bundle
+
+from ..embedded import default_bundle
 
 COMPILED = ("bundle-xnnpack", "pte")
 QUICK = {

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from fuzz.seeds import product_sum_product, xnnpack_pte
 
+from ..embedded import default_bundle
+
 
 @pytest.fixture(scope="session")
 def naive_pte(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -50,8 +52,6 @@ def _lowered(path: Path, *, linear_head: bool) -> Path:
 def step_xml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default bundle's `step` as an OpenVINO IR, with its `.bin` in the same folder."""
     import openvino
-
-    from whisperport.transcription import default_bundle
 
     path = tmp_path_factory.mktemp("openvino") / "step.xml"
     model = openvino.Core().read_model(default_bundle() / "onnxruntime" / "step.onnx")

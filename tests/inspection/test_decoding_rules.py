@@ -13,8 +13,8 @@ from whisperport.inspection.read import read_graphs
 from whisperport.inspection.read_exported import read_exported
 from whisperport.inspection.rules import RULES
 from whisperport.spec import Limit
-from whisperport.transcription import default_bundle
 
+from ..embedded import default_bundle
 from ..extent import EVERYTHING, core_or_all
 
 LAYERS, WIDTH, AUDIO, TOKENS, VOCABULARY = 2, 16, 30, 8, 50

@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 from whisperport.errors import ProgramError, UsageError
 from whisperport.inspection.profile_onnx import CPU, _subgraphs, profile_onnx
 from whisperport.profiling import ProfileOptions
-from whisperport.transcription import default_bundle
+
+from ..embedded import default_bundle
 
 ONCE = ProfileOptions(repeat=2, threads=1)
 AZURE = "AzureExecutionProvider"  # in every wheel; it takes no ordinary node

@@ -12,6 +12,8 @@ from whisperport.text import Word
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
 
+from ..embedded import default_bundle
+
 
 @dataclass(frozen=True)
 class Spoken:
@@ -35,7 +37,7 @@ class Listened:
 
 @pytest.fixture(scope="session")
 def embedded() -> Transcriber:
-    return Transcriber(run=RunOptions(threads=1))
+    return Transcriber(default_bundle(), run=RunOptions(threads=1))
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,9 @@ from whisperport.probing.session import _message, _repeated
 from whisperport.targets import RunOptions
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.mediatek.neuron_provider import NEURON
-from whisperport.transcription import default_bundle
 from whisperport.verification.compare import Comparison
 
+from ..embedded import default_bundle
 from ..extent import core_or_all
 
 CPU = "CPUExecutionProvider"

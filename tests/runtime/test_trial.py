@@ -21,8 +21,8 @@ from whisperport.placement import Placement
 from whisperport.runtime import load_engine, trial
 from whisperport.runtime.trial import limits_of
 from whisperport.targets import RunOptions
-from whisperport.transcription import default_bundle
 
+from ..embedded import default_bundle
 from ..foreign_bundle import constant_of, endless_step, foreign_bundle, growing_at_run_time
 
 GB = 10**9

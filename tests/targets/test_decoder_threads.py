@@ -5,7 +5,8 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
 from whisperport.targets import RunOptions, get_target, onnx_runner
-from whisperport.transcription import default_bundle
+
+from ..embedded import default_bundle
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.runner import Runner
 from whisperport.targets import RunOptions, get_target, onnx_runner
 from whisperport.targets.onnx_short_caches import cache_axes, free_cache_length
-from whisperport.transcription import default_bundle
 
+from ..embedded import default_bundle
 from ..extent import core_or_all
 
 ORT = get_target("onnxruntime")

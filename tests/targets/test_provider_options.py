@@ -8,7 +8,8 @@ from whisperport.errors import LoweringError, UsageError
 from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnx_runner import CPU
-from whisperport.transcription import default_bundle
+
+from ..embedded import default_bundle
 
 AZURE = "AzureExecutionProvider"  # ONNX Runtime's wheel has it
 

@@ -9,6 +9,8 @@ from whisperport import targets
 from whisperport.errors import UsageError
 from whisperport.targets import TARGETS, get_target
 
+from ..embedded import default_bundle
+
 SHOW = "import sys, whisperport.targets as t; {}; print(*sorted(sys.modules), sep='\\n')"
 
 
@@ -29,8 +31,7 @@ def test_the_first_target_is_found_without_the_others() -> None:
 
 def test_a_transcriber_imports_the_targets_of_its_bundle_only() -> None:
     found = imported(
-        "from whisperport.transcription import Transcriber, default_bundle; "
-        "Transcriber(default_bundle())"
+        f"from whisperport.transcription import Transcriber; Transcriber({str(default_bundle())!r})"
     )
 
     assert "whisperport.targets.onnxruntime" in found

@@ -30,7 +30,6 @@ from whisperport.transcription import (
     Transcriber,
     Transcript,
     chunked,
-    default_bundle,
     session,
 )
 from whisperport.transcription import transcriber as transcriber_module
@@ -38,6 +37,7 @@ from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.verification import text_errors
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
+from ..embedded import default_bundle
 from ..extent import core_or_all
 
 SECOND = 16_000
@@ -57,7 +57,7 @@ RECORDINGS = [r for r in shipped_audio() if r.text and r.seconds < 10 and not r.
 
 @pytest.fixture(scope="module")
 def transcriber() -> Transcriber:
-    return Transcriber(None, ONE_THREAD)
+    return Transcriber(default_bundle(), ONE_THREAD)
 
 
 def with_gaps(recordings: list[ShippedAudio], gap_s: float) -> np.ndarray:

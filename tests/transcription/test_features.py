@@ -16,12 +16,12 @@ from whisperport.transcription import (
     TranscribeOptions,
     Transcriber,
     Transcript,
-    default_bundle,
     transcribe_features,
 )
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.reference import Reference
 
+from ..embedded import default_bundle
 from ..extent import core_or_all
 
 ONE_THREAD = RunOptions(threads=1)
@@ -31,7 +31,7 @@ SCALE, ZERO_POINT = 0.08, -3
 
 @pytest.fixture(scope="module")
 def transcriber() -> Transcriber:
-    return Transcriber(run=ONE_THREAD)
+    return Transcriber(default_bundle(), run=ONE_THREAD)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,9 @@ def test_a_file_of_a_device_has_the_tokens_of_the_audio(
     np.ascontiguousarray(store(clips[0].features)).tofile(path)
 
     # when
-    found = transcribe_features(path, options=OPTIONS, stored=FeatureOptions(storage=storage))
+    found = transcribe_features(
+        path, default_bundle(), options=OPTIONS, stored=FeatureOptions(storage=storage)
+    )
 
     # then
     assert tokens(found) == tokens(spoken)
@@ -137,7 +139,11 @@ def test_the_output_for_a_reference_clip_shows_how_a_device_stores_features(
 
     # when
     found = transcribe_features(
-        output, options=OPTIONS, stored=FeatureOptions(like=example), recognized=said.append
+        output,
+        default_bundle(),
+        options=OPTIONS,
+        stored=FeatureOptions(like=example),
+        recognized=said.append,
     )
 
     # then
@@ -161,7 +167,9 @@ def test_an_example_with_a_fault_of_its_own_is_rejected(
 
     # when
     with pytest.raises(UsageError, match="does not show how") as caught:
-        transcribe_features(path, options=OPTIONS, stored=FeatureOptions(like=path))
+        transcribe_features(
+            path, default_bundle(), options=OPTIONS, stored=FeatureOptions(like=path)
+        )
 
     # then
     assert caught.value.why
@@ -230,7 +238,7 @@ def test_a_file_of_another_size_is_explained(size: int, explained: str, tmp_path
 
     # when
     with pytest.raises(UsageError, match=f"has {size:,} bytes") as caught:
-        transcribe_features(path, options=OPTIONS)
+        transcribe_features(path, default_bundle(), options=OPTIONS)
 
     # then
     assert explained in caught.value.why
@@ -285,7 +293,7 @@ def test_features_that_the_encoder_cannot_have_computed_are_rejected(
 
         # when
         with pytest.raises(UsageError, match="not as this bundle's encoder") as caught:
-            transcribe_features(path, options=OPTIONS)
+            transcribe_features(path, default_bundle(), options=OPTIONS)
 
         # then
         assert why in caught.value.why

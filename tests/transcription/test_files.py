@@ -15,6 +15,8 @@ from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe_files
 from whisperport.verification.clips import shipped_audio
 
+from ..embedded import default_bundle
+
 ONE_THREAD = RunOptions(threads=1)
 FILES = [clip.path for clip in shipped_audio() if clip.seconds < 8][:5]
 GREEDY = TranscribeOptions(decode=DecodeOptions(language="en"))
@@ -43,7 +45,7 @@ def transcriber(counters: dict[str, Counter]) -> Transcriber:
         counters[runner.spec.name] = Counter(runner)
         return counters[runner.spec.name]
 
-    return Transcriber(None, ONE_THREAD, wrap_runner=counted)
+    return Transcriber(default_bundle(), ONE_THREAD, wrap_runner=counted)
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,11 @@ from whisperport.errors import ForkError, IncompleteError, NumericalError, Usage
 from whisperport.live import LiveTranscriber
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import TARGETS, RunOptions
-from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, default_bundle
+from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.transcription.turns import Turns
 from whisperport.verification.clips import shipped_audio
+
+from ..embedded import default_bundle
 
 ONE_THREAD = RunOptions(threads=1)
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -267,13 +269,14 @@ def in_the_pool():
     except ForkError as error:
         return error
 
-transcriber = Transcriber(run=RunOptions(threads=2))
+transcriber = Transcriber("default", RunOptions(threads=2))
 expected = text()
 with multiprocessing.get_context("fork").Pool(1) as pool:
     assert isinstance(pool.apply(in_the_pool), ForkError)
 if os.fork() == 0:
     signal.alarm(60)
-    transcriber = Transcriber(run=RunOptions(threads=2))  # the last reference to the inherited one is gone
+    # The last reference to the inherited one is gone.
+    transcriber = Transcriber("default", RunOptions(threads=2))
     print(text() == expected, flush=True)
     sys.exit(0)  # ends as every program does, with the destructors of all that is loaded
 print(os.wait()[1], text() == expected)
@@ -282,6 +285,7 @@ print(os.wait()[1], text() == expected)
 
 @needs_fork
 def test_a_fork_loads_a_bundle_of_its_own_and_ends_without_a_hang() -> None:
+    default_bundle()  # is in the cache before the process starts
     recording = shipped_audio()[0].path
 
     done = subprocess.run(

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from whisperport.bundle import Bundle
-from whisperport.checkpoint import default_checkpoint_folder, load_checkpoint
+from whisperport.checkpoint import load_checkpoint
 from whisperport.model import cached_decoder
 from whisperport.model.cached_decoder import CachedDecoder
 from whisperport.model.whisper import Whisper, build_model
-from whisperport.transcription import default_bundle
 from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.verification.eager import KEPT_LOGITS, CrossKV, greedy_tokens, run_eager
 from whisperport.verification.reference import Reference
 
 from .. import micro as sizes
+from ..embedded import default_bundle
 from ..micro import DIMS
 
 # Hides what the micro model says most: tokens at the start, and one anywhere.
@@ -159,7 +159,7 @@ def test_kept_logits_are_those_that_each_of_the_first_tokens_was_chosen_by(micro
 def test_the_shipped_reference_is_what_the_shipped_checkpoint_chooses() -> None:
     bundle = Bundle.open(default_bundle())
     stored = Reference.from_arrays(bundle.reference())
-    checkpoint = load_checkpoint(default_checkpoint_folder())
+    checkpoint = load_checkpoint("default")
     model = build_model(checkpoint, bundle.manifest.window)
 
     made = run_eager(model, checkpoint.generation, shipped_clips(1))

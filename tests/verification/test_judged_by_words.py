@@ -13,10 +13,11 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.runner import Array, Runner
 from whisperport.targets import RunOptions
-from whisperport.transcription import default_bundle
 from whisperport.verification import Check, Report, bundle_check
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.reference import Reference
+
+from ..embedded import default_bundle
 
 CLIPS = 2
 

@@ -10,7 +10,6 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.evidence import STATUSES
 from whisperport.targets import TARGETS, Target
-from whisperport.transcription import default_bundle
 from whisperport.verification.project_evidence import (
     by_target,
     evidence_file,
@@ -20,6 +19,8 @@ from whisperport.verification.project_evidence import (
     status_words,
     to_bytes,
 )
+
+from ..embedded import default_bundle
 
 FILES = sorted({evidence_file(target) for target in TARGETS})
 # `make evidence` exports for every target that runs the encoder.

@@ -13,7 +13,6 @@ import os
 import stat
 import sys
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -26,9 +25,7 @@ Kind = Literal["own", "tried"]
 
 
 def is_trusted(bundle: Bundle) -> bool:
-    """Whether a bundle comes with the package or was exported by this user on this machine."""
-    if _comes_with_the_package(bundle.folder):
-        return True
+    """Whether a bundle was exported by this user on this machine."""
     return bundle.hashed and is_recorded("own", bundle.manifest.checksum())
 
 
@@ -91,11 +88,3 @@ def _drop_oldest(folder: Path) -> None:
     records.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
     for entry in records[:-MAX_RECORDS]:
         os.unlink(entry.path)
-
-
-def _comes_with_the_package(folder: Path) -> bool:
-    shipped = Path(str(files("whisperport"))) / "data" / "bundle"
-    try:
-        return os.path.samefile(folder, shipped)
-    except OSError:
-        return False

@@ -7,6 +7,5 @@ load -> huggingface (config, weight_files, tokenizer_files, generation_settings)
 
 from whisperport.checkpoint.checkpoint import Checkpoint, Source
 from whisperport.checkpoint.load import load_checkpoint
-from whisperport.checkpoint.names import default_checkpoint_folder
 
-__all__ = ["Checkpoint", "Source", "default_checkpoint_folder", "load_checkpoint"]
+__all__ = ["Checkpoint", "Source", "load_checkpoint"]

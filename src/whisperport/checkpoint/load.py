@@ -2,13 +2,15 @@
 
 import difflib
 import re
+import tempfile
 from pathlib import Path
 
+from whisperport import embedded_model
 from whisperport.checkpoint.by_name import locate
 from whisperport.checkpoint.checkpoint import Checkpoint
 from whisperport.checkpoint.hub import fetch
 from whisperport.checkpoint.huggingface import check_config_files, load_folder
-from whisperport.checkpoint.names import HUB_IDS, default_checkpoint_folder
+from whisperport.checkpoint.names import HUB_IDS
 from whisperport.checkpoint.openai import load_pt
 from whisperport.checkpoint.other_forms import reject_other_file
 from whisperport.checkpoint.sizes import shorten
@@ -45,16 +47,9 @@ def load_checkpoint(
     if _exists(path):
         _reject_revision(revision, name)
         return _load_path(path, name)
-    if name == "default":
+    if name == embedded_model.NAME:
         _reject_revision(revision, name)
-        folder = default_checkpoint_folder()
-        if not folder.is_dir():
-            raise CheckpointError(
-                "this installation of whisperport has no default checkpoint",
-                why="its data/model folder is missing",
-                hint="install whisperport again, or give a name such as `tiny`",
-            )
-        return load_folder(folder, name=name)
+        return _load_embedded()
     hub_id = HUB_IDS.get(name, name)
     if isinstance(source, Path) or not _HUB_ID.fullmatch(hub_id) or hub_id.endswith(".pt"):
         raise CheckpointError(
@@ -70,6 +65,13 @@ def load_checkpoint(
         folder = fetch(hub_id, revision, check_config_files)
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision or ""
     return load_folder(folder, name=name, revision=commit)
+
+
+def _load_embedded() -> Checkpoint:
+    """Unpack the embedded model and load it. Its weights stay mapped when the files are deleted."""
+    with tempfile.TemporaryDirectory(prefix="whisperport-", ignore_cleanup_errors=True) as folder:
+        embedded_model.unpack_model(Path(folder))
+        return load_folder(Path(folder), name=embedded_model.NAME)
 
 
 def _load_path(path: Path, name: str) -> Checkpoint:

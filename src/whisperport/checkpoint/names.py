@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor
 
@@ -114,8 +113,3 @@ HUB_IDS = {
     "distil-large-v3": "distil-whisper/distil-large-v3",
     "distil-large-v3.5": "distil-whisper/distil-large-v3.5",
 }
-
-
-def default_checkpoint_folder() -> Path:
-    """Return the folder of the embedded model, which has the name `default`."""
-    return Path(__file__).parents[1] / "data" / "model"

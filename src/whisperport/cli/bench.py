@@ -23,6 +23,7 @@ from whisperport.cli.console import (
     shown_path,
     stages,
 )
+from whisperport.cli.model_option import bundle_of_model, chosen_bundle, model_option
 from whisperport.cli.options import (
     RUN_OPTIONS,
     as_json,
@@ -33,8 +34,8 @@ from whisperport.cli.options import (
 )
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.errors import AudioError, UsageError
+from whisperport.model_bundle import open_bundle
 from whisperport.ranges import MAX_REPEAT
-from whisperport.transcription import default_bundle
 from whisperport.verification import TextErrors, Unit, machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
@@ -82,12 +83,14 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     show_default="words, or characters for languages written without spaces",
     help="Unit in which errors are counted: words (word error rate, WER) or characters (CER)",
 )
+@model_option
 @as_json
 @threads
 @run_option
 @trust
 def bench(
     paths: tuple[Path, ...],
+    model: str | None,
     repeat: int,
     word_timestamps: bool,
     transcript: Path | None,
@@ -103,12 +106,12 @@ def bench(
     user and system time of all threads of the process. The acceptance table shows the latencies of the
     programs, and compares tokens and error rates with the bundle's reference; times of an emulation on
     the CPU are not in it. Each BUNDLE is a folder. Several bundles run in turn, round by round, and are
-    compared. Without BUNDLE, the small model that comes with whisperport is
-    measured; without AUDIO, an audio file that comes with whisperport is used.
+    compared. With --model, the bundle of that model is one of them. Without AUDIO, an audio file that comes
+    with whisperport is used.
 
     \b
     Examples:
-      $ whisperport bench
+      $ whisperport bench --model default
       $ whisperport bench build/tiny-xnnpack talk.mp3 --transcript talk.txt
       $ whisperport bench build/tiny-xnnpack build/tiny-onnxruntime talk.mp3 --repeat 5
     """
@@ -120,9 +123,13 @@ def bench(
         unit=unit,
         run=run_options_of(threads, run_options, trust=trust),
     )
+    if folders:
+        more = [] if model is None else [bundle_of_model(model)]
+    else:
+        more = [open_bundle(chosen_bundle(None, model))]
     with stages() as progress:
         progress("checking the bundles")
-        bundles = [Bundle.open(folder) for folder in folders]
+        bundles = [*(Bundle.open(folder) for folder in folders), *more]
         results = run_bench(bundles, audio, options, progress=progress)
     if as_json:
         print_json(_as_json(results, threads))
@@ -136,7 +143,7 @@ def bench(
 
 
 def _bundles_and_audio(paths: Sequence[Path]) -> tuple[list[Path], Path]:
-    """The bundles' folders and the audio file, with the shipped ones where none is given.
+    """The bundles' folders, and the audio file; a shipped one if none is given.
 
     Raises:
         UsageError: a path does not exist.
@@ -153,7 +160,7 @@ def _bundles_and_audio(paths: Sequence[Path]) -> tuple[list[Path], Path]:
             )
     if len(files) > 1:
         raise click.UsageError(f"expected one audio file, got {' and '.join(map(str, files))}")
-    return folders or [default_bundle()], files[0] if files else default_audio()
+    return folders, files[0] if files else default_audio()
 
 
 def _text(path: Path) -> str:

@@ -6,13 +6,12 @@ from dataclasses import asdict
 
 import click
 
-from whisperport.bundle import Bundle
+from whisperport import embedded_model
 from whisperport.cli.console import print_error, print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb
 from whisperport.doctor import Finding, examine
-from whisperport.errors import BundleError
-from whisperport.transcription import default_bundle
+from whisperport.errors import CheckpointError
 from whisperport.verification.machine import machine
 
 CORE = "the core"
@@ -26,7 +25,7 @@ CORE = "the core"
 def doctor(as_json: bool) -> None:
     """Show which packages are installed, and how to install those that are missing.
 
-    The exit status is 1 if a package that whisperport always needs is missing, or the bundle that comes
+    The exit status is 1 if a package that whisperport always needs is missing, or the model that comes
     with whisperport is damaged.
 
     \b
@@ -34,15 +33,15 @@ def doctor(as_json: bool) -> None:
       $ whisperport doctor
       $ whisperport doctor --json
     """
-    findings, damage = examine(), _default_bundle_error()
+    findings, damage = examine(), _model_error()
     if as_json:
         packages = [asdict(finding) for finding in findings]
         state = damage.what if damage else "complete"
-        print_json({"machine": machine(), "packages": packages, "default_bundle": state})
+        print_json({"machine": machine(), "packages": packages, "embedded_model": state})
     else:
         for name, value in machine().items():
             print_lines(f"{name.replace('_', ' '):15} {value}")
-        print_lines(f"{'default bundle':15} {'damaged or missing' if damage else 'complete'}", "")
+        print_lines(f"{'embedded model':15} {'damaged or missing' if damage else 'complete'}", "")
         _print_packages(findings)
     if damage:
         print_error(damage)
@@ -65,10 +64,10 @@ def _print_packages(findings: Sequence[Finding]) -> None:
         print_lines("", f"missing for {use}:", f"  {fix}")
 
 
-def _default_bundle_error() -> BundleError | None:
-    """The error of opening the bundle that comes with the package, if it is damaged or missing."""
+def _model_error() -> CheckpointError | None:
+    """The error of unpacking the model that comes with the package, if it is damaged or missing."""
     try:
-        Bundle.open(default_bundle())
-    except BundleError as error:
+        embedded_model.check_model()
+    except CheckpointError as error:
         return error
     return None

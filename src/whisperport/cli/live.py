@@ -13,6 +13,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from whisperport.audio import ReadAhead, live_audio, microphone_audio
+from whisperport.bundle import Bundle
 from whisperport.cli.console import print_note, print_warning, stderr, write
 from whisperport.cli.verb import FloatRange, IntRange, option, together
 from whisperport.errors import AudioError, IncompleteError, Interrupted
@@ -134,7 +135,7 @@ class Screen:
 
 def transcribe_live(
     audio: str | None,
-    bundle: Path | None,
+    bundle: Bundle | Path,
     options: LiveOptions,
     screen: Screen,
     raw_rate: int | None,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from whisperport.atomic import write_atomic
+from whisperport.bundle import Bundle
 from whisperport.cli.console import print_error, print_json, print_note, print_warning, write
 from whisperport.cli.verb import option
 from whisperport.errors import WhisperportError
@@ -51,7 +52,7 @@ def check_several(
 
 def transcribe_several(
     audio: tuple[str, ...],
-    bundle: Path | None,
+    bundle: Bundle | Path,
     options: TranscribeOptions,
     subtitles: SubtitleOptions,
     output_format: str,

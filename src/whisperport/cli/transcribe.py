@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from whisperport import interrupts
+from whisperport.bundle import Bundle
 from whisperport.cli.chunk_options import chunk_options, with_chunks
 from whisperport.cli.console import (
     audio_bar,
@@ -29,6 +30,7 @@ from whisperport.cli.decoding_options import (
 )
 from whisperport.cli.feature_options import check_features, chosen_features, feature_options
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
+from whisperport.cli.model_option import chosen_bundle, model_arguments, model_options
 from whisperport.cli.options import (
     RUN_OPTIONS,
     run_option,
@@ -60,15 +62,7 @@ from whisperport.transcription.turns import available_cores
     target_options=RUN_OPTIONS,
 )
 @click.argument("files", nargs=-1, metavar="[AUDIO]...")
-@option(
-    "--bundle",
-    "-b",
-    group="Model",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    show_default="the small model that comes with whisperport",
-    help="Bundle to transcribe with: a folder that `whisperport export` or `import` wrote",
-)
+@model_options
 @audio_options
 @feature_options
 @live_options
@@ -100,6 +94,7 @@ from whisperport.transcription.turns import available_cores
 def transcribe(
     files: tuple[str, ...],
     bundle: Path | None,
+    model: str | None,
     output_format: str,
     feature_files: tuple[Path, ...],
     live: bool,
@@ -125,10 +120,10 @@ def transcribe(
 
     \b
     Examples:
-      $ whisperport transcribe talk.mp3
+      $ whisperport transcribe talk.mp3 --model tiny.en
       $ whisperport transcribe talk.mp3 --bundle build/tiny-xnnpack --output-format srt > talk.srt
-      $ whisperport transcribe monday.mp3 tuesday.mp3 --output-dir texts
-      $ whisperport transcribe --live
+      $ whisperport transcribe monday.mp3 tuesday.mp3 --model base --output-dir texts
+      $ whisperport transcribe --live --model tiny.en
       $ whisperport transcribe --bundle build/small --features output.bin
     """
     several = len(files) > 1 or output_dir is not None
@@ -150,16 +145,17 @@ def transcribe(
     if several:
         check_several(files, output_format, output_dir, as_json=as_json)
         written = (subtitles, output_format, output_dir)
-        transcribe_several(files, bundle, options, *written, as_json=as_json)
+        transcribe_several(files, chosen_bundle(bundle, model), options, *written, as_json=as_json)
         return
+    opened = chosen_bundle(bundle, model)
     if feature_files:
-        job = partial(_transcribe_features, feature_files, bundle, options, stored)
+        job = partial(_transcribe_features, feature_files, opened, options, stored)
     elif live or audio is None:
         live_opts = LiveOptions(transcribe=options, step_s=step_s)
         screen = Screen(text=output_format == "txt" and not as_json)
-        job = partial(transcribe_live, audio, bundle, live_opts, screen, raw_rate, device)
+        job = partial(transcribe_live, audio, opened, live_opts, screen, raw_rate, device)
     else:
-        job = partial(_transcribe_file, audio, bundle, options)
+        job = partial(_transcribe_file, audio, opened, options)
     transcript, failure = _run(job)
     for start in transcript.truncated:
         print_warning(
@@ -174,11 +170,10 @@ def transcribe(
         sys.exit(1 if isinstance(failure, IncompleteError) else interrupts.exit_status())
     if not as_json and not feature_files:
         source = [] if audio is None else [audio]
-        with_bundle = [] if bundle is None else ["--bundle", str(bundle)]
         otherwise = ["--output-format", "srt"] if output_format == "txt" else ["--json"]
         how = ["--live"] * (live or audio is None)
         same = run_option_arguments(run_options, trust=trust)
-        print_next("transcribe", *source, *how, *with_bundle, *same, *otherwise)
+        print_next("transcribe", *source, *how, *model_arguments(bundle, model), *same, *otherwise)
 
 
 def _run(
@@ -197,13 +192,16 @@ def _run(
         return early.transcript, early
 
 
-def _transcribe_file(audio: str, bundle: Path | None, options: TranscribeOptions) -> Transcript:
+def _transcribe_file(audio: str, bundle: Bundle | Path, options: TranscribeOptions) -> Transcript:
     with audio_bar("standard input" if audio == "-" else Path(audio).name) as bar:
         return run_transcribe(audio, bundle, options, progress=bar)
 
 
 def _transcribe_features(
-    files: tuple[Path, ...], bundle: Path | None, options: TranscribeOptions, stored: FeatureOptions
+    files: tuple[Path, ...],
+    bundle: Bundle | Path,
+    options: TranscribeOptions,
+    stored: FeatureOptions,
 ) -> Transcript:
     with stages() as progress:
         return transcribe_features(

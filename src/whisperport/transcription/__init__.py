@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from whisperport.progress import ProgressCallback
 from whisperport.transcription.files import transcribe_files
 from whisperport.transcription.options import TranscribeOptions
-from whisperport.transcription.transcriber import Transcriber, default_bundle, transcribe
+from whisperport.transcription.transcriber import Transcriber, transcribe
 from whisperport.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ __all__ = [
     "TranscribeOptions",
     "Transcriber",
     "Transcript",
-    "default_bundle",
     "transcribe",
     "transcribe_features",
     "transcribe_files",

@@ -8,11 +8,12 @@ from pathlib import Path
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.stored_features import FeatureStorage, read_features, storage_by_example
 from whisperport.errors import UsageError
+from whisperport.model_bundle import open_bundle
 from whisperport.progress import Progress, ProgressCallback
 from whisperport.transcription.feature_session import check_options, checked_features
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.plausible_features import check_plausible
-from whisperport.transcription.transcriber import Transcriber, default_bundle
+from whisperport.transcription.transcriber import Transcriber
 from whisperport.transcription.transcript import Transcript
 from whisperport.verification.reference import Reference
 
@@ -66,8 +67,8 @@ def transcribe_features(
 
     Args:
         files: a headerless or `.npy` file for each window, in order; each window follows the one before it.
-        bundle: an open bundle or its folder, of the checkpoint whose encoder the device ran; None: the
-            embedded default model.
+        bundle: a bundle or the name of a model, as in `Transcriber`, of the checkpoint whose encoder the
+            device ran.
         options: see `Transcriber.transcribe_features`.
         stored: how the files store features; None: as float32 or float16, (T, d).
         progress: called after every window with the seconds done and the total.
@@ -83,7 +84,7 @@ def transcribe_features(
     options, stored = options or TranscribeOptions(), stored or FeatureOptions()
     check_options(options)
     paths = [files] if isinstance(files, str | os.PathLike) else list(files)
-    opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
+    opened = open_bundle(bundle)
     storage = stored.storage
     if stored.like is not None:
         storage, sentences = storage_by_example(

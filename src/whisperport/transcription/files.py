@@ -35,8 +35,7 @@ def transcribe_files(
 
     Args:
         sources: paths, binary file objects, or arrays of samples at 16 kHz.
-        bundle: a loaded transcriber, an open bundle or the path of its folder; None: the embedded default
-            model.
+        bundle: a loaded transcriber; or a bundle or the name of a model, as in `Transcriber`.
         options: transcription options; None: defaults.
 
     Yields:

@@ -3,13 +3,12 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from importlib.resources import files
-from pathlib import Path
 
 from whisperport.audio import AudioSource, AudioStream, MelWindows
 from whisperport.audio.mel_windows import can_be_read_twice
 from whisperport.bundle import Bundle
-from whisperport.errors import BundleError, UsageError
+from whisperport.errors import UsageError
+from whisperport.model_bundle import open_bundle
 from whisperport.progress import ProgressCallback
 from whisperport.runtime import Engine, Floats, RunnerWrapper, TokenSampler, load_engine
 from whisperport.targets import RunOptions
@@ -45,7 +44,11 @@ class Transcriber:
     A process that was started by `fork()` after the bundle was loaded cannot use it: see ForkError.
 
     Args:
-        bundle: an open bundle or the path of its folder; None: the embedded default model.
+        bundle: an open bundle, the path of its folder, or the name of a model such as "tiny.en" or anything
+            else that `load_checkpoint` accepts. The bundle of a model is exported once, which takes a
+            minute or more and needs torch, and kept in the user's cache. "default" is the embedded model,
+            which understands English commands, numbers, times of day and names only. None: the folder in
+            the environment variable WHISPERPORT_BUNDLE.
         run: CPU threads, trust and the targets' run options; None: defaults.
         wrap_runner: called with every runner; returns the runner to use, such as one that measures time.
         max_concurrent: maximum number of concurrent calls, 1 or more; None: the number of CPU cores that
@@ -55,8 +58,10 @@ class Transcriber:
 
     Raises:
         BundleError: the bundle is damaged or missing.
-        MissingPackageError: a target's runtime is not installed.
-        UsageError: `max_concurrent` is below 1.
+        CheckpointError: there is no such bundle and no such model.
+        MissingPackageError: a target's runtime is not installed; or a model must be exported, and torch is
+            not installed.
+        UsageError: `max_concurrent` is below 1, or no bundle is given.
     """
 
     def __init__(
@@ -69,8 +74,7 @@ class Transcriber:
         encoder: bool = True,
     ) -> None:
         self.turns = Turns(max_concurrent)
-        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle or default_bundle())
-        self.bundle = opened
+        self.bundle = opened = open_bundle(bundle)
         self.engine: Engine = load_engine(opened, run, wrap_runner, encoder=encoder)
         self.tokenizer = Tokenizer.from_json(
             opened.tokenizer_json(), self.engine.generation, check_merges=False
@@ -201,8 +205,7 @@ def transcribe(
 
     Args:
         source: a path, "-" for standard input, a binary file object, or an array of samples.
-        bundle: an open bundle or the path of its folder; None: the embedded default model, which is trained
-            for English commands, numbers, times of day and names.
+        bundle: a bundle or the name of a model: see `Transcriber`.
         options: transcription options; None: defaults.
         sample_rate: sample rate of an array in Hz; None: 16 kHz.
         progress: called after every window or chunk with the seconds done and the total, or None.
@@ -211,18 +214,3 @@ def transcribe(
     return Transcriber(bundle, run).transcribe(
         source, options, sample_rate=sample_rate, progress=progress
     )
-
-
-def default_bundle() -> Path:
-    """Return the folder of the bundle that comes with the package.
-
-    Raises:
-        BundleError: the package was built without it.
-    """
-    folder = Path(str(files("whisperport"))) / "data" / "bundle"
-    if not folder.is_dir():
-        raise BundleError(
-            "this installation of whisperport has no default bundle",
-            hint="choose a bundle with `--bundle DIR`, or install the package again",
-        )
-    return folder

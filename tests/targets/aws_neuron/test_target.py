@@ -23,6 +23,7 @@ from whisperport.targets.options import with_target
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification.clips import shipped_audio
 
+from ...embedded import default_bundle
 from ...extent import EVERYTHING, core_or_all
 
 NAME = "aws-neuron"
@@ -50,7 +51,7 @@ def transcribers(exported: Callable[..., Bundle]) -> dict[str, Transcriber]:
     """The embedded model on this target, emulated, and the embedded bundle, which another target runs."""
     return {
         NAME: Transcriber(exported(NAME, "default"), ON_CPU),
-        "embedded": Transcriber(run=RunOptions(threads=1)),
+        "embedded": Transcriber(default_bundle(), run=RunOptions(threads=1)),
     }
 
 

@@ -16,7 +16,8 @@ from whisperport.placement import Placement
 from whisperport.planning import PlanOptions, plan
 from whisperport.targets import get_target
 from whisperport.targets.ethos_u.estimate import read_estimate, summary
-from whisperport.transcription import default_bundle
+
+from ...embedded import default_bundle
 
 COMPILER = get_target("ethos-u85").compiler
 

@@ -21,11 +21,11 @@ from whisperport.placement import Placement
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.toolchain import variable
-from whisperport.transcription import default_bundle
 from whisperport.verification.evidence import with_evidence
 from whisperport.verification.precision import precisions
 from whisperport.verification.report import Report
 
+from ...embedded import default_bundle
 from .small_packages import interpreter
 
 TARGET = get_target("ethos-u85")

@@ -21,7 +21,7 @@ from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, u
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.hailo.options import LowerOptions
 from whisperport.targets.options import with_target
-from whisperport.transcription import TranscribeOptions, Transcriber, default_bundle
+from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import clips_of, shipped_audio
@@ -29,6 +29,7 @@ from whisperport.verification.reference import Reference
 from whisperport.window import WindowOptions
 
 from ... import hostile_bundle
+from ...embedded import default_bundle
 
 EMULATED = RunOptions(threads=1, options={"hailo8.emulate": "on"})
 SMALL = Dims(

@@ -1,0 +1,23 @@
+"""The embedded model as tests use it: its bundle is exported once per run and shared by all workers."""
+
+from functools import cache
+from pathlib import Path
+
+from whisperport.embedded_model import unpack_model
+from whisperport.model_bundle import bundle_of
+
+
+def default_bundle() -> Path:
+    """The folder of the embedded model's bundle. Do not write to it: copy it."""
+    return _default_bundle()
+
+
+@cache
+def _default_bundle() -> Path:
+    return bundle_of("default").folder
+
+
+def unpacked(folder: Path) -> Path:
+    """Write the embedded checkpoint to a folder, in transformers' format."""
+    unpack_model(folder)
+    return folder
