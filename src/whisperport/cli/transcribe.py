@@ -157,7 +157,9 @@ def transcribe(
     word_timestamps = options.word_timestamps or live  # a live transcript always has them
     subtitles = chosen_subtitles(chosen, "json" if as_json else output_format, word_timestamps)
     if several:
-        to_write = output and TranscriptFiles(files, output, output_format, overwrite=overwrite)
+        to_write = None
+        if output is not None:
+            to_write = TranscriptFiles(files, output, output_format, overwrite=overwrite)
         check_several(output_format, to_write, as_json=as_json)
         written = (subtitles, output_format, to_write)
         transcribe_several(files, bundle, options, *written, as_json=as_json)
