@@ -8,6 +8,7 @@ import pytest
 
 from whisperport.errors import UsageError
 from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.transcription.arguments import TranscribeArguments, with_arguments
 
@@ -46,7 +47,7 @@ def test_an_unknown_argument_is_a_usage_error_with_a_suggestion(name: str, hint:
 
 
 def test_a_transcriber_accepts_arguments(exported: Any) -> None:
-    transcriber = Transcriber(exported("onnxruntime").folder)
+    transcriber = Transcriber(exported("onnxruntime").folder, RunOptions(trust=True))
 
     found = transcriber.transcribe(
         np.zeros(16_000, np.float32),
