@@ -1,6 +1,7 @@
 """`transcribe --live`: words go to stdout as they are decoded, and no transcript is lost."""
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,3 +76,15 @@ def test_options_that_contradict_each_other_are_wrong_usage(
 
     assert ran.code == 2
     assert words in ran.err
+
+
+def test_without_a_microphone_nothing_says_that_it_listens(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)  # importing it fails
+
+    ran = run("transcribe", "--live")
+
+    assert ran.code == 1
+    assert "cannot use a microphone" in ran.err
+    assert "listening" not in ran.err

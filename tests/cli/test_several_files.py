@@ -85,7 +85,9 @@ def test_a_file_that_fails_is_reported_and_the_others_are_transcribed(
     [
         (("a.mp3", "b.mp3", "--output-format", "srt"), "requires --output-dir"),
         (("a.mp3", "b.mp3", "--json", "--output-dir", "x"), "exclude each other"),
-        (("a.mp3", "x/a.wav", "--output-dir", "x"), "two audio files"),
+        (("a.mp3", "b.mp3", "--output-dir", "talk.srt"), "give a folder"),
+        (("a.mp3", "--output-dir", "talk.srt", "-f", "vtt"), "contradict each other"),
+        (("a.mp3", "--overwrite"), "requires --output-dir"),
         (("a.mp3", "b.mp3", "--live"), "audio files only"),
         (("--output-dir", "x"), "audio files only"),
         (("a.mp3", "b.mp3", "--features", "out.bin"), "audio files only"),
@@ -101,3 +103,69 @@ def test_contradictions_are_usage_errors(
 
     assert ran.code == 2
     assert message in " ".join(ran.err.split())
+
+
+def test_transcripts_that_cannot_be_written_do_not_end_the_batch(
+    run: Any, results: dict[str, Any], tmp_path: Path
+) -> None:
+    long, same = f"{'x' * 254}.mp3", "again/monday.mp3"
+    (tmp_path / "folder.txt").mkdir()
+    for name in (long, same, "folder.mp3"):
+        results[name] = transcript("never")
+
+    ran = run("transcribe", long, "folder.mp3", FILES[0], same, FILES[1], "-o", tmp_path)
+
+    assert ran.code == 1
+    written = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+    assert written == {"monday.txt": "one two\n", "tuesday.txt": "three four\n"}
+    summary = ["2 of 5 audio files transcribed"]
+    summary += [f"missing: {name}" for name in (long, "folder.mp3", same)]
+    assert ran.lines[-4:] == summary
+
+
+def test_a_transcript_that_fails_to_be_written_does_not_end_the_batch(
+    run: Any, results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcomes(files: Any, *_: Any) -> Any:
+        (tmp_path / "monday.txt").mkdir()  # after the names were checked
+        yield from (results[file] for file in files)
+
+    monkeypatch.setattr(several_files, "transcribe_files", outcomes)
+
+    ran = run("transcribe", *FILES, "-o", tmp_path)
+
+    assert ran.code == 1
+    assert (tmp_path / "tuesday.txt").read_text() == "three four\n"
+    assert ran.lines[-2:] == ["1 of 2 audio files transcribed", "missing: monday.mp3"]
+
+
+def test_one_audio_file_may_have_the_name_of_its_transcript(
+    run: Any, results: dict[str, Any], tmp_path: Path
+) -> None:
+    ran = run("transcribe", FILES[0], "-o", tmp_path / "talk.srt")
+
+    assert ran.code == 0
+    assert "one two" in (tmp_path / "talk.srt").read_text()
+
+
+def test_existing_transcripts_are_replaced_only_with_overwrite(
+    run: Any, results: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "monday.txt").write_text("mine")
+
+    refused = run("transcribe", *FILES, "-o", tmp_path)
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    replaced = run("transcribe", *FILES, "-o", tmp_path, "--overwrite")
+
+    assert (refused.code, left) == (2, {"monday.txt": "mine"})
+    assert "--overwrite" in refused.err
+    assert replaced.code == 0
+    assert (tmp_path / "monday.txt").read_text() == "one two\n"
+
+
+def test_a_folder_as_audio_is_told_how_to_give_its_files(run: Any, tmp_path: Path) -> None:
+    ran = run("transcribe", tmp_path)
+
+    assert ran.code == 1
+    assert "is a folder" in ran.err
+    assert f"{tmp_path}/*.wav" in ran.err

@@ -21,6 +21,7 @@ from whisperport.runtime import (
     detect_language,
     start_tokens,
 )
+from whisperport.runtime.decode import check_language
 
 from ..micro import DIMS, GENERATION
 from .scripted import FEATURES, Scripted
@@ -315,3 +316,22 @@ def test_twenty_tokens_are_those_of_transformers(
 
     assert ours.tokens == tuple(theirs.tolist())[-len(ours.tokens) :]
     assert len(ours.tokens) == 20
+
+
+@pytest.mark.parametrize(
+    "options", [DecodeOptions(language="German"), DecodeOptions(task="translate")]
+)
+def test_an_english_only_model_rejects_other_languages_and_translation_before_the_work(
+    options: DecodeOptions,
+) -> None:
+    ids = {"start_of_transcript": 0, "end_of_text": 1, "start_of_previous": 2}
+    ids |= {"no_speech": 3, "no_timestamps": 4}
+    multilingual = Generation(
+        **ids, languages={"en": 5, "de": 6}, tasks={"transcribe": 7, "translate": 8}
+    )
+
+    check_language(multilingual, options)
+    with pytest.raises(UsageError, match="English-only") as raised:
+        check_language(Generation(**ids), options)
+
+    assert "multilingual checkpoint" in raised.value.hint

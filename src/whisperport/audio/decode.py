@@ -248,7 +248,8 @@ def open_source(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, st
         if stat.S_ISDIR(mode):
             raise AudioError(
                 f"{name} is a folder, not an audio file",
-                hint=f"give one file, e.g. {path}/talk.wav",
+                hint="give the audio files in it one by one; a shell lists them for a pattern, such as "
+                f"{path}/*.wav",
             )
         # A pipe is opened unbuffered, so that it returns the data that is there instead of waiting for
         # more.

@@ -1,7 +1,8 @@
 """Read a microphone through PortAudio (package `sounddevice`, extra `live`)."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,12 +21,17 @@ class AudioGapWarning(UserWarning):
     """Audio from the microphone was lost because the process did not read it in time."""
 
 
-def microphone_audio(device: str | int | None = None) -> Iterator[NDArray[np.float32]]:
-    """Yield pieces (n,) float32 from a microphone, mono at 16 kHz, without end.
+def microphone_audio(
+    device: str | int | None = None, opened: Callable[[], None] = lambda: None
+) -> Iterator[NDArray[np.float32]]:
+    """Return pieces (n,) float32 from a microphone, mono at 16 kHz, without end.
+
+    The library and the device are checked by this call; the first piece opens the device.
 
     Args:
         device: number or part of the name of a device, as `python -m sounddevice` lists them; None: the
             system's default.
+        opened: called when the device is open.
 
     Warns:
         AudioGapWarning: PortAudio reported an overflow.
@@ -35,9 +41,23 @@ def microphone_audio(device: str | int | None = None) -> Iterator[NDArray[np.flo
         AudioError: there is no such microphone, it cannot be opened, or it was disconnected.
     """
     sounddevice = _sounddevice()
-    try:
+    with _as_audio_error(sounddevice, device):
         rate = _rate(sounddevice, device)
-        yield from from_raw(_chunks(sounddevice, device, rate), rate)
+    return _pieces(sounddevice, device, rate, opened)
+
+
+def _pieces(
+    sounddevice: Any, device: str | int | None, rate: int, opened: Callable[[], None]
+) -> Iterator[NDArray[np.float32]]:
+    with _as_audio_error(sounddevice, device):
+        yield from from_raw(_chunks(sounddevice, device, rate, opened), rate)
+
+
+@contextmanager
+def _as_audio_error(sounddevice: Any, device: str | int | None) -> Iterator[None]:
+    """Raise PortAudio's errors as AudioError."""
+    try:
+        yield
     except (sounddevice.PortAudioError, ValueError) as error:  # ValueError: no device of that name
         named = "cannot use a microphone" if device is None else f"cannot use microphone `{device}`"
         raise AudioError(
@@ -82,7 +102,9 @@ def _rate(sounddevice: Any, device: str | int | None) -> int:
     return SAMPLE_RATE
 
 
-def _chunks(sounddevice: Any, device: str | int | None, rate: int) -> Iterator[bytes]:
+def _chunks(
+    sounddevice: Any, device: str | int | None, rate: int, opened: Callable[[], None]
+) -> Iterator[bytes]:
     """Yield signed 16-bit samples as bytes, as they arrive."""
     arrived: SimpleQueue[bytes | None] = SimpleQueue()  # None: the stream ended
 
@@ -100,6 +122,7 @@ def _chunks(sounddevice: Any, device: str | int | None, rate: int) -> Iterator[b
         callback=callback,
         finished_callback=lambda: arrived.put(None),
     ):
+        opened()
         while (chunk := arrived.get()) is not None:
             yield chunk
     raise AudioError("the microphone stopped", hint="connect it again, and restart the command")

@@ -153,13 +153,12 @@ def transcribe_live(
         Interrupted: Ctrl-C before a file or pipe ended; carries the transcript until then.
         AudioError, MissingPackageError: the audio failed before any of it was transcribed.
     """
-    transcriber = Transcriber(bundle, options.transcribe.run)
-    if audio is None:
+    if audio is None:  # before the model is loaded: there may be no microphone
         is_number = device is not None and device.isdecimal() and len(device) < 10
-        pieces = microphone_audio(int(device) if device and is_number else device)
-        print_note("listening to the microphone; press Ctrl-C to stop")
+        pieces = microphone_audio(int(device) if device and is_number else device, _listening)
     else:
         pieces = live_audio(audio, raw_rate=raw_rate)
+    transcriber = Transcriber(bundle, options.transcribe.run)
     live, source = LiveTranscriber(transcriber, options), ReadAhead(pieces)
     try:
         with _stopped_by_ctrl_c(source) as signals:
@@ -179,6 +178,10 @@ def transcribe_live(
     if signals and audio is not None:
         raise Interrupted(transcript)
     return transcript
+
+
+def _listening() -> None:
+    print_note("listening to the microphone; press Ctrl-C to stop")
 
 
 def _feed(live: LiveTranscriber, source: ReadAhead, screen: Screen) -> AudioError | None:

@@ -1,53 +1,45 @@
 """`whisperport transcribe` of several audio files: one line each, or one file each in a folder."""
 
 import sys
-from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from whisperport.atomic import write_atomic
 from whisperport.bundle import Bundle
-from whisperport.cli.console import print_error, print_json, print_note, print_warning, write
-from whisperport.cli.verb import option
+from whisperport.cli.console import (
+    print_error,
+    print_json,
+    print_note,
+    print_warning,
+    stderr,
+    write,
+)
+from whisperport.cli.transcript_files import TranscriptFiles
 from whisperport.errors import WhisperportError
 from whisperport.text import SubtitleOptions, write_as
 from whisperport.text.printable import one_line
 from whisperport.transcription import TranscribeOptions, Transcript, transcribe_files
 
-output_folder = option(
-    "--output-dir",
-    "-o",
-    group="Output",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder to write the transcript of each audio file to, in place of standard output. Required "
-    "for several files in a format other than txt",
-)
 
-
-def check_several(
-    audio: tuple[str, ...], output_format: str, folder: Path | None, *, as_json: bool
-) -> None:
+def check_several(output_format: str, files: TranscriptFiles | None, *, as_json: bool) -> None:
     """Check how the transcripts of several audio files are written.
 
     Raises:
-        click.UsageError: the format needs a folder, or two transcripts would have the same file.
+        click.UsageError: the format needs a folder, or two options contradict each other.
     """
-    if folder is None and output_format != "txt" and not as_json:
+    if files is None and output_format != "txt" and not as_json:
         raise click.UsageError(
             f"--output-format {output_format} of several files requires --output-dir"
         )
-    if folder is not None and as_json:
+    if files is not None and as_json:
         raise click.UsageError(
             "--json and --output-dir exclude each other; use --output-format json"
         )
-    names = Counter(_file_name(one, output_format) for one in audio)
-    if folder is not None and max(names.values()) > 1:
-        name = names.most_common(1)[0][0]
-        raise click.UsageError(f"two audio files would have the transcript {one_line(name)}")
 
 
 def transcribe_several(
@@ -56,46 +48,93 @@ def transcribe_several(
     options: TranscribeOptions,
     subtitles: SubtitleOptions,
     output_format: str,
-    folder: Path | None,
+    files: TranscriptFiles | None,
     *,
     as_json: bool,
 ) -> None:
     """Transcribe audio files, and print or write each transcript as soon as it is there.
 
-    A file that cannot be transcribed is reported, and the others are transcribed. The exit status is then
-    1.
+    A file that cannot be transcribed, or whose transcript cannot be written, is reported, and the others
+    are transcribed. The last lines name what is missing. The exit status is then 1.
     """
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
-    failed = False
-    for name, outcome in zip(audio, transcribe_files(audio, bundle, options), strict=True):
-        if isinstance(outcome, WhisperportError):
-            failed = True
-            print_note(f"{name} was not transcribed")
-            print_error(outcome)
-            continue
-        for start in outcome.truncated:
-            print_warning(
-                f"{name}: the window at {start:.0f} s reached the limit of --max-tokens: the end of its "
-                "text is missing"
-            )
-        if as_json:
-            found.append({"audio": name, **asdict(outcome)})
-        elif folder is not None:
-            text = _text(outcome, output_format, subtitles)
-            write_atomic(folder / _file_name(name, output_format), text.encode())
-        else:
-            write(f"{one_line(name)}: {one_line(outcome.text)}\n")
+    failed: list[str] = []
+    if files is not None:
+        for name, error in files.prepare().items():
+            _report(name, error, failed)
+    work = [name for name in audio if name not in failed] if files is None else files.writable()
+    with _progress(len(work)) as progress:
+        for name, outcome in zip(work, _outcomes(work, bundle, options), strict=True):
+            try:
+                if isinstance(outcome, WhisperportError):
+                    raise outcome
+                _warn_if_truncated(name, outcome)
+                if as_json:
+                    found.append({"audio": name, **asdict(outcome)})
+                elif files is not None:
+                    files.write(name, _text(outcome, output_format, subtitles))
+                else:
+                    progress.stop()  # both may be on one terminal
+                    write(f"{one_line(name)}: {one_line(outcome.text)}\n")
+                    sys.stdout.flush()
+                    progress.start()
+            except WhisperportError as error:
+                _report(name, error, failed)
+            progress.advance(progress.task_ids[0])
     if as_json:
         print_json(found)
+    _print_summary(len(audio), failed)
     if failed:
         sys.exit(1)
 
 
-def _file_name(audio: str, output_format: str) -> str:
-    """Return the name of the transcript of an audio file."""
-    return f"{Path(audio).stem}.{output_format}"
+def _outcomes(
+    audio: list[str], bundle: Bundle | Path, options: TranscribeOptions
+) -> Iterable[Transcript | WhisperportError]:
+    """Transcribe; without audio files, do not load the bundle."""
+    return transcribe_files(audio, bundle, options) if audio else ()
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Progress]:
+    """Show on stderr how many files are done; nothing if stderr is not a terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns,
+        console=stderr,
+        transient=True,
+        redirect_stdout=False,  # rich would print it on stderr
+        disable=not stderr.is_terminal,
+    ) as progress:
+        progress.add_task("audio files", total=total)
+        yield progress
+
+
+def _report(name: str, error: WhisperportError, failed: list[str]) -> None:
+    failed.append(name)
+    print_note(f"{name} was not transcribed")
+    print_error(error)
+
+
+def _warn_if_truncated(name: str, transcript: Transcript) -> None:
+    for start in transcript.truncated:
+        print_warning(
+            f"{name}: the window at {start:.0f} s reached the limit of --max-tokens: the end of its "
+            "text is missing"
+        )
+
+
+def _print_summary(n_files: int, failed: list[str]) -> None:
+    """Print how many files were transcribed, and the names of the others."""
+    done = n_files - len(failed)
+    print_note(f"{done} of {n_files} audio file{'s' * (n_files != 1)} transcribed")
+    for name in failed:
+        print_note(f"missing: {one_line(name)}")
 
 
 def _text(transcript: Transcript, output_format: str, subtitles: SubtitleOptions) -> str:

@@ -39,8 +39,14 @@ from whisperport.cli.options import (
     threads,
     trust,
 )
-from whisperport.cli.several_files import check_several, output_folder, transcribe_several
+from whisperport.cli.several_files import check_several, transcribe_several
 from whisperport.cli.subtitle_options import chosen_subtitles, subtitle_options
+from whisperport.cli.transcript_files import (
+    FORMATS,
+    TranscriptFiles,
+    chosen_format,
+    output_options,
+)
 from whisperport.cli.verb import Verb, option
 from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
@@ -70,10 +76,9 @@ from whisperport.transcription.turns import available_cores
     "--output-format",
     "-f",
     group="Output",
-    type=click.Choice(["txt", "srt", "vtt", "tsv", "json"]),
-    default="txt",
-    show_default=True,
-    help="Format of the transcript on standard output: plain text, subtitles (srt, vtt), a table "
+    type=click.Choice(FORMATS),
+    show_default="that of the file name in --output-dir, else txt",
+    help="Format of the transcript: plain text, subtitles (srt, vtt), a table "
     "with times in ms (tsv), or openai-whisper's JSON",
 )
 @option(
@@ -83,7 +88,7 @@ from whisperport.transcription.turns import available_cores
     is_flag=True,
     help="Print the transcript and all its details as JSON, in place of --output-format",
 )
-@output_folder
+@output_options
 @word_options
 @subtitle_options
 @decoding_options
@@ -95,13 +100,14 @@ def transcribe(
     files: tuple[str, ...],
     bundle: Path | None,
     model: str | None,
-    output_format: str,
+    output_format: str | None,
     feature_files: tuple[Path, ...],
     live: bool,
     raw_rate: int | None,
     device: str | None,
     step_s: float,
-    output_dir: Path | None,
+    output: Path | None,
+    overwrite: bool,
     vad: bool,
     pack: bool,
     workers: int,
@@ -126,9 +132,12 @@ def transcribe(
       $ whisperport transcribe --live --model tiny.en
       $ whisperport transcribe --bundle build/small --features output.bin
     """
-    several = len(files) > 1 or output_dir is not None
+    several = len(files) > 1 or output is not None
     if several and (live or feature_files or not files):
         raise click.UsageError("several AUDIO files and --output-dir are for audio files only")
+    if overwrite and output is None:
+        raise click.UsageError("--overwrite requires --output-dir")
+    output_format = chosen_format(output, output_format)
     audio = files[0] if files else None
     stored = chosen_features(chosen)
     check_features(feature_files, stored, audio, live=live, vad=vad)
@@ -143,8 +152,11 @@ def transcribe(
     word_timestamps = options.word_timestamps or live  # a live transcript always has them
     subtitles = chosen_subtitles(chosen, "json" if as_json else output_format, word_timestamps)
     if several:
-        check_several(files, output_format, output_dir, as_json=as_json)
-        written = (subtitles, output_format, output_dir)
+        to_write = None
+        if output is not None:
+            to_write = TranscriptFiles(files, output, output_format, overwrite=overwrite)
+        check_several(output_format, to_write, as_json=as_json)
+        written = (subtitles, output_format, to_write)
         transcribe_several(files, chosen_bundle(bundle, model), options, *written, as_json=as_json)
         return
     opened = chosen_bundle(bundle, model)

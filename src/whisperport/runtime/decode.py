@@ -29,6 +29,7 @@ from whisperport.runtime.search import (
     numpy_sampler,
 )
 from whisperport.runtime.stepping import Scored, Step, Steps, complete
+from whisperport.text import language_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,19 @@ def detect_language(decoder: Decoder) -> str:
     logits, _ = decoder.prefill([generation.start_of_transcript])
     decoder.cache.clear()
     return max(languages, key=lambda code: float(logits[languages[code]]))
+
+
+def check_language(generation: Generation, options: DecodeOptions) -> None:
+    """Check before the work that the checkpoint has the language and the task.
+
+    openai-whisper's command warns and uses English for an English-only model; it ignores the task.
+
+    Raises:
+        UsageError: the checkpoint has no such language or task.
+    """
+    language = options.language
+    code = language_code(language, generation.languages) if language else generation.any_language
+    start_tokens(generation, code, options.task)
 
 
 def start_tokens(

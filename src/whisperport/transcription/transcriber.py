@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 from whisperport.audio import AudioSource, AudioStream, MelWindows
 from whisperport.audio.mel_windows import can_be_read_twice
@@ -11,8 +12,10 @@ from whisperport.errors import UsageError
 from whisperport.model_bundle import open_bundle
 from whisperport.progress import ProgressCallback
 from whisperport.runtime import Engine, Floats, RunnerWrapper, TokenSampler, load_engine
+from whisperport.runtime.decode import check_language
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
+from whisperport.transcription.arguments import TranscribeArguments, with_arguments
 from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.transcription.decoders import decoder_of
 from whisperport.transcription.feature_session import (
@@ -88,6 +91,7 @@ class Transcriber:
         sample_rate: int | None = None,
         progress: ProgressCallback = lambda _done, _of: None,
         sampler: TokenSampler | None = None,
+        **arguments: Unpack[TranscribeArguments],
     ) -> Transcript:
         """Transcribe audio of any duration, with one window in memory at a time.
 
@@ -98,16 +102,19 @@ class Transcriber:
             progress: called after every window or chunk with the seconds done and the total, or None. It
                 must not use this transcriber, which might wait for the call that it is part of.
             sampler: chooses tokens at temperatures above 0; None: a numpy generator, seeded by the audio.
+            arguments: options by openai-whisper's names, such as `language="en"`; they replace those in
+                `options`.
 
         Raises:
             AudioError: the audio is missing, unreadable, empty, or contains values that are not finite.
-            UsageError: the checkpoint has no such language or task, `vad` is set for audio that can be
-                read only once, or there are several `workers` without `vad`.
+            UsageError: there is no such argument, the checkpoint has no such language or task, `vad` is
+                set for audio that can be read only once, or there are several `workers` without `vad`.
             NumericalError: a program returned a NaN or an infinity.
             IncompleteError: the transcription failed after some text was transcribed.
             ForkError: this process is a fork of the process that loaded the bundle.
         """
-        options = options or TranscribeOptions()
+        options = with_arguments(options, arguments)
+        check_language(self.engine.generation, options.decode)
         if options.vad is not None and not can_be_read_twice(source):
             raise UsageError(
                 "`vad` cannot be used with standard input, a pipe or a file object",
@@ -200,6 +207,7 @@ def transcribe(
     *,
     sample_rate: int | None = None,
     progress: ProgressCallback = lambda _done, _of: None,
+    **arguments: Unpack[TranscribeArguments],
 ) -> Transcript:
     """Transcribe one audio file. See `Transcriber.transcribe`.
 
@@ -209,8 +217,10 @@ def transcribe(
         options: transcription options; None: defaults.
         sample_rate: sample rate of an array in Hz; None: 16 kHz.
         progress: called after every window or chunk with the seconds done and the total, or None.
+        arguments: options by openai-whisper's names, such as `language="en"`; they replace those in
+            `options`.
     """
-    run = options.run if options else None
-    return Transcriber(bundle, run).transcribe(
+    options = with_arguments(options, arguments)
+    return Transcriber(bundle, options.run).transcribe(
         source, options, sample_rate=sample_rate, progress=progress
     )

@@ -1,0 +1,163 @@
+"""The files that `whisperport transcribe --output-dir` writes: their names are checked before the work."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from whisperport.atomic import write_atomic
+from whisperport.cli.verb import option, together
+from whisperport.errors import WhisperportError
+from whisperport.text.printable import one_line
+
+FORMATS = ("txt", "srt", "vtt", "tsv", "json")
+
+output_options = together(
+    option(
+        "--output-dir",
+        "-o",
+        "output",
+        group="Output",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="Folder to write the transcript of each audio file to, in place of standard output. For one "
+        "audio file also a file, such as talk.srt. Required for several files in a format other than txt",
+    ),
+    option(
+        "--overwrite",
+        group="Output",
+        is_flag=True,
+        help="Replace transcripts that exist in --output-dir. Without it, the command stops before it "
+        "transcribes if one exists",
+    ),
+)
+
+
+def is_transcript_name(output: Path | None) -> bool:
+    """Return whether `--output-dir` is the name of a transcript, such as talk.srt, and not a folder."""
+    return output is not None and output.suffix[1:] in FORMATS and not output.is_dir()
+
+
+def chosen_format(output: Path | None, chosen: str | None) -> str:
+    """Return the format of the transcripts: the chosen one, or that of the name of the file.
+
+    Raises:
+        click.UsageError: the two contradict each other.
+    """
+    if output is None or not is_transcript_name(output):
+        return chosen or "txt"
+    named = output.suffix[1:]
+    if chosen not in (None, named):
+        raise click.UsageError(
+            f"--output-format {chosen} and the file name {one_line(output.name)} contradict each other"
+        )
+    return named
+
+
+class TranscriptFiles:
+    """The file of the transcript of each audio file.
+
+    Args:
+        audio: paths of the audio files.
+        output: folder, or for one audio file the name of a transcript.
+        output_format: suffix of the names.
+        overwrite: whether existing files are replaced.
+
+    Raises:
+        click.UsageError: several audio files have one transcript, or transcripts exist.
+    """
+
+    def __init__(
+        self, audio: Sequence[str], output: Path, output_format: str, *, overwrite: bool
+    ) -> None:
+        is_file = is_transcript_name(output)
+        if is_file and len(audio) > 1:
+            raise click.UsageError(
+                f"--output-dir {one_line(str(output))} is one file for {len(audio)} audio files; "
+                "give a folder"
+            )
+        if not is_file and output.exists() and not output.is_dir():
+            raise click.UsageError(
+                f"--output-dir {one_line(str(output))} is a file, and no name of a transcript; give a "
+                f"folder, or a name that ends in {', '.join(f'.{one}' for one in FORMATS)}"
+            )
+        self._folder = output.parent if is_file else output
+        self._audio, self._overwrite = audio, overwrite
+        self._files: dict[str, Path] = {}
+        self._errors: dict[str, WhisperportError] = {}
+        for one in audio:
+            path = output if is_file else output / f"{Path(one).stem}.{output_format}"
+            self._add(one, path)
+        existing = [path for path in self._files.values() if path.exists()]
+        if existing and not overwrite:
+            raise click.UsageError(
+                f"{len(existing)} of the transcripts to write exist, such as "
+                f"{one_line(str(existing[0]))}; give --overwrite to replace them, or another --output-dir"
+            )
+
+    def prepare(self) -> dict[str, WhisperportError]:
+        """Make the folder, and return an error for each audio file whose transcript cannot be written.
+
+        Raises:
+            WhisperportError: the folder cannot be made.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise WhisperportError(
+                f"cannot make the folder `{self._folder}`",
+                why=getattr(error, "strerror", None) or str(error),
+                hint="choose another folder with --output-dir",
+            ) from error
+        return self._errors
+
+    def writable(self) -> list[str]:
+        """Return the audio files whose transcripts can be written as far as is known, in order."""
+        return list(self._files)
+
+    def write(self, audio: str, text: str) -> None:
+        """Write the transcript of an audio file.
+
+        Raises:
+            WhisperportError: it cannot be written, or another program has made this file meanwhile.
+        """
+        path = self._files[audio]
+        if path.exists() and not self._overwrite:
+            raise _error(path, "it was made during the transcription", "give --overwrite")
+        write_atomic(path, text.encode())
+
+    def _add(self, audio: str, path: Path) -> None:
+        """Record the file of a transcript, or why it cannot be written."""
+        if reason := self._reason(audio, path):
+            self._errors[audio] = _error(path, *reason)
+        else:
+            self._files[audio] = path
+
+    def _reason(self, audio: str, path: Path) -> tuple[str, str] | None:
+        """Return why a transcript cannot be written and what to do next, as far as is known before."""
+        shorter = "rename the audio file, or transcribe it separately with another --output-dir"
+        for other, taken in self._files.items():
+            if taken == path:
+                return f"it is the transcript of `{other}` too", shorter
+        try:
+            if path.is_dir():
+                return (
+                    "it is a folder",
+                    "remove or rename the folder, or choose another --output-dir",
+                )
+            path.lstat()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:  # the name is too long; a zero byte in the name
+            return getattr(error, "strerror", None) or str(error), shorter
+        else:
+            if any(os.path.exists(one) and path.samefile(one) for one in self._audio):
+                return "it is one of the audio files", shorter
+        if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
+            return "the folder is not writable", "check its permissions"
+        return None
+
+
+def _error(path: Path, why: str, hint: str) -> WhisperportError:
+    return WhisperportError(f"cannot write `{path}`", why=why, hint=hint)
