@@ -1,8 +1,8 @@
 """Load a folder of CTranslate2 (faster-whisper): model.bin, config.json, vocabulary, often tokenizer.json.
 
 CTranslate2 fuses the weights of attention: query, key and value of self-attention, key and value of
-cross-attention. The bias that it adds for the key is zero. A weight of integers has a `weight_scale`: one number
-per row (int8) or in all (int16), by which the integers are divided.
+cross-attention. The bias that it adds for the key is zero. A weight of integers has a `weight_scale`: one
+number per row (int8) or in all (int16), by which the integers are divided.
 Source: OpenNMT/CTranslate2@0d8bcd3, python/ctranslate2/converters/transformers.py and specs/model_spec.py.
 """
 

@@ -1,7 +1,8 @@
 """Sizes of ggml's tensor types, and the values of the quantized ones.
 
-A block of a quantized row holds 32 values: float16 scale, for the types `_1` float16 minimum, for five bits the
-fifth bits of all values (32 bits), then the lower four bits of values i and i + 16 in byte i, or one byte each.
+A block of a quantized row holds 32 values: float16 scale, for the types `_1` float16 minimum, for five bits
+the fifth bits of all values (32 bits), then the lower four bits of values i and i + 16 in byte i, or one
+byte each.
 Source: ggml-org/whisper.cpp@233fe1f, ggml/src/ggml-common.h and ggml-quants.c, dequantize_row_*.
 """
 

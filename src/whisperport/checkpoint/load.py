@@ -25,8 +25,8 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
 
     Args:
         source: the first of these that exists: a folder in transformers' or CTranslate2's
-            format, a `.pt` file of openai-whisper, a ggml file of whisper.cpp, `default` (the embedded model), a name such as `tiny.en` or `turbo`,
-            or a hub id such as `openai/whisper-tiny`.
+            format, a `.pt` file of openai-whisper, a ggml file of whisper.cpp, `default` (the embedded
+            model), a name such as `tiny.en` or `turbo`, or a hub id such as `openai/whisper-tiny`.
         revision: branch, tag or commit of a checkpoint on the hub; None: the default branch.
 
     Raises:
