@@ -345,7 +345,7 @@ def _make_ctranslate2(random: Random, seeds: Path, folder: Path, outside: str) -
 
 
 def _make_ggml(random: Random, seeds: Path, folder: Path, outside: str) -> None:
-    """Mutate the sizes, the vocabulary, or the headers of the tensors, which follow 0.6 MB of vocabulary."""
+    """Mutate the tensors, or any part; the tensors follow 0.6 MB of vocabulary."""
     data = (seeds / "ggml" / "ggml.bin").read_bytes()
     tensors = data.index(b"encoder.conv1.weight") - 24
     if random.random() < 0.6:

@@ -1,8 +1,8 @@
 """Load a ggml `.bin` file of whisper.cpp.
 
 Layout, little endian: u32 magic; 11 i32: ten sizes and the type of most weights; mel filters: i32 bands,
-i32 frequencies, float32; vocabulary: i32 count, for each token u32 length and bytes; then tensors to the end
-of the file: i32 number of axes, length of the name, type; i32 sizes, last axis first; name; data.
+i32 frequencies, float32; vocabulary: i32 count, for each token u32 length and bytes; then tensors to the
+end of the file: i32 number of axes, length of the name, type; i32 sizes, last axis first; name; data.
 Source: ggml-org/whisper.cpp@233fe1f, src/whisper.cpp and models/convert-pt-to-ggml.py.
 
 The file keeps no merges, no decoding settings and no alignment heads. OpenAI's are used, after its tokens
