@@ -25,12 +25,11 @@ from whisperport.checkpoint.ggml_blocks import BLOCK, BLOCK_TYPES, FLOATS, dequa
 from whisperport.checkpoint.openai_releases import alignment_heads_of_size
 from whisperport.checkpoint.sizes import checked_dims, quoted, shorten
 from whisperport.checkpoint.tensor_check import Shape, check_tensors, expected_shapes
-from whisperport.checkpoint.tokenizer_files import StoredTokenizer, default_tokenizer
+from whisperport.checkpoint.tokenizer_files import default_tokenizer
 from whisperport.checkpoint.weight_files import sha256_of
 from whisperport.dims import Dims
 from whisperport.errors import CheckpointError, TokenizerError
-from whisperport.text.byte_level import to_byte_characters
-from whisperport.text.vocabulary import openai_generation
+from whisperport.text.vocabulary import openai_generation, openai_text_tokens
 
 _MAGIC = b"lmgg"  # 0x67676d6c
 _SIZES = (
@@ -69,8 +68,7 @@ def load_ggml(path: Path, *, name: str) -> Checkpoint:
             reader.take(len(_MAGIC), "the magic number")
             dims = _dims(reader, path)
             _check_filters(reader, dims)
-            tokenizer = default_tokenizer(dims.n_vocab, where=str(path))
-            _check_tokens(reader, tokenizer)
+            _check_tokens(reader, dims.n_vocab)
             weights, quantized = _tensors(reader, expected_shapes(dims))
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`", why=str(error), hint=HINT) from error
@@ -88,7 +86,7 @@ def load_ggml(path: Path, *, name: str) -> Checkpoint:
         dims=dims,
         generation=replace(openai_generation(dims.n_vocab), alignment_heads=heads),
         weights=MappingProxyType(weights),
-        tokenizer_json=tokenizer.json,
+        tokenizer_json=default_tokenizer(dims.n_vocab, where=str(path)).json,
         source=Source(
             kind="ggml",
             name=name,
@@ -121,27 +119,27 @@ def _check_filters(reader: BinaryReader, dims: Dims) -> None:
         )
 
 
-def _check_tokens(reader: BinaryReader, tokenizer: StoredTokenizer) -> None:
+def _check_tokens(reader: BinaryReader, n_vocab: int) -> None:
     """Check that the file's tokens are OpenAI's. It may list special tokens, but need not.
 
     Raises:
         CheckpointError: the file is damaged.
-        TokenizerError: a token differs.
+        TokenizerError: a token differs, or OpenAI has no vocabulary of this size.
     """
-    texts = {number: text for text, number in tokenizer.ids.items()}
-    end = tokenizer.ids["<|endoftext|>"]
+    expected = openai_text_tokens(n_vocab)
     count = reader.number("i", "the number of tokens")
-    if not end - 1 <= count <= len(texts):
-        raise reader.error(f"it lists {count} tokens; OpenAI's vocabulary has {end} for text")
+    if not len(expected) <= count <= n_vocab:
+        raise reader.error(
+            f"it lists {count} tokens; OpenAI's vocabulary has {len(expected)} for text"
+        )
     for number in range(count):
-        token = bytes(reader.take(reader.number("I", "the length of a token"), "a token"))
-        if number >= end:  # special tokens, whose texts differ between converters
-            continue
-        if to_byte_characters(token) != texts.get(number, ""):
+        token = reader.take(reader.number("I", "the length of a token"), "a token")
+        # The texts of special tokens differ between converters.
+        if number < len(expected) and token != expected[number]:
             raise TokenizerError(
                 reader.what,
-                why=f"its token {number} is {shorten(repr(token))}; OpenAI's is "
-                f"{quoted(texts.get(number, ''))}. The file keeps no merges to make a tokenizer of",
+                why=f"its token {number} is {quoted(bytes(token))}; OpenAI's is "
+                f"{quoted(expected[number])}. The file keeps no merges to make a tokenizer of",
                 hint="give the original checkpoint, with its tokenizer.json",
             )
 
