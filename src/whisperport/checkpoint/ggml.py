@@ -112,7 +112,7 @@ def _check_filters(reader: BinaryReader, dims: Dims) -> None:
         ours = mel_filters(dims.n_mels)
     except ValueError as error:
         raise reader.error(str(error)) from error
-    if found.shape != ours.shape or not bool((np.abs(found - ours) <= _FILTER_TOLERANCE).all()):
+    if found.shape != ours.shape or not np.allclose(found, ours, rtol=0, atol=_FILTER_TOLERANCE):
         raise reader.error(
             f"its mel filters {found.shape} are not Whisper's for {dims.n_mels} bands",
             "a model that was trained with other mel filters is not supported",
