@@ -333,6 +333,34 @@ def _load_pt(folder: Path) -> None:
     load_checkpoint(path if path.exists() else folder / "checkpoint")
 
 
+def _make_ctranslate2(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    checkpoint = folder / "checkpoint"
+    shutil.copytree(seeds / "ctranslate2" / random.choice(("float", "int8")), checkpoint)
+    if random.random() < 0.2:
+        path = checkpoint / "config.json"
+        path.write_bytes(json_values.mutated(path.read_bytes(), random, outside))
+    else:
+        path = checkpoint / "model.bin"
+        path.write_bytes(raw.mutated(path.read_bytes(), random))
+
+
+def _make_ggml(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    """Mutate the tensors, or any part; the tensors follow 0.6 MB of vocabulary."""
+    data = (seeds / "ggml" / "ggml.bin").read_bytes()
+    tensors = data.index(b"encoder.conv1.weight") - 24
+    if random.random() < 0.6:
+        data = data[:tensors] + raw.mutated(data[tensors:], random)
+    else:
+        data = raw.mutated(data, random)
+    (folder / "ggml.bin").write_bytes(data)
+
+
+def _load_ggml(folder: Path) -> None:
+    from whisperport.checkpoint import load_checkpoint
+
+    load_checkpoint(folder / "ggml.bin")
+
+
 # Programs in files.
 
 
@@ -602,6 +630,10 @@ FORMATS = (
         "safetensors", "load_checkpoint", ("checkpoint",), _make_safetensors, _load_folder, 2000
     ),
     Format(".pt, .bin", "load_checkpoint", ("checkpoint", "pt"), _make_pt, _load_pt, 1200),
+    Format(
+        "CTranslate2", "load_checkpoint", ("ctranslate2",), _make_ctranslate2, _load_folder, 1000
+    ),
+    Format("ggml", "load_checkpoint", ("ggml",), _make_ggml, _load_ggml, 1000),
     Format(".onnx", "check", ("onnx",), _make_onnx, _check, 1500),
     Format(".onnx, run", "inspect", ("onnx",), _make_onnx, _inspect, 500),
     Format(".pt2", "check", ("pt2",), _make_pt2, _check, 1000),

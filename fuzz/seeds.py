@@ -193,6 +193,27 @@ def _pt(folder: Path) -> None:
     torch.save(renamed, folder / "pytorch_model.bin")
 
 
+def _ctranslate2(folder: Path) -> None:
+    from fuzz.conversions import ctranslate2_variables, int8_variables, write_ctranslate2
+
+    settings = {
+        "suppress_ids": list(GENERATION.suppressed),
+        "suppress_ids_begin": [3, 49],
+        "lang_ids": [51, 52],
+        "alignment_heads": [[1, 0], [1, 1]],
+    }
+    variables = ctranslate2_variables(DIMS, _weights(DIMS))
+    write_ctranslate2(folder / "float", variables, settings, tokenizer_json())
+    write_ctranslate2(folder / "int8", int8_variables(variables), settings, tokenizer_json())
+
+
+def _ggml(folder: Path) -> None:
+    from fuzz.conversions import ggml_bytes
+
+    dims = Dims(**DIMS.to_json() | {"n_vocab": OPENAI_VOCABULARY})
+    (folder / "ggml.bin").write_bytes(ggml_bytes(dims, _weights(dims), half=True))
+
+
 def _onnx(folder: Path) -> None:
     import numpy as np
     import onnx
@@ -435,6 +456,8 @@ GROUPS: dict[str, Callable[[Path], None]] = {
     "bundle-xnnpack": lambda folder: _bundle(folder, "xnnpack"),
     "checkpoint": _checkpoint,
     "pt": _pt,
+    "ctranslate2": _ctranslate2,
+    "ggml": _ggml,
     "onnx": _onnx,
     "pt2": _pt2,
     "pte": _pte,

@@ -16,9 +16,7 @@ def rejection(path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["model.bin", "vocabulary.txt", "config.json"], "CTranslate2"),
         (["weights.npz", "config.json"], "MLX"),
-        (["ggml-tiny.bin"], "whisper.cpp"),
         (["config.json", "onnx/encoder_model.onnx"], "ONNX"),
         (["config.json", "encoder_model_quantized.onnx"], "ONNX"),
         (["config.json", "openvino_encoder_model.xml"], "OpenVINO"),
@@ -49,7 +47,6 @@ def test_weights_that_are_read_win_over_conversions_beside_them(altered_folder):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("ggml-tiny.bin", b"lmgg\0\0\0\0", "whisper.cpp"),
         ("tiny.gguf", b"GGUF", "whisper.cpp"),
         ("weights.npz", b"PK", "MLX"),
         ("encoder.onnx", b"", "is a program"),
@@ -67,3 +64,9 @@ def test_a_link_to_weights_that_are_not_there_is_an_error(altered_folder):
     (folder / "model.safetensors").symlink_to("../../blobs/0123")
 
     assert "a link to ../../blobs/0123, which does not exist" in rejection(folder).why
+
+
+def test_a_folder_with_a_ggml_file_says_to_give_the_file(tmp_path):
+    (tmp_path / "ggml-tiny.bin").write_bytes(b"lmgg")
+
+    assert f"give the file: `{tmp_path / 'ggml-tiny.bin'}`" in rejection(tmp_path).hint

@@ -2,6 +2,7 @@
 
 load -> huggingface (config, weight_files, tokenizer_files, generation_settings)
      -> openai (pickled_file)
+     -> ctranslate2 (ctranslate2_file), ggml (ggml_blocks)
      -> tensor_check -> Checkpoint
 """
 

@@ -14,11 +14,12 @@ from whisperport.generation import Generation
 class Source:
     """The origin of a checkpoint, recorded in the bundle's manifest and reports."""
 
-    kind: Literal["huggingface", "openai"]  # the format of its files
+    kind: Literal["huggingface", "openai", "ctranslate2", "ggml"]  # the format of its files
     name: str  # name, hub id or path that the user gave
     revision: str = ""  # commit on the Hugging Face hub; empty: none
     sha256: Mapping[str, str]  # weight file name -> SHA-256 digest in hexadecimal
     licence: str = "unknown"  # weight files do not state one
+    quantized: str = ""  # types of integers that the weights were rounded to; empty: none
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON data."""
@@ -28,7 +29,16 @@ class Source:
             "revision": self.revision,
             "sha256": dict(self.sha256),
             "licence": self.licence,
+            **({"quantized": self.quantized} if self.quantized else {}),
         }
+
+
+def quantization_warning(types: str) -> str:
+    """Return the warning for weights that were quantized to these types."""
+    return (
+        f"the weights were quantized to {types}: they are not those of the original checkpoint, and the "
+        "text may differ from the original's"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

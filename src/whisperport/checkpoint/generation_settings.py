@@ -42,9 +42,28 @@ def read_generation(
         CheckpointError: a file has an impossible token id, or no source has a special token's id.
     """
     path = folder / "generation_config.json"
-    stated = read_json_object(path) if path.is_file() else {}
-    reader = _Reader(stated, config, ids, dims)
-    generation = reader.read(has_own_file=path.is_file())
+    return generation_from(read_json_object(path) if path.is_file() else None, config, ids, dims)
+
+
+def generation_from(
+    stated: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
+    ids: Mapping[str, int],
+    dims: Dims,
+    *,
+    file: str = "generation_config.json",
+) -> tuple[Generation, tuple[str, ...]]:
+    """Return the decoding settings and warnings; see `read_generation`.
+
+    Args:
+        stated: settings under the names of generation_config.json; None: there is no such file.
+        config: contents of config.json.
+        ids: token text -> id, from the tokenizer.
+        dims: sizes of the model.
+        file: name of the file that `stated` was read from, for errors.
+    """
+    reader = _Reader(stated or {}, config, ids, dims, file)
+    generation = reader.read(has_own_file=stated is not None)
     return generation, tuple(reader.warnings)
 
 
@@ -57,8 +76,10 @@ class _Reader:
         config: Mapping[str, Any],
         ids: Mapping[str, int],
         dims: Dims,
+        file: str,
     ) -> None:
         self.stated, self.config, self.ids, self.dims = stated, config, ids, dims
+        self.file = file
         self.openai: Generation | None = None
         if dims.n_vocab in KNOWN_VOCABULARIES:
             openai = openai_generation(dims.n_vocab)
@@ -105,7 +126,7 @@ class _Reader:
             key: name of the id in generation_config.json and config.json.
             token: text of the token in the tokenizer.
         """
-        stated = self.token_id(self.stated.get(key), key, "generation_config.json")
+        stated = self.token_id(self.stated.get(key), key, self.file)
         known = self.token_id(self.ids.get(token), token, "the tokenizer")
         if known is not None and stated != known and stated == _UNSET_DEFAULTS.get(key, known):
             self.warnings.append(
@@ -201,13 +222,13 @@ class _Reader:
             return {}
         if not isinstance(value, dict):
             raise CheckpointError(
-                "generation_config.json cannot be used",
+                f"{self.file} cannot be used",
                 why=f"`{key}` is {quoted(value)}; expected names and token ids",
                 hint="correct or remove it",
             )
         found = {}
         for name, number in value.items():
-            token = self.token_id(number, f"{key} {quoted(name)}", "generation_config.json")
+            token = self.token_id(number, f"{key} {quoted(name)}", self.file)
             if token is not None:
                 found[name.removeprefix("<|").removesuffix("|>")] = token
         return found
@@ -242,7 +263,7 @@ class _Reader:
             for pair in value
         ):
             raise CheckpointError(
-                "generation_config.json cannot be used",
+                f"{self.file} cannot be used",
                 why=f"`alignment_heads` is {quoted(value)}; expected pairs of layer and head",
                 hint="correct or remove it",
             )

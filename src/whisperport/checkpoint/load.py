@@ -8,6 +8,8 @@ from pathlib import Path
 from whisperport import embedded_model
 from whisperport.checkpoint.by_name import locate
 from whisperport.checkpoint.checkpoint import Checkpoint
+from whisperport.checkpoint.ctranslate2 import is_ctranslate2, load_ctranslate2
+from whisperport.checkpoint.ggml import is_ggml, load_ggml
 from whisperport.checkpoint.hub import fetch
 from whisperport.checkpoint.huggingface import check_config_files, load_folder
 from whisperport.checkpoint.names import HUB_IDS
@@ -28,10 +30,11 @@ def load_checkpoint(
     """Load a Whisper checkpoint.
 
     Args:
-        source: the first of these that exists: a folder in transformers' format, a `.pt` file in
-            openai-whisper's format, `default` (the embedded model), a name such as `tiny.en` or `turbo`,
-            or a hub id such as `openai/whisper-tiny`. A name is OpenAI's file, which is looked for in
-            openai-whisper's cache, in the hub's cache, at OpenAI and on the hub; see `fetch`.
+        source: the first of these that exists: a folder in transformers' or CTranslate2's format, a `.pt`
+            file of openai-whisper, a ggml file of whisper.cpp, `default` (the embedded model), a name such
+            as `tiny.en` or `turbo`, or a hub id such as `openai/whisper-tiny`. A name is OpenAI's file,
+            which is looked for in openai-whisper's cache, in the hub's cache, at OpenAI and on the hub; see
+            `fetch`.
         revision: branch, tag or commit of a checkpoint on the hub; None: the default branch.
         progress: called with the stages of a download.
 
@@ -76,9 +79,12 @@ def _load_embedded() -> Checkpoint:
 
 def _load_path(path: Path, name: str) -> Checkpoint:
     if path.is_dir():
-        return load_folder(path, name=name)
+        load = load_ctranslate2 if is_ctranslate2(path) else load_folder
+        return load(path, name=name)
     if path.suffix in _PICKLED and path.is_file():
         return load_pt(path, name=name)
+    if path.is_file() and is_ggml(path):
+        return load_ggml(path, name=name)
     if path.is_file():
         reject_other_file(path)
     if path.suffix in {".safetensors", ".bin", ".json"}:
@@ -89,7 +95,7 @@ def _load_path(path: Path, name: str) -> Checkpoint:
         )
     raise CheckpointError(
         f"`{name}` is not a checkpoint",
-        why=f"its name ends in {path.suffix or 'nothing'!r}; expected a folder or a .pt file",
+        why=f"its name ends in {path.suffix or 'nothing'!r}; expected a folder, a .pt file or a ggml file",
         hint="give a folder, a .pt file, or a name such as `tiny`",
     )
 

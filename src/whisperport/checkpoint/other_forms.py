@@ -8,9 +8,7 @@ from whisperport.errors import CheckpointError
 # File in a folder without supported weights -> what the folder holds.
 _FOLDERS = (
     ("adapter_model.*", "a PEFT adapter without its base model"),
-    ("model.bin", "a conversion for CTranslate2 (faster-whisper)"),
     ("weights.npz", "a conversion for MLX"),
-    ("ggml*.bin", "a conversion for whisper.cpp"),
     ("*.gguf", "a conversion for whisper.cpp"),
     ("openvino*.xml", "a conversion for OpenVINO"),
     ("*.mlmodelc", "a conversion for Core ML"),
@@ -26,7 +24,6 @@ _FILES = {
     ".msgpack": "Flax",
 }
 _PROGRAMS = (".onnx", ".tflite", ".pt2", ".pte")
-_GGML = b"lmgg"  # first bytes of whisper.cpp's files
 _HINT = "give the original checkpoint"
 
 
@@ -43,6 +40,12 @@ def reject_other_forms(folder: Path) -> None:
             f"`{folder}` is a bundle, not a checkpoint",
             why="it holds a manifest.json and no config.json",
             hint=f"run `whisperport verify {folder}`, or give the original checkpoint",
+        )
+    if ggml := sorted(folder.glob("ggml*.bin")):
+        raise CheckpointError(
+            f"`{folder}` is not a checkpoint folder",
+            why=f"it has {ggml[0].name} of whisper.cpp, which is complete without a folder",
+            hint=f"give the file: `{ggml[0]}`",
         )
     for sign, form in _FOLDERS:
         if found := next(folder.glob(sign), None):
@@ -66,18 +69,10 @@ def reject_other_file(path: Path) -> None:
             why=f"a {suffix} file holds an exported graph",
             hint=f"run `whisperport check {path} --target NAME`, or give the original checkpoint",
         )
-    form = "whisper.cpp" if _is_ggml(path) else _FILES.get(suffix)
+    form = _FILES.get(suffix)
     if form is not None:
         raise CheckpointError(
             f"`{path}` is a file of {form}, which is not supported",
-            why="expected a folder in transformers' format, or a .pt file in openai-whisper's format",
+            why="expected a folder of transformers or CTranslate2, a .pt file or a ggml file",
             hint=_HINT,
         )
-
-
-def _is_ggml(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_GGML)) == _GGML
-    except OSError:
-        return False

@@ -168,10 +168,10 @@ def export(
 ) -> None:
     """Lower a checkpoint to one target, verify it, and write a bundle.
 
-    CHECKPOINT is a Hugging Face hub id or folder, a .pt file of openai-whisper, a name such as tiny.en
-    or turbo, or `default`: the small model that comes with whisperport. The programs of a bundle are
-    encoder, cross_kv (cross-attention keys and values), prefill_4, prefill_64, step (one token with a
-    KV cache) and align (word timestamps).
+    CHECKPOINT is a Hugging Face hub id or folder, a .pt file of openai-whisper, a folder of CTranslate2,
+    a ggml file of whisper.cpp, a name such as tiny.en or turbo, or `default`: the small model that comes
+    with whisperport. The programs of a bundle are encoder, cross_kv (cross-attention keys and values),
+    prefill_4, prefill_64, step (one token with a KV cache) and align (word timestamps).
 
     \b
     Examples:

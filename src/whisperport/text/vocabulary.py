@@ -114,6 +114,15 @@ def openai_generation(n_vocab: int) -> Generation:
     )
 
 
+def openai_text_tokens(n_vocab: int) -> list[bytes]:
+    """Return the bytes of the tokens before <|endoftext|>, in the order of their ids.
+
+    Raises:
+        TokenizerError: no OpenAI checkpoint has `n_vocab` ids.
+    """
+    return list(_ranks(_known(n_vocab).ranks))
+
+
 def _known(n_vocab: int) -> _Vocabulary:
     if n_vocab not in _VOCABULARIES:
         sizes = ", ".join(map(str, _VOCABULARIES))

@@ -1,0 +1,271 @@
+"""Checkpoints of CTranslate2 and whisper.cpp come back bit for bit; damaged ones are rejected."""
+
+import json
+import struct
+from dataclasses import replace
+
+import pytest
+import torch
+from fuzz.conversions import (
+    ctranslate2_variables,
+    ggml_bytes,
+    ggml_head,
+    ggml_tensor,
+    int8_variables,
+    model_bin,
+    write_ctranslate2,
+)
+
+from whisperport.checkpoint import load_checkpoint
+from whisperport.checkpoint.ggml_blocks import BLOCK_TYPES, dequantize
+from whisperport.checkpoint.openai_releases import alignment_heads_of_size
+from whisperport.errors import CheckpointError, TokenizerError, WhisperportError
+
+
+@pytest.fixture(scope="module")
+def made(tiny_checkpoint, tmp_path_factory):
+    """The tiny checkpoint as a folder of CTranslate2 and a ggml file; do not write to them."""
+    folder = tmp_path_factory.mktemp("made")
+    generation = tiny_checkpoint.generation
+    settings = {
+        "suppress_ids": list(generation.suppressed),
+        "suppress_ids_begin": list(generation.suppressed_at_start),
+        "lang_ids": list(generation.languages.values()),
+        "alignment_heads": [list(pair) for pair in generation.alignment_heads],
+    }
+    dims, weights = tiny_checkpoint.dims, tiny_checkpoint.weights
+    variables = ctranslate2_variables(dims, weights)
+    write_ctranslate2(folder / "float", variables, settings, tiny_checkpoint.tokenizer_json)
+    write_ctranslate2(
+        folder / "int8", int8_variables(variables), settings, tiny_checkpoint.tokenizer_json
+    )
+    (folder / "f32.bin").write_bytes(ggml_bytes(dims, weights, half=False))
+    (folder / "f16.bin").write_bytes(ggml_bytes(dims, weights, half=True))
+    return folder
+
+
+def rejection(path):
+    with pytest.raises(WhisperportError) as caught:
+        load_checkpoint(path)
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_ctranslate2_folder_comes_back_bit_for_bit(made, tiny_checkpoint):
+    found = load_checkpoint(made / "float")
+
+    assert found.weights.keys() == tiny_checkpoint.weights.keys()
+    for name, tensor in tiny_checkpoint.weights.items():
+        assert torch.equal(found.weights[name], tensor), name
+    assert found.dims == tiny_checkpoint.dims
+    assert found.generation == tiny_checkpoint.generation
+    assert found.tokenizer_json == tiny_checkpoint.tokenizer_json
+    assert found.source.to_json().get("quantized") is None
+
+
+def test_int8_is_read_and_marked(made, tiny_checkpoint):
+    found = load_checkpoint(made / "int8")
+
+    weight = "decoder.blocks.1.attn.value.weight"
+    error = (found.weights[weight] - tiny_checkpoint.weights[weight]).abs().max()
+    assert 0 < error < tiny_checkpoint.weights[weight].abs().max() / 250
+    assert found.source.to_json()["quantized"] == "int8"
+    assert "quantized to int8" in found.warnings[-1]
+
+
+def test_a_ggml_file_of_float32_comes_back_bit_for_bit(made, tiny_checkpoint):
+    found = load_checkpoint(made / "f32.bin")
+
+    for name, tensor in tiny_checkpoint.weights.items():
+        assert torch.equal(found.weights[name], tensor), name
+    assert found.dims == tiny_checkpoint.dims
+    heads = tiny_checkpoint.generation.alignment_heads  # a ggml file does not keep them
+    assert replace(found.generation, alignment_heads=heads) == tiny_checkpoint.generation
+    assert json.loads(found.tokenizer_json) == json.loads(tiny_checkpoint.tokenizer_json)
+
+
+def test_a_ggml_file_of_float16_has_the_rounded_weights(made, tiny_checkpoint):
+    found = load_checkpoint(made / "f16.bin")
+
+    for name, tensor in tiny_checkpoint.weights.items():
+        small = tensor.dim() > 1 and "positional" not in name
+        assert torch.equal(found.weights[name], tensor.half() if small else tensor), name
+
+
+def test_alignment_heads_of_published_sizes_are_openais():
+    heads, whose = alignment_heads_of_size(n_layers=4, n_heads=6, n_vocab=51864)
+
+    assert heads == ((1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4))
+    assert "tiny.en" in whose
+
+
+def test_blocks_are_the_values_that_ggmls_description_gives():
+    scale, minimum = struct.pack("<e", 0.5), struct.pack("<e", -1.0)
+    low = bytes(i | (15 - i) << 4 for i in range(16))  # values 0..15, then 15..0
+    values = torch.tensor([*range(16), *range(15, -1, -1)])
+    fifth = struct.pack("<I", 0x8000_0001)  # 16 more for the first and the last value
+    more = torch.zeros(32, dtype=torch.int64)
+    more[[0, 31]] = 16
+    expected = {
+        "Q4_0": (scale + low, (values - 8) * 0.5),
+        "Q4_1": (scale + minimum + low, values * 0.5 - 1),
+        "Q5_0": (scale + fifth + low, (values + more - 16) * 0.5),
+        "Q5_1": (scale + minimum + fifth + low, (values + more) * 0.5 - 1),
+        "Q8_0": (
+            scale + bytes(range(240, 256)) + bytes(16),
+            torch.tensor([*range(-16, 0)] + 16 * [0]) * 0.5,
+        ),
+    }
+    for kind in BLOCK_TYPES.values():
+        data, wanted = expected[kind.name]
+        blocks = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None]
+        assert torch.equal(dequantize(blocks, kind)[0], wanted.float()), kind.name
+
+
+def first_tensor(data):
+    return data.index(b"encoder.conv1.weight") - 24
+
+
+GGML = {
+    "truncated": lambda data: data[:-5],
+    "only its head": lambda data: data[:30],
+    "a negative size": lambda data: data[:4] + struct.pack("<i", -1) + data[8:],
+    "a huge size": lambda data: data[:8] + struct.pack("<i", 2**31 - 1) + data[12:],
+    "bytes at the end": lambda data: data + b"\0\0\0",
+    "other mel filters": lambda data: data[:60] + struct.pack("<f", 0.5) + data[64:],
+    "more tokens than there are": lambda data: (
+        data[: 56 + 80 * 201 * 4] + struct.pack("<i", 2**31 - 1) + data[60 + 80 * 201 * 4 :]
+    ),
+    "a missing tensor": lambda data: data[: first_tensor(data)],
+    "a tensor twice": lambda data: data + data[first_tensor(data) :],
+    "an unknown tensor": lambda data: data + ggml_tensor("decoder.proj", (1,), 0, bytes(4)),
+}
+
+
+@pytest.mark.parametrize("fault", GGML)
+def test_a_damaged_ggml_file_is_rejected(fault, made, tmp_path):
+    path = tmp_path / "ggml-tiny.bin"
+    path.write_bytes(GGML[fault]((made / "f32.bin").read_bytes()))
+
+    rejection(path)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (("encoder.conv1.bias", (64, 1), 12, bytes(256)), "ggml's type 12"),
+        (("encoder.conv1.bias", (64, 1), -1, bytes(256)), "ggml's type -1"),
+        (("encoder.conv1.bias", (64, 1), 8, bytes(256)), "blocks of 32"),
+        (("encoder.conv1.bias", (65,), 0, bytes(256)), "expected (64,)"),
+        (("encoder.conv1.bias", (-64,), 0, bytes(256)), "expected (64,)"),
+        (("encoder.conv1.bias", (1, 1, 1, 64), 0, bytes(256)), "4 axes"),
+    ],
+)
+def test_a_wrong_tensor_is_named(tensor, message, tiny_checkpoint, tmp_path):
+    path = tmp_path / "ggml-tiny.bin"
+    path.write_bytes(ggml_head(tiny_checkpoint.dims) + ggml_tensor(*tensor))
+
+    assert message in rejection(path).why
+
+
+def test_another_vocabulary_in_a_ggml_file_is_rejected(made, tmp_path):
+    data = bytearray((made / "f32.bin").read_bytes())
+    at = 60 + 80 * 201 * 4 + 4
+    data[at] ^= 1
+    (tmp_path / "ggml.bin").write_bytes(data)
+
+    assert isinstance(rejection(tmp_path / "ggml.bin"), TokenizerError)
+
+
+@pytest.fixture
+def altered(made, tmp_path):
+    """`altered(bytes or None, **settings)`: the folder with another model.bin or other settings."""
+
+    def alter(data=None, **settings):
+        folder = tmp_path / "altered"
+        folder.mkdir()
+        for path in (made / "float").iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        if data is not None:
+            (folder / "model.bin").write_bytes(data)
+        own = json.loads((folder / "config.json").read_text()) | settings
+        (folder / "config.json").write_text(json.dumps(own))
+        return folder
+
+    return alter
+
+
+def with_count(data, count):
+    return data[:22] + struct.pack("<I", count) + data[26:]
+
+
+CTRANSLATE2 = {
+    "truncated": (lambda data: data[:-70], "truncated"),
+    "another version": (lambda data: b"\5" + data[1:], "version 5"),
+    "too many variables": (lambda data: with_count(data, 2**32 - 1), ""),
+    "too few variables": (lambda data: with_count(data, 3), ""),
+    "bytes at the end": (lambda data: data + b"\0", "1 bytes follow"),
+    "another architecture": (lambda data: data.replace(b"WhisperSpec", b"WhimperSpec"), "Whimper"),
+    "a huge size": (
+        lambda data: data.replace(b"conv1/bias\0\1\x40\0\0\0", b"conv1/bias\0\1\xff\xff\xff\xff"),
+        "should have 17179869180 bytes",
+    ),
+    "an unknown type": (
+        lambda data: data.replace(b"conv1/bias\0\1\x40\0\0\0\0", b"conv1/bias\0\1\x40\0\0\0\x09"),
+        "unknown type 9",
+    ),
+    "a name twice": (lambda data: data.replace(b"conv2/bias", b"conv1/bias"), "occurs twice"),
+    "a web page": (lambda data: b"<!DOCTYPE html>", "web page"),
+}
+
+
+@pytest.mark.parametrize("fault", CTRANSLATE2)
+def test_a_damaged_model_bin_is_rejected(fault, made, altered):
+    change, message = CTRANSLATE2[fault]
+    data = (made / "float" / "model.bin").read_bytes()
+    assert change(data) != data
+
+    error = rejection(altered(change(data)))
+
+    assert isinstance(error, CheckpointError)
+    assert message in error.why
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("decoder/activation", torch.tensor(1, dtype=torch.int8), "`decoder/activation` is 1"),
+        ("decoder/alibi", torch.tensor(1, dtype=torch.int8), "`decoder/alibi` is 1"),
+        ("encoder/layer_0/extra/weight", torch.zeros(2), "1 unexpected"),
+        ("encoder/num_heads", torch.tensor(-2, dtype=torch.int16), "expected 1 to 1024"),
+        ("encoder/layer_0/self_attention/linear_0/bias", torch.ones(192), "is not zero"),
+        ("decoder/embeddings/weight", torch.zeros(51865, 64, dtype=torch.int8), "has no scale"),
+        ("decoder/layer_norm/gamma", None, "1 missing: decoder.ln.weight"),
+    ],
+)
+def test_a_wrong_variable_is_named(name, value, message, tiny_checkpoint, altered):
+    variables = ctranslate2_variables(tiny_checkpoint.dims, tiny_checkpoint.weights) | {name: value}
+    if value is None:
+        del variables[name]
+
+    assert message in rejection(altered(model_bin(variables))).why
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lang_ids": [10**9]}, "`lang_ids` lists 1000000000"),
+        ({"lang_ids": "en"}, "`lang_ids` is 'en'"),
+        ({"suppress_ids": [1.5]}, "`suppress_tokens` is [1.5]"),
+        ({"alignment_heads": [[1]]}, "`alignment_heads` is [[1]]"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message, altered):
+    assert message in rejection(altered(**settings)).why
+
+
+def test_a_vocabulary_that_is_not_the_tokenizers_is_rejected(altered):
+    folder = altered()
+    (folder / "vocabulary.json").write_text(json.dumps(["a"] * 51865))
+
+    assert "its token" in rejection(folder).why
