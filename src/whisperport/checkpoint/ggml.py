@@ -45,7 +45,7 @@ _SIZES = (
     "n_mels",
 )
 _MAX_AXES = 3  # of a convolution's weight
-_FILTER_TOLERANCE = 1e-6  # OpenAI's file of filters differs from ours by less
+_FILTER_TOLERANCE = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
 
 
 def is_ggml(path: Path) -> bool:
