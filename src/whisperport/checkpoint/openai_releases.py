@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 
-# SHA-256 digest of the file -> mask of its alignment heads.
 @dataclass(frozen=True, slots=True)
 class Release:
     """One `.pt` file that OpenAI published.
@@ -111,20 +110,20 @@ RELEASES = {
 ALIASES = {"large": "large-v3", "turbo": "large-v3-turbo"}  # openai-whisper's second names
 
 
-# Decoder layers, heads per layer, size of the vocabulary -> name of the release, start of its digest.
+# Decoder layers, heads per layer, size of the vocabulary -> name of the release.
 # large-v1 has the sizes of large-v2.
 _OF_SIZES = {
-    (4, 6, 51864): ("tiny.en", "d3dd57d3"),
-    (4, 6, 51865): ("tiny", "65147644"),
-    (6, 8, 51864): ("base.en", "25a8566e"),
-    (6, 8, 51865): ("base", "ed3a0b6b"),
-    (12, 12, 51864): ("small.en", "f953ad0f"),
-    (12, 12, 51865): ("small", "9ecf7799"),
-    (24, 16, 51864): ("medium.en", "d7440d1d"),
-    (24, 16, 51865): ("medium", "345ae4da"),
-    (32, 20, 51865): ("large-v2", "81f7c96c"),
-    (32, 20, 51866): ("large-v3", "e5b1a55b"),
-    (4, 20, 51866): ("turbo", "aff26ae4"),
+    (4, 6, 51864): "tiny.en",
+    (4, 6, 51865): "tiny",
+    (6, 8, 51864): "base.en",
+    (6, 8, 51865): "base",
+    (12, 12, 51864): "small.en",
+    (12, 12, 51865): "small",
+    (24, 16, 51864): "medium.en",
+    (24, 16, 51865): "medium",
+    (32, 20, 51865): "large-v2",
+    (32, 20, 51866): "large-v3",
+    (4, 20, 51866): "large-v3-turbo",
 }
 
 
@@ -141,8 +140,8 @@ def alignment_heads_of_size(
         n_heads: number of heads per decoder layer.
         n_vocab: size of the vocabulary.
     """
-    name, start = _OF_SIZES.get((n_layers, n_heads, n_vocab), ("", "-"))
-    digest = next((digest for digest in _RELEASES if digest.startswith(start)), "")
+    name = _OF_SIZES.get((n_layers, n_heads, n_vocab), "")
+    digest = RELEASES[name].sha256 if name else ""
     heads = alignment_heads(digest, n_layers=n_layers, n_heads=n_heads)
     return heads, f"OpenAI's `{name}`" if name else "the second half of the decoder"
 
