@@ -44,7 +44,9 @@ def _split(x: Tensor) -> Tensor:
     return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
 
-def keys_values(memory: Tensor, w: Weights, name: str, tap: Tap = untapped) -> tuple[Tensor, Tensor]:
+def keys_values(
+    memory: Tensor, w: Weights, name: str, tap: Tap = untapped
+) -> tuple[Tensor, Tensor]:
     """Return keys and values [batch, heads, n, width / heads] of an attention."""
     return (
         _split(_linear(memory, w, f"{name}.key", tap)),
@@ -109,9 +111,7 @@ def cross_keys_values(
     features: Tensor, w: Weights, tap: Tap = untapped, blocks: int = 3
 ) -> list[tuple[Tensor, Tensor]]:
     """Return the keys and values of the audio for each decoder block."""
-    return [
-        keys_values(features, w, f"decoder.blocks.{i}.cross_attn", tap) for i in range(blocks)
-    ]
+    return [keys_values(features, w, f"decoder.blocks.{i}.cross_attn", tap) for i in range(blocks)]
 
 
 def decode(
@@ -143,7 +143,9 @@ def logits(hidden: Tensor, w: Weights) -> Tensor:
 
 
 @torch.no_grad()
-def greedy(features: Tensor, w: Weights, prompt: list[int], end: int, tap: Tap = untapped) -> list[list[int]]:
+def greedy(
+    features: Tensor, w: Weights, prompt: list[int], end: int, tap: Tap = untapped
+) -> list[list[int]]:
     """Return the text tokens that greedy decoding finds for features [batch, 1500, width]."""
     cross = cross_keys_values(features, w, tap)
     tokens = torch.tensor([prompt] * len(features))
