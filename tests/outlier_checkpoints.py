@@ -21,7 +21,6 @@ from filelock import FileLock
 from safetensors.torch import save_file
 from torch import Tensor
 
-
 from whisperport.checkpoint import load_checkpoint
 from whisperport.checkpoint.names import default_checkpoint_folder
 
@@ -51,7 +50,7 @@ _RENAMED = (
 
 @dataclass(frozen=True)
 class Planted:
-    """Where the outlier sits: block (`encoder.blocks.3`), unit of its MLP, channel, value; frames, or all."""
+    """Where the outlier sits: block (`encoder.blocks.3`), unit of its MLP, channel, value, frames or all."""
 
     name: str
     unit: int
