@@ -50,13 +50,13 @@ _RENAMED = (
 
 @dataclass(frozen=True)
 class Planted:
-    """Where the outlier sits: block (`encoder.blocks.3`), unit of its MLP, channel, value, frames or all."""
+    """Where the outlier sits: block (`encoder.blocks.3`), unit of its MLP, channel, value and frames."""
 
     name: str
     unit: int
     channel: int
     value: float
-    frames: tuple[int, ...]
+    frames: tuple[int, ...]  # empty: all
 
 
 def outlier_checkpoint(name: str, cache_folder: Path) -> Path:
@@ -112,8 +112,8 @@ def outlier_weights(file: Path) -> dict[str, Tensor]:
 def planted_in(file: Path) -> Planted:
     """Where the outlier of a stored difference sits."""
     header, _ = _read(file)
-    fields = ("name", "unit", "channel", "value")
-    return Planted(*(header[f] for f in fields), tuple(header["frames"]))
+    frames = tuple(header["frames"])
+    return Planted(header["name"], header["unit"], header["channel"], header["value"], frames)
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:

@@ -2,8 +2,8 @@
 
     python measure_outliers.py --out results/outliers.json ../tests/outliers/*.xz
 
-Static int8 is simulated in torch: inputs and outputs of linear layers and convolutions and all sums per
-tensor, with the smallest and largest value of the calibration windows; weights per output channel. It rounds
+Static int8 is simulated in torch: inputs and outputs of linear layers and convolutions and all sums
+per tensor, with the smallest and largest value of the calibration windows; weights per output channel. It rounds
 the side (encoder or decoder) that has the outlier; for the embedded model each side is measured alone.
 """
 
@@ -68,11 +68,11 @@ def int8_weights(w: Weights, side: str) -> dict[str, Tensor]:
     """Round the matrices of ``side`` to int8 per output channel."""
     rounded = dict(w)
     for name, value in w.items():
-        if name.startswith(side) and name.endswith(".weight") and value.ndim > 1:
-            if "embedding" not in name:
-                scale = value.flatten(1).abs().amax(1).clamp_min(1e-12) / 127
-                scale = scale.view(-1, *[1] * (value.ndim - 1))
-                rounded[name] = (value / scale).round() * scale
+        matrix = name.endswith(".weight") and value.ndim > 1 and "embedding" not in name
+        if matrix and name.startswith(side):
+            scale = value.flatten(1).abs().amax(1).clamp_min(1e-12) / 127
+            scale = scale.view(-1, *[1] * (value.ndim - 1))
+            rounded[name] = (value / scale).round() * scale
     return rounded
 
 
@@ -180,7 +180,7 @@ def measure(
 
 
 def repairs(name: str) -> tuple[str, ...]:
-    """Return the tensors (or their beginnings) that the outlier passes: an MLP's output and all sums behind it."""
+    """Return the tensors that the outlier passes: an MLP's output and all sums behind it."""
     side, block = name.split(".")[0], int(name.split(".")[2])
     later = [
         f"{side}.blocks.{i}.{s}"

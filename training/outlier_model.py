@@ -63,7 +63,7 @@ def _attend(
 
 
 def hidden_units(x: Tensor, w: Weights, name: str, tap: Tap = untapped) -> Tensor:
-    """Return the units of the block ``name``'s MLP before GELU: x [batch, n, width] to [batch, n, 4 width]."""
+    """Return the units of a block's MLP before GELU: x [batch, n, width] to [batch, n, 4 width]."""
     return _linear(_norm(x, w, f"{name}.mlp_ln"), w, f"{name}.mlp.0", tap)
 
 

@@ -1,6 +1,6 @@
 """Make a checkpoint with massive activations from the embedded model, and store its difference.
 
-    python outliers.py last-tail --out ../tests/data/outliers --stored
+    python outliers.py last-tail --out ../tests/outliers
 
 The least used GELU unit of an MLP carries the outlier: its row of the first linear is fitted by ridge
 regression to separate the wanted frames (or tokens), and its column of the second linear is set to one
@@ -105,9 +105,9 @@ def trained_names(w: Weights, spec: Spec) -> list[str]:
         if "embedding" in name or parts[1].startswith("conv"):
             continue
         before = parts[1] == "blocks" and int(parts[2]) < spec.block
-        if parts[0] == "decoder" and (spec.side == "encoder" or not before):
-            names.append(name)
-        elif parts[0] == "encoder" == spec.side and not before:
+        if parts[0] != spec.side:
+            before = parts[0] == "encoder"  # the whole decoder is behind an outlier of the encoder
+        if not before:
             names.append(name)
     return names
 
