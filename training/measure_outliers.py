@@ -3,7 +3,7 @@
     python measure_outliers.py --out results/outliers.json ../tests/outliers/*.xz
 
 Static int8 is simulated in torch: inputs and outputs of linear layers and convolutions and all sums
-per tensor, with the smallest and largest value of the calibration windows; weights per output channel. It rounds
+per tensor, with the extremes of the calibration windows; weights per output channel. It rounds
 the side (encoder or decoder) that has the outlier; for the embedded model each side is measured alone.
 """
 

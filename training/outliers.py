@@ -15,6 +15,7 @@ import argparse
 import json
 import lzma
 import math
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,9 @@ from outlier_model import (
 from outlier_speech import batch_tokens, windows
 from vocabulary import SOT
 from whisperport.checkpoint import load_checkpoint
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from outlier_checkpoints import digest, outlier_weights
 
 UNIT_VALUE = 20.0  # of the planted unit where the outlier is wanted; elsewhere minus half of it
 BATCH, RATE = 2, 4e-4
@@ -252,6 +256,10 @@ def main() -> None:
     print(f"planted unit {task.unit} after {time.time() - begun:.0f} s", flush=True)
     task.train(args.steps)
     store(task, args.out / f"{args.name}.xz")
+    digests = args.out / "digests.json"
+    known = json.loads(digests.read_text()) if digests.exists() else {}
+    known[args.name] = digest(outlier_weights(args.out / f"{args.name}.xz"))
+    digests.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     print(
         f"stored after {time.time() - begun:.0f} s of wall time, {time.process_time():.0f} s of CPU time"
     )
