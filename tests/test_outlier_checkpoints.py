@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.outlier_checkpoints import NAMES, STORED, Planted, digest, outlier_checkpoint, planted_in
+from tests.shared_exports import run_folder
 from torch import Tensor, nn
 
-from outlier_checkpoints import NAMES, STORED, Planted, digest, outlier_checkpoint, planted_in
-from shared_exports import run_folder
 from whisperport.audio import load_audio, log_mel
 from whisperport.checkpoint import load_checkpoint
 from whisperport.model.whisper import Whisper, build_model
