@@ -223,7 +223,7 @@ def main() -> None:
                 "name": planted.name,
                 "unit": planted.unit,
                 "channel": planted.channel,
-                "frames": len(planted.frames) or "all",
+                "frames": len(planted.frames) or ("start token" if side == "decoder" else "all"),
             },
             "tensor": planted_range(w, side, block, planted.channel, data, features),
             **measure(w, side, repairs(planted.name), data, calibration),
