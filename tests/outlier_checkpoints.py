@@ -21,8 +21,8 @@ from filelock import FileLock
 from safetensors.torch import save_file
 from torch import Tensor
 
+from whisperport import embedded_model
 from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.names import default_checkpoint_folder
 
 STORED = Path(__file__).parent / "outliers"
 NAMES = tuple(sorted(path.stem for path in STORED.glob("*.xz")))
@@ -74,10 +74,9 @@ def write_checkpoint(file: Path, folder: Path) -> None:
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    for path in default_checkpoint_folder().glob("*.json"):
-        shutil.copy(path, part)
-    (part / "tokenizer.json").write_bytes(load_checkpoint("default").tokenizer_json)
+    embedded_model.unpack_model(part)
     named = {_transformers_name(k): v for k, v in outlier_weights(file).items()}
+    (part / "model.safetensors").unlink()
     save_file(named, part / "model.safetensors", metadata={"format": "pt"})
     part.rename(folder)
 
