@@ -109,7 +109,7 @@ class Whisper(nn.Module):
         """Yield the output (1, S, d) and the cross-attention queries (H, S, D) of each decoder layer."""
         decoder, length = self.decoder, tokens.shape[0]
         x = (decoder.token_embedding(tokens) + decoder.positional_embedding[:length])[None]
-        mask = torch.full((length, length), -torch.inf).triu(1)
+        mask = torch.full((length, length), -torch.inf, dtype=x.dtype).triu(1)
         for block, (keys, values) in zip(decoder.blocks, cross_kv, strict=True):
             x, queries = _decode_block(cast(DecoderBlock, block), x, mask, keys, values)
             yield x, queries

@@ -1,7 +1,8 @@
 """Make the reference of a bundle: run the model in eager torch on clips, and keep what it computes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from whisperport.runtime import start_tokens
 from whisperport.spec import UncachedForm
 from whisperport.text import language_code
 from whisperport.verification.clips import Clip
+from whisperport.verification.loss import TORCH_PRECISIONS, loss_of
 from whisperport.verification.reference import Reference, ReferenceClip
 
 if TYPE_CHECKING:  # boards have no torch
@@ -36,6 +38,7 @@ def run_eager(
     *,
     max_tokens: int = 32,
     uncached: UncachedForm | None = None,
+    precisions: Iterable[str] = (),
     progress: Progress = lambda _: None,
 ) -> Reference:
     """Greedy decoding of every clip; every token is the choice of the model without a cache.
@@ -44,6 +47,8 @@ def run_eager(
 
     Args:
         uncached: the form of the decoder without KV cache, if it is exported.
+        precisions: precisions that programs can have. What torch loses in them is measured on the clips
+            whose features are stored, for their limits.
         progress: called with the name of each clip's stage.
 
     Raises:
@@ -58,7 +63,32 @@ def run_eager(
         made.append(
             _run_clip(model, generation, clip, prompt, max_tokens, keep=keep, uncached=uncached)
         )
+    for precision in sorted({TORCH_PRECISIONS[p] for p in precisions if p in TORCH_PRECISIONS}):
+        progress(f"running the model in torch in {precision}")
+        made = [_with_loss(model, clip, precision) for clip in made]
     return Reference(tuple(made), max_tokens)
+
+
+def _with_loss(model: "Whisper", clip: ReferenceClip, precision: str) -> ReferenceClip:
+    """Return the clip with what torch loses in a precision; unchanged if its features are not stored."""
+    import torch
+
+    from whisperport.model.lower_precision import lower_precision
+
+    if not clip.features.size:
+        return clip
+    dims = model.dims
+    mel = torch.from_numpy(log_mel(clip.audio, dims.n_mels, n_frames=dims.n_frames))[None]
+    with lower_precision(model, precision) as dtype:
+        features = model.encode(mel.to(dtype))[0].float().numpy()
+        cross_kv = model.cross_kv(torch.from_numpy(clip.features)[None].to(dtype))
+        fed = _kept(list(clip.prompt), list(clip.tokens[:-1]))
+        logits = model.logits(fed, cross_kv, first=len(clip.prompt) - 1).float().numpy()
+    found = {
+        (precision, "features"): loss_of(features, clip.features, clip.frames),
+        (precision, "logits"): loss_of(logits, clip.logits),
+    }
+    return replace(clip, losses={**clip.losses, **found})
 
 
 def _prompt(generation: Generation, clip: Clip) -> list[int]:
@@ -88,7 +118,7 @@ def _run_clip(
     cross_kv = model.cross_kv(features)
 
     draft = CachedDecoder(model.decoder, cross_kv)
-    tokens = greedy_tokens(model, generation, prompt, cross_kv, max_tokens, draft)
+    tokens, margins = greedy_tokens(model, generation, prompt, cross_kv, max_tokens, draft)
     none = np.empty((0, dims.n_vocab), np.float32)
     return ReferenceClip(
         name=clip.name,
@@ -96,6 +126,7 @@ def _run_clip(
         samples=samples,
         prompt=tuple(prompt),
         tokens=tuple(tokens),
+        margins=np.array(margins, np.float32),
         features=features[0].numpy() if keep else np.empty((0, dims.n_audio_state), np.float32),
         logits=_logits(model, cross_kv, prompt, tokens[:-1]) if keep else none,
         uncached_logits=_unpadded(model, features, prompt, tokens, uncached)
@@ -114,8 +145,10 @@ def greedy_tokens(
     cross_kv: CrossKV,
     max_tokens: int,
     draft: Draft,
-) -> list[int]:
+) -> tuple[list[int], list[float]]:
     """The tokens that the model chooses without a cache, with the end of text if it is reached.
+
+    The second result is each token's margin: its logit minus that of the next one that is not suppressed.
 
     `draft` only saves time. It guesses all following tokens. One pass without a cache over the prompt and
     the guesses then gives the model's own choice at each position. Choices are accepted up to and including
@@ -125,31 +158,35 @@ def greedy_tokens(
     import torch
 
     tokens: list[int] = []
+    margins: list[float] = []
     while _goes_on(generation, tokens, max_tokens):
         guessed = list(tokens)
         while _goes_on(generation, guessed, max_tokens):
-            guess = _choice(generation, draft(prompt + guessed), at_start=not guessed)
+            guess, _ = _choice(generation, draft(prompt + guessed), at_start=not guessed)
             guessed.append(guess)
         fed, n_right = torch.tensor(prompt + guessed[:-1]), len(tokens)
         rows = model.logits(fed, cross_kv, first=len(prompt) - 1 + n_right)
         for row, guess in zip(rows, guessed[n_right:], strict=True):
-            tokens.append(_choice(generation, row, at_start=not tokens))
+            token, margin = _choice(generation, row, at_start=not tokens)
+            tokens.append(token)
+            margins.append(margin)
             if tokens[-1] != guess:
                 break
-    return tokens
+    return tokens, margins
 
 
 def _goes_on(generation: Generation, tokens: list[int], max_tokens: int) -> bool:
     return len(tokens) < max_tokens and tokens[-1:] != [generation.end_of_text]
 
 
-def _choice(generation: Generation, logits: "Tensor", *, at_start: bool) -> int:
-    """The most likely token that is not suppressed."""
+def _choice(generation: Generation, logits: "Tensor", *, at_start: bool) -> tuple[int, float]:
+    """The most likely token that is not suppressed, and how much larger its logit is than the next one's."""
     allowed = logits.numpy().copy()
     allowed[list(generation.suppressed)] = -np.inf
     if at_start:
         allowed[list(generation.suppressed_at_start)] = -np.inf
-    return int(allowed.argmax())
+    second, first = np.partition(allowed, -2)[-2:]
+    return int(allowed.argmax()), float(first - second)
 
 
 def _logits(

@@ -1,5 +1,6 @@
 """The reference of a bundle: outputs of its model in eager torch, which verification compares with."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,13 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.audio import HOP_LENGTH
 from whisperport.errors import BundleError
+from whisperport.verification.loss import TORCH_PRECISIONS, Loss, worst
 
 Floats = NDArray[np.float32]
 
 
 def _none() -> Floats:
     return np.empty((0, 0, 0), np.float32)
+
+
+def _no_margins() -> Floats:
+    return np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +38,21 @@ class ReferenceClip:
     # (A, S, P) cross-attention scores of the alignment heads, for the prompt and the first K - 1 tokens,
     # at the P positions of the audio; (0, 0, 0): not stored
     scores: Floats = field(default_factory=_none)
+    # (n_tokens,) float32, how much larger the logit of each decoded token is than the next allowed one's;
+    # (0,): not stored
+    margins: Floats = field(default_factory=_no_margins)
+    # (precision of torch, "features" or "logits") -> what that precision loses in this clip
+    losses: Mapping[tuple[str, str], Loss] = field(default_factory=dict)
 
     @property
     def audio(self) -> Floats:
         """(n_samples,) float32 within [-1, 1]."""
         return self.samples.astype(np.float32) / np.float32(32768)
+
+    @property
+    def frames(self) -> int:
+        """Number of the window's frames, of 20 ms, up to the end of the clip; at least one."""
+        return max(1, math.ceil(len(self.samples) / (2 * HOP_LENGTH)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +61,22 @@ class Reference:
 
     clips: tuple[ReferenceClip, ...]
     max_tokens: int  # largest number of tokens decoded per clip
+
+    def loss(self, precision: str, output: str) -> Loss | None:
+        """Return the largest loss of torch in a precision, over the clips; None: it is not stored.
+
+        Args:
+            precision: precision of a program, such as "w8a16".
+            output: "features" or "logits".
+        """
+        key = TORCH_PRECISIONS.get(precision, ""), output
+        found = [clip.losses[key] for clip in self.clips if key in clip.losses]
+        return worst(found) if found else None
+
+    def losses(self, output: str) -> dict[str, Loss]:
+        """Return precision of torch -> its largest loss over the clips."""
+        known = {precision for clip in self.clips for precision, of in clip.losses if of == output}
+        return {p: found for p in sorted(known) if (found := self.loss(p, output))}
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of `reference.npz` by name."""
@@ -60,6 +93,10 @@ class Reference:
             arrays[f"logits_{i}"] = clip.logits
             if clip.scores.size:
                 arrays[f"scores_{i}"] = clip.scores
+            if clip.margins.size:
+                arrays[f"margins_{i}"] = clip.margins
+            for (precision, output), loss in clip.losses.items():
+                arrays[f"loss_{precision}_{output}_{i}"] = loss.to_array()
             if clip.uncached_logits.size:
                 arrays[f"uncached_logits_{i}"] = clip.uncached_logits
         return arrays
@@ -97,6 +134,13 @@ def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
         logits=logits,
         uncached_logits=_of(uncached, np.float32, 2),  # format version 1 calls them full logits
         scores=_of(arrays.get(f"scores_{i}", _none()), np.float32, 3),
+        margins=_of(arrays.get(f"margins_{i}", _no_margins()), np.float32, 1),
+        losses={
+            (precision, output): Loss.from_array(_of(arrays[name], np.float64, 1))
+            for precision in sorted(set(TORCH_PRECISIONS.values()))
+            for output in ("features", "logits")
+            if (name := f"loss_{precision}_{output}_{i}") in arrays
+        },
     )
 
 
