@@ -50,6 +50,8 @@ from whisperport.toolchain import (
     run_driver,
 )
 from whisperport.verification.machine import machine
+from whisperport.verification.reference import Reference
+from whisperport.verification.refusal import refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,7 +455,7 @@ def _check_simulated(
     `EmulationNeed` says that they decide.
     """
     failures = [
-        f"{check.program}: {check.what}: {check.reason}"
+        check
         for name, plan in plans.items()
         if plan.emulation is not None
         and (plan.emulation.need.kind == "simulated" or plan.emulation.need.decides)
@@ -461,11 +463,10 @@ def _check_simulated(
         if not check.passed
     ]
     if failures:
-        more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
         raise VerificationError(
             f"the compiled programs of {opened.folder} disagree with their reference in the vendor's "
             "simulator or emulator, and were not written to the bundle",
-            why="; ".join(failures[:3]) + more,
+            why=refusal(failures, Reference.from_arrays(opened.reference())),
             hint="choose another precision, or another target for these programs, and export again; "
             "`--allow-unverified` writes them anyway, with the failed comparisons in their evidence",
         )

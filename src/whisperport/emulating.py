@@ -27,10 +27,10 @@ from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import EmulationNeed
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
-from whisperport.verification.compare import compare
+from whisperport.verification.compare import Gate, compare
 from whisperport.verification.precision import precisions
 from whisperport.verification.reference import Reference
-from whisperport.verification.tolerances import GATES, JUDGED_BY_WORDS
+from whisperport.verification.tolerances import limit_of
 
 CLIPS = (
     2  # clips that programs other than the encoder are emulated on; each clip gives several inputs
@@ -109,10 +109,12 @@ def emulation_checks(
             emulation.need.outputs, spec.outputs, emulation.expected, strict=True
         )
     ]
+    reference = Reference.from_arrays(bundle.reference())
     if spec.name != "encoder":
-        return tuple(_output_checks(emulation, outputs, precision))
+        gate = limit_of(precision, reference.loss(precision, "logits"))
+        return tuple(_output_checks(emulation, outputs, gate))
     features = outputs[0]
-    checks = list(_clip_checks(emulation, features, precision))
+    checks = list(_clip_checks(emulation, features, reference, precision))
     # If a clip could not be compared, its features cannot be decoded.
     if features is not None and all("worst_frame" in check.value for check in checks):
         decoder = _loaded(bundle, run)[0].decoder()
@@ -120,20 +122,23 @@ def emulation_checks(
     return tuple(checks)
 
 
-def _clip_checks(emulation: Emulation, features: Array | None, precision: str) -> Iterator[Check]:
+def _clip_checks(
+    emulation: Emulation, features: Array | None, reference: Reference, precision: str
+) -> Iterator[Check]:
     """Compare an encoder's features, (clips, 1, T, d), clip by clip and frame by frame."""
-    gate = JUDGED_BY_WORDS.get(precision, GATES[precision])
+    gate = limit_of(precision, reference.loss(precision, "features"), encoder=True)
     complete = emulation.expected[0]
+    speech = {clip.name: clip.frames for clip in reference.clips}
     for index, clip in enumerate(emulation.clips):
         actual, expected = features, complete[index, 0]
         if features is not None and features.shape == complete.shape:
             actual = features[index, 0]
-        compared = compare("features", actual, expected, gate, frame_axis=0)
+        compared = compare("features", actual, expected, gate, 0, speech[clip], {})
         yield Check.of("arrays", emulation.spec.name, f"{clip}, {emulation.need.kind}", compared)
 
 
 def _output_checks(
-    emulation: Emulation, outputs: list[Array | None], precision: str
+    emulation: Emulation, outputs: list[Array | None], gate: Gate
 ) -> Iterator[Check]:
     """Compare every output of a program, all samples together, without the padding."""
     for tensor, actual, expected in zip(
@@ -143,7 +148,7 @@ def _output_checks(
         if axis and emulation.tokens and actual is not None and actual.shape == expected.shape:
             actual = _without_padding(actual, axis, emulation.tokens)
             expected = _without_padding(expected, axis, emulation.tokens)
-        compared = compare(tensor.name, actual, expected, GATES[precision])
+        compared = compare(tensor.name, actual, expected, gate)
         yield Check.of(
             "arrays", emulation.spec.name, f"{tensor.name}, {emulation.need.kind}", compared
         )

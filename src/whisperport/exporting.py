@@ -41,9 +41,11 @@ from whisperport.targets.options import with_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.alignment_heads import find_alignment_heads
 from whisperport.verification.bundle_check import verify
-from whisperport.verification.clips import Clip, shipped_clips
+from whisperport.verification.clips import Clip, clips_in, shipped_clips
 from whisperport.verification.evidence import with_evidence
 from whisperport.verification.partitions import with_partitions
+from whisperport.verification.reference import Reference
+from whisperport.verification.refusal import refusal
 from whisperport.window import WindowOptions
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
@@ -78,6 +80,10 @@ class ExportOptions:
         uncached_decoder: also export `uncached_decoder`, the decoder without KV cache. The target must
             support it. Default: False.
         clips: audio clips that the bundle is verified with. Default: None, the clips of the package.
+        verify_with: folder of audio files to verify the bundle with instead. A file NAME.txt beside an
+            audio file is its transcript. Default: None.
+        language: code or name of the language spoken in `verify_with`. Default: "en", or the checkpoint's
+            own language if it knows no English.
         allow_unverified: write the bundle even if its verification fails; the bundle is permanently marked
             as failed. Default: False.
         preflight: raise an error before the export starts if memory or disk space is too small, or if the
@@ -94,6 +100,8 @@ class ExportOptions:
     batch: int | None = None
     uncached_decoder: bool = False
     clips: Sequence[Clip] | None = None
+    verify_with: Path | None = None
+    language: str | None = None
     allow_unverified: bool = False
     preflight: bool = True
     run: RunOptions = field(default_factory=RunOptions)
@@ -156,7 +164,10 @@ def export(
         checkpoint.dims,
     )
     clips = _clips(options, generation)
-    reference = run_eager(model, generation, clips, uncached=uncached, progress=progress)
+    precisions = {p for one in placed.targets.values() for p in one.spec.precisions}
+    reference = run_eager(
+        model, generation, clips, uncached=uncached, precisions=precisions, progress=progress
+    )
 
     with writing_bundle(out) as writer:
         programs = _programs(model, generation, placed, uncached)
@@ -194,7 +205,7 @@ def export(
         preview = writer.preview(replace(manifest, programs=final))
         report = verify(preview, run=run, progress=progress)
         if not report and not options.allow_unverified:
-            raise _not_verified(out, report)
+            raise _not_verified(out, report, reference)
         manifest = with_evidence(preview.manifest, report, run.options)
         manifest = with_partitions(manifest, writer.folder, progress)
         progress("moving the bundle to its folder")
@@ -286,12 +297,14 @@ def _with_batch(
 
 
 def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:
-    """Return the clips of the options, or else the package's English clips.
+    """Return the clips of the options, or those in its folder, or else the package's English clips.
 
     A checkpoint without English decodes the package's clips as one of its own languages.
     """
     if options.clips is not None:
         return options.clips
+    if options.verify_with is not None:
+        return clips_in(options.verify_with, options.language or generation.any_language)
     return [replace(clip, language=generation.any_language) for clip in shipped_clips()]
 
 
@@ -418,11 +431,11 @@ def _table(checkpoint: "Checkpoint", name: str) -> NDArray[np.floating[Any]]:
     return np.ascontiguousarray(array)
 
 
-def _not_verified(out: Path, report: Report) -> VerificationError:
-    failures = report.failures()
-    more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
+def _not_verified(out: Path, report: Report, reference: Reference) -> VerificationError:
+    missing = report.failures()[sum(not check.passed for check in report.checks) :]
     return VerificationError(
         f"the bundle for {out} does not agree with its checkpoint, and was not written",
-        why="; ".join(failures[:3]) + more,
-        hint="`--allow-unverified` writes it anyway, permanently marked as failed",
+        why=refusal(report.checks, reference, missing),
+        hint="choose another precision with `--precision`, also for single programs; `--allow-unverified` "
+        "writes it anyway, permanently marked as failed",
     )

@@ -30,6 +30,7 @@ def print_failures(failures: Sequence[str]) -> None:
 # The most important numbers and their formats; `--json` has all of them.
 _SHOWN = {
     "sqnr_db": "SQNR {:.0f} dB",
+    "speech_sqnr_db": "{:.0f} dB in speech",
     "max_relative": "max error {:.1e} of max",
     "sum_error": "log of the sum differs by {:.1e}",
     "part_of_bound": "{:.0%} of the bound",

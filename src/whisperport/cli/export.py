@@ -143,6 +143,23 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     is_flag=True,
     help="Write the bundle even if its verification failed. It stays marked as unverified",
 )
+@option(
+    "--verify-with",
+    group="Verification",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    show_default="six clips that come with whisperport",
+    help="Verify the bundle with the audio files in this folder: the first window of each. A file NAME.txt "
+    "beside NAME.wav is its transcript, from which the word error rate is counted; without one, the words "
+    "are those of the checkpoint in float32",
+)
+@option(
+    "--language",
+    group="Verification",
+    metavar="LANG",
+    show_default="en, or a language of the checkpoint if it knows no English",
+    help="Language spoken in the audio files of --verify-with, as a code or a name",
+)
 @threads
 @no_preflight
 @stall_after(STALL_MIN)
@@ -161,6 +178,8 @@ def export(
     target_options: tuple[str, ...],
     calibration: Path | None,
     allow_unverified: bool,
+    verify_with: Path | None,
+    language: str | None,
     no_preflight: bool,
     stall_after: float,
     threads: int | None,
@@ -179,6 +198,7 @@ def export(
       $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
       $ whisperport export tiny.en --target onnxruntime --window 10 --out build/tiny-10s
       $ whisperport export tiny --target litert --precision w8 --out build/tiny-int8
+      $ whisperport export tiny --target litert --out build/mine --verify-with recordings
       $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
     """
     options = ExportOptions(
@@ -191,6 +211,8 @@ def export(
         batch=None if batch is None else int(batch),
         uncached_decoder=uncached_decoder,
         allow_unverified=allow_unverified,
+        verify_with=verify_with,
+        language=language,
         preflight=not no_preflight,
         run=RunOptions(threads=threads),
     )

@@ -1,6 +1,6 @@
 """Verify a program `step_B`: every row of a batch gives the logits of its own text at its own position."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import numpy as np
@@ -11,13 +11,13 @@ from whisperport.runtime import Batch, Decoder, Engine, Step
 from whisperport.runtime.scores import Scores
 from whisperport.verification.compare import compare
 from whisperport.verification.precision import coarsest
-from whisperport.verification.reference import ReferenceClip
+from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.sum_check import sum_checks
-from whisperport.verification.tolerances import GATES
+from whisperport.verification.tolerances import limit_of
 
 
 def batch_checks(
-    engine: Engine, clips: Sequence[ReferenceClip], precision: Mapping[str, str]
+    engine: Engine, reference: Reference, precision: Mapping[str, str]
 ) -> Iterator[Check]:
     """Decode the texts of the reference together, and compare their logits.
 
@@ -26,7 +26,7 @@ def batch_checks(
 
     Args:
         engine: the bundle's programs; nothing is checked if there is no `step_B`.
-        clips: of the reference. Clips without logits are not used.
+        reference: of the bundle. Clips without logits are not used.
         precision: program -> its precision.
 
     Yields:
@@ -35,12 +35,13 @@ def batch_checks(
     Raises:
         NumericalError: a program returned a NaN or an infinity.
     """
-    clips = [clip for clip in clips if clip.features.size and len(clip.logits) > 1]
+    clips = [clip for clip in reference.clips if clip.features.size and len(clip.logits) > 1]
     if engine.batch_step is None or not clips:
         return
     name = engine.batch_step.spec.name
     others = "encoder", UNCACHED_DECODER
-    gate = GATES[coarsest(p for program, p in precision.items() if program not in others)]
+    of_decoder = coarsest(p for program, p in precision.items() if program not in others)
+    gate = limit_of(of_decoder, reference.loss(of_decoder, "logits"))
     batch = Batch(engine, fewest=1)
     clips = clips[: batch.size]
     rows = [

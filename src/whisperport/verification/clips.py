@@ -82,3 +82,52 @@ def clips_of(audio_files: Iterable[ShippedAudio]) -> tuple[Clip, ...]:
         AudioError: a file is missing or damaged.
     """
     return tuple(Clip(file.path.name, file.text, load_audio(file.path)) for file in audio_files)
+
+
+def clips_in(folder: Path, language: str) -> tuple[Clip, ...]:
+    """Load the audio files in a folder as clips, in the order of their names.
+
+    A file NAME.txt beside NAME.wav is its transcript; other files that are no audio are an error.
+
+    Args:
+        folder: the folder; folders in it are not read.
+        language: code or name of the language that is spoken in all of them.
+
+    Raises:
+        AudioError: there is no such folder or no file in it, a file is no audio, or a transcript is empty
+            or not UTF-8.
+    """
+    try:
+        paths = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+    except OSError as error:
+        raise AudioError(
+            f"cannot read the recordings in {folder}",
+            why=str(error),
+            hint="give a folder of audio files",
+        ) from error
+    found = [path for path in paths if path.suffix.lower() != ".txt"]
+    if not found:
+        raise AudioError(
+            f"there are no recordings in {folder}",
+            why=f"it has {len(paths)} files that are no audio",
+            hint="give a folder of audio files, such as NAME.wav with its transcript NAME.txt",
+        )
+    return tuple(
+        Clip(path.name, _transcript(path.with_suffix(".txt")), load_audio(path), language)
+        for path in found
+    )
+
+
+def _transcript(path: Path) -> str:
+    """Return the transcript in a file; empty if there is no such file."""
+    if not path.exists():
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AudioError(
+            f"cannot read the transcript {path}", why=str(error), hint="save it as UTF-8"
+        ) from error
+    if not text:
+        raise AudioError(f"the transcript {path} is empty", hint="write what is said, or delete it")
+    return text

@@ -4,11 +4,14 @@ The tolerances are in `tolerances.py`.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from whisperport.verification.identity import mistaken_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,8 @@ class Comparison:
     sqnr_db: float = math.nan
     max_abs: float = math.nan  # largest absolute error
     max_relative: float = math.nan  # the same, divided by the reference's largest absolute value
+    speech_sqnr_db: float | None = None  # SQNR of the frames up to the end of the speech
+    carriers: int | None = None  # number of values that carry 90 % of the squared error
 
     def __bool__(self) -> bool:
         return not self.reason
@@ -69,6 +74,10 @@ class Comparison:
         if self.worst_frame is not None:
             numbers["worst_frame_cosine"] = self.worst_frame_cosine
             numbers["worst_frame"] = self.worst_frame
+        if self.speech_sqnr_db is not None:
+            numbers["speech_sqnr_db"] = self.speech_sqnr_db
+        if self.carriers is not None:
+            numbers["values_of_90_percent"] = self.carriers
         return numbers
 
 
@@ -78,6 +87,8 @@ def compare(
     expected: NDArray[Any] | None,
     gate: Gate,
     frame_axis: int | None = None,
+    speech: int | None = None,
+    others: Mapping[str, NDArray[Any]] | None = None,
 ) -> Comparison:
     """Compare one output with its reference; sums are computed in float64.
 
@@ -87,6 +98,7 @@ def compare(
     - the shapes differ, or one side is integer and the other floating-point;
     - the reference is all zeros;
     - a number is outside the limits of the gate;
+    - the output is clearly closer to one of `others`, or to its reference early, late or transposed;
     - the cosine of a frame is 0 or less, which a mean over 1,500 frames would not show.
 
     Args:
@@ -96,6 +108,9 @@ def compare(
         gate: the limits.
         frame_axis: axis of the frames, if each frame is to be compared too. Frames whose root mean square
             is below 1/254 of the strongest frame's are not compared.
+        speech: number of first frames up to the end of the clip; None: all. Needs `frame_axis`.
+        others: what a matrix with the frames first must not be mistaken for, by name, such as the features
+            of another clip; None: this is not checked.
     """
     reason = _incomparable(actual, expected)
     if reason or actual is None or expected is None:
@@ -123,6 +138,13 @@ def compare(
         )
     if worst_frame_cosine <= 0:
         misses.append(f"the cosine of frame {worst_frame} and its reference is 0 or less")
+    if others is not None and (
+        other := mistaken_for(a, e, _divided(others, scale), speech or len(e))
+    ):
+        misses.append(other)
+    carriers = _carriers(difference) if misses else None
+    if carriers is not None:
+        misses.append(f"{carriers:,} of {e.size:,} values carry 90 % of the error")
     return Comparison(
         output=name,
         rule=gate.rule,
@@ -133,6 +155,8 @@ def compare(
         sqnr_db=sqnr_db,
         max_abs=max_relative * scale,
         max_relative=max_relative,
+        speech_sqnr_db=None if frame_axis is None else _speech_db(a, e, frame_axis, speech),
+        carriers=carriers,
     )
 
 
@@ -231,6 +255,27 @@ def _scaled(
     scale = float(np.max(np.abs(e)))
     with np.errstate(over="ignore"):
         return e / scale, actual.astype(np.float64) / scale, scale
+
+
+def _divided(others: Mapping[str, NDArray[Any]], scale: float) -> dict[str, NDArray[Any]]:
+    return {name: other.astype(np.float64) / scale for name, other in others.items()}
+
+
+def _carriers(difference: NDArray[np.float64]) -> int:
+    """Return how many values, the largest first, carry 90 % of the squared error."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        summed = np.cumsum(np.sort(difference.ravel() ** 2)[::-1])
+        return int(np.searchsorted(summed, 0.9 * summed[-1])) + 1
+
+
+def _speech_db(
+    a: NDArray[np.float64], e: NDArray[np.float64], frame_axis: int, speech: int | None
+) -> float:
+    """Return the SQNR of the first `speech` frames."""
+    a, e = (np.moveaxis(array, frame_axis, 0)[:speech] for array in (a, e))
+    with np.errstate(over="ignore", invalid="ignore"):
+        signal, noise = float(np.sum(e**2)), float(np.sum((a - e) ** 2))
+    return 10 * math.log10(signal / noise) if signal and 0 < noise < math.inf else _limit_db(noise)
 
 
 def _limit_db(noise: float) -> float:

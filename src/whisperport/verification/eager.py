@@ -180,7 +180,7 @@ def _goes_on(generation: Generation, tokens: list[int], max_tokens: int) -> bool
 
 
 def _choice(generation: Generation, logits: "Tensor", *, at_start: bool) -> tuple[int, float]:
-    """The most likely token that is not suppressed, and how much larger its logit is than the next one's."""
+    """The most likely token that is not suppressed, and its logit minus the next one's."""
     allowed = logits.numpy().copy()
     allowed[list(generation.suppressed)] = -np.inf
     if at_start:

@@ -1,4 +1,4 @@
-"""The precision that a checkpoint itself loses: how far torch in a lower precision is from torch in float32."""
+"""What a checkpoint itself loses in a precision: how far torch in it is from torch in float32."""
 
 import math
 from collections.abc import Sequence
@@ -82,4 +82,4 @@ def worst(losses: Sequence[Loss]) -> Loss:
 def _db(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
-    return 10 * math.log10(signal / noise) if 0 < signal and noise < math.inf else -math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 and noise < math.inf else -math.inf

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from whisperport.verification.loss import Loss
 
 # At a flip, another token has the highest logit than in the reference. The flip is hard if the reference's
 # highest logit is more than this margin above its second highest. Below the margin, rounding can cause it.
@@ -20,13 +22,14 @@ class TokenGate:
     min_agreement: float  # smallest share of positions without a hard flip
     max_mean_kl: float  # largest mean over positions of KL(expected ‖ actual), in nat
     because: str  # source of the limits
+    hard_margin: float = HARD_MARGIN  # a flip is hard above this margin of the reference
 
     @property
     def rule(self) -> str:
         """The limits in words, for reports."""
         return (
             f"no hard flip at ≥ {self.min_agreement:.1%} of positions, mean KL ≤ "
-            f"{self.max_mean_kl:g} nat"
+            f"{self.max_mean_kl:.2g} nat"
         )
 
 
@@ -89,6 +92,26 @@ class TokenComparison:
         return numbers
 
 
+def token_gate(precision: str, own: Loss | None) -> TokenGate:
+    """Return the limits for a precision, where torch loses `own` of the logits; None: not known.
+
+    An error of σ in each logit causes a KL of about σ²/2; ten times torch's own is allowed.
+    """
+    gate = TOKEN_GATES[precision]
+    if own is None:
+        return gate
+    return replace(
+        gate,
+        max_mean_kl=max(gate.max_mean_kl, 10 * own.rms_error**2 / 2),
+        hard_margin=luck(own),
+    )
+
+
+def luck(own: Loss | None) -> float:
+    """Return the margin below which a precision can change the first choice: 4 times torch's own error."""
+    return HARD_MARGIN if own is None else max(HARD_MARGIN, 4 * own.rms_error)
+
+
 def compare_logits(
     actual: NDArray[Any] | None, expected: NDArray[Any] | None, gate: TokenGate
 ) -> TokenComparison:
@@ -108,7 +131,7 @@ def compare_logits(
     kl = np.array([_kl(a, e) for a, e in zip(actual, expected, strict=True)])
     flips = actual.argmax(axis=1) != expected.argmax(axis=1)
     top = np.partition(expected.astype(np.float64), -2, axis=1)[:, -2:]
-    hard_flips = int(np.count_nonzero(flips & (top[:, 1] - top[:, 0] > HARD_MARGIN)))
+    hard_flips = int(np.count_nonzero(flips & (top[:, 1] - top[:, 0] > gate.hard_margin)))
     n_positions = len(kl)
     mean_kl = float(kl.mean())
     worst = int(kl.argmax())
