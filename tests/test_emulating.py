@@ -6,6 +6,7 @@ import pytest
 from whisperport.emulating import Emulation, _output_checks, _tokens
 from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import EmulationNeed
+from whisperport.verification import GATES
 
 X = TensorSpec("x", (1, 4, 8))
 OUTPUTS = (
@@ -44,7 +45,7 @@ def test_what_was_computed_from_padding_is_not_compared() -> None:
     keys[0, :, :, 3] += 9
     values[0, :, 3] += 9
 
-    checks = list(_output_checks(made, [keys, values, logits], "fp16"))
+    checks = list(_output_checks(made, [keys, values, logits], GATES["fp16"]))
 
     assert [check.what for check in checks] == [f"{tensor.name}, simulated" for tensor in OUTPUTS]
     assert all(check.passed for check in checks)
@@ -56,6 +57,6 @@ def test_a_wrong_value_of_a_token_or_a_logit_is_found(output: int) -> None:
     outputs = [array.copy() for array in made.expected]
     outputs[output][1, 0, 0] += 9
 
-    failed = [check for check in _output_checks(made, outputs, "fp16") if not check.passed]
+    failed = [check for check in _output_checks(made, outputs, GATES["fp16"]) if not check.passed]
 
     assert [check.what for check in failed] == [f"{OUTPUTS[output].name}, simulated"]

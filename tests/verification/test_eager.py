@@ -92,9 +92,10 @@ def test_tokens_are_those_of_decoding_one_by_one_whatever_is_guessed(
     lengths = set()
     for cross_kv in sounds(micro):
         made = draft(micro, cross_kv)
-        tokens = greedy_tokens(micro, GENERATION, PROMPT, cross_kv, MAX_TOKENS, made)
+        tokens, margins = greedy_tokens(micro, GENERATION, PROMPT, cross_kv, MAX_TOKENS, made)
 
         assert tokens == one_by_one(micro, cross_kv)
+        assert len(margins) == len(tokens)
         lengths.add(len(tokens))
     assert len(lengths) > 1  # some end early
 

@@ -39,7 +39,7 @@ def hybrid(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_pa
     fake_targets["fake"].run_options = Emulation
     random = np.random.default_rng(0)
     clips = [
-        Clip(f"clip {i}", "so they say", (0.1 * random.standard_normal(3200)).astype(np.float32))
+        Clip(f"clip {i}", "", (0.1 * random.standard_normal(3200)).astype(np.float32))
         for i in range(3)
     ]
     options = ExportOptions(clips=clips, run=EMULATED, placement={"encoder": "fake"})

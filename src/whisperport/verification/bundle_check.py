@@ -319,7 +319,7 @@ def compare_features(
     others = {
         f"the features of {other.name}": other.features
         for other in reference.clips
-        if other.features.size and other is not clip
+        if other.features.shape == clip.features.shape and other is not clip
     }
     gate = limit_of(precision, reference.loss(precision, "features"), encoder=True)
     return compare("features", features, clip.features, gate, 0, clip.frames, others)
