@@ -39,10 +39,12 @@ def lower_precision(model: "Whisper", precision: str) -> Iterator[torch.dtype]:
     )
     kept: list[tuple[Tensor, Tensor]] = []
     hooks = []
+    layers = []
     try:
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Conv1d):
                 layer = _Layer(module, convert)
+                layers.append(layer)
                 hooks.append(module.register_forward_pre_hook(layer.enter))
                 hooks.append(module.register_forward_hook(layer.leave))
                 continue
@@ -55,6 +57,8 @@ def lower_precision(model: "Whisper", precision: str) -> Iterator[torch.dtype]:
     finally:
         for hook in hooks:
             hook.remove()
+        for layer in layers:  # one that raised an error was not left
+            layer.leave()
         for tensor, data in kept:
             tensor.data = data
 
@@ -73,6 +77,6 @@ class _Layer:
             parameter.data = self._convert(parameter.data)
 
     def leave(self, *_: object) -> None:
-        for parameter, data in zip(self._parameters, self._kept, strict=True):
+        for parameter, data in zip(self._parameters, self._kept, strict=False):
             parameter.data = data
         self._kept = []

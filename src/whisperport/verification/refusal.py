@@ -9,16 +9,20 @@ from whisperport.verification.tolerances import FLOOR_DB
 
 
 def refusal(checks: Iterable[Check], reference: Reference, missing: Sequence[str] = ()) -> str:
-    """Return all failures, one a line: words first, then outputs by their SQNR, then what torch keeps.
+    """Return all failures, one a line: words first, then outputs by their SQNR.
+
+    What the words show follows where they did not fail, and what torch keeps in other precisions.
 
     Args:
-        checks: all checks; the failed ones are listed.
+        checks: all checks.
         reference: of the bundle.
         missing: failures that are no check's.
     """
+    checks = list(checks)
     failed = sorted((check for check in checks if not check.passed), key=_order)
+    words = [f"the words: {c.rule}" for c in checks if c.level == "words" and c.passed]
     lines = [f"{c.program}, {c.what} ({c.level}): {c.reason}" for c in failed]
-    return "\n".join([*lines, *missing, *_kept(reference)])
+    return "\n".join([*lines, *missing, *words, *_kept(reference)])
 
 
 def _order(check: Check) -> tuple[bool, float]:

@@ -1,0 +1,188 @@
+"""Sound encoders in six precisions are accepted, planted faults in each of them are refused.
+
+The outputs are torch's, so that this takes seconds: in the precision itself, or with activations rounded as
+compilers round them. The checkpoints are the embedded model and those with massive activations.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from whisperport.audio import log_mel
+from whisperport.checkpoint import load_checkpoint
+from whisperport.model.lower_precision import lower_precision
+from whisperport.model.whisper import Whisper, build_model
+from whisperport.verification.bundle_check import compare_features
+from whisperport.verification.clips import shipped_clips
+from whisperport.verification.eager import run_eager
+from whisperport.verification.identity import mistaken_for
+from whisperport.verification.reference import Reference
+
+from ..outlier_checkpoints import NAMES, outlier_checkpoint
+
+Features = np.ndarray
+CLIPS = 2
+PRECISIONS = ("fp32", "fp16", "bf16", "w8", "w8a16", "w8a8")
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkpoint, its reference and its encoder's outputs."""
+
+    model: Whisper
+    reference: Reference
+    sound: dict[str, list[Features]]  # precision -> features of each clip
+    silence: Features
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    @cache
+    def make(name: str) -> Made:
+        folder: Path = tmp_path_factory.mktemp("checkpoint")
+        path = "default" if name == EMBEDDED else outlier_checkpoint(name, folder)
+        checkpoint = load_checkpoint(path)
+        model = build_model(checkpoint)
+        clips = shipped_clips(CLIPS)
+        reference = run_eager(
+            model, checkpoint.generation, clips, precisions=("fp16", "bf16", "w8")
+        )
+        audio = [clip.audio for clip in reference.clips]
+        sound = {p: [encoded(model, one, p) for one in audio] for p in PRECISIONS}
+        return Made(model, reference, sound, encoded(model, np.zeros(1600, np.float32), "fp32"))
+
+    return make
+
+
+def encoded(model: Whisper, audio: np.ndarray, precision: str) -> Features:
+    """What the encoder computes in a precision; "w8a8" rounds the inputs of the linears, as repaired recipes
+    do: sums and the outputs of linears stay precise."""
+    mel = torch.from_numpy(log_mel(audio, model.dims.n_mels, n_frames=model.dims.n_frames))[None]
+    if precision == "fp32":
+        return model.encode(mel)[0].numpy()
+    bits = {"w8a16": 16, "w8a8": 8}.get(precision)
+    torch_precision = "w8" if bits else precision
+    with lower_precision(model, torch_precision) as dtype, rounded_inputs(model, bits):
+        return model.encode(mel.to(dtype))[0].float().numpy()
+
+
+@contextmanager
+def rounded_inputs(model: Whisper, bits: int | None) -> Iterator[None]:
+    """Round what goes into linears and convolutions to 2^bits levels between its minimum and maximum."""
+
+    def rounded(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        low, high = inputs[0].min(), inputs[0].max()
+        step = (high - low) / (2**bits - 1)
+        return (((inputs[0] - low) / step).round() * step + low,)
+
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d)] if bits else []
+    hooks = [layer.register_forward_pre_hook(rounded) for layer in layers]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def rolled(rows: int) -> Callable[[Features, Made], Features]:
+    return lambda features, _: np.roll(features, rows, axis=0)
+
+
+def holed(value: float) -> Callable[[Features, Made], Features]:
+    def change(features: Features, _: Made) -> Features:
+        features = features.copy()
+        features[700, 5] = value
+        return features
+
+    return change
+
+
+FAULTS: dict[str, Callable[[Features, Made], Features]] = {
+    "NaN": holed(np.nan),
+    "infinity": holed(np.inf),
+    "zeros": lambda features, _: np.zeros_like(features),
+    "transposed": lambda features, _: features.T.reshape(features.shape).copy(),
+    "a frame late": rolled(1),
+    "a frame early": rolled(-1),
+    "three frames late": rolled(3),
+    "fifty frames late": rolled(50),
+    "silence": lambda _, made: made.silence,
+    "permuted channels": lambda features, _: features[:, ::-1].copy(),
+    "channels rolled by one": lambda features, _: np.roll(features, 1, axis=1),
+    "frames in reverse": lambda features, _: features[::-1].copy(),
+    "twice as large": lambda features, _: 2 * features,
+    "a dead second": lambda features, _: np.where(
+        (np.arange(len(features)) // 50 == 1)[:, None], -features, features
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [EMBEDDED, *NAMES])
+def test_sound_programs_are_accepted_and_planted_faults_refused(
+    made: Callable[[str], Made], name: str
+) -> None:
+    """12 sound outputs and 90 faults of each checkpoint."""
+    checkpoint = made(name)
+    reference = checkpoint.reference
+    for precision in PRECISIONS:
+        sound = checkpoint.sound[precision]
+        for features, clip in zip(sound, reference.clips, strict=True):
+            found = compare_features(features, clip, reference, precision)
+            assert found, (precision, found.reason)
+        first = reference.clips[0]
+        wrong = {what: change(sound[0], checkpoint) for what, change in FAULTS.items()}
+        for what, features in {**wrong, "another clip": sound[1]}.items():
+            found = compare_features(features, first, reference, precision)
+            assert not found, (precision, what, found.numbers())
+
+
+def test_torch_in_each_precision_passes_the_limit_that_it_sets(
+    made: Callable[[str], Made],
+) -> None:
+    for name in (EMBEDDED, *NAMES):
+        reference = made(name).reference
+        for precision in ("fp16", "bf16", "w8"):
+            own = reference.loss(precision, "features")
+            assert own is not None
+            assert own.sqnr_db > 20
+            assert own.median < own.p99 < own.p999 < own.largest
+
+
+def test_the_model_is_unchanged_by_a_lower_precision(made: Callable[[str], Made]) -> None:
+    model = made(EMBEDDED).model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    with pytest.raises(RuntimeError), lower_precision(model, "fp16"):
+        model.encode(torch.zeros(1, 7, 3))
+
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, before[name]), name
+
+
+@settings(max_examples=40)
+@given(
+    shift=st.sampled_from([-4, -3, -2, -1, 1, 2, 3, 4]),
+    noise=st.floats(0, 0.3),
+    value=st.floats(0, 1e4),
+    seed=st.integers(0, 999),
+)
+def test_a_shift_is_found_whatever_the_noise_and_the_massive_activations_are(
+    shift: int, noise: float, value: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    expected = np.cumsum(random.standard_normal((200, 32)), axis=0) / 4  # neighbours resemble
+    expected -= expected.mean(axis=0)
+    expected[-5:, 7] += value
+    sound = expected + noise * random.standard_normal(expected.shape)
+
+    assert mistaken_for(sound, expected, {}, 150) == ""
+    assert "rows" in mistaken_for(np.roll(sound, shift, axis=0), expected, {}, 150)
