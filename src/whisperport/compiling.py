@@ -51,7 +51,7 @@ from whisperport.toolchain import (
 )
 from whisperport.verification.machine import machine
 from whisperport.verification.reference import Reference
-from whisperport.verification.refusal import refusal
+from whisperport.verification.rejection import rejection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,7 +466,7 @@ def _check_simulated(
         raise VerificationError(
             f"the compiled programs of {opened.folder} disagree with their reference in the vendor's "
             "simulator or emulator, and were not written to the bundle",
-            why=refusal(failures, Reference.from_arrays(opened.reference())),
+            why=rejection(failures, Reference.from_arrays(opened.reference())),
             hint="choose another precision, or another target for these programs, and export again; "
             "`--allow-unverified` writes them anyway, with the failed comparisons in their evidence",
         )

@@ -45,7 +45,7 @@ from whisperport.verification.clips import Clip, clips_in, shipped_clips
 from whisperport.verification.evidence import with_evidence
 from whisperport.verification.partitions import with_partitions
 from whisperport.verification.reference import Reference
-from whisperport.verification.refusal import refusal
+from whisperport.verification.rejection import rejection
 from whisperport.window import WindowOptions
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
@@ -435,7 +435,7 @@ def _not_verified(out: Path, report: Report, reference: Reference) -> Verificati
     missing = report.failures()[sum(not check.passed for check in report.checks) :]
     return VerificationError(
         f"the bundle for {out} does not agree with its checkpoint, and was not written",
-        why=refusal(report.checks, reference, missing),
+        why=rejection(report.checks, reference, missing),
         hint="choose another precision with `--precision`, also for single programs; `--allow-unverified` "
         "writes it anyway, permanently marked as failed",
     )

@@ -65,8 +65,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
 
 def encoded(model: Whisper, audio: np.ndarray, precision: str) -> Features:
-    """What the encoder computes in a precision; "w8a8" rounds the inputs of the linears, as repaired recipes
-    do: sums and the outputs of linears stay precise."""
+    """What the encoder computes in a precision.
+
+    "w8a8" rounds the inputs of linears, as repaired recipes do: sums and the outputs of linears stay precise.
+    """
     mel = torch.from_numpy(log_mel(audio, model.dims.n_mels, n_frames=model.dims.n_frames))[None]
     if precision == "fp32":
         return model.encode(mel)[0].numpy()

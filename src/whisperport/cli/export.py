@@ -198,7 +198,7 @@ def export(
       $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
       $ whisperport export tiny.en --target onnxruntime --window 10 --out build/tiny-10s
       $ whisperport export tiny --target litert --precision w8 --out build/tiny-int8
-      $ whisperport export tiny --target litert --out build/mine --verify-with recordings
+      $ whisperport export tiny --target litert --out build/mine --verify-with talks
       $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
     """
     options = ExportOptions(

@@ -33,7 +33,7 @@ from whisperport.verification.tokens import compare_logits, compare_tokens, toke
 from whisperport.verification.tolerances import limit_of
 from whisperport.verification.word_check import (
     MAX_CHANGE,
-    Heard,
+    Transcribed,
     no_evidence,
     undecided,
     word_check,
@@ -203,8 +203,8 @@ def _decoded_checks(
     """Compare the tokens of every clip, and the error rates over the clips that decide."""
     generation = bundle.manifest.generation
     tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), generation)
-    heard = [
-        Heard(
+    texts = [
+        Transcribed(
             clip=clip,
             tokens=decoded.tokens,
             text=tokenizer.decode(decoded.tokens),
@@ -214,13 +214,13 @@ def _decoded_checks(
         for decoded, clip in zip(results, reference.clips, strict=True)
     ]
     own = reference.loss(precision, "logits")
-    luck = {one.clip.name: reason for one in heard if (reason := undecided(one, precision, own))}
+    luck = {one.clip.name: reason for one in texts if (reason := undecided(one, precision, own))}
     for decoded, clip in zip(results, reference.clips, strict=True):
         check = _token_check(decoded, clip, generation.end_of_text, precision)
         yield _reported(check, luck[clip.name]) if clip.name in luck and decoded.tokens else check
-    sure = [one for one in heard if one.clip.name not in luck]
+    sure = [one for one in texts if one.clip.name not in luck]
     if not sure:
-        yield no_evidence(heard, luck)
+        yield no_evidence(texts, luck)
     for unit in sorted({one.unit for one in sure}, reverse=True):
         yield word_check([one for one in sure if one.unit == unit], unit, precision)
 

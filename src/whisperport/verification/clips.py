@@ -101,14 +101,14 @@ def clips_in(folder: Path, language: str) -> tuple[Clip, ...]:
         paths = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
     except OSError as error:
         raise AudioError(
-            f"cannot read the recordings in {folder}",
+            f"cannot read the audio files in {folder}",
             why=str(error),
             hint="give a folder of audio files",
         ) from error
     found = [path for path in paths if path.suffix.lower() != ".txt"]
     if not found:
         raise AudioError(
-            f"there are no recordings in {folder}",
+            f"there are no audio files in {folder}",
             why=f"it has {len(paths)} files that are no audio",
             hint="give a folder of audio files, such as NAME.wav with its transcript NAME.txt",
         )

@@ -1,6 +1,6 @@
 """Find whether an output is that of something else: of another clip, an earlier frame, or another layout.
 
-An SQNR of 13 dB can be a sound program of 8 bits, or an exact one that is a frame late. So an output must
+An SQNR of 13 dB can be a correct program of 8 bits, or an exact one that is a frame late. So an output must
 not be clearly closer to a wrong expectation than to its own. Massive activations, single channels hundreds
 of times larger than all others, would decide such a comparison alone; each channel is clipped first.
 """

@@ -21,7 +21,8 @@ FLOOR_DB = 10.0
 """Below it an output fails, whatever its checkpoint loses and whatever the words are.
 
 The vendor of a chip of 8 bits flags less than 10 dB at the output in its layer noise analysis
-(docs/explanation/verification.md). For a clip of 5 s in a window of 30 s, an encoder that heard silence or another clip has 4 to 6 dB."""
+(docs/explanation/verification.md).
+For a clip of 5 s in a window of 30 s, an encoder that got silence or another clip has 4 to 6 dB."""
 
 MARGINS_DB: Mapping[str, float] = {
     "fp16": 26.0,

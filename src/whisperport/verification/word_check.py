@@ -1,4 +1,4 @@
-"""Compare the words that a bundle hears with those that its checkpoint hears in float32, clip by clip."""
+"""Compare the words that a bundle decodes with those that its checkpoint decodes in float32, clip by clip."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ LOST = 0.5  # error rate of float32 above which a clip shows nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What a bundle heard in a clip."""
+class Transcribed:
+    """What a bundle texts in a clip."""
 
     clip: ReferenceClip
     tokens: Sequence[int]
     text: str
-    expected: str  # what the checkpoint hears in float32
+    expected: str  # what the checkpoint transcribes in float32
     unit: Unit
 
     def errors(self) -> tuple[TextErrors, TextErrors]:
@@ -39,43 +39,43 @@ class Heard:
         )
 
 
-def undecided(heard: Heard, precision: str, own: Loss | None) -> str:
+def undecided(texts: Transcribed, precision: str, own: Loss | None) -> str:
     """Return why a clip decides nothing in a precision below float32; empty if it decides.
 
     Args:
-        heard: the clip and its text.
+        texts: the clip and its text.
         precision: precision of the programs.
         own: what torch loses of the logits in it; None: not known.
     """
     if precision == "fp32":
         return ""
-    margin = min(heard.clip.margins[:FIRST_TOKENS], default=None)
+    margin = min(texts.clip.margins[:FIRST_TOKENS], default=None)
     if margin is not None and margin < luck(own):
         return f"the margin of a first token is {margin:.2f} logits, and {luck(own):.2f} are luck"
-    _, float32 = heard.errors()
-    if heard.clip.text and float32.rate > LOST:
+    _, float32 = texts.errors()
+    if texts.clip.text and float32.rate > LOST:
         return f"float32 itself has {float32.name} {float32.rate:.0%} on this clip"
     return ""
 
 
-def no_evidence(heard: Sequence[Heard], reasons: Mapping[str, str]) -> Check:
+def no_evidence(texts: Sequence[Transcribed], reasons: Mapping[str, str]) -> Check:
     """Return the failed check of a bundle none of whose clips decides."""
     listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     return Check(
         level="words",
         program=ALL_PROGRAMS,
         what="clips that decide",
-        value={"clips": len(heard), "deciding": 0},
+        value={"clips": len(texts), "deciding": 0},
         rule="at least one clip whose text is not a matter of luck for this checkpoint",
         passed=False,
-        reason=f"no clip decides ({listed}); export with `--verify-with` and recordings that the model "
+        reason=f"no clip decides ({listed}); export with `--verify-with` and audio files that the model "
         "understands"
-        if heard
+        if texts
         else "the reference has no words",
     )
 
 
-def word_check(heard: Sequence[Heard], unit: Unit, precision: str) -> Check:
+def word_check(texts: Sequence[Transcribed], unit: Unit, precision: str) -> Check:
     """Check that the bundle's error rate is not above the reference's, as far as the words can show it.
 
     Only clips with a transcript count; if there is none, float32's own text is the transcript.
@@ -84,21 +84,21 @@ def word_check(heard: Sequence[Heard], unit: Unit, precision: str) -> Check:
     arrays are within their limits. The bounds of the increase, with a confidence of 95%, are reported.
 
     Args:
-        heard: the clips that decide, all counted in `unit`.
+        texts: the clips that decide, all counted in `unit`.
         unit: words or characters.
         precision: precision of the programs.
     """
     limit = MAX_CHANGE.get(precision, 0.005)
-    with_text = [one for one in heard if one.clip.text]
-    pairs = [one.errors() for one in with_text or heard]
+    with_text = [one for one in texts if one.clip.text]
+    pairs = [one.errors() for one in with_text or texts]
     tested = sum((pair[0] for pair in pairs), TextErrors(unit=unit))
     compared = sum((pair[1] for pair in pairs), TextErrors(unit=unit))
     name, length = compared.name, compared.length
-    value: dict[str, float] = {unit: length, "clips": len(heard)}
+    value: dict[str, float] = {unit: length, "clips": len(texts)}
     if not length:
         return _check(unit, value, "the reference has words", "the reference has no words")
     between = sum(
-        (text_errors(one.text, one.expected, unit) for one in heard), TextErrors(unit=unit)
+        (text_errors(one.text, one.expected, unit) for one in texts), TextErrors(unit=unit)
     )
     more, change = tested.errors - compared.errors, tested.rate - compared.rate
     low, high = increase_bounds(pairs)

@@ -1,4 +1,4 @@
-"""A refusal lists every failure, worst first, the words, and what the checkpoint itself keeps."""
+"""A rejection lists every failure, worst first, the words, and what the checkpoint itself keeps."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +13,9 @@ from whisperport.verification.clips import clips_in
 from whisperport.verification.error_rate import TextErrors, increase_bounds
 from whisperport.verification.loss import Loss, loss_of
 from whisperport.verification.reference import Reference, ReferenceClip
-from whisperport.verification.refusal import refusal
+from whisperport.verification.rejection import rejection
 from whisperport.verification.tolerances import FLOOR_DB, limit_of
-from whisperport.verification.word_check import Heard, undecided, word_check
+from whisperport.verification.word_check import Transcribed, undecided, word_check
 
 
 def loss(sqnr_db: float) -> Loss:
@@ -40,7 +40,7 @@ def failed(program: str, sqnr_db: float) -> Check:
 def test_all_failures_are_listed_the_worst_first_with_what_torch_keeps() -> None:
     checks = [failed(f"program_{n}", n) for n in (9, 3, 8, 1, 7)]
     losses = {("fp16", "features"): loss(60), ("w8", "features"): loss(24)}
-    lines = refusal(checks, Reference((clip(losses=losses),), 8)).split("\n")
+    lines = rejection(checks, Reference((clip(losses=losses),), 8)).split("\n")
 
     assert [line.split(",")[0] for line in lines[:5]] == [f"program_{n}" for n in (1, 3, 7, 8, 9)]
     assert "keeps fp16 60 dB, w8 24 dB" in lines[5]
@@ -71,14 +71,16 @@ def test_a_loss_that_is_not_finite_has_no_decibels() -> None:
     assert loss_of(actual, expected).sqnr_db == -np.inf
 
 
-def heard(text: str, expected: str, transcript: str = "one two three", margin: float = 9) -> Heard:
+def transcribed(
+    text: str, expected: str, transcript: str = "one two three", margin: float = 9
+) -> Transcribed:
     made = clip(transcript, margins=np.array([margin], np.float32))
-    return Heard(clip=made, tokens=(2,), text=text, expected=expected, unit="words")
+    return Transcribed(clip=made, tokens=(2,), text=text, expected=expected, unit="words")
 
 
 def test_one_error_more_is_no_failure_below_float16_and_two_are() -> None:
-    same = [heard("one two three", "one two three")] * 20
-    one, two = heard("one two", "one two three"), heard("one", "one two three")
+    same = [transcribed("one two three", "one two three")] * 20
+    one, two = transcribed("one two", "one two three"), transcribed("one", "one two three")
 
     assert word_check([*same, one], "words", "w8").passed
     assert not word_check([*same, one], "words", "fp16").passed
@@ -88,10 +90,10 @@ def test_one_error_more_is_no_failure_below_float16_and_two_are() -> None:
 
 
 def test_a_clip_that_is_luck_decides_nothing() -> None:
-    assert undecided(heard("one two three", "one two three"), "w8", loss(40)) == ""
-    assert "0.05 logits" in undecided(heard("a", "a", margin=0.05), "w8", None)
-    assert "float32 itself" in undecided(heard("one", "four"), "w8", None)
-    assert undecided(heard("one", "four"), "fp32", None) == ""
+    assert undecided(transcribed("one two three", "one two three"), "w8", loss(40)) == ""
+    assert "0.05 logits" in undecided(transcribed("a", "a", margin=0.05), "w8", None)
+    assert "float32 itself" in undecided(transcribed("one", "four"), "w8", None)
+    assert undecided(transcribed("one", "four"), "fp32", None) == ""
 
 
 def test_without_a_difference_the_bound_is_the_rule_of_three() -> None:

@@ -1,4 +1,4 @@
-"""Say why a bundle was refused: every output that failed, worst first, and what its checkpoint keeps."""
+"""Say why a bundle was rejected: every output that failed, worst first, and what its checkpoint keeps."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import FLOOR_DB
 
 
-def refusal(checks: Iterable[Check], reference: Reference, missing: Sequence[str] = ()) -> str:
+def rejection(checks: Iterable[Check], reference: Reference, missing: Sequence[str] = ()) -> str:
     """Return all failures, one a line: words first, then outputs by their SQNR.
 
     What the words show follows where they did not fail, and what torch keeps in other precisions.
