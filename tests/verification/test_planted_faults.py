@@ -67,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 def encoded(model: Whisper, audio: np.ndarray, precision: str) -> Features:
     """What the encoder computes in a precision.
 
-    "w8a8" rounds the inputs of linears, as repaired recipes do: sums and the outputs of linears stay precise.
+    "w8a8" rounds the inputs of linears, as repaired recipes do; sums and outputs of linears stay precise.
     """
     mel = torch.from_numpy(log_mel(audio, model.dims.n_mels, n_frames=model.dims.n_frames))[None]
     if precision == "fp32":

@@ -129,5 +129,7 @@ def _transcript(path: Path) -> str:
             f"cannot read the transcript {path}", why=str(error), hint="save it as UTF-8"
         ) from error
     if not text:
-        raise AudioError(f"the transcript {path} is empty", hint="write what is said, or delete it")
+        raise AudioError(
+            f"the transcript {path} is empty", hint="fill in the transcript, or delete the file"
+        )
     return text

@@ -1,4 +1,4 @@
-"""Compare the words that a bundle decodes with those that its checkpoint decodes in float32, clip by clip."""
+"""Compare the words that a bundle decodes with those of its checkpoint in float32, clip by clip."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
