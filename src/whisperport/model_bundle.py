@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
 
 TARGET, BATCH = "onnxruntime", 8  # step_8 decodes beams, chunks and files together
 VARIABLE = "WHISPERPORT_BUNDLE"  # environment variable: folder of the bundle if none is given
-_KEY = re.compile(r"[0-9a-f]{64}")
+_KEY = re.compile(r"[0-9a-f]{16}")
 MAX_FILES = 1000  # of a checkpoint's folder that are compared
 
 
@@ -229,4 +229,4 @@ def _state(model: str) -> Any:
 
 
 def _hash(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -217,5 +217,5 @@ def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_not_text_are_reject
     # then
     assert (no_bundle.code, no_text.code, no_audio.code) == (1, 1, 1)
     assert "is not a bundle" in no_bundle.lines[0]
-    assert "cannot read the transcript" in no_text.lines[0]
-    assert no_audio.lines[0].startswith("error: ")
+    assert "cannot read the transcript" in no_text.err
+    assert "error: " in no_audio.err

@@ -1,6 +1,6 @@
 """The command that a verb suggests at its end is safe: it replaces nothing, and does not lead back."""
 
-from whisperport.transcription import default_bundle
+from ..embedded import default_bundle
 
 
 def test_check_of_a_bundle_suggests_nothing_that_replaces_it(run):

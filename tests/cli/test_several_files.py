@@ -164,7 +164,7 @@ def test_existing_transcripts_are_replaced_only_with_overwrite(
 
 
 def test_a_folder_as_audio_is_told_how_to_give_its_files(run: Any, tmp_path: Path) -> None:
-    ran = run("transcribe", tmp_path)
+    ran = run("transcribe", tmp_path, "--model", "default")
 
     assert ran.code == 1
     assert "is a folder" in ran.err

@@ -123,7 +123,10 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
             writing it; its parent folder is not writable; or fewer than `needed_bytes` are free.
     """
     try:
-        out = Path(os.path.realpath(out))
+        out = Path(os.path.realpath(out))  # an OSError here: the working directory was deleted
+    except ValueError as error:  # a NUL in the path
+        raise _cannot_write(out, error) from error
+    try:
         _check_existing(out, overwrite)
         ancestor = out.parent
         while not os.path.lexists(ancestor):
@@ -133,7 +136,7 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
         # This is the longest name that writing the bundle needs.
         _try_to_write(ancestor / Staging(out, secrets.token_hex(TOKEN_BYTES)).discarded.name)
         free = shutil.disk_usage(ancestor).free
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except OSError as error:
         raise _cannot_write(out, error) from error
     if free < needed_bytes:
         raise BundleError(

@@ -56,8 +56,8 @@ def targets(as_json: bool) -> None:
     )
     print_lines("", "no: [EXTRA]: this pip extra is not installed; see `whisperport doctor`")
     print_lines(
-        "emulated, simulated: in emulation on this CPU, or in the vendor's simulator; this command does "
-        "not look for the device",
+        "emulated, simulated: in emulation on this CPU, or in the vendor's simulator;",
+        "this command does not look for the device",
         "",
     )
     print_table(
