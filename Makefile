@@ -1,6 +1,7 @@
 # make demo      install what one target needs, then export, verify and transcribe; TARGET=xnnpack for another
 # make test      install the development extra as well, then run every check and every test
 # make test-all  the same, with all repetitions of the long tests
+# make test-official  test OpenAI's own weights on this machine: MODEL=tiny.en, AUDIO=folder of recordings
 #
 # Choose the interpreter with `make demo PYTHON=/usr/bin/python3.12`.
 
@@ -13,7 +14,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-all check docs readme evidence bench bench-peers fuzz clean
+.PHONY: demo test test-all test-official check docs readme evidence bench bench-peers fuzz clean
 
 # The extra that a target needs; all others need `export`, and the demo says what else.
 TARGET ?= onnxruntime
@@ -36,6 +37,13 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	@WHISPERPORT_TEST_ALL=1 $(BIN)/python tests/cpu_minutes.py "make $@" '$(CHECK) && $(TEST)'
+
+# OpenAI's own weights, from openai-whisper's cache, the hub's cache or the network. Without them, every test is
+# skipped and says so. AUDIO is a folder of recordings; NAME.txt beside NAME.wav is its transcript.
+MODEL ?= tiny.en
+test-official: $(VENV)/.installed-dev
+	@WHISPERPORT_OFFICIAL="$(MODEL)" WHISPERPORT_AUDIO="$(AUDIO)" WHISPERPORT_RECORD="build/official-$(notdir $(MODEL)).json" \
+		$(BIN)/python -m pytest tests/official -rs && echo "The record is in build/official-$(notdir $(MODEL)).json."
 
 # The chores.
 

@@ -15,6 +15,7 @@ from whisperport.transcription import Transcriber
 
 from ..embedded import default_bundle, unpacked
 from ..extent import core_or_all
+from ..openai_original import openai_original
 
 
 @pytest.fixture(scope="session")
@@ -24,28 +25,7 @@ def embedded() -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def openai_model(embedded: Checkpoint) -> whisper.model.Whisper:
-    """openai-whisper's own class with the embedded weights and alignment heads, float32."""
-    dims = embedded.dims
-    model = whisper.model.Whisper(
-        whisper.model.ModelDimensions(
-            dims.n_mels,
-            dims.n_audio_ctx,
-            dims.n_audio_state,
-            dims.n_audio_head,
-            dims.n_audio_layer,
-            dims.n_vocab,
-            dims.n_text_ctx,
-            dims.n_text_state,
-            dims.n_text_head,
-            dims.n_text_layer,
-        )
-    )
-    model.load_state_dict({name: w.float() for name, w in embedded.weights.items()}, strict=False)
-    heads = torch.zeros(dims.n_text_layer, dims.n_text_head, dtype=torch.bool)
-    for layer, head in embedded.generation.alignment_heads:
-        heads[layer, head] = True
-    model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
-    return model.eval()
+    return openai_original(embedded)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import get_args
 
 import click
@@ -224,7 +225,7 @@ def _print_acceptance(rows: Sequence[AcceptanceRow]) -> None:
         ],
     )
     rules = dict.fromkeys(f"{row.metric}: {row.rule}" for row in rows if row.rule)
-    print_lines("", *rules)
+    print_lines("", *(line for rule in rules for line in wrap(rule, 100)))
     print_lines(*(f"FAIL: {row.metric}: {row.reason}" for row in rows if row.reason), "")
 
 

@@ -1,0 +1,140 @@
+"""What must hold for the weights that people use: tokens, precisions, and words.
+
+Official weights are tested by `make test-official`, checkpoints made to behave like them by `make test`.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import whisper
+
+from whisperport.bundle import Bundle
+from whisperport.compiling import compile as compile_bundle
+from whisperport.errors import VerificationError
+from whisperport.exporting import ExportOptions, export
+from whisperport.runtime import DecodeOptions
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.options import with_target
+from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.verification.error_rate import text_errors
+
+from ..extent import core_or_all
+from ..openai_original import openai_original
+from .conftest import OFFICIAL, Candidate
+
+pytestmark = pytest.mark.official
+
+GREEDY = TranscribeOptions(temperatures=(0.0,), decode=DecodeOptions(language="en"))
+RUNTIMES = ["onnxruntime", "openvino", "litert", "xnnpack"]
+# Target -> the package whose presence means that it can be lowered and run.
+PACKAGE = {"openvino": "openvino", "litert": "litert_torch", "xnnpack": "executorch"}
+SIMULATED = {"sm8650": "onnxruntime_qnn", "rk3588": "rknn"}
+
+
+def _all(core: list[str], everything: list[str]) -> list[str]:
+    return everything if OFFICIAL else core_or_all(core, everything)
+
+
+@pytest.fixture(scope="session")
+def bundles(candidate: Candidate, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`bundles(target, precisions)`: a verified bundle of the candidate, exported once."""
+
+    @cache
+    def bundle(target: str, precision: str = "", of_encoder: str = "") -> Bundle:
+        package = PACKAGE.get(target)
+        if package and find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+        options = ExportOptions(
+            precision=precision,
+            precisions={"encoder": of_encoder} if of_encoder else {},
+            run=RunOptions(threads=1),
+        )
+        out = tmp_path_factory.mktemp("official") / f"{target}-{precision or of_encoder or 'fp32'}"
+        return export(candidate.checkpoint, target, out, options)
+
+    return bundle
+
+
+def _transcriber(bundle: Bundle, target: str) -> Transcriber:
+    emulation = with_target(get_target(target).spec.emulation, target)
+    return Transcriber(bundle, RunOptions(threads=1, options=emulation))
+
+
+@pytest.mark.parametrize("target", _all(["onnxruntime"], RUNTIMES))
+def test_tokens_and_text_are_those_of_openai_whisper(
+    target: str, candidate: Candidate, bundles: Any, record: dict[str, Any]
+) -> None:
+    original = openai_original(candidate.checkpoint)
+    transcriber = _transcriber(bundles(target), target)
+
+    equal = []
+    for clip in candidate.clips:
+        theirs = whisper.transcribe(
+            original, clip.samples, language="en", temperature=0.0, fp16=False
+        )
+        ours = transcriber.transcribe(clip.samples, GREEDY)
+        equal.append(
+            [token for segment in ours.segments for token in segment.tokens]
+            == [token for segment in theirs["segments"] for token in segment["tokens"]]
+        )
+
+    record[f"{target}: clips with openai-whisper's tokens"] = f"{sum(equal)} of {len(equal)}"
+    assert equal
+    assert all(equal)
+
+
+def test_the_word_error_rate_is_that_of_openai_whisper(
+    candidate: Candidate, bundles: Any, record: dict[str, Any]
+) -> None:
+    clips = [clip for clip in candidate.clips if clip.text]
+    if not clips:
+        pytest.skip("no clip has a transcript")
+    original = openai_original(candidate.checkpoint)
+    transcriber = _transcriber(bundles("onnxruntime"), "onnxruntime")
+
+    theirs = [
+        whisper.transcribe(original, clip.samples, language="en", temperature=0.0, fp16=False)
+        for clip in clips
+    ]
+    pairs = list(zip(clips, theirs, strict=True))
+    of_ours = [text_errors(transcriber.transcribe(c.samples, GREEDY).text, c.text) for c in clips]
+    of_theirs = [text_errors(result["text"], clip.text) for clip, result in pairs]
+
+    rate = sum(of_ours[1:], of_ours[0]).rate
+    record["WER"] = rate
+    assert rate == sum(of_theirs[1:], of_theirs[0]).rate
+
+
+@pytest.mark.parametrize("target", _all(["litert"], ["litert", "openvino"]))
+def test_weights_of_8_bits_are_accepted(target: str, bundles: Any, record: dict[str, Any]) -> None:
+    bundle = bundles(target, "w8")
+
+    record[f"{target} w8"] = "verified"
+    assert bundle.manifest.verification["passed"] is True
+
+
+def test_a_static_8_bit_encoder_is_refused_with_the_reason(
+    bundles: Any, record: dict[str, Any]
+) -> None:
+    with pytest.raises(VerificationError) as refused:
+        bundles("litert", of_encoder="w8a8")
+
+    record["litert encoder=w8a8"] = str(refused.value)
+    assert "encoder" in refused.value.why
+    assert "w8" in refused.value.hint
+
+
+@pytest.mark.skipif(not OFFICIAL, reason="a simulator needs minutes; run make test-official")
+@pytest.mark.parametrize("target", SIMULATED)
+def test_float16_is_compiled_and_simulated(
+    target: str, candidate: Candidate, bundles: Any, record: dict[str, Any]
+) -> None:
+    if find_spec(SIMULATED[target]) is None:
+        pytest.skip(f"{SIMULATED[target]} is not installed")
+
+    made = compile_bundle(bundles(target).folder)
+
+    record[f"{target} fp16"] = [program.name for program in made.programs]
+    assert made.programs
