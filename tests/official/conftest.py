@@ -26,6 +26,7 @@ from whisperport.verification.machine import machine, versions
 
 from ..extent import core_or_all
 from ..outlier_checkpoints import NAMES, outlier_checkpoint
+from ..shared_exports import run_folder
 
 OFFICIAL = os.environ.get("WHISPERPORT_OFFICIAL", "")
 AUDIO = os.environ.get("WHISPERPORT_AUDIO", "")
@@ -49,7 +50,7 @@ def candidate(
 ) -> Candidate:
     name: str = request.param
     if not OFFICIAL:
-        folder = outlier_checkpoint(name, tmp_path_factory)
+        folder = outlier_checkpoint(name, run_folder(tmp_path_factory) / "outliers")
         return Candidate(name, load_checkpoint(folder), _clips())
     try:
         return Candidate(name, load_checkpoint(name), _clips())
