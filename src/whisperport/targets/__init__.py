@@ -5,6 +5,7 @@ wait for the import of the others.
 """
 
 import difflib
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,7 @@ def similar_targets(name: str, targets: Sequence[Target]) -> list[str]:
 
 def _words(target: Target) -> str:
     folder = type(target).__module__.removeprefix(f"{__name__}.").partition(".")[0]
-    words = getattr(import_module(f"{__name__}.{folder}"), "VENDOR_WORDS", ())
+    words = getattr(sys.modules.get(f"{__name__}.{folder}"), "VENDOR_WORDS", ())
     return " ".join((target.spec.name, target.spec.summary, folder, *words)).lower()
 
 
