@@ -28,7 +28,7 @@ def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Pa
     """Return the `.pt` file or the folder of a short name, and download it if it is nowhere here.
 
     OpenAI's file is looked for before the hub's copy, because its digest is published. The hub is asked
-    only if OpenAI's server cannot be reached, never after a wrong digest.
+    only if OpenAI's server cannot be reached or does not give it, never after a wrong digest.
 
     Args:
         name: a key of `HUB_IDS`.

@@ -1,6 +1,6 @@
 """The trial run: load and run the programs of an unknown bundle once in a limited child process.
 
-There is no trial run if the bundle comes with the package, if this user exported it on this machine, if the
+There is no trial run if this user exported the bundle on this machine, if the
 user trusts it (`--trust`), or if an earlier trial run of the same bundle passed.
 
 A trial run finds programs that do not end, need too much memory or crash a runtime in their first run. It
