@@ -15,6 +15,7 @@ import os
 import signal
 import statistics
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +32,10 @@ import numpy as np  # noqa: E402
 from tests.diagnosis_cases.cases import one  # noqa: E402
 from tests.diagnosis_cases.evaluation import Outcome, Score, evaluate  # noqa: E402
 from tests.diagnosis_cases.package import answer  # noqa: E402
+from tests.diagnosis_cases.worlds import provide  # noqa: E402
 
+from whisperport.embedded_model import unpack_model  # noqa: E402
+from whisperport.model_bundle import bundle_of  # noqa: E402
 from whisperport.verification import machine, versions  # noqa: E402
 
 CONFUSIONS = 12  # rows of the list of what was confused
@@ -46,7 +50,11 @@ def main() -> None:
     chosen = parser.parse_args()
     outcomes: list[Outcome] = []
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
-    with ProcessPoolExecutor(chosen.processes, initializer=ignore_interrupts) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(chosen.processes, initializer=prepare, initargs=(folder,)) as pool,
+    ):
+        unpack_model(Path(folder))
         pending = pool.map(outcome_of, *zip(*cases_of(chosen), strict=True))
         try:
             for outcome in pending:
@@ -67,8 +75,10 @@ def outcome_of(seed: int, number: int, worlds: tuple[str, ...]) -> Outcome:
     return replace(outcome, case=replace(outcome.case, file=b"", true=np.empty(0, np.float32)))
 
 
-def ignore_interrupts() -> None:
+def prepare(checkpoint: str) -> None:
+    """Prepare a process of the pool: it leaves Ctrl-C to its parent, and finds the embedded model."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    provide(bundle_of("default").folder, Path(checkpoint))
 
 
 def show_progress(outcomes: Sequence[Outcome], cases: int) -> None:

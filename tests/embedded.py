@@ -1,5 +1,6 @@
 """The embedded model as tests use it: its bundle is exported once per run and shared by all workers."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,8 @@ def default_bundle() -> Path:
 
 @cache
 def _default_bundle() -> Path:
+    if "XDG_CACHE_HOME" not in os.environ:  # conftest.py sets it
+        raise RuntimeError("the bundle is exported by tests, not when the tests are collected")
     return bundle_of("default").folder
 
 

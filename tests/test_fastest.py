@@ -23,7 +23,7 @@ from .extent import EVERYTHING
 from .fake_target import FakeTarget, fake
 
 HISS = (0.1 * np.random.default_rng(0).standard_normal(3200)).astype(np.float32)
-OPTIONS = ExportOptions(clips=[Clip("hiss", "so they say", HISS)], run=RunOptions(threads=1))
+OPTIONS = ExportOptions(clips=[Clip("hiss", "", HISS)], run=RunOptions(threads=1))
 
 
 def table(**rows: dict[str, float]) -> list[Timed]:

@@ -22,7 +22,7 @@ from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference, ReferenceClip
 
-from .hostile_bundle import SHIPPED
+from .embedded import default_bundle
 from .micro import DIMS, GENERATION
 
 TOKENS = (50, 51, 53, 57, 1, 2, 3, 4, 20, 30)
@@ -190,7 +190,10 @@ def test_no_scores_are_measured_if_every_program_is_in_float32() -> None:
 def test_the_embedded_model_decodes_the_same_logits_with_the_bounded_mask() -> None:
     """Measured: the logits are bit-identical from -32 on, and -24 changes them by 8e-5."""
     # given
-    bundle, run = Bundle.open(SHIPPED, check_hashes=False), RunOptions(threads=1, trust=True)
+    bundle, run = (
+        Bundle.open(default_bundle(), check_hashes=False),
+        RunOptions(threads=1, trust=True),
+    )
     reference = Reference.from_arrays(bundle.reference())
     manifest = bundle.manifest
     bounded = replace(

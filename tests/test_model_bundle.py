@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from whisperport import embedded_model, model_bundle
+from whisperport import embedded_model, exporting, model_bundle
 from whisperport.bundle import Bundle
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
 from whisperport.exporting import ExportOptions
@@ -27,14 +27,14 @@ AUDIO = shipped_audio()[0].path
 def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """The folders that bundles were exported to, in an empty cache."""
     done: list[Path] = []
-    export = model_bundle.export
+    export = exporting.export
 
     def counted(checkpoint: Any, target: str, out: Path, *rest: Any, **named: Any) -> Bundle:
         done.append(out)
         return export(checkpoint, target, out, *rest, **named)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_bundle, "export", counted)
+    monkeypatch.setattr(exporting, "export", counted)
     options = ExportOptions(clips=noise_clips()[:1], batch=1)
     monkeypatch.setattr(model_bundle, "_options", lambda: options)
     return done
@@ -112,13 +112,13 @@ def test_without_torch_a_model_of_the_cache_is_used_and_another_is_an_error_with
 def test_two_processes_export_a_model_once(tmp_path: Path, tiny_openai_pt: Path) -> None:
     script = (
         "import sys\n"
-        "from whisperport import model_bundle\n"
+        "from whisperport import exporting, model_bundle\n"
         "def export(checkpoint, target, out, *_, **__):\n"
         "    import shutil, time\n"
         "    time.sleep(1)\n"
         "    open(sys.argv[1], 'a').write('exported\\n')\n"
         "    return model_bundle.Bundle.open(shutil.copytree(sys.argv[2], out))\n"
-        "model_bundle.export = export\n"
+        "exporting.export = export\n"
         "model_bundle.bundle_of(sys.argv[3], progress=lambda stage: print(stage, flush=True))\n"
     )
     log = tmp_path / "log"

@@ -14,9 +14,11 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +26,16 @@ from whisperport import embedded_model
 from whisperport.atomic import write_atomic
 from whisperport.bundle import FORMAT_VERSION, MANIFEST, Bundle
 from whisperport.errors import BundleError, MissingPackageError, UsageError, WhisperportError
-from whisperport.exporting import ExportOptions, export
 from whisperport.locking import try_lock
 from whisperport.progress import Progress
-from whisperport.verification import versions
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
+    from whisperport.exporting import ExportOptions
 
 TARGET, BATCH = "onnxruntime", 8  # step_8 decodes beams, chunks and files together
 VARIABLE = "WHISPERPORT_BUNDLE"  # environment variable: folder of the bundle if none is given
+POLL_S = 0.2  # seconds between two looks at a lock that another process holds
 _KEY = re.compile(r"[0-9a-f]{16}")
 MAX_FILES = 1000  # of a checkpoint's folder that are compared
 
@@ -131,6 +133,8 @@ def cache_folder() -> Path:
 
 
 def _exported(model: str, progress: Progress) -> Bundle:
+    from whisperport.exporting import export  # it imports every target
+
     progress(f"reading {model}")
     try:
         from whisperport.checkpoint import load_checkpoint
@@ -162,7 +166,9 @@ def _exported(model: str, progress: Progress) -> Bundle:
     return bundle
 
 
-def _options() -> ExportOptions:
+def _options() -> "ExportOptions":
+    from whisperport.exporting import ExportOptions
+
     return ExportOptions(batch=BATCH)
 
 
@@ -173,6 +179,7 @@ def _waiting(path: Path, model: str, progress: Progress) -> Iterator[None]:
     if lock is None:
         progress(f"another process exports {model}: waiting for it")
     while lock is None:
+        time.sleep(POLL_S)
         lock = try_lock(path)
     try:
         yield
@@ -212,7 +219,7 @@ def _key(checkpoint: "Checkpoint") -> str:
 
 def _made_by() -> list[Any]:
     """What a bundle depends on beside its checkpoint."""
-    return [versions(["whisperport"]), FORMAT_VERSION, TARGET, BATCH]
+    return [version("whisperport"), FORMAT_VERSION, TARGET, BATCH]
 
 
 def _state(model: str) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from whisperport.runtime.rules import Rules
 from whisperport.runtime.scores import Scores
 from whisperport.targets import RunOptions
 
-from ..hostile_bundle import SHIPPED, copy_of_shipped, program, read, write
+from ..embedded import default_bundle
+from ..hostile_bundle import copy_of_shipped, program, read, write
 
 Document = dict[str, Any]
 Change = Callable[[Document], object]
@@ -159,7 +161,7 @@ CASES: list[tuple[str, Change, str]] = [
 def test_a_contradiction_is_found_when_a_bundle_is_opened(
     folder: Path, change: Change, field: str
 ) -> None:
-    document = read(SHIPPED)
+    document = read(default_bundle())
     change(document)
     write(folder, document)
 
@@ -182,7 +184,7 @@ def test_a_contradiction_is_found_when_a_bundle_is_opened(
     ids=["of the first version", "short sound", "nothing suppressed", "other heads", "no token"],
 )
 def test_what_an_exporter_could_have_written_is_accepted(folder: Path, change: Change) -> None:
-    document = read(SHIPPED)
+    document = read(default_bundle())
     change(document)
     write(folder, document)
 
@@ -191,7 +193,7 @@ def test_what_an_exporter_could_have_written_is_accepted(folder: Path, change: C
 
 def test_sizes_that_the_files_cannot_hold_are_rejected_although_all_agree(folder: Path) -> None:
     """All signatures are correct for 65,536 decoder positions, but the files are those of a small model."""
-    document = read(SHIPPED)
+    document = read(default_bundle())
     document["dims"]["n_text_ctx"] = 65_536
     for entry in document["programs"]:
         for one in entry["spec"]["inputs"]:
@@ -208,7 +210,7 @@ def test_an_engine_is_not_made_of_two_bundles(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process exports to the same folder between the loading of the programs and of the tables."""
-    document = read(SHIPPED)
+    document = read(default_bundle())
     write(folder, document)
     bundle = Bundle.open(folder, check_hashes=False)
     embedding = Bundle.embedding
@@ -250,14 +252,18 @@ def holder(document: Any, path: tuple[Any, ...]) -> Any:
     return document
 
 
-INTACT = read(SHIPPED)
-MODEL = paths_into({"dims": INTACT["dims"], "generation": INTACT["generation"]})
-PROGRAMS = paths_into({"programs": INTACT["programs"], "files": INTACT["files"]})
+@cache
+def intact() -> Document:
+    return read(default_bundle())
+
+
+def paths_of(*fields: str) -> list[tuple[Any, ...]]:
+    return paths_into({field: intact()[field] for field in fields})
 
 
 def changed(data: st.DataObject, paths: list[tuple[Any, ...]]) -> Document:
     """Return the manifest with one value replaced, removed, or exchanged."""
-    document = copy.deepcopy(INTACT)
+    document = copy.deepcopy(intact())
     path = data.draw(st.sampled_from(paths))
     where = holder(document, path)
     kind = data.draw(st.sampled_from(["another value", "left out", "another field's value"]))
@@ -267,7 +273,7 @@ def changed(data: st.DataObject, paths: list[tuple[Any, ...]]) -> Document:
         where[path[-1]] = data.draw(ANYTHING)
     else:
         other = data.draw(st.sampled_from(paths))
-        where[path[-1]] = holder(INTACT, other)[other[-1]]
+        where[path[-1]] = holder(intact(), other)[other[-1]]
     return document
 
 
@@ -276,7 +282,7 @@ def changed(data: st.DataObject, paths: list[tuple[Any, ...]]) -> Document:
 def test_any_size_and_token_is_rejected_or_can_be_decoded_with(
     folder: Path, data: st.DataObject
 ) -> None:
-    write(folder, changed(data, MODEL))
+    write(folder, changed(data, paths_of("dims", "generation")))
     try:
         manifest = Bundle.open(folder, check_hashes=False).manifest
     except BundleError:
@@ -296,7 +302,7 @@ def test_any_size_and_token_is_rejected_or_can_be_decoded_with(
 @settings(max_examples=20)
 @given(data=st.data())
 def test_any_program_and_file_is_rejected_or_loads(folder: Path, data: st.DataObject) -> None:
-    write(folder, changed(data, PROGRAMS))
+    write(folder, changed(data, paths_of("programs", "files")))
 
     # A UsageError is that of a target which this version does not know.
     with contextlib.suppress(BundleError, UsageError):

@@ -12,7 +12,8 @@ from whisperport.errors import BundleError
 from whisperport.masks import MASKED
 from whisperport.placement import Placement
 
-from ..hostile_bundle import SHIPPED, copy_of_shipped, program, read, write
+from ..embedded import default_bundle
+from ..hostile_bundle import copy_of_shipped, program, read, write
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +22,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_mask(folder: Path, name: str, mask: Any) -> Bundle:
-    document = read(SHIPPED)
+    document = read(default_bundle())
     program(document, name)["placement"]["mask"] = mask
     write(folder, document)
     return Bundle.open(folder, check_hashes=False)
 
 
 def test_a_manifest_without_masks_means_the_usual_one() -> None:
-    text = json.dumps(read(SHIPPED)["programs"])
-    bundle = Bundle.open(SHIPPED, check_hashes=False)
+    text = json.dumps(read(default_bundle())["programs"])
+    bundle = Bundle.open(default_bundle(), check_hashes=False)
 
     assert '"mask":' not in text.replace('"name": "mask"', "")
     assert {entry.placement.mask for entry in bundle.manifest.programs} == {MASKED}
@@ -70,7 +71,7 @@ def test_a_mask_out_of_range_or_of_another_type_is_rejected(folder: Path, mask: 
 
 @pytest.mark.parametrize("mask", ["NaN", "-Infinity", "-1e999", "-" + "9" * 400])
 def test_a_mask_that_is_no_number_of_json_is_rejected(folder: Path, mask: str) -> None:
-    document = read(SHIPPED)
+    document = read(default_bundle())
     program(document, "step")["placement"]["mask"] = -64
     write(folder, document)
     path = folder / "manifest.json"

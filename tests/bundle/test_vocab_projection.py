@@ -13,7 +13,8 @@ from whisperport.runtime import load_engine
 from whisperport.signatures import LOGSUMEXP
 from whisperport.targets import RunOptions
 
-from ..hostile_bundle import SHIPPED, copy_of_shipped, program, read, write
+from ..embedded import default_bundle
+from ..hostile_bundle import copy_of_shipped, program, read, write
 
 Document = dict[str, Any]
 HIDDEN = {"name": "hidden", "dtype": "float32"}
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, *changes: Callable[[Document], object]) -> Bundle:
-    document = read(SHIPPED)
+    document = read(default_bundle())
     for change in changes:
         change(document)
     write(folder, document)

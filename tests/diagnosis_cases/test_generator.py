@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ..embedded import default_bundle
 from ..extent import core_or_all
 from .cases import CLEAN_SHARE, GATE_DB, PAIR_SHARE, Case, draw, one
 from .device import INTEGERS
 from .faults import FAULTS
 from .spectrogram import Spectrogram
-from .worlds import CLIPS, DATA, Input, world
+from .worlds import CLIPS, Input, world
 
 SEED = 1
 COUNT = core_or_all(40, 1000)
@@ -49,7 +50,7 @@ def test_the_generator_shares_no_code_with_the_package() -> None:
 
 def test_the_numpy_model_computes_the_features_of_the_embedded_model() -> None:
     # given the reference that torch computed
-    stored = np.load(DATA / "bundle" / "reference.npz")
+    stored = np.load(default_bundle() / "reference.npz")
     # when the generator computes the same clip
     found = world("embedded").outputs("encoder", Input(0))["features"][0]
     # then float32's order of summation is the only difference
@@ -58,7 +59,7 @@ def test_the_numpy_model_computes_the_features_of_the_embedded_model() -> None:
 
 def test_the_numpy_model_computes_the_logits_of_the_embedded_model() -> None:
     # given the logits that torch computed after the prompt
-    stored = np.load(DATA / "bundle" / "reference.npz")
+    stored = np.load(default_bundle() / "reference.npz")
     assert [*stored["prompt_1"]] == [50258, 50259, 50359, 50363]
     # when the generator runs its prefill
     found = world("embedded").outputs("prefill_4", Input(1))["logits"][1]

@@ -13,7 +13,15 @@ import numpy as np
 from .spectrogram import Floats, Spectrogram
 from .whisper import HIDDEN, Model, Sizes, Tap, embedded, random_weights
 
-DATA = Path(__file__).parents[2] / "src" / "whisperport" / "data"
+# Folders of the embedded model's bundle and of its checkpoint; `provide` sets them.
+_FOLDERS: dict[str, Path] = {}
+
+
+def provide(bundle: Path, checkpoint: Path) -> None:
+    """Set the folders of the embedded model's bundle and checkpoint, which are made by the package."""
+    _FOLDERS.update(bundle=bundle, checkpoint=checkpoint)
+
+
 CLIPS = 4  # clips of the reference that the cases use
 PROMPT = (50258, 50259, 50359, 50363)  # start of transcript, English, transcribe, no timestamps
 
@@ -123,11 +131,11 @@ class World:
 @lru_cache(maxsize=8)
 def world(name: str) -> World:
     """Return a world by name: "embedded", or one of `RANDOM_SIZES`."""
-    stored = np.load(DATA / "bundle" / "reference.npz")
+    stored = np.load(_FOLDERS["bundle"] / "reference.npz")
     names = tuple(str(n) for n in stored["names"][:CLIPS])
     clips = tuple((stored[f"samples_{i}"] / 32768).astype(np.float32) for i in range(CLIPS))
     if name == "embedded":
-        sizes, weights = embedded(DATA / "model")
+        sizes, weights = embedded(_FOLDERS["checkpoint"])
     else:
         sizes = RANDOM_SIZES[name]
         weights = random_weights(sizes, seed=sum(name.encode()))

@@ -56,7 +56,7 @@ def test_a_shown_command_is_understood(page, command):
 
     # when / then
     if words[0] == "make":
-        assert set(words[1:]) <= make_targets(), page
+        assert {word for word in words[1:] if "=" not in word} <= make_targets(), page
     else:
         assert complaint(words) == "", page
 

@@ -34,6 +34,7 @@ from whisperport.transcription import (
 )
 from whisperport.transcription.chunk import Chunk, ChunkMel
 
+from ..embedded import default_bundle
 from ..extent import core_or_all
 from .conftest import ALL
 from .test_openai_transcribe import (
@@ -94,8 +95,10 @@ def together(
     request: pytest.FixtureRequest, exported: Callable[..., Bundle], threads: Threads
 ) -> Transcriber:
     """The embedded bundle; in test-all, also the embedded model with `step_B` for each target."""
-    bundle, run = None, RunOptions(threads=1)
-    if request.param != "embedded":
+    run = RunOptions(threads=1)
+    if request.param == "embedded":
+        bundle = Bundle.open(default_bundle())
+    else:
         spec = get_target(request.param).spec
         bundle = exported(request.param, "default", batch=ROWS)
         run = replace(run, options=with_target(spec.emulation, request.param))

@@ -62,7 +62,7 @@ def _transcriber(bundle: Bundle, target: str) -> Transcriber:
     return Transcriber(bundle, RunOptions(threads=1, options=emulation))
 
 
-@pytest.mark.parametrize("target", _all(["onnxruntime"], RUNTIMES))
+@pytest.mark.parametrize("target", _all(RUNTIMES[:1], RUNTIMES))
 def test_tokens_and_text_are_those_of_openai_whisper(
     target: str, candidate: Candidate, bundles: Any, record: dict[str, Any]
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_static_8_bit_encoder_is_refused_with_the_reason(
 
     record["litert encoder=w8a8"] = str(refused.value)
     assert "encoder" in refused.value.why
-    assert "w8" in refused.value.hint
+    assert "torch's own encoder of this checkpoint keeps" in refused.value.why
 
 
 @pytest.mark.skipif(not OFFICIAL, reason="a simulator needs minutes; run make test-official")

@@ -20,7 +20,8 @@ from whisperport.signatures import CacheForm, KvLayout
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
 
-from ..hostile_bundle import SHIPPED, copy_of_shipped, rehash
+from ..embedded import default_bundle
+from ..hostile_bundle import copy_of_shipped, rehash
 
 ONNX = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 DECODING = ("cross_kv", "prefill_4", "prefill_64", "step", "align", "step_8")
@@ -89,7 +90,7 @@ def change_manifest(document: dict[str, Any], form: CacheForm) -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> Engine:
-    return load_engine(Bundle.open(SHIPPED, check_hashes=False), RUN)
+    return load_engine(Bundle.open(default_bundle(), check_hashes=False), RUN)
 
 
 @pytest.fixture

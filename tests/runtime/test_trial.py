@@ -142,10 +142,14 @@ def _fails(*_: Any) -> None:
     raise AssertionError("tried")
 
 
-@pytest.mark.parametrize("step", [constant_of(80 * GB), growing_at_run_time(10 * GB, 40)])
-def test_a_program_that_fills_the_memory_is_stopped(step: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("step", "arguments"), [(constant_of, (80 * GB,)), (growing_at_run_time, (10 * GB, 40))]
+)
+def test_a_program_that_fills_the_memory_is_stopped(
+    step: Any, arguments: tuple[int, ...], tmp_path: Path
+) -> None:
     # given
-    bundle = foreign_bundle(tmp_path / "bundle", step=step)
+    bundle = foreign_bundle(tmp_path / "bundle", step=step(*arguments))
 
     # when
     with measured() as peak, pytest.raises(BundleError) as caught:
@@ -157,12 +161,13 @@ def test_a_program_that_fills_the_memory_is_stopped(step: Any, tmp_path: Path) -
     assert peak.bytes < 1.9 * GB
 
 
-def test_what_comes_with_the_package_or_is_trusted_is_not_tried(
-    tmp_path: Path, trials: list[Path]
-) -> None:
+def test_what_this_user_exported_or_trusts_is_not_tried(tmp_path: Path, trials: list[Path]) -> None:
     bundle = foreign_bundle(tmp_path / "bundle")
 
-    load_engine(Bundle.open(default_bundle()))
+    own = Bundle.open(default_bundle())
+    record_own(own.manifest)
+
+    load_engine(own)
     load_engine(bundle, RunOptions(trust=True))
 
     assert not trials

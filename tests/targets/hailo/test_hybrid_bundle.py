@@ -144,7 +144,7 @@ def test_without_a_hef_and_without_the_option_it_says_how_to_compile(hybrid: Bun
 
 
 def test_nothing_but_onnx_stands_in(hybrid: Bundle) -> None:
-    with pytest.raises(UsageError, match=r"`hailo8\.emulation` cannot be `hef`"):
+    with pytest.raises(UsageError, match=r"`hailo8\.emulate` cannot be `hef`"):
         load_engine(hybrid, RunOptions(options={"hailo8.emulate": "hef"}))
 
 
