@@ -164,7 +164,9 @@ def export(
         checkpoint.dims,
     )
     clips = _clips(options, generation)
-    precisions = {p for one in placed.targets.values() for p in one.spec.precisions}
+    # Those of targets with a program below float32; a refusal names the others of them too.
+    lower = {one.target for one in placed.placements.values() if one.precision != "fp32"}
+    precisions = {p for name in lower for p in placed.targets[name].spec.precisions}
     reference = run_eager(
         model, generation, clips, uncached=uncached, precisions=precisions, progress=progress
     )

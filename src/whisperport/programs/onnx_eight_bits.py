@@ -3,11 +3,11 @@
     before   x ── MatMul(W float32 (K, N)) ────────────────────────────────────────► y
     after    x ── MatMulNBits(uint8 (N, K/128, 128), scales float32 (N, K/128)) ───► y
 
-A step then reads a quarter of the bytes. With `accuracy_level` 4 the operator rounds x to 8 bits too, in the
-same blocks, so that a massive activation coarsens only its own block. The other levels compute in float32,
-but expand the whole weight in each run, which is slower than float32 weights. Smaller blocks have less
-error (3 dB for blocks of 32) and are slower. DequantizeLinear and MatMul, ONNX's own form, become the same
-operator with blocks of 32 when ONNX Runtime 1.32 loads them; older versions expand them to float32.
+A step then reads a quarter of the bytes. With `accuracy_level` 4 the operator rounds x to 8 bits too, in
+the same blocks, so that a massive activation coarsens only its own block. The other levels compute in
+float32, but expand the whole weight in each run, which is slower than float32 weights. Smaller blocks have
+less error (3 dB for blocks of 32) and are slower. DequantizeLinear and MatMul, which are ONNX's own form,
+become the same operator with blocks of 32 in ONNX Runtime 1.32; older versions expand them to float32.
 
 Source of the operator: onnxruntime docs/ContribOperators.md.
 """
@@ -38,8 +38,9 @@ def store_in_8_bits(model: ir.Model) -> int:
     replaced = 0
     for node in list(graph):
         weight = node.inputs[1] if len(node.inputs) > 1 else None
-        if weight is None or weight.name not in graph.initializers or not _multiplies(node):
+        if weight is None or not weight.is_initializer() or not _multiplies(node):
             continue
+        assert weight.name
         if weight.name not in stored:
             stored[weight.name] = _stored(graph, weight)
         if (parts := stored[weight.name]) is not None:
@@ -89,7 +90,7 @@ def _stored(graph: ir.Graph, weight: ir.Value) -> tuple[ir.Value, ir.Value] | No
 def _add(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     tensor = ir.tensor(array, name=name)
     graph.initializers[name] = ir.Value(
-        name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+        name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
     )
     return graph.initializers[name]
 
@@ -109,4 +110,5 @@ def _replace(node: ir.Node, levels: ir.Value, scales: ir.Value) -> None:
     )
     output, given = made.outputs[0], node.outputs[0]
     output.name, output.shape, output.type = given.name, given.shape, given.type
+    assert node.graph is not None
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [given], [output])
