@@ -18,8 +18,8 @@ class DeviceOptions:
     api: Annotated[
         Literal["command", "library"],
         Option(
-            "How programs run: command starts neuronrt for every call; library loads each program once "
-            "through the Neuron runtime library and suits programs that run once per token"
+            "command starts neuronrt for every call; library loads each program once through the Neuron "
+            "runtime library, which suits programs that run once per token"
         ),
     ] = "command"
     neuronrt: Annotated[str, Option("Name or path of the neuronrt command, for api=command")] = (
@@ -46,8 +46,7 @@ class DeviceOptions:
     boost: Annotated[
         int | None,
         Option(
-            "Boost value of the NPU's clock that neuronrt gets as -b, for api=command; the default passes "
-            "none",
+            "Boost value of the NPU's clock (neuronrt's -b), for api=command; the default passes none",
             low=0,
             high=100,
         ),
