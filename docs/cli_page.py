@@ -22,8 +22,8 @@ HEAD = """\
 
 Results are printed to standard output; progress, warnings and errors to standard error. With `--json`
 the result is one JSON document. If `NO_COLOR` is set, the output has no colors. If the output is not a
-terminal, tables and help are at most 100 columns wide. `whisperport COMMAND --help` prints the same texts
-as this page, and the options of every target, which are also on the [pages of the
+terminal, tables and help are at most 100 columns wide. `whisperport COMMAND --help` prints what this page
+says, with examples and the options of all targets, which are also on the [pages of the
 targets](README.md#targets).
 
 | Exit code | Meaning |
@@ -76,8 +76,14 @@ def _groups(verb: click.Command, name: str) -> Groups:
         if isinstance(param, click.Option) and "--help" not in param.opts:
             option, text = param.get_help_record(context) or ("", "")
             heading = getattr(param, "group", "")
-            groups.setdefault(heading, []).append((option, " ".join(text.split())))
+            text = " ".join(text.split()).replace("values: ", "")
+            groups.setdefault(heading, []).append((option, text))
     return groups
+
+
+def options_of(verb: click.Command, name: str) -> list[str]:
+    """Return the long names of a verb's options."""
+    return [_name(record) for group in _groups(verb, name).values() for record in group]
 
 
 def _name(record: Record) -> str:
@@ -97,17 +103,14 @@ def _list(groups: Groups) -> str:
 
 
 def _description(verb: click.Command) -> str:
-    """Return the help of a verb; its examples become a block of commands."""
+    """Return the help of a verb without its examples."""
     parts = []
     for paragraph in inspect.cleandoc(verb.help or "").split("\n\n"):
         title, _, lines = paragraph.removeprefix("\b\n").partition("\n")
-        if title == "Examples:":
-            commands = re.findall(r"^ *\$ (.*)$", lines, re.MULTILINE)
-            parts.append("```sh\n" + "\n".join(commands) + "\n```\n")
-        elif paragraph.startswith("\b"):
-            parts.append(f"{title}\n\n```text\n{lines}\n```\n")
-        else:
+        if not paragraph.startswith("\b"):
             parts.append(paragraph.strip() + "\n")
+        elif title != "Examples:":
+            parts.append(f"{title}\n\n```text\n{lines}\n```\n")
     return "\n".join(parts)
 
 

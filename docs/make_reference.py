@@ -8,7 +8,7 @@ A test compares the pages with the output of this script.
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,11 @@ ALL = "all"
 REWRITES_HEAD = """\
 # Rewrites
 
-A rewrite changes a graph into an equivalent one that a target supports better. The spec of a target lists
+A rewrite changes a graph into an equivalent one that a target supports better. The page of a target lists
 its rewrites in order. The manifest of a bundle and the report of `whisperport check --fix` state what each
-rewrite changed and what it did not change, with the reason. An *exact* rewrite computes the same function
-in real arithmetic. Every rewrite supports programs of openai-whisper and transformers as `torch.export`
-writes them, and does not copy weights in memory.
+rewrite changed, and what it did not change and why. All are *exact*, unless noted: they compute the same
+function in real arithmetic. Rewrites read programs as `torch.export` writes them from openai-whisper and
+transformers, and copy no weights in memory.
 """
 
 RULES_HEAD = """\
@@ -43,17 +43,12 @@ RULES_HEAD = """\
 `whisperport check` checks every node of a program against these rules. `whisperport explain CODE` prints
 the section of one rule. The meaning of a code never changes.
 
-| Codes | Subject |
-|---|---|
-| WP1 | operators |
-| WP2 | ranks, dtypes and sizes |
-| WP3 | forms of an operator that is otherwise supported |
-| WP4 | the file of the program |
-| WP5 | warnings: supported, but computed in another way than the program states |
-| WP6 | warnings: work that a decoder repeats for every token |
+WP1 is about operators; WP2 about ranks, dtypes and sizes; WP3 about forms of an operator that is otherwise
+supported; WP4 about the file of the program. WP5 warns of nodes that are computed in another way than the
+program states, WP6 of work that a decoder repeats for every token.
 
-The limits and their sources are those of the targets in this version of whisperport. *Second-hand* marks a
-source that is not the vendor's, and *inferred* a value that no document states for this chip.
+Below each rule are the targets that it applies to: what they support, and the source. *Second-hand* marks
+a source that is not the vendor's, *inferred* a value that no document states for this chip.
 """
 
 
@@ -90,29 +85,20 @@ def rewrites_page() -> str:
     """Generate the page of rewrites, each with the docstring of its module."""
     parts = [REWRITES_HEAD]
     for name, rewrite in sorted(REWRITES.items()):
-        exact = "Exact." if rewrite.exact else "Not exact."
+        notes = [] if rewrite.exact else ["Not exact."]
         if rewrite.number is not None:
-            exact += f" `{name}=NUMBER` sets the number; the default is {rewrite.number}."
-        parts.append(_rewrite(name, exact, rewrite.apply.__module__))
+            notes.append(f"`{name}=NUMBER` sets the number, {rewrite.number} by default.")
+        parts.append(_rewrite(name, " ".join(notes), rewrite.apply.__module__))
     for name, move in sorted(HOST_REWRITES.items()):
-        moves = "Exact. Moves steps to the host; applied by `check --fix` and `lower` only."
-        parts.append(_rewrite(name, moves, move.__module__))
+        note = "Moves steps to the host; applied by `check --fix` and `lower` only."
+        parts.append(_rewrite(name, note, move.__module__))
     return "\n".join(parts)
 
 
-def _rewrite(name: str, properties: str, module: str) -> str:
-    users = [
-        f"[{page}](targets/{page}.md)"
-        for page, targets in targets_by_page().items()
-        if any(name in _names_of_rewrites(target.spec) for target in targets)
-    ]
-    used_by = ", ".join(users) or "no target"
+def _rewrite(name: str, note: str, module: str) -> str:
     text = inspect.getdoc(importlib.import_module(module))
-    return f"## {name}\n\n{properties} Used by {used_by}.\n\n```text\n{text}\n```\n"
-
-
-def _names_of_rewrites(spec: TargetSpec) -> list[str]:
-    return [each.partition("=")[0] for each in (*spec.rewrites, *spec.host_rewrites)]
+    paragraphs = [f"## {name}", note, f"```text\n{text}\n```\n"]
+    return "\n\n".join(filter(None, paragraphs))
 
 
 def target_page(text: str, targets: Sequence[Target]) -> str:
@@ -142,17 +128,6 @@ def page_with_files(text: str, folder: Path) -> str:
     return re.sub(r"<!-- file: (\S+) -->\n```python\n.*?```\n", block, text, flags=re.DOTALL)
 
 
-def _evidence_table(rows: Mapping[Row, str]) -> str:
-    """Return the table of evidence: row -> its targets."""
-    columns = ["Evidence", "Tool", "Date", "Machine"]
-    differ = set(rows.values()) != {ALL}
-    lines = [(*row, *([had] if differ else [])) for row, had in rows.items()]
-    columns += ["Targets"] if differ else []
-    return "".join(
-        f"| {' | '.join(line)} |\n" for line in (columns, ["---"] * len(columns), *lines)
-    )
-
-
 def _grouped(rows: Iterable[tuple[str, Row]], names: Sequence[str]) -> dict[Row, str]:
     """Join equal rows of several targets: row -> the targets' names, or ALL if these are `names`."""
     found: dict[Row, list[str]] = {}
@@ -162,15 +137,19 @@ def _grouped(rows: Iterable[tuple[str, Row]], names: Sequence[str]) -> dict[Row,
 
 
 def _status(specs: Sequence[TargetSpec]) -> str:
-    """Generate the status of each target and the table of this project's evidence."""
+    """Generate the status of each target, and the list of this project's evidence."""
     names = [spec.name for spec in specs]
     statuses = _grouped(((name, (status_words(name),)) for name in names), names)
+    evidence = _grouped(((name, row) for name in names for row in evidence_rows(name)), names)
     lines = [
         f"Status in this project{'' if had == ALL else f' of {had}'}: *{status}*.\n"
         for (status,), had in statuses.items()
     ]
-    evidence = _grouped(((name, row) for name in names for row in evidence_rows(name)), names)
-    return "".join(lines) + "\n" + _evidence_table(evidence)
+    rows = [
+        f"- {kind}: {tool}; {date} on {machine}{'' if had == ALL else f' ({had})'}\n"
+        for (kind, tool, date, machine), had in evidence.items()
+    ]
+    return "".join(lines) + "\n" + "".join(rows)
 
 
 def _limits(specs: Sequence[TargetSpec]) -> str:
@@ -179,7 +158,8 @@ def _limits(specs: Sequence[TargetSpec]) -> str:
     lines = _grouped(((spec.name, (line,)) for spec in specs for line in _limit_lines(spec)), names)
     listed = [f"- {line}{'' if had == ALL else f' ({had})'}\n" for (line,), had in lines.items()]
     listed.sort(key=lambda line: line.startswith("- ["))  # the rules last
-    return "The section of each rule has the source of its limit.\n\n" + "".join(listed)
+    some = " In parentheses: the targets with this limit, if not all." if len(names) > 1 else ""
+    return f"The source of a limit is in the section of its rule.{some}\n\n" + "".join(listed)
 
 
 def _limit_lines(spec: TargetSpec) -> list[str]:
@@ -214,8 +194,10 @@ def _options(targets: Sequence[Target]) -> str:
     for target in targets:
         for command, options in _option_classes(target).items():
             for one in describe(options):
-                default = f"; default: {one.default}" if one.default else ""
-                line = f"- `{prefix}.{one.name}`: {one.help} [{one.values}{default}]"
+                default = f"default: {one.default}" if one.default else ""
+                values = one.values if one.values not in ("text", "a path") else ""
+                known = "; ".join(filter(None, (values, default)))
+                line = f"- `{prefix}.{one.name}`: {one.help}{known and f' [{known}]'}"
                 found.setdefault(command, []).append((target.spec.name, (line,)))
     parts = []
     for command, rows in found.items():

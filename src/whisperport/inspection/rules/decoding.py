@@ -55,12 +55,12 @@ def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
     of the matmul's operands and result.
 
     Exporters remove computations whose results are not used. A decoder that projects the encoder's output
-    and then overwrites the keys and values with its cache contains no projection after the export, so this
-    check finds none: only an unused input may remain (WP602).
+    and then overwrites the keys and values with its cache contains no projection after the export: only an
+    unused input may remain (WP602).
 
-    An HLO module does not state which parameters are weights. There, an input is regarded as a weight if
-    it is multiplied by a computed tensor without batch axes; if the encoder's output is multiplied by one
-    input only, the second operand is the weight. The body of a `while` or `conditional` is not searched.
+    An HLO module does not state which parameters are weights: an input counts as one if it is multiplied by
+    a computed tensor without batch axes, or is the second operand of a matmul of two inputs. The
+    body of a `while` or `conditional` is not searched.
 
     What to do: split the decoder. One program computes the keys and values of all layers, once per window.
     The decoder takes them as inputs and has no input for the encoder's output. `whisperport export` writes
@@ -100,17 +100,16 @@ def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
 @rule("WP603", "A cache is copied by every call, because it is not aliased")
 def copied_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The program takes a cache as an input and returns it with a few new rows. An HLO module states in its
-    `input_output_alias` which output is written to the memory of which input. Without an alias for the
-    cache, the device keeps two of them, and every call copies the complete cache to write one row. On a
-    runtime that returns outputs to the host, the cache also travels to the host and back.
+    `input_output_alias` which output is written to the memory of which input. Without an alias, the device
+    keeps two caches, and every call copies the complete cache to write one row. A runtime that returns
+    outputs to the host also transfers the cache to the host and back.
 
     The check finds an output that is an input of the same shape and dtype, unchanged or with a part
-    written over, if the module states no alias between the two. Only HLO modules state aliases, so other
-    formats are not checked.
+    written over, without an alias. Only HLO modules state aliases, so other formats are not checked.
 
-    What to do: state the alias when the program is traced: `donate_argnums` of `jax.jit`,
-    or the argument for aliases of the vendor's tracer. Do not return a cache that the program does not
-    change, such as the keys and values of the cross-attention.
+    What to do: state the alias when the program is traced: `donate_argnums` of `jax.jit`, or the argument
+    of the vendor's tracer. Do not return a cache that the program does not change, such as the keys and
+    values of the cross-attention.
     """
     if graph.format != "hlo":
         return

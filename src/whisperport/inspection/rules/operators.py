@@ -51,12 +51,11 @@ def custom(graph: Graph, node: Node, domains: Set[str]) -> str:
 
 @node_rule("WP103", "The operator is decomposed, and some of its parts are not supported")
 def decomposed(graph: Graph, node: Node, parts: str) -> str:
-    """The target does not have this operator, so torch decomposes it into smaller operators. The target
-    supports some of them. The others run on the CPU, between nodes that run on the accelerator.
+    """The target does not have this operator, so torch decomposes it into smaller ones. Those that the
+    target does not support run on the CPU, between nodes that run on the accelerator.
 
-    Fused attention (`scaled_dot_product_attention`) is the usual case. torch decomposes it with a test for
-    rows whose mask excludes every position: comparisons, `logical_not` and `where`. Accelerators do not
-    support these.
+    The usual case is fused attention (`scaled_dot_product_attention`). torch decomposes it with a test for
+    rows whose mask excludes every position: comparisons, `logical_not` and `where`.
 
     What to do: apply the suggested rewrite, which writes the same function as two matmuls, the addition of
     a finite mask, and a softmax; or load the model with eager attention.

@@ -77,8 +77,8 @@ class CompileOptions:
     suppress_output: Annotated[
         bool,
         Option(
-            "Leave the outputs as the NPU writes them (--suppress-output): int8, channels before height "
-            "and width, and the width padded to a multiple of 16; whisperport cannot run such a file"
+            "Leave the outputs as the NPU writes them (--suppress-output): int8, channels first, and the "
+            "width padded to a multiple of 16; whisperport cannot run such a file"
         ),
     ] = False
     l1_size_kb: Annotated[
@@ -98,8 +98,8 @@ class CompileOptions:
     flags: Annotated[
         str,
         Option(
-            'Further flags for ncc-tflite, separated by spaces, such as "--gno=LTS --mlo"; those that '
-            "have an option of their own are rejected"
+            'Further flags for ncc-tflite, such as "--gno=LTS --mlo"; those that have an option of their '
+            "own are rejected"
         ),
     ] = ""
 

@@ -28,8 +28,8 @@ class DeviceOptions:
     library: Annotated[
         Path | None,
         Option(
-            "Path of the Neuron runtime library, for api=library; the default searches the system's "
-            "libraries for libneuronusdk_runtime.mtk.so and libneuron_runtime.so"
+            "Path of the Neuron runtime library, for api=library; the default is the system's "
+            "libneuronusdk_runtime.mtk.so or libneuron_runtime.so"
         ),
     ] = None
     timeout: Annotated[
@@ -39,8 +39,8 @@ class DeviceOptions:
     files: Annotated[
         Path | None,
         Option(
-            "Folder in which the raw input and output files of each program's last call are kept, for "
-            "api=command; `whisperport verify --device-output` reads such files"
+            "Folder that keeps the raw input and output files of each program's last call, for api=command "
+            "and `whisperport verify --device-output`"
         ),
     ] = None
     boost: Annotated[
