@@ -34,7 +34,7 @@ A rewrite changes a graph into an equivalent one that a target supports better. 
 its rewrites in order. The manifest of a bundle and the report of `whisperport check --fix` state what each
 rewrite changed, and what it did not change and why. All are *exact*, unless noted: they compute the same
 function in real arithmetic. Rewrites read programs as `torch.export` writes them from openai-whisper and
-transformers, and copy no weights in memory.
+transformers, and copy no weights in memory. The [glossary](glossary.md) explains the letters of shapes.
 """
 
 RULES_HEAD = """\
@@ -172,6 +172,7 @@ def _limit_lines(spec: TargetSpec) -> list[str]:
         f"Dtypes of inputs and outputs: {', '.join(sorted(spec.dtypes))} ({_rule_link('WP202')})",
         f"Highest rank: {spec.max_rank} ({_rule_link('WP201')})",
         f"Operators: {names}",
+        f"Precisions, the default first: {', '.join(f'`{name}`' for name in spec.precisions)}",
     ]
     for limit in spec.limits:
         title, value = RULES[limit.rule].title, limit_text(limit)

@@ -63,7 +63,7 @@ def _rank(value: Value) -> int:
 
 @node_rule("WP302", "The target supports this operator along the last axis only")
 def last_axis(graph: Graph, node: Node, _: Any) -> str:
-    """The target supports this operator along no other axis.
+    """Along any other axis, the node is not delegated.
 
     What to do: transpose before and after the operator. Replace an `unsqueeze` by a `reshape` to the same
     shape, which the target supports along every axis.

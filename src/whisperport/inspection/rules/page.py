@@ -22,7 +22,9 @@ def rule_section(rule: Rule, specs: Sequence[TargetSpec]) -> str:
         f"- {'all targets' if len(names) == len(specs) else ', '.join(names)}{line}\n"
         for line, names in found.items()
     ]
-    limits = "".join(lines) or "No target in this version has this limit.\n"
+    limits = "Targets:\n\n" + "".join(lines)
+    if not lines:
+        limits = "No target in this version has this limit.\n"
     return f"## {rule.code}\n\n**{rule.title}.**\n\n{rule.text}\n\n{limits}"
 
 
@@ -44,7 +46,7 @@ def limit_text(limit: Limit) -> str:
         name, supported = value
         return f"{name} {_listed(supported) or 'none'} only"
     if isinstance(value, frozenset):
-        return f"{_listed(value)} {'seen' if seen else 'only'}" if value else "none"
+        return f"{_listed(value)} {'seen' if seen else 'only'}" if value else "none supported"
     if value is None:
         return ""
     return f"{value} only" if limit.rule == "WP208" else f"at most {value:,}"
