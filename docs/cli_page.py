@@ -21,10 +21,9 @@ HEAD = """\
 # Command line
 
 Results are printed to standard output; progress, warnings and errors to standard error. With `--json`
-the result is one JSON document. If `NO_COLOR` is set, the output has no colors. If the output is not a
-terminal, tables and help are at most 100 columns wide. `whisperport COMMAND --help` prints what this page
-says, with examples and the options of all targets, which are also on the [pages of the
-targets](README.md#targets).
+the result is one JSON document. If `NO_COLOR` is set, the output has no colors. `whisperport COMMAND
+--help` prints what this page says, with examples and the options of all targets, which are also on the
+[pages of the targets](README.md#targets). Brackets contain the default and the allowed values.
 
 | Exit code | Meaning |
 |---|---|
