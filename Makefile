@@ -52,6 +52,7 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_reference.py
+	@$(BIN)/python docs/cli_page.py
 	@$(BIN)/python docs/npu_page.py
 	@$(BIN)/python -m pytest tests/docs
 

@@ -69,8 +69,8 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     multiple=True,
     metavar="[PROGRAM=]NAME",
     show_default="the target's",
-    help="Precision of all programs on --target, or of one program; may be repeated. Allowed: "
-    + targets_by(lambda spec: ", ".join(spec.precisions)),
+    help="Precision of all programs on --target, or of one program, such as fp16, w8 or encoder=w8a16; may "
+    "be repeated. The page of a target lists its precisions, and so does the error for any other",
 )
 @option(
     "--batch",

@@ -18,7 +18,6 @@ from whisperport.cli.options import (
     as_json,
     no_preflight,
     stall_after,
-    targets_by,
     threads,
     trust_program,
 )
@@ -72,8 +71,8 @@ from whisperport.watchdog import run_watched
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File to write; an existing file is replaced. Its suffix depends on the target: "
-    + targets_by(lambda spec: spec.lowered_suffix),
+    help="File to write; an existing file is replaced. It has the suffix of the target's files, such as "
+    ".onnx, .pte or .tflite; the error for any other names it",
 )
 @as_json
 @option(

@@ -70,7 +70,8 @@ target_option = option(
     group="Target",
     multiple=True,
     metavar="TARGET.NAME=VALUE",
-    help="Set an option of a target. The options are listed below; may be repeated",
+    help="Set an option of a target, listed at the end of --help and on the target's page; may be "
+    "repeated",
 )
 run_option = option(
     "--run-option",
@@ -78,7 +79,8 @@ run_option = option(
     group="Runtime",
     multiple=True,
     metavar="TARGET.NAME=VALUE",
-    help="Set an option of a target's runtime, listed below; may be repeated",
+    help="Set an option of a target's runtime, listed at the end of --help and on the target's page; "
+    "may be repeated",
 )
 # The options of each target's runtime, for the help of a verb that has `--run-option`.
 RUN_OPTIONS: tuple[str, Mapping[str, type[Any]]] = (

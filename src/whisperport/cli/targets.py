@@ -28,9 +28,9 @@ from whisperport.verification.project_evidence import (
 def targets(as_json: bool) -> None:
     """List the targets, their status, and whether their packages are installed on this machine.
 
-    The status in the first table tells what the whisperport project did with a target on the project's
-    own machines: "run here" means on those machines. The second table lists the evidence for it. Both
-    tables say nothing about your bundles: `whisperport verify BUNDLE --record` adds evidence to a bundle.
+    The status tells what the whisperport project did with a target on its own machines; the second table
+    lists the evidence. It says nothing about your bundles, to which `whisperport verify BUNDLE --record`
+    adds evidence.
 
     \b
     Examples:

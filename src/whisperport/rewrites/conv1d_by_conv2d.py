@@ -3,10 +3,8 @@
     before   x(B,C,T) ── conv1d(w(O,C,K), stride s, padding p) ────────────────────────────► y(B,O,T')
     after    x ─ reshape ─ (B,C,1,T) ─ conv2d(w(O,C,1,K), (1,s), (0,p)) ─ reshape ─ (B,O,T') ► y(B,O,T')
 
-Why: compilers made for images do not support convolutions of rank 3. Vendors' toolkits make the same
-change.
-Exact: the added axis has length 1, so the sums do not change. The weight uses the same memory in another
-shape.
+Why: compilers made for images do not support convolutions of rank 3.
+Exact: the added axis has length 1, so the sums do not change.
 """
 
 from typing import Any

@@ -7,8 +7,7 @@
 
 Why: openai-whisper casts every weight to the dtype of its input, so no weight is recognized as a
 constant. transformers has dropout and multiplications by 1.0 between nodes that other rewrites search
-for. A check of metadata has no effect in a graph of static shapes and dtypes, and keeps unused nodes in
-the graph.
+for. A check of metadata keeps unused nodes in the graph.
 Exact: each of these nodes returns its input, bit for bit.
 """
 

@@ -7,8 +7,8 @@ If the graph already contains the embeddings in the shape (1,d,S,1), as publishe
 becomes the input, and no reshape is added.
 Why: some compilers support neither lookups nor integer inputs. They compile the part after this reshape.
 Exact: the embeddings and the sum do not change.
-Source: a vendor's published toolkit: its patch of the decoder, and `start_node_names` in its conversion
-script. The targets that use this rewrite name the toolkit.
+Source: a vendor's published toolkit, which the targets name: its patch of the decoder, and
+`start_node_names` in its conversion script.
 """
 
 import torch

@@ -38,9 +38,9 @@ class ImportOptions:
     assets: Annotated[
         Path | None,
         Option(
-            "Folder with the .npy files of the decoder's token and position embeddings that the vendor "
-            "published with the compiled .hef files. They are only compared with the checkpoint's; a "
-            "difference is an error. By default they are not compared"
+            "Folder with the .npy files of token and position embeddings that the vendor published with "
+            "the .hef files, to be compared with the checkpoint's; a difference is an error. The default "
+            "compares none"
         ),
     ] = None
 
