@@ -3,8 +3,8 @@
     before   x ── MatMul(W float32 (K, N)) ────────────────────────────────────► y
     after    x ── MatMulNBits(uint8 (N, K/32, 32), scales float32 (N, K/32)) ──► y
 
-A step then reads a quarter of the bytes. With `accuracy_level` 4 the operator rounds x to 8 bits too, in the
-same blocks of 32 values, so a massive activation coarsens only the block that it is in. Other levels
+A step then reads a quarter of the bytes. With `accuracy_level` 4 the operator rounds x to 8 bits too, in
+the same blocks of 32 values, so a massive activation coarsens only the block that it is in. Other levels
 compute in float32, but expand the whole weight in each run, which takes 40 times as long for one token.
 DequantizeLinear and MatMul, ONNX's own form, become the same operator when ONNX Runtime 1.32 loads them;
 earlier versions expand the weights to float32. So the operator itself is written.
@@ -38,12 +38,13 @@ def store_in_8_bits(model: ir.Model) -> int:
     replaced = 0
     for node in list(graph):
         weight = node.inputs[1] if len(node.inputs) > 1 else None
-        if weight is None or weight.name not in graph.initializers or not _multiplies(node):
+        if weight is None or not weight.is_initializer() or not _multiplies(node):
             continue
-        if weight.name not in stored:
-            stored[weight.name] = _stored(graph, weight)
-        if (parts := stored[weight.name]) is not None:
-            _replace(node, *parts)
+        name = str(weight.name)
+        if name not in stored:
+            stored[name] = _stored(graph, weight)
+        if (parts := stored[name]) is not None:
+            _replace(graph, node, *parts)
             replaced += 1
     for name in [name for name in stored if not graph.initializers[name].uses()]:
         graph.initializers.pop(name)
@@ -89,12 +90,12 @@ def _stored(graph: ir.Graph, weight: ir.Value) -> tuple[ir.Value, ir.Value] | No
 def _add(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     tensor = ir.tensor(array, name=name)
     graph.initializers[name] = ir.Value(
-        name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+        name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
     )
     return graph.initializers[name]
 
 
-def _replace(node: ir.Node, levels: ir.Value, scales: ir.Value) -> None:
+def _replace(graph: ir.Graph, node: ir.Node, levels: ir.Value, scales: ir.Value) -> None:
     """Put a MatMulNBits in the place of a node, with the bias of a Gemm."""
     assert levels.shape is not None
     columns, blocks, block = levels.shape.numpy()
@@ -109,4 +110,4 @@ def _replace(node: ir.Node, levels: ir.Value, scales: ir.Value) -> None:
     )
     output, given = made.outputs[0], node.outputs[0]
     output.name, output.shape, output.type = given.name, given.shape, given.type
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [given], [output])
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [made], [given], [output])

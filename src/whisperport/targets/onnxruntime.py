@@ -160,8 +160,8 @@ class OnnxRuntime(Target):
             "domains": "onnxruntime docs/ContribOperators.md",
             "static": "ONNX Runtime supports dynamic shapes; whisperport uses static shapes only",
             "dtypes": "onnx/onnx docs/Operators.md, opset 20: types of Add, MatMul, Gather, Where",
-            "precisions": "w8: onnxruntime docs/ContribOperators.md, MatMulNBits with 8 bits, which rounds its "
-            "other input to 8 bits in blocks of 32 values; microsoft/onnxruntime#24491: since release 1.22",
+            "precisions": "w8: onnxruntime docs/ContribOperators.md, MatMulNBits with 8 bits, which rounds "
+            "its other input to 8 bits in blocks of 32; microsoft/onnxruntime#24491: since release 1.22",
             "max_rank": "no limit found in ONNX Runtime's CPU kernels; 8 is the limit of other compilers",
         },
     )
