@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError
 from whisperport.programs.onnx_contrib import TRANSLATIONS
+from whisperport.programs.onnx_eight_bits import store_in_8_bits
 from whisperport.programs.onnx_functions import functions_parsed_once
 from whisperport.programs.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.programs.program import Program
@@ -59,13 +60,21 @@ class SharedWeights:
         )
 
 
-def write_onnx(program: Program, path: Path, weights: SharedWeights, *, opset: int = OPSET) -> int:
+def write_onnx(
+    program: Program,
+    path: Path,
+    weights: SharedWeights,
+    *,
+    opset: int = OPSET,
+    in_8_bits: bool = False,
+) -> int:
     """Write one program as an ONNX file.
 
     Args:
         path: in the folder of `weights`.
         weights: file for the program's weights.
         opset: 13 to 20.
+        in_8_bits: whether to store the weights of matrix multiplications in 8 bits, for ONNX Runtime.
 
     Returns:
         The number of nodes.
@@ -76,6 +85,8 @@ def write_onnx(program: Program, path: Path, weights: SharedWeights, *, opset: i
     model = to_onnx(program, opset)
     nodes = len(model.graph)
     _transpose_weights(model.graph)
+    if in_8_bits:
+        store_in_8_bits(model)
     for value in list(model.graph.initializers.values()):
         if value.const_value is not None and value.const_value.nbytes >= MIN_SHARED_BYTES:
             _share(model.graph, value, weights)

@@ -1,6 +1,6 @@
 """The target `onnxruntime`: ONNX Runtime on the CPU or another installed execution provider."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 FOLDER = "onnxruntime"
+W8 = "w8"
 ENCODER = "encoder"  # the program that is not loaded if its features are computed elsewhere
 OPSETS = range(13, 21)  # those that `programs/onnx_opset.py` writes; the last is the default
 
@@ -143,6 +144,7 @@ class OnnxRuntime(Target):
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),
+        precisions=("fp32", W8),
         further_programs=frozenset({COARSE_PROJECTION}),  # it has an operator of ONNX Runtime
         trial_options={"provider": CPU},
         runtime="onnxruntime",
@@ -158,15 +160,23 @@ class OnnxRuntime(Target):
             "domains": "onnxruntime docs/ContribOperators.md",
             "static": "ONNX Runtime supports dynamic shapes; whisperport uses static shapes only",
             "dtypes": "onnx/onnx docs/Operators.md, opset 20: types of Add, MatMul, Gather, Where",
+            "precisions": "w8: onnxruntime docs/ContribOperators.md, MatMulNBits with 8 bits, which rounds "
+            "its other input to 8 bits in blocks of 32; microsoft/onnxruntime#24491: since release 1.22",
             "max_rank": "no limit found in ONNX Runtime's CPU kernels; 8 is the limit of other compilers",
         },
     )
 
-    def __init__(self, opset: int = OPSETS[-1]) -> None:
+    def __init__(
+        self, opset: int = OPSETS[-1], precisions: Mapping[str, str] | None = None
+    ) -> None:
         self.opset = opset
+        self.precisions = dict(precisions or {})
 
     def configured(self, options: Any) -> Self:
-        return type(self)(cast(LowerOptions, options).opset)
+        return type(self)(cast(LowerOptions, options).opset, self.precisions)
+
+    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
+        return type(self)(self.opset, precisions)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
@@ -185,11 +195,12 @@ class OnnxRuntime(Target):
         for program in programs:
             progress(f"writing {program.name} as ONNX opset {self.opset}")
             path = folder / FOLDER / f"{program.name}.onnx"
-            nodes = write_onnx(program, path, weights, opset=self.opset)
+            precision = self.precisions.get(program.name, self.spec.precisions[0])
+            nodes = write_onnx(program, path, weights, opset=self.opset, in_8_bits=precision == W8)
             entries.append(
                 ProgramEntry(
                     spec=program.spec,
-                    placement=Placement(self.spec.name),
+                    placement=Placement(self.spec.name, precision),
                     method=program.name,
                     files=(f"{FOLDER}/{path.name}", f"{FOLDER}/{weights.path.name}"),
                     delegation={
