@@ -14,7 +14,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-all test-official check docs readme evidence bench bench-peers fuzz clean
+.PHONY: demo test test-all test-official check docs evidence bench bench-peers fuzz clean
 
 # The extra that a target needs; all others need `export`, and the demo says what else.
 TARGET ?= onnxruntime
@@ -54,10 +54,8 @@ docs: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_reference.py
 	@$(BIN)/python docs/cli_page.py
 	@$(BIN)/python docs/npu_page.py
-	@$(BIN)/python -m pytest tests/docs
-
-readme: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_readme.py
+	@$(BIN)/python -m pytest tests/docs
 
 evidence: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_evidence.py

@@ -4,7 +4,7 @@
 
 The embedded model is exported and verified for every target, and compiled if the vendor's compiler is
 installed. This takes minutes. Run it when a target, a program or a runtime's version has changed. Then run
-`make docs` and `make readme`, which compute statuses from this evidence.
+`make docs`, which computes statuses from this evidence.
 """
 
 from pathlib import Path

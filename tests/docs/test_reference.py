@@ -17,7 +17,7 @@ from whisperport.evidence import KINDS, STATUSES, Evidence
 from whisperport.inspection.check import limits_of
 from whisperport.placement import Placement
 from whisperport.programs.variants import program_names
-from whisperport.targets import TARGETS
+from whisperport.targets import MODULES, TARGETS
 from whisperport.verification.project_evidence import status_words
 
 from .pages import ROOT, name_of, pages
@@ -94,14 +94,42 @@ def test_every_target_has_a_page_with_the_six_headings_and_a_source_for_each_lim
     assert all(f"\n## {rule.upper()}\n" in read("docs/reference/rules.md") for rule in rules)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.spec.name)
-def test_the_readme_states_the_status_that_follows_from_the_evidence(target):
+def test_the_readme_shows_the_newest_times_and_the_statuses_that_follow_from_the_evidence():
+    script = module_at("docs/make_readme.py")
+
+    assert script.with_tables(read("README.md")) == read("README.md"), "run `make docs`"
+
+
+def test_the_readme_has_a_row_for_each_vendor_and_names_each_target():
     # when
-    row = re.search(rf"^\| `{target.spec.name}` \|.*$", read("README.md"), re.MULTILINE)
+    table = read("README.md").split("<!-- generated: vendors -->")[1].split("<!-- end -->")[0]
+    rows = re.findall(r"^\| \[.*$", table, re.MULTILINE)
 
     # then
-    assert row
-    assert f"| {status_words(target.spec.name)} |" in row[0]
+    assert len(rows) == len(MODULES)
+    for target in TARGETS:
+        (row,) = [row for row in rows if f"`{target.spec.name}`" in row]
+        assert status_words(target.spec.name) in row
+
+
+def test_the_readme_is_short():
+    assert len(read("README.md").split()) <= 800
+
+
+def test_every_page_is_linked_from_the_index():
+    # given: the index, and that of the rules if each has a page of its own
+    indexes = [DOCS / "README.md", *(DOCS / "reference" / "rules").glob("README.md")]
+
+    # when
+    linked = {
+        (index.parent / link).resolve()
+        for index in indexes
+        for link in re.findall(r"\]\(([^)#:]+\.md)", index.read_text(encoding="utf-8"))
+    }
+
+    # then
+    lost = set(DOCS.rglob("*.md")) - linked - {DOCS / "README.md"}
+    assert sorted(map(name_of, lost)) == []
 
 
 def test_no_page_is_for_a_target_that_is_not_there():

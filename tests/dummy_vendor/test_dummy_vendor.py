@@ -303,10 +303,12 @@ def test_what_was_compiled_is_imported_by_whoever_recognizes_it(
 # The how-to --------------------------------------------------------------------------------------
 
 
-def test_the_how_to_shows_every_file_as_it_is():
+def test_the_how_to_names_every_file_and_shows_the_target_as_it_is():
     blocks = re.findall(r"<!-- file: dummy/(\S+) -->\n```python\n(.*?)```\n", HOW_TO, re.DOTALL)
+    named = re.findall(r"^\| \[`(\S+)`\]\(\S+/dummy_vendor/dummy/\1\)", HOW_TO, re.MULTILINE)
 
-    assert dict(blocks) == {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
+    assert blocks == [("target.py", FILES["target.py"].read_text(encoding="utf-8"))]
+    assert sorted(named) == sorted(FILES)
 
 
 def test_the_line_of_the_how_to_lists_the_targets_that_are_tested_here():
