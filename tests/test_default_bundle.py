@@ -12,7 +12,18 @@ from whisperport.verification.clips import shipped_audio
 from .embedded import default_bundle, unpacked
 
 MAX_WEIGHTS = 20_000_000  # bytes
+SHA256 = {  # of the files as they were trained and exported; the package stores them in another form
+    "model.safetensors": "08ffee7fd9c680dd87d5c02430b0c0245bf87f5b4ce4fc4d50cdd6a79cd5e7f3",
+    "tokenizer.json": "3b5c82461dc5e64127a6ea180af31e9cd4bf558465b55fca24593462358faabc",
+}
 MAX_WER = 0.05  # of all clips, voices absent from the training and noise among them
+
+
+def test_the_unpacked_model_is_the_trained_one_bit_for_bit(tmp_path: Path) -> None:
+    unpacked(tmp_path)
+
+    for name, sha256 in SHA256.items():
+        assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == sha256
 
 
 def test_the_bundle_was_exported_from_the_embedded_checkpoint(tmp_path: Path) -> None:
