@@ -95,7 +95,7 @@ def _unpacked(file: Path) -> bytes:
 
 
 def _with_vocabulary(tokenizer: bytes) -> bytes:
-    """Add OpenAI's tokens and merges to a tokenizer.json. The result is compact JSON, as transformers writes."""
+    """Add OpenAI's tokens and merges to a tokenizer.json, in the compact form that transformers writes."""
     from whisperport.text.vocabulary import openai_bpe
 
     document = json.loads(tokenizer)
