@@ -32,7 +32,17 @@ LAYERS = (
         "unpacking",
     ),
     (
-        *("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process"),
+        *(
+            "atomic",
+            "locking",
+            "limited",
+            "npy_file",
+            "audio",
+            "text",
+            "protobuf",
+            "bundle",
+            "process",
+        ),
         *("embedded_model", "memory", "runner", "host_part", "profiling"),
     ),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch

@@ -13,6 +13,7 @@ from transformers.models.whisper.configuration_whisper import (
 
 from whisperport.errors import TokenizerError
 from whisperport.text import LANGUAGES, openai_generation, openai_tokenizer
+from whisperport.text.vocabulary import openai_bpe
 
 from .conftest import OpenAITokenizer
 
@@ -49,6 +50,7 @@ def test_size_and_special_tokens_are_openais(n_vocab: int, theirs: OpenAITokeniz
 def test_the_file_it_makes_is_the_same_each_time(n_vocab: int) -> None:
     first = openai_tokenizer(n_vocab).to_str()
     openai_tokenizer.cache_clear()
+    openai_bpe.cache_clear()
 
     assert openai_tokenizer(n_vocab).to_str() == first
 

@@ -110,6 +110,7 @@ def openai_generation(n_vocab: int) -> Generation:
     )
 
 
+@lru_cache(maxsize=3)
 def openai_bpe(n_vocab: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Return the text tokens with their ids, and the merges, as a tokenizer.json spells them.
 
