@@ -3,8 +3,13 @@
 import hashlib
 from pathlib import Path
 
+import pytest
+
 from whisperport.bundle import Bundle
-from whisperport.transcription import Transcriber
+from whisperport.errors import UsageError
+from whisperport.runtime import DecodeOptions
+from whisperport.runtime.decode import start_tokens
+from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import shipped_audio
@@ -55,6 +60,30 @@ def test_the_clips_are_transcribed() -> None:
 
     assert errors.length > 300
     assert errors.rate <= MAX_WER
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"language": "de"}, "cannot transcribe `de`"),
+        ({"task": "translate"}, "cannot translate `en`"),
+    ],
+)
+def test_what_it_does_not_understand_is_an_error(asked: dict[str, str], says: str) -> None:
+    transcriber = Transcriber(default_bundle())
+
+    with pytest.raises(UsageError, match=says):
+        transcriber.transcribe(
+            shipped_audio()[0].path, TranscribeOptions(decode=DecodeOptions(**asked))
+        )
+
+
+def test_its_prompt_has_the_start_tokens_of_a_multilingual_model() -> None:
+    transcriber = Transcriber(default_bundle())
+    generation = transcriber.bundle.manifest.generation
+
+    assert start_tokens(generation, "en", "transcribe") == [50258, 50259, 50359, 50363]
+    assert transcriber.transcribe(shipped_audio()[0].path).language == "en"
 
 
 def test_clips_are_of_every_kind() -> None:
