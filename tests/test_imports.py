@@ -30,11 +30,20 @@ LAYERS = (
         "signatures",
         "regular_file",
         "unpacking",
-        "embedded_model",
     ),
     (
-        *("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process"),
-        *("memory", "runner", "host_part", "profiling"),
+        *(
+            "atomic",
+            "locking",
+            "limited",
+            "npy_file",
+            "audio",
+            "text",
+            "protobuf",
+            "bundle",
+            "process",
+        ),
+        *("embedded_model", "memory", "runner", "host_part", "profiling"),
     ),
     ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
     ("toolchain", "targets"),

@@ -5,12 +5,13 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from whisperport import locking
-from whisperport.locking import is_locked, lock_path, locked, try_lock
+from whisperport.locking import is_locked, lock_path, locked, try_lock, waiting_for_lock
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,24 @@ def test_a_lock_is_held_by_one_and_leaves_no_file(path: Path) -> None:
 
     assert not is_locked(path)
     assert os.listdir(path.parent) == []
+
+
+def test_a_lock_is_waited_for_and_the_wait_is_told_once(path: Path) -> None:
+    told: list[str] = []
+    first = try_lock(path)
+    assert first is not None
+    threading.Timer(0.1, first.release).start()  # longer than one attempt
+
+    with waiting_for_lock(path, lambda: told.append("waiting")):
+        assert is_locked(path)
+
+    assert told == ["waiting"]
+    assert not is_locked(path)
+
+
+def test_a_free_lock_is_held_without_a_word(path: Path) -> None:
+    with waiting_for_lock(path, lambda: pytest.fail("nobody holds it")):
+        assert is_locked(path)
 
 
 def test_a_killed_process_holds_its_lock_no_longer(path: Path) -> None:

@@ -69,14 +69,14 @@ def test_a_folder_that_is_a_bundle_is_opened_and_not_looked_up() -> None:
 
 
 def test_a_model_is_exported_once_for_all_its_names(
-    exports: list[Path], tiny_openai_pt: Path, tmp_path: Path
+    exports: list[Path], one_layer_pt: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy.pt"
-    copy.write_bytes(tiny_openai_pt.read_bytes())
+    copy.write_bytes(one_layer_pt.read_bytes())
     assert cached_bundle(str(copy)) is None
 
     first, again = bundle_of(str(copy)), bundle_of(str(copy))
-    other_name = bundle_of(str(tiny_openai_pt))
+    other_name = bundle_of(str(one_layer_pt))
     os.utime(copy, (1, 1))  # as if it were written again, with the same contents
     touched = bundle_of(str(copy))
     (first.folder / "embedding.npy").write_bytes(b"damaged")
@@ -109,7 +109,7 @@ def test_without_torch_a_model_of_the_cache_is_used_and_another_is_an_error_with
     assert "--bundle" in ran.stderr
 
 
-def test_two_processes_export_a_model_once(tmp_path: Path, tiny_openai_pt: Path) -> None:
+def test_two_processes_export_a_model_once(tmp_path: Path, one_layer_pt: Path) -> None:
     script = (
         "import sys\n"
         "from whisperport import exporting, model_bundle\n"
@@ -122,7 +122,7 @@ def test_two_processes_export_a_model_once(tmp_path: Path, tiny_openai_pt: Path)
         "model_bundle.bundle_of(sys.argv[3], progress=lambda stage: print(stage, flush=True))\n"
     )
     log = tmp_path / "log"
-    arguments = [sys.executable, "-c", script, log, default_bundle(), tiny_openai_pt]
+    arguments = [sys.executable, "-c", script, log, default_bundle(), one_layer_pt]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     both = [

@@ -28,6 +28,12 @@ ONE_THREAD = RunOptions(threads=1)
 TARGETS = core_or_all(["onnxruntime"], ["onnxruntime", "xnnpack"])
 ENGLISH = TranscribeOptions(decode=DecodeOptions(language="en"), run=ONE_THREAD)
 
+# Short ones repeat one behaviour; of these, `make test` has noise, hiss, no speech and another accent.
+FILES = core_or_all(
+    [f for f in shipped_audio() if f.path.name[:2] in ("02", "14", "15", "17", "18", "19")],
+    list(shipped_audio()),
+)
+
 # Of all shipped recordings in windows of 5 s. Measured: 2 of 314 words (docs/explanation/short-windows.md);
 # other processors round otherwise, and may hear a few words more wrong.
 MAX_WER_5_S = 0.03
@@ -112,7 +118,7 @@ def test_audio_of_any_length_is_transcribed_in_windows_of_5_s_without_a_loop(
 ) -> None:
     assert five_seconds.bundle.manifest.verified
     errors, longest = TextErrors(), 0.0
-    for clip in clips_of(shipped_audio()):
+    for clip in clips_of(FILES):
         transcript = five_seconds.transcribe(clip.samples, ENGLISH)
 
         longest = max(longest, transcript.duration_s)

@@ -2,9 +2,13 @@
 
 data/model/NAME       a small file of the checkpoint
 data/model/NAME.xz    a large one, compressed with xz, whose checksum shows a damaged file
+
+Its tokens and merges are OpenAI's. They are in the package once, in `text/ranks/`, and the stored
+`tokenizer.json` has none; unpacking adds them.
 """
 
 import hashlib
+import json
 import lzma
 import shutil
 from pathlib import Path
@@ -12,6 +16,8 @@ from pathlib import Path
 from whisperport.errors import CheckpointError
 
 NAME = "default"
+TOKENIZER = "tokenizer.json"
+N_VOCAB = 51_865
 MAX_BYTES = 32 * 2**20  # of one unpacked file; the weights have 17 MB
 MAX_MEMORY = 128 * 2**20  # of the decompressor, which needs about as much as the largest file
 SUFFIX = ".xz"
@@ -85,7 +91,16 @@ def _unpacked(file: Path) -> bytes:
         raise _damaged(file, str(error)) from error
     if not decompressor.eof:
         raise _damaged(file, f"it is cut off, or unpacks to more than {MAX_BYTES} bytes")
-    return data
+    return _with_vocabulary(data) if file.stem == TOKENIZER else data
+
+
+def _with_vocabulary(tokenizer: bytes) -> bytes:
+    """Add OpenAI's tokens and merges to a tokenizer.json, in the compact form that transformers writes."""
+    from whisperport.text.vocabulary import openai_bpe
+
+    document = json.loads(tokenizer)
+    document["model"]["vocab"], document["model"]["merges"] = openai_bpe(N_VOCAB)
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _damaged(file: Path, why: str) -> CheckpointError:

@@ -20,6 +20,7 @@ from whisperport.atomic import write_atomic
 from whisperport.bundle import Bundle
 from whisperport.calibration.inputs import program_inputs, with_emulation
 from whisperport.checks import UNCACHED_DECODER, Check
+from whisperport.npy_file import open_array
 from whisperport.progress import Progress
 from whisperport.runner import Array, Runner
 from whisperport.runtime import Engine, load_engine
@@ -188,8 +189,8 @@ def _read(path: Path, tensor: TensorSpec, samples: int) -> Array | None:
     An array with another number of values keeps its shape, so that the comparison fails.
     """
     try:
-        array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # another machine may have written a damaged file
+        array: Array = open_array(path)
+    except ValueError:  # another machine may have written a damaged file
         return None
     if array.dtype.kind != "f":
         return array

@@ -42,6 +42,11 @@ class Generation:
         return bool(self.languages)
 
     @property
+    def is_english_only(self) -> bool:
+        """Whether the checkpoint only transcribes English, whatever tokens its vocabulary has."""
+        return self.languages.keys() <= {"en"} and self.tasks.keys() <= {"transcribe"}
+
+    @property
     def any_language(self) -> str:
         """A language that the checkpoint supports, for calls where any will do; English if possible."""
         return "en" if "en" in self.languages or not self.languages else next(iter(self.languages))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import ProgramError
+from whisperport.npy_file import open_array
 from whisperport.regular_file import other_kind
 from whisperport.runner import Array
 from whisperport.spec import TensorSpec
@@ -207,9 +208,7 @@ def _array(folder: Path, name: str, shape: tuple[int, int]) -> Array:
     """Read a float32 array from a file in the folder of the JSON file."""
     if Path(name).name != name:
         raise ValueError(f"`{name[:80]}` is not the name of a file in the same folder")
-    _check_kind(folder / name)
-    # With a memory map, a file that states more numbers than it holds raises an error and needs no memory.
-    array: Array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+    array = open_array(folder / name)
     if array.shape != shape or array.dtype != np.float32:
         raise ValueError(f"`{name}` holds {array.dtype} of shape {array.shape}; expected {shape}")
     return np.array(array)

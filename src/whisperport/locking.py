@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,28 @@ def locked(path: Path) -> Iterator[Lock | None]:
     finally:
         if lock:
             lock.release()
+
+
+@contextmanager
+def waiting_for_lock(path: Path, on_wait: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock in the `with` block; wait as long as another process holds it.
+
+    Args:
+        path: the lock file. Its folder must exist.
+        on_wait: called once, if another process holds the lock.
+
+    Raises:
+        OSError: the lock file cannot be created or opened.
+    """
+    lock = try_lock(path)
+    if lock is None:
+        on_wait()
+    while lock is None:
+        lock = try_lock(path)  # tries for `RETRY_S`, so this loop does not spin
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def is_locked(path: Path) -> bool:

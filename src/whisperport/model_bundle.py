@@ -14,9 +14,6 @@ import json
 import os
 import re
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +23,7 @@ from whisperport import embedded_model
 from whisperport.atomic import write_atomic
 from whisperport.bundle import FORMAT_VERSION, MANIFEST, Bundle
 from whisperport.errors import BundleError, MissingPackageError, UsageError, WhisperportError
-from whisperport.locking import try_lock
+from whisperport.locking import waiting_for_lock
 from whisperport.progress import Progress
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
@@ -35,7 +32,6 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
 
 TARGET, BATCH = "onnxruntime", 8  # step_8 decodes beams, chunks and files together
 VARIABLE = "WHISPERPORT_BUNDLE"  # environment variable: folder of the bundle if none is given
-POLL_S = 0.2  # seconds between two looks at a lock that another process holds
 _KEY = re.compile(r"[0-9a-f]{16}")
 MAX_FILES = 1000  # of a checkpoint's folder that are compared
 
@@ -152,7 +148,8 @@ def _exported(model: str, progress: Progress) -> Bundle:
     try:
         for parent in (folder.parent, record.parent):
             parent.mkdir(parents=True, exist_ok=True)
-        with _waiting(folder.with_name(f"{key}.lock"), model, progress):
+        waiting = f"another process exports {model}: waiting for it"
+        with waiting_for_lock(folder.with_name(f"{key}.lock"), lambda: progress(waiting)):
             bundle = _opened(folder)
             if bundle is None:
                 bundle = export(checkpoint, TARGET, folder, _options(), progress=progress)
@@ -170,21 +167,6 @@ def _options() -> "ExportOptions":
     from whisperport.exporting import ExportOptions
 
     return ExportOptions(batch=BATCH)
-
-
-@contextmanager
-def _waiting(path: Path, model: str, progress: Progress) -> Iterator[None]:
-    """Hold a lock, and wait for it as long as another process exports the same model."""
-    lock = try_lock(path)
-    if lock is None:
-        progress(f"another process exports {model}: waiting for it")
-    while lock is None:
-        time.sleep(POLL_S)
-        lock = try_lock(path)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _opened(folder: Path) -> Bundle | None:

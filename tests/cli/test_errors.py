@@ -8,6 +8,8 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.targets import TARGETS
 
+from ..embedded import default_bundle
+
 
 def assert_error(ran, says):
     """An error in its form, and no traceback."""
@@ -118,6 +120,18 @@ def test_standard_input_without_audio_is_rejected(run, bundle):
 )
 def test_a_language_that_the_checkpoint_lacks_is_rejected(run, bundle, wav, language, says):
     assert_error(run("transcribe", wav, "--bundle", bundle, "--language", language), says)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (("--language", "de"), "this checkpoint cannot transcribe `de`"),
+        (("--task", "translate"), "this checkpoint cannot translate `en`"),
+    ],
+)
+def test_the_embedded_model_is_not_asked_for_what_it_does_not_understand(run, wav, option, says):
+    for model in (("--model", "default"), ("--bundle", default_bundle())):
+        assert_error(run("transcribe", wav, *model, *option), says)
 
 
 @pytest.mark.parametrize("verb", [("verify",), ("transcribe", __file__, "--bundle")])

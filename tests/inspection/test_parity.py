@@ -97,9 +97,15 @@ def their_programs(
 @pytest.mark.parametrize(
     "name",
     [
-        "openai-whisper's encoder",
         "transformers' sdpa decoder",
-        *core_or_all([], ["openai-whisper's decoder", "transformers' eager encoder"]),
+        *core_or_all(
+            [],
+            [
+                "openai-whisper's encoder",
+                "openai-whisper's decoder",
+                "transformers' eager encoder",
+            ],
+        ),
     ],
 )
 def test_third_party_whisper_is_rejected_where_the_partitioner_does_not_delegate_it(

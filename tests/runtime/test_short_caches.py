@@ -64,7 +64,7 @@ def test_the_room_doubles_up_to_the_limit(
 
 
 @given(data=st.data())
-@settings(max_examples=core_or_all(8, 100), deadline=None)
+@settings(max_examples=core_or_all(5, 100), deadline=None)
 def test_any_prompts_and_steps_give_the_logits_of_a_full_cache(
     engine: Engine, audio: Callable[[int], np.ndarray], data: st.DataObject
 ) -> None:

@@ -4,13 +4,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from whisperport.audio import log_mel
 from whisperport.calibration.audio_files import CalibrationAudio, Floats
 from whisperport.errors import AudioError
+from whisperport.npy_file import open_array
 from whisperport.runner import Array
 from whisperport.spec import ProgramSpec
 from whisperport.targets.compiler import Layout
@@ -92,13 +92,13 @@ def check_spectrograms(
     return min(len(array), needed)
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> Array:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # numpy raises nine types of exceptions for damaged files
+        return open_array(path)
+    except ValueError as error:
         raise AudioError(
             f"cannot read the calibration array {path}",
-            why=f"{type(error).__name__}: {error}"[:200],
+            why=str(error),
             hint="write it again with `numpy.save`, or give a folder of audio files",
         ) from error
 

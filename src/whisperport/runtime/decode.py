@@ -155,18 +155,18 @@ def start_tokens(
     Raises:
         UsageError: the checkpoint has no such language or task.
     """
+    if generation.is_english_only and (language, task) != ("en", "transcribe"):
+        raise UsageError(
+            f"this checkpoint cannot {task} `{language}`",
+            why="it understands English only, and does not translate",
+            hint="use a multilingual checkpoint, or language `en` and task `transcribe`",
+        )
     tokens = [generation.start_of_transcript]
     if generation.is_multilingual:
         tokens += [
             _known("language", language, generation.languages),
             _known("task", task, generation.tasks),
         ]
-    elif language != "en" or task != "transcribe":
-        raise UsageError(
-            f"this checkpoint cannot {task} `{language}`",
-            why="it is an English-only model, which has no language and task tokens",
-            hint="use a multilingual checkpoint, or language `en` and task `transcribe`",
-        )
     return tokens if timestamps else [*tokens, generation.no_timestamps]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import BundleError
-from whisperport.regular_file import other_kind
+from whisperport.npy_file import open_array
 from whisperport.spec import ProgramSpec
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.compiler import check_chip, check_hef
@@ -162,13 +162,9 @@ def _check_assets(folder: Path, checkpoint: "Checkpoint") -> None:
 
 def _table(path: Path) -> Any:
     try:
-        if kind := other_kind(path):
-            raise ValueError(f"it is {kind}, not a file")
-        table = np.load(path, allow_pickle=False)
-    except Exception as error:  # numpy raises nine kinds of exceptions, among them MemoryError
-        raise BundleError(
-            f"cannot read {path.name}", why=f"{type(error).__name__}: {error}"[:200]
-        ) from error
-    if not isinstance(table, np.ndarray) or table.dtype.kind != "f" or not table.size:
+        table = open_array(path)
+    except ValueError as error:
+        raise BundleError(f"cannot read {path.name}", why=str(error)) from error
+    if table.dtype.kind != "f" or not table.size:
         raise BundleError(f"{path.name} is not an array of numbers")
     return table
