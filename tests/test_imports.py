@@ -56,7 +56,7 @@ LAYERS = (
         *("fixing", "checking", "emulating", "artifacts", "compile_errors", "compiling"),
         *("importing", "inspecting", "planning"),
     ),
-    ("bench", "doctor", "fastest", "demo", "probing"),
+    ("bench", "doctor", "fastest", "demo", "providers"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}
