@@ -19,6 +19,7 @@ LAYERS = (
         "progress",
         "interrupts",
         "ranges",
+        "option",
         "spec",
         "masks",
         "placement",

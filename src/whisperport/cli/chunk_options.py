@@ -7,7 +7,8 @@ from click.core import ParameterSource
 
 from whisperport.audio import VadOptions
 from whisperport.cli.console import print_warning
-from whisperport.cli.verb import IntRange, option, together
+from whisperport.cli.fields import field_options
+from whisperport.cli.verb import option, together
 from whisperport.errors import UsageError
 from whisperport.transcription import TranscribeOptions
 
@@ -25,24 +26,7 @@ chunk_options = together(
         help="Shorten silence so that each window holds as much speech as possible; requires --vad. Fewer "
         "windows are computed. A model for short utterances makes more errors",
     ),
-    option(
-        "--workers",
-        group="Runtime",
-        type=IntRange(1, 64),
-        default=1,
-        show_default=True,
-        metavar="N",
-        help="Number of threads that transcribe several files, or with --vad the speech chunks of one, in "
-        "parallel. Each uses --threads threads; without --threads, the cores are divided among them",
-    ),
-    option(
-        "--batch/--no-batch",
-        group="Runtime",
-        default=True,
-        show_default=True,
-        help="Decode speech chunks, files, beams and samples together if the bundle has a program step_B; "
-        "the text is the same, and more memory is needed",
-    ),
+    field_options(TranscribeOptions, "workers", "batch", group="Runtime"),
 )
 
 
