@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.model.attention import Attention
-from whisperport.model.decoder import Decode, Decoder, DecoderBlock
+from whisperport.model.decoder import Decode, Decoder, DecoderBlock, Prefill
 from whisperport.model.rank4_attention import keys, merge, queries, values
 from whisperport.model.short_window import AudioPadding
 
@@ -45,7 +45,11 @@ class Rank4CrossKV(nn.Module):
 
 
 class Rank4Decode(Decode):
-    """The `step` program with attention of four axes, and the base of `Rank4Prefill`."""
+    """The `step` program with attention of four axes, and the base of `Rank4Prefill`.
+
+    `forward` has the arguments and results of `Decode.forward`. The mask, all K/V and the logits (1, 1, V)
+    have one more axis, the first one, of size 1.
+    """
 
     def hidden(
         self,
@@ -70,67 +74,13 @@ class Rank4Decode(Decode):
             new_v.append(v)
         return self.ln(x), new_k, new_v, []
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor,
-        self_k: list[Tensor],
-        self_v: list[Tensor],
-        cross_k: list[Tensor],
-        cross_v: list[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Decode one token.
-
-        Args:
-            x: (1, 1, d) embedding of the token plus its position.
-            mask: (1, 1, 1, N + 1) added to the self-attention scores.
-            self_k: L × (1, H, D, N) self-attention keys of the earlier tokens.
-            self_v: L × (1, H, N, D) self-attention values of the earlier tokens.
-            cross_k: L × (1, H, D, T) cross-attention keys.
-            cross_v: L × (1, H, T, D) cross-attention values.
-
-        Returns:
-            Logits (1, 1, V), or hidden states (1, 1, d) if not `projected`; then L new keys (1, H, D, 1),
-            then L new values (1, H, 1, D).
-        """
-        hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (*self.results(hidden), *new_k, *new_v)
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (1, R, V) of hidden states (1, R, d)."""
         return cast(Tensor, self.head(hidden))
 
 
-class Rank4Prefill(Rank4Decode):
-    """The `prefill` programs with attention of four axes."""
-
-    def forward(  # type: ignore[override]  # one input more than `step`
-        self,
-        x: Tensor,
-        mask: Tensor,
-        pick: Tensor,
-        self_k: list[Tensor],
-        self_v: list[Tensor],
-        cross_k: list[Tensor],
-        cross_v: list[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Run P tokens of a prompt, as `Prefill` does.
-
-        Args:
-            x: (1, P, d) embeddings plus positions.
-            mask: (1, 1, P, N + P) added to the self-attention scores.
-            pick: (1, R, P) one row per position whose logits are needed.
-            self_k: L × (1, H, D, N) self-attention keys of the earlier tokens.
-            self_v: L × (1, H, N, D) self-attention values of the earlier tokens.
-            cross_k: L × (1, H, D, T) cross-attention keys.
-            cross_v: L × (1, H, T, D) cross-attention values.
-
-        Returns:
-            Logits (1, R, V), or hidden states (1, R, d) if not `projected`; then L new keys (1, H, D, P),
-            then L new values (1, H, P, D).
-        """
-        hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (*self.results(torch.bmm(pick, hidden)), *new_k, *new_v)
+class Rank4Prefill(Rank4Decode, Prefill):
+    """The `prefill` programs with attention of four axes: `Prefill.forward`, with logits (1, R, V)."""
 
 
 def _run_layer(
