@@ -29,6 +29,7 @@ class Option:
             number, NUMBER for another one, TEXT for a text.
         default: the default in words, where the value does not tell it.
         flag: name on the command line, if it is not that of the field.
+        choices: the allowed texts, where the type does not state them.
         repeat: whether a tuple is given by repeating the option; if not, with commas between its values.
         or_none: whether the command line accepts `none` for None.
     """
@@ -40,6 +41,7 @@ class Option:
     metavar: str = ""
     default: str = ""
     flag: str = ""
+    choices: tuple[str, ...] = ()
     repeat: bool = False
     or_none: bool = False
 

@@ -45,3 +45,10 @@ def test_wrong_usage(run, arguments, code, message):
     assert ran.code == code
     assert message in ran.err
     assert ran.out == ""
+
+
+def test_it_records_no_evidence(run):
+    ran = run("verify", default_bundle(), "--each-program", "--record", "--run-option", AZURE)
+
+    assert ran.code == 2
+    assert "exclude each other" in ran.err

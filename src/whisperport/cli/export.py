@@ -15,7 +15,6 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.evidence_words import emulated_targets, manifest_json, verified_words
-from whisperport.cli.fastest_table import print_timed, timed_json
 from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import (
     STALL_MIN,
@@ -31,7 +30,7 @@ from whisperport.cli.options import (
 from whisperport.cli.verb import Verb, option
 from whisperport.exporting import ExportOptions
 from whisperport.exporting import export as run_export
-from whisperport.fastest import AUTO, export_fastest
+from whisperport.fastest import AUTO, Fastest, export_fastest
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.watchdog import run_watched
 from whisperport.window import WindowOptions
@@ -142,11 +141,11 @@ def export(
         )
     manifest = found.bundle.manifest if automatic else found.manifest
     if as_json:
-        timed = {"timed": timed_json(found)} if automatic else {}
+        timed = {"timed": _timed_json(found)} if automatic else {}
         print_json({**manifest_json(manifest), **timed})
     else:
         if automatic:
-            print_timed(found)
+            _print_timed(found)
         print_table(
             ("program", "target", "delegated nodes", "not delegated", "status"),
             [
@@ -190,3 +189,32 @@ def _is_calibrated(entry: ProgramEntry, manifest: Manifest) -> bool:
     if compiler is None:
         return False
     return compiler.calibration(entry.spec, manifest.dims, compiler.options()) is not None
+
+
+def _print_timed(fastest: Fastest) -> None:
+    """Print a row per program with its time on each target, and the targets that were not measured."""
+    targets = list(dict.fromkeys(one.target for one in fastest.timed))
+    cells = {
+        (one.program, one.target): f"{one.ms:.2f} ms" if one.verified else "not verified"
+        for one in fastest.timed
+    }
+    print_table(
+        ("program", *targets, "chosen"),
+        [
+            (name, *(cells.get((name, target), "") for target in targets), entry.target)
+            for entry in fastest.bundle.manifest.programs
+            for name in [entry.spec.name]
+        ],
+    )
+    print_lines("", *(f"not measured: {name}: {why}" for name, why in fastest.rejected.items()))
+
+
+def _timed_json(fastest: Fastest) -> dict[str, Any]:
+    """Return the times, and the targets that were not measured, as a JSON object."""
+    return {
+        "programs": [
+            {"program": one.program, "target": one.target, "ms": one.ms, "verified": one.verified}
+            for one in fastest.timed
+        ],
+        "not_measured": dict(fastest.rejected),
+    }

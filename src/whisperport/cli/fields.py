@@ -58,7 +58,7 @@ def _option(group: str, name: str, hint: Any, about: Option, default: Any) -> De
         multiple=about.repeat,
         default=default,
         show_default=shown,
-        metavar=about.metavar or _metavar(kind),
+        metavar=about.metavar or (None if about.choices else _metavar(kind)),
         help=about.help,
     )
 
@@ -74,6 +74,8 @@ def _type(kind: Any, about: Option) -> Any:
         return _type(item, about) if about.repeat else _separated(item)
     if get_origin(kind) is Literal:
         return click.Choice([str(value) for value in get_args(kind)])
+    if about.choices:
+        return click.Choice(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
     if about.or_none:

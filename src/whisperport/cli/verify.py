@@ -81,7 +81,7 @@ def verify(
     program: str,
     clips: tuple[str, ...],
     quantization: Path | None,
-    device_precision: str | None,
+    precision: str | None,
     simulated: str | None,
     device_layers: Path | None,
     reference_layers: Path | None,
@@ -120,7 +120,7 @@ def verify(
       $ whisperport verify build/small --program step --device-output outputs/
     """
     run = run_options_of(threads, run_options, trust=trust)
-    options = (program, clips, quantization, device_precision, simulated, run)
+    options = (program, clips, quantization, precision, simulated, run)
     if device_layers or reference_layers:
         _compare_layers(device_layers, reference_layers, as_json=as_json)
         return
@@ -131,6 +131,8 @@ def verify(
         _diagnose(bundle, device_outputs, options, as_json=as_json)
         return
     if each_program:
+        if record:
+            raise click.UsageError("--each-program and --record exclude each other")
         _on_provider(bundle, run, as_json=as_json)
         return
     opened = Bundle.open(bundle)
