@@ -80,7 +80,7 @@ class LowerOptions:
         ),
     ] = None
     inputs: Annotated[
-        tuple[Path, ...],
+        tuple[str | os.PathLike[str], ...],
         Option(
             "Additional inputs on which PROGRAM and the lowered file are compared, as one array per input "
             "name; may be repeated",
