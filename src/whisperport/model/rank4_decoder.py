@@ -6,6 +6,7 @@ images: some reshape tensors to four axes, and published Whisper decoders for th
 four. Targets that use these variants name the source.
 """
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -51,28 +52,30 @@ class Rank4Decode(Decode):
     have one more axis, the first one, of size 1.
     """
 
-    def hidden(
+    def run_layer(
         self,
+        block: DecoderBlock,
         x: Tensor,
         mask: Tensor,
-        self_k: list[Tensor],
-        self_v: list[Tensor],
-        cross_k: list[Tensor],
-        cross_v: list[Tensor],
-    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """Run all layers; the arguments are those of `forward`.
-
-        Returns:
-            The normalized output of the last layer (1, P, d), the new keys (1, H, D, P) and values
-            (1, H, P, D) of every layer, and no scores.
-        """
-        new_k, new_v = [], []
-        caches = zip(self_k, self_v, cross_k, cross_v, strict=True)
-        for block, cached in zip(self.blocks, caches, strict=True):
-            x, k, v = _run_layer(cast(DecoderBlock, block), x, mask, *cached)
-            new_k.append(k)
-            new_v.append(v)
-        return self.ln(x), new_k, new_v, []
+        self_k: Tensor,
+        self_v: Tensor,
+        cross_k: Tensor,
+        cross_v: Tensor,
+        heads: Sequence[int],
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Run one layer: the output (1, P, d), new keys (1, H, D, P) and values (1, H, P, D), no scores."""
+        normed, n_cached = block.attn_ln(x), self_k.shape[3]
+        q = queries(block.attn, normed)
+        new_k, new_v = keys(block.attn, normed), values(block.attn, normed)
+        scores = torch.cat([torch.matmul(q, self_k), torch.matmul(q, new_k)], dim=-1) + mask
+        weights = torch.softmax(scores, dim=-1)
+        from_cache = torch.matmul(weights[..., :n_cached], self_v)
+        from_new = torch.matmul(weights[..., n_cached:], new_v)
+        x = x + merge(block.attn, from_cache + from_new, x)
+        q = queries(block.cross_attn, block.cross_attn_ln(x))
+        weights = torch.softmax(torch.matmul(q, cross_k), dim=-1)
+        x = x + merge(block.cross_attn, torch.matmul(weights, cross_v), x)
+        return x + cast(Tensor, block.mlp(block.mlp_ln(x))), new_k, new_v, []
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (1, R, V) of hidden states (1, R, d)."""
@@ -81,27 +84,3 @@ class Rank4Decode(Decode):
 
 class Rank4Prefill(Rank4Decode, Prefill):
     """The `prefill` programs with attention of four axes: `Prefill.forward`, with logits (1, R, V)."""
-
-
-def _run_layer(
-    block: DecoderBlock,
-    x: Tensor,
-    mask: Tensor,
-    self_k: Tensor,
-    self_v: Tensor,
-    cross_k: Tensor,
-    cross_v: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run one layer, as `DecoderBlock` does: the output (1, P, d), the new keys and the new values."""
-    normed, n_cached = block.attn_ln(x), self_k.shape[3]
-    q = queries(block.attn, normed)
-    new_k, new_v = keys(block.attn, normed), values(block.attn, normed)
-    scores = torch.cat([torch.matmul(q, self_k), torch.matmul(q, new_k)], dim=-1) + mask
-    weights = torch.softmax(scores, dim=-1)
-    from_cache = torch.matmul(weights[..., :n_cached], self_v)
-    from_new = torch.matmul(weights[..., n_cached:], new_v)
-    x = x + merge(block.attn, from_cache + from_new, x)
-    q = queries(block.cross_attn, block.cross_attn_ln(x))
-    weights = torch.softmax(torch.matmul(q, cross_k), dim=-1)
-    x = x + merge(block.cross_attn, torch.matmul(weights, cross_v), x)
-    return x + cast(Tensor, block.mlp(block.mlp_ln(x))), new_k, new_v
