@@ -78,7 +78,7 @@ def outcome_of(seed: int, number: int, worlds: tuple[str, ...]) -> Outcome:
 def prepare(checkpoint: str) -> None:
     """Prepare a process of the pool: it leaves Ctrl-C to its parent, and finds the embedded model."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    provide(bundle_of("default").folder, Path(checkpoint))
+    provide(bundle=bundle_of("default").folder, embedded=Path(checkpoint))
 
 
 def show_progress(outcomes: Sequence[Outcome], cases: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from whisperport import fastest, targets
 from whisperport.bundle import Bundle
-from whisperport.cli.fastest_table import print_timed, timed_json
+from whisperport.cli.export import _print_timed, _timed_json
 from whisperport.errors import LoweringError, UsageError
 from whisperport.exporting import ExportOptions
 from whisperport.fastest import Timed, candidates, choose, export_fastest
@@ -192,11 +192,11 @@ def test_every_program_is_on_the_target_that_is_fastest_and_right(
     assert all(f"timing {program}" in stages for program in placed)
     assert hidden(tmp_path) == []
 
-    print_timed(found)
+    _print_timed(found)
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert rows["encoder"].split() == ["encoder", "20.00", "ms", "1.00", "ms", "second"]
     assert "not verified" in rows["align"]
-    assert len(json.loads(json.dumps(timed_json(found)))["programs"]) == 2 * len(placed)
+    assert len(json.loads(json.dumps(_timed_json(found)))["programs"]) == 2 * len(placed)
 
 
 def test_a_program_that_the_user_places_stays_there(

@@ -19,6 +19,7 @@ LAYERS = (
         "progress",
         "interrupts",
         "ranges",
+        "option",
         "spec",
         "masks",
         "placement",
@@ -65,7 +66,7 @@ LAYERS = (
         *("fixing", "checking", "emulating", "artifacts", "compile_errors", "compiling"),
         *("importing", "inspecting", "planning"),
     ),
-    ("bench", "doctor", "fastest", "demo", "probing"),
+    ("bench", "doctor", "fastest", "demo", "providers"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}

@@ -4,7 +4,7 @@
                                                                  └────► verification
 
 Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
-`transcribe`; for single programs `check`, `fix`, `lower` and `inspect`; `probe` and `plan`. Importing the
+`transcribe`; for single programs `check`, `fix`, `lower` and `inspect`; and `plan`. Importing the
 package, transcribing and verifying do not need torch. Each name is imported when it is first used, so that
 importing the package is fast.
 """
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
     from whisperport.lowering import Lowered, LowerOptions, lower
     from whisperport.planning import Plan, PlanOptions, plan
-    from whisperport.probing import Probed, ProbeOptions, probe
+    from whisperport.providers import ProviderReport, verify_each_program
     from whisperport.runtime import DecodeOptions, Thresholds
     from whisperport.targets import RunOptions
     from whisperport.transcription import (
@@ -99,9 +99,8 @@ __all__ = [
     "NumericalError",
     "Plan",
     "PlanOptions",
-    "ProbeOptions",
-    "Probed",
     "ProgramError",
+    "ProviderReport",
     "Report",
     "RunOptions",
     "Thresholds",
@@ -125,12 +124,12 @@ __all__ = [
     "load_checkpoint",
     "lower",
     "plan",
-    "probe",
     "transcribe",
     "transcribe_features",
     "transcribe_files",
     "verify",
     "verify_and_record",
+    "verify_each_program",
     "write_device_inputs",
     "write_fixed",
 ]
@@ -166,8 +165,7 @@ _MODULES = {
     "Lowered": "lowering",
     "Plan": "planning",
     "PlanOptions": "planning",
-    "ProbeOptions": "probing",
-    "Probed": "probing",
+    "ProviderReport": "providers",
     "Report": "verification",
     "RunOptions": "targets",
     "Thresholds": "runtime",
@@ -187,12 +185,12 @@ _MODULES = {
     "load_checkpoint": "checkpoint",
     "lower": "lowering",
     "plan": "planning",
-    "probe": "probing",
     "transcribe": "transcription",
     "transcribe_features": "transcription",
     "transcribe_files": "transcription",
     "verify": "verification.bundle_check",
     "verify_and_record": "verification.record_evidence",
+    "verify_each_program": "providers",
     "write_device_inputs": "diagnosis.device_inputs",
     "write_fixed": "fixing",
 }

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
 from whisperport.masking import choose_masks
+from whisperport.option import Option
 from whisperport.placing import Placed, PlacementRequest, place, target_name
 from whisperport.preflight import check_fits, estimate_export, requires_torch
 from whisperport.process import return_freed_memory
@@ -72,20 +73,9 @@ class ExportOptions:
             default precision.
         precisions: program -> precision, for single programs; overrides `precision`. Default: none.
         options: lowering options of targets, "TARGET.NAME" -> value. Default: none.
-        calibration: data to quantize with, for targets that quantize programs during the export: a folder
-            of audio files, one audio file, or an `.npy` file of log-mel spectrograms. Default: None, the
-            audio files of the package.
         batch: number of texts that the program `step_B` decodes together: 2, 4, 8 or 16; 1: do not export
             this program. Default: None, the default of the target of `step`.
-        uncached_decoder: also export `uncached_decoder`, the decoder without KV cache. The target must
-            support it. Default: False.
         clips: audio clips that the bundle is verified with. Default: None, the clips of the package.
-        verify_with: folder of audio files to verify the bundle with instead. A file NAME.txt beside an
-            audio file is its transcript. Default: None.
-        language: code or name of the language spoken in `verify_with`. Default: "en", or the checkpoint's
-            own language if it knows no English.
-        allow_unverified: write the bundle even if its verification fails; the bundle is permanently marked
-            as failed. Default: False.
         preflight: raise an error before the export starts if memory or disk space is too small, or if the
             checkpoint is too large for the target. Default: True.
         run: how the bundle's programs are run for verification; `run.threads` also sets torch's threads.
@@ -96,13 +86,47 @@ class ExportOptions:
     precision: str = ""
     precisions: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
-    calibration: Path | None = None
+    calibration: Annotated[
+        Path | None,
+        Option(
+            "Folder of audio files that resemble what the device will record, or an .npy file of log-mel "
+            "spectrograms (clips, mel bins, frames of one window), for targets that quantize to w8a8 or "
+            "w8a16 during the export",
+            metavar="PATH",
+            default="the few audio files that come with whisperport",
+        ),
+    ] = None
     batch: int | None = None
-    uncached_decoder: bool = False
+    uncached_decoder: Annotated[
+        bool,
+        Option(
+            "Also export uncached_decoder, a decoder without KV cache. An error if the target cannot run "
+            "it"
+        ),
+    ] = False
     clips: Sequence[Clip] | None = None
-    verify_with: Path | None = None
-    language: str | None = None
-    allow_unverified: bool = False
+    allow_unverified: Annotated[
+        bool,
+        Option("Write the bundle even if its verification failed. It stays marked as unverified"),
+    ] = False
+    verify_with: Annotated[
+        Path | None,
+        Option(
+            "Verify the bundle with the audio files in this folder: the first window of each. A file "
+            "NAME.txt beside NAME.wav is its transcript, from which the word error rate is counted; "
+            "without one, the words are those of the checkpoint in float32",
+            metavar="DIR",
+            default="six clips that come with whisperport",
+        ),
+    ] = None
+    language: Annotated[
+        str | None,
+        Option(
+            "Language spoken in the audio files of `verify_with`, as a code or a name",
+            metavar="LANG",
+            default="en, or a language of the checkpoint if it knows no English",
+        ),
+    ] = None
     preflight: bool = True
     run: RunOptions = field(default_factory=RunOptions)
 

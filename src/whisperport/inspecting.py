@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from whisperport.bundle import MANIFEST, Bundle
 from whisperport.bundle.origin import is_trusted
 from whisperport.errors import ProgramError
 from whisperport.limited import Limits, StoppedError, run_limited
+from whisperport.option import Option
 from whisperport.progress import Progress
+from whisperport.ranges import MAX_REPEAT
 from whisperport.runtime.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
 from whisperport.targets import PROFILERS, get_target
 
@@ -27,19 +29,39 @@ class InspectOptions:
     """Options of `inspect`.
 
     Args:
-        repeat: number of measured runs, 1 to 10,000; one run before them is not measured. Default: 5.
         threads: CPU threads of the runtime, 1 to 1024. Default: None, the runtime chooses.
         options: options of the runtime, name -> value. Default: none.
-        inputs: `.npz` file with one array per input, by the input's name. Default: None, random inputs.
-        programs: names of the programs of a bundle, or of the methods of a `.pte` file. Default: (), all.
         trust: run the program in this process, without limits on memory and time. Default: False.
     """
 
-    repeat: int = 5
+    repeat: Annotated[
+        int,
+        Option(
+            "Number of measured runs, after one warm-up run; each time shown is the median",
+            1,
+            MAX_REPEAT,
+        ),
+    ] = 5
     threads: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    inputs: Path | None = None
-    programs: tuple[str, ...] = ()
+    inputs: Annotated[
+        Path | None,
+        Option(
+            "Inputs of the program, as one array per input name; for a bundle, with one --program",
+            metavar="FILE.npz",
+            default="random values; random integers from 0 to 99",
+        ),
+    ] = None
+    programs: Annotated[
+        tuple[str, ...],
+        Option(
+            "Program of a bundle, or method of a .pte file, to measure; may be repeated",
+            metavar="NAME",
+            default="all",
+            flag="--program",
+            repeat=True,
+        ),
+    ] = ()
     trust: bool = False
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.staging import staging
@@ -18,12 +18,14 @@ from whisperport.errors import (
     WhisperportError,
 )
 from whisperport.host_part import HostPart
+from whisperport.option import Option
 from whisperport.preflight import check_fits, estimate_lowering, requires_torch, within_memory_of
 from whisperport.progress import Progress
 from whisperport.regular_file import expect_not_input
 from whisperport.runner import Array, Runner
 from whisperport.spec import Limit, ProgramSpec
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
+from whisperport.targets.onnxruntime import OPSETS
 from whisperport.targets.options import parse_options, with_target
 from whisperport.verification.compare import Gate
 from whisperport.verification.equality import (
@@ -49,25 +51,46 @@ class LowerOptions:
     """Options of `lower`.
 
     Args:
-        opset: version of the ONNX operator set, for targets that are lowered to ONNX. Default: None, the
-            target's default version.
-        simplify: simplify the graph with onnxslim, for targets that are lowered to ONNX. Default: False.
-        max_rank: maximum rank of a tensor, at least 3. Axes above it are folded if possible; otherwise the
-            program is rejected. Default: None, 4 for `onnxruntime`, else the target's limit.
-        inputs: `.npz` files with further inputs for the comparison, each with one array per input, by the
-            input's name. Default: none.
-        allow_unequal: write the file even if its outputs differ from the program's. Default: False.
         preflight: raise an error before the lowering starts if memory or disk space is too small. Default:
             True.
         trust: run the program of a file without a limit on memory. Default: False.
         run: how the lowered program is run for the comparison.
     """
 
-    opset: int | None = None
-    simplify: bool = False
-    max_rank: int | None = None
-    inputs: tuple[str | os.PathLike[str], ...] = ()
-    allow_unequal: bool = False
+    opset: Annotated[
+        int | None,
+        Option(
+            "ONNX opset of the file, for targets that read ONNX",
+            low=OPSETS[0],
+            high=OPSETS[-1],
+            default="the target's",
+        ),
+    ] = None
+    simplify: Annotated[
+        bool,
+        Option("Simplify the ONNX graph with the package onnxslim, for targets that read ONNX"),
+    ] = False
+    max_rank: Annotated[
+        int | None,
+        Option(
+            "Maximum number of axes of a tensor. Axes of tensors with more are merged; if that is not "
+            "possible, the program is rejected",
+            low=3,
+            default="4 for onnxruntime, else the target's limit",
+        ),
+    ] = None
+    inputs: Annotated[
+        tuple[str | os.PathLike[str], ...],
+        Option(
+            "Additional inputs on which PROGRAM and the lowered file are compared, as one array per input "
+            "name; may be repeated",
+            metavar="FILE.npz",
+            repeat=True,
+        ),
+    ] = ()
+    allow_unequal: Annotated[
+        bool, Option("Write the file even if its outputs differ too much from the program's")
+    ] = False
     preflight: bool = True
     trust: bool = False
     run: RunOptions = field(default_factory=RunOptions)

@@ -27,14 +27,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from whisperport.bundle import MANIFEST, Bundle, Manifest
 from whisperport.checks import batch_rows
 from whisperport.dims import Dims, published_dims
 from whisperport.errors import UsageError
+from whisperport.option import Option, check_ranges
 from whisperport.preflight import requires_torch
-from whisperport.ranges import check_range
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import Estimate
 from whisperport.targets.machine import Machine
@@ -48,26 +48,29 @@ MAX_BATCH, MAX_CORES = 4096, 1024
 class PlanOptions:
     """Options of `plan`.
 
-    Args:
-        target: name of the target. Default: None, that of the bundle's `step`, or the only one whose
-            machines are known.
-        precision: precision of weights and state: "fp32", "bf16" or "fp16". Default: None, the target's
-            default.
-        batch: B, number of texts that are decoded together, 1 to 4096. Default: 1.
-        tensor_parallel: R, number of cores that compute one model together, 1 to 1024. Default: 1.
-
     Raises:
         UsageError: a number is out of range.
     """
 
-    target: str | None = None
-    precision: str | None = None
-    batch: int = 1
-    tensor_parallel: int = 1
+    target: Annotated[
+        str | None,
+        Option(
+            "Target whose machines are listed",
+            metavar="NAME",
+            default="that of the bundle, or the only one whose machines are known",
+        ),
+    ] = None
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        Option("Precision of weights and state", default="the target's default"),
+    ] = None
+    batch: Annotated[int, Option("Number of texts that are decoded together", 1, MAX_BATCH)] = 1
+    tensor_parallel: Annotated[
+        int, Option("Number of cores that compute one model together", 1, MAX_CORES)
+    ] = 1
 
     def __post_init__(self) -> None:
-        check_range("batch", self.batch, 1, MAX_BATCH)
-        check_range("tensor_parallel", self.tensor_parallel, 1, MAX_CORES)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Range checks for numbers that a user gives."""
 
+import math
+
 from whisperport.errors import UsageError
 
 # ONNX Runtime and XNNPACK ran with 1024 threads, in 0.6 GB and 0.4 GB of memory; 100,000 crash both.
@@ -16,6 +18,6 @@ def check_range(name: str, value: float | None, low: float, high: float) -> None
     if value is not None and not low <= value <= high:
         raise UsageError(
             f"`{name}` is {value}",
-            why=f"expected {low} to {high}",
+            why=f"expected {low} or more" if high == math.inf else f"expected {low} to {high}",
             hint="give a number in this range",
         )

@@ -1,10 +1,11 @@
 """Windows: the length of audio that the programs process at a time, if shorter than the checkpoint's."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import UsageError
+from whisperport.option import Option
 
 Padding = Literal["none", "features", "keys-and-values", "silence"]
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
@@ -69,25 +70,48 @@ class WindowOptions:
 
     All lengths are in seconds, multiples of 0.02 s, and at least 1 s.
 
-    Args:
-        seconds: length of the window that the encoder processes, at most the checkpoint's window. Default:
-            None, the checkpoint's window (30 s in every OpenAI model). If a longest window is known to
-            compile for the target, `export` uses that window instead.
-        padding: what follows the window in the decoder's audio context:
-            "silence" (default), the encoder's output for silence;
-            "features", zeros after the encoder's output;
-            "keys-and-values", zeros after the keys and values of cross-attention;
-            "none", no padding.
-        context_s: length of the audio context that the decoder attends to, including padding; at least the
-            window and at most the checkpoint's window. Default: None, the checkpoint's window.
-        audio_s: length of audio put into each window, at most the window; the rest is silence. Default:
-            None, the complete window.
+    The padding is what follows the window in the decoder's audio context. Where a longest window is known
+    to compile for a target, `export` uses that one as the default of `seconds`.
     """
 
-    seconds: float | None = None
-    padding: Padding = DEFAULT_PADDING
-    context_s: float | None = None
-    audio_s: float | None = None
+    seconds: Annotated[
+        float | None,
+        Option(
+            "Length of audio that the encoder processes in one call: a multiple of 0.02, from 1 to the "
+            "checkpoint's length",
+            metavar="SECONDS",
+            default="the longest known to compile for the target, else the checkpoint's, 30",
+            flag="--window",
+        ),
+    ] = None
+    audio_s: Annotated[
+        float | None,
+        Option(
+            "Length of audio put into each window: a multiple of 0.02, from 1 to --window; silence fills "
+            "the rest",
+            metavar="SECONDS",
+            default="the length of --window",
+            flag="--audio",
+        ),
+    ] = None
+    padding: Annotated[
+        Padding,
+        Option(
+            "How a window shorter than `context_s` is padded: not at all (none; `context_s` then has no "
+            "effect), with zeros after the encoder's output (features), with zeros after the "
+            "cross-attention keys and values, or with the encoder's output for silence"
+        ),
+    ] = DEFAULT_PADDING
+    context_s: Annotated[
+        float | None,
+        Option(
+            "Length of the audio context that the decoder attends to, padding included: a multiple of "
+            "0.02, from --window to the checkpoint's length",
+            metavar="SECONDS",
+            default="the checkpoint's, 30",
+            flag="--pad-to",
+        ),
+    ] = None
 
     def of(self, dims: Dims) -> Window | None:
         """Return the window for a checkpoint of these sizes; None for the checkpoint's own window.

@@ -36,14 +36,6 @@ def test_a_manifest_without_masks_means_the_usual_one() -> None:
     assert {entry.placement.mask for entry in bundle.manifest.programs} == {MASKED}
 
 
-def test_a_manifest_of_format_1_means_the_usual_mask() -> None:
-    raw = (Path(__file__).parent / "format_1" / "manifest.json").read_bytes()
-
-    manifest = Manifest.from_bytes(raw)
-
-    assert {entry.placement.mask for entry in manifest.programs} == {MASKED}
-
-
 @pytest.mark.parametrize("mask", [-64.0, -64, -16, -29_999.5])
 def test_a_mask_is_read_as_it_was_written(folder: Path, mask: float) -> None:
     manifest = with_mask(folder, "step", mask).manifest

@@ -100,7 +100,7 @@ def test_an_error_of_the_provider_is_not_hidden_by_the_cpu(entries, monkeypatch)
     # then
     with pytest.raises(LoweringError, match=f"`{AZURE}` cannot load") as caught:
         load(entries, provider=AZURE)
-    assert "whisperport probe" in caught.value.hint
+    assert "--each-program" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,6 @@ def test_a_chip_of_8_bits_has_its_own_precision_and_emulated_float32(
     assert set(precisions(hybrid, EMULATED).values()) == {"fp32"}
 
 
-def test_float32_as_format_1_stored_it_for_a_chip_of_8_bits_is_the_chips_precision(
-    hybrid: Bundle,
-) -> None:
-    assert precisions(in_precision(hybrid, "fp32"))["encoder"] == "w8a8"
-
-
 def test_a_precision_without_limits_is_rejected_by_name(hybrid: Bundle) -> None:
     newer = in_precision(hybrid, "int4")
 

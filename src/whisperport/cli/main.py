@@ -33,7 +33,6 @@ from whisperport.cli.import_ import import_verb
 from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
 from whisperport.cli.plan import plan
-from whisperport.cli.probe import probe
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
 from whisperport.cli.verify import verify
@@ -86,7 +85,6 @@ for verb in (
     verify,
     transcribe,
     bench,
-    probe,
     plan,
     targets,
     doctor,

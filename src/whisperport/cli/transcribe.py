@@ -11,7 +11,6 @@ import click
 
 from whisperport import interrupts
 from whisperport.bundle import Bundle
-from whisperport.cli.chunk_options import chunk_options, with_chunks
 from whisperport.cli.console import (
     audio_bar,
     print_error,
@@ -24,8 +23,10 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.decoding_options import (
     audio_options,
+    chunk_options,
     decoding_options,
     transcribe_options,
+    with_chunks,
     word_options,
 )
 from whisperport.cli.feature_options import check_features, chosen_features, feature_options

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from whisperport.errors import LoweringError
 from whisperport.programs.onnx_contrib import TRANSLATIONS
 from whisperport.programs.onnx_eight_bits import store_in_8_bits
-from whisperport.programs.onnx_functions import functions_parsed_once
 from whisperport.programs.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.programs.program import Program
 from whisperport.programs.shared_bytes import SharedBytes
@@ -184,7 +183,7 @@ def to_onnx(program: Program, opset: int = OPSET) -> ir.Model:
 
 def _convert(program: Program) -> ir.Model:
     output = io.StringIO()
-    with torch.no_grad(), captured(output), functions_parsed_once():
+    with torch.no_grad(), captured(output):
         try:
             exported = torch.onnx.export(
                 program.exported,

@@ -14,7 +14,6 @@ from whisperport.programs.whisper import (
     nchw_encoder,
     prefill,
     rank4_cross_kv,
-    rank4_prefill,
     rank4_step,
     step,
     uncached_decoder,
@@ -37,7 +36,8 @@ VARIANTS: Mapping[tuple[str, str], Builder] = {
     ("cross_kv", "rank4"): rank4_cross_kv,
     **{(f"prefill_{tokens}", "cached"): partial(prefill, tokens=tokens) for tokens in PREFILLS},
     **{
-        (f"prefill_{tokens}", "rank4"): partial(rank4_prefill, tokens=tokens) for tokens in PREFILLS
+        (f"prefill_{tokens}", "rank4"): partial(prefill, tokens=tokens, rank4=True)
+        for tokens in PREFILLS
     },
     ("step", "cached"): step,
     ("step", "rank4"): rank4_step,

@@ -73,14 +73,14 @@ def rank4_cross_kv(parts: Parts) -> Program:
     return trace("cross_kv", module, (features,), _layers(dims, "cross_k", "cross_v"))
 
 
-def prefill(parts: Parts, tokens: int) -> Program:
-    """Trace `prefill_P` with P = `tokens` tokens per run."""
+def prefill(parts: Parts, tokens: int, *, rank4: bool = False) -> Program:
+    """Trace `prefill_P` with P = `tokens` tokens per run; `rank4`: with attention of rank 4."""
     dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
-    inputs = (*_tokens(dims, tokens), pick, *_caches(parts.model))
+    (x, mask), caches = _tokens(dims, tokens), _caches(parts.model)
+    inputs = (x, mask[None], pick, *_rank4(caches)) if rank4 else (x, mask, pick, *caches)
     names = [parts.result, *_layers(dims, "new_k", "new_v")]
-    return trace(
-        f"prefill_{tokens}", Prefill(parts.model.decoder, projected=parts.projected), inputs, names
-    )
+    module = (Rank4Prefill if rank4 else Prefill)(parts.model.decoder, projected=parts.projected)
+    return trace(f"prefill_{tokens}", module, inputs, names)
 
 
 def step(parts: Parts) -> Program:
@@ -93,6 +93,15 @@ def step(parts: Parts) -> Program:
     return trace("step", module, inputs, names)
 
 
+def rank4_step(parts: Parts) -> Program:
+    """Trace `step` with rank-4 K/V: one token to its logits (1, 1, V)."""
+    dims = parts.model.dims
+    x, mask = _tokens(dims, 1)
+    inputs = (x, mask[None], *_rank4(_caches(parts.model)))
+    names = [parts.result, *_layers(dims, "new_k", "new_v")]
+    return trace("step", Rank4Decode(parts.model.decoder, projected=parts.projected), inputs, names)
+
+
 def batch_step(parts: Parts, rows: int) -> Program:
     """Trace `step_B` with B = `rows`: one token of each of B texts to its logits (B, V)."""
     dims = parts.model.dims
@@ -103,27 +112,6 @@ def batch_step(parts: Parts, rows: int) -> Program:
     summed = LOGSUMEXP in names
     module = BatchDecode(parts.model.decoder, projected=parts.batch_projected, summed=summed)
     return trace(name, module, (x, mask, *_caches(parts.model, rows)), names)
-
-
-def rank4_prefill(parts: Parts, tokens: int) -> Program:
-    """Trace `prefill_P` with rank-4 attention and P = `tokens` tokens per run."""
-    dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
-    inputs = (*_rank4_tokens(dims, tokens), pick, *_rank4_caches(parts.model))
-    names = [parts.result, *_layers(dims, "new_k", "new_v")]
-    return trace(
-        f"prefill_{tokens}",
-        Rank4Prefill(parts.model.decoder, projected=parts.projected),
-        inputs,
-        names,
-    )
-
-
-def rank4_step(parts: Parts) -> Program:
-    """Trace `step` with rank-4 K/V: one token to its logits (1, 1, V)."""
-    dims = parts.model.dims
-    inputs = (*_rank4_tokens(dims, 1), *_rank4_caches(parts.model))
-    names = [parts.result, *_layers(dims, "new_k", "new_v")]
-    return trace("step", Rank4Decode(parts.model.decoder, projected=parts.projected), inputs, names)
 
 
 def align(parts: Parts) -> Program:
@@ -173,13 +161,8 @@ def _tokens(dims: Dims, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.zeros(1, count, dims.n_text_ctx + count)
 
 
-def _rank4_tokens(dims: Dims, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x, mask = _tokens(dims, count)
-    return x, mask[None]
-
-
-def _rank4_caches(model: Whisper) -> tuple[list[torch.Tensor], ...]:
-    return tuple([tensor[None] for tensor in layers] for layers in _caches(model))
+def _rank4(caches: tuple[list[torch.Tensor], ...]) -> tuple[list[torch.Tensor], ...]:
+    return tuple([tensor[None] for tensor in layers] for layers in caches)
 
 
 def _caches(model: Whisper, rows: int = 1) -> tuple[list[torch.Tensor], ...]:

@@ -1,13 +1,14 @@
 """A loaded bundle: its programs and tables, which do not change after loading. Uses numpy only."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from whisperport.bundle import Bundle
 from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.dims import Dims
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, UsageError
 from whisperport.generation import Generation
 from whisperport.masks import MASKED
 from whisperport.runner import Array, Runner
@@ -15,7 +16,6 @@ from whisperport.runtime.cache import Floats
 from whisperport.runtime.coarse import CoarseProjection
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
-from whisperport.runtime.not_loaded import NotLoaded
 from whisperport.runtime.scores import Scores
 from whisperport.runtime.standard_rank import in_standard_form
 from whisperport.runtime.stepping import Scored, Step
@@ -280,7 +280,7 @@ def load_runners(bundle: Bundle, options: RunOptions, *, encoder: bool = True) -
     programs = bundle.manifest.programs
     runners: dict[str, Runner] = {}
     if not encoder:
-        runners |= {e.spec.name: NotLoaded(e.spec) for e in programs if e.spec.name == "encoder"}
+        runners |= {e.spec.name: _NotLoaded(e.spec) for e in programs if e.spec.name == "encoder"}
         programs = tuple(entry for entry in programs if entry.spec.name not in runners)
     for name in dict.fromkeys(entry.target for entry in programs):
         entries = [entry for entry in programs if entry.target == name]
@@ -319,3 +319,14 @@ def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:
     if not found:
         _required(runners, f"{PREFILL}P")
     return found
+
+
+class _NotLoaded(Runner):
+    """A runner that cannot run. The bundle was loaded without this program."""
+
+    def _run(self, inputs: Sequence[Array]) -> NoReturn:
+        raise UsageError(
+            f"the program `{self.spec.name}` is not loaded",
+            why="the bundle was loaded to transcribe features that are computed elsewhere",
+            hint="load it with `Transcriber(bundle, encoder=True)` to transcribe audio",
+        )

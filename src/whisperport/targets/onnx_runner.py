@@ -253,7 +253,7 @@ def _session(
             raise LoweringError(
                 f"the execution provider `{provider}` cannot load {graph.name}",
                 why=str(error).strip().split("\n")[0],
-                hint="`whisperport probe BUNDLE --provider NAME` shows which programs it can run",
+                hint="`whisperport verify BUNDLE --each-program` shows which programs it can run",
             ) from error
         raise BundleError(
             f"ONNX Runtime cannot load {graph.name}",
@@ -277,7 +277,7 @@ def _warn_if_unused(session: Any, provider: str, name: str) -> None:
     assigned = getattr(session, "get_provider_graph_assignment_info", None)
     if assigned is not None and provider not in {part.ep_name for part in assigned()}:
         log.warning(
-            "`%s` declined all nodes of %s, so that the CPU runs them; `whisperport probe` shows where "
+            "`%s` declined all nodes of %s, so that the CPU runs them; `verify --each-program` shows where "
             "nodes run",
             provider,
             name,
