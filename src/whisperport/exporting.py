@@ -24,7 +24,7 @@ from whisperport.bundle import (
     writing_bundle,
 )
 from whisperport.bundle.origin import record_own
-from whisperport.calibration import CalibrationOptions
+from whisperport.calibration import BundleSession, CalibrationOptions
 from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
@@ -200,8 +200,9 @@ def export(
         gc.collect()  # torch graphs contain reference cycles
         return_freed_memory()
         run = _emulated(options.run, placed)
-        calibration = CalibrationOptions(source=options.calibration, run=run)
-        final = quantize_programs(writer.preview(manifest), placed, calibration, progress)
+        session = BundleSession(writer.preview(manifest), run)
+        calibration = CalibrationOptions(source=options.calibration)
+        final = quantize_programs(session, placed, calibration, progress)
         preview = writer.preview(replace(manifest, programs=final))
         report = verify(preview, run=run, progress=progress)
         if not report and not options.allow_unverified:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.calibration.inputs import program_inputs
+from whisperport.calibration import BundleSession
 from whisperport.checks import VOCAB_PROJECTION, Check
 from whisperport.errors import BundleError, NumericalError
 from whisperport.exporting import ExportOptions, _placed
@@ -173,7 +173,7 @@ def test_an_exported_projection_passes_every_stage_of_a_bundle(exported: Any) ->
     reference = Reference.from_arrays(bundle.reference())
     mels = [reference_mel(manifest.dims, clip) for clip in reference.clips[:2]]
     spec = manifest.program(VOCAB_PROJECTION).spec
-    recorded = list(program_inputs(bundle, spec, mels, run))
+    recorded = list(BundleSession(bundle, run).inputs(spec, mels))
     decoders = [load_engine(b, run).decoder() for b in (whole, bundle)]
     options = DecodeOptions(language="en")
     texts = [

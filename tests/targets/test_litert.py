@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.calibration import CalibrationOptions
+from whisperport.calibration import BundleSession, CalibrationOptions
 from whisperport.errors import LoweringError, VerificationError
 from whisperport.exporting import ExportOptions, export
 from whisperport.inspection.read_tflite import read_tflite
@@ -195,7 +195,9 @@ def test_a_static_program_is_quantized_with_the_shipped_audio_and_still_computes
     expected = before["encoder"].run({"mel": mel})["features"]
 
     # when
-    entries = quantize_programs(bundle, placed, CalibrationOptions(run=ONE_THREAD), silent)
+    entries = quantize_programs(
+        BundleSession(bundle, ONE_THREAD), placed, CalibrationOptions(), silent
+    )
 
     # then
     names = [entry.spec.name for entry in entries]
