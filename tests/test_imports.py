@@ -19,6 +19,7 @@ LAYERS = (
         "progress",
         "interrupts",
         "ranges",
+        "program_kind",
         "spec",
         "masks",
         "placement",

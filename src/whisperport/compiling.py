@@ -43,6 +43,7 @@ from whisperport.errors import (
     WhisperportError,
 )
 from whisperport.locking import lock_path, locked
+from whisperport.program_kind import ENCODER
 from whisperport.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest, Layout, same_layout
@@ -204,7 +205,7 @@ def _compiled_bundle(
 ) -> Compiled:
     session = BundleSession(opened, RunOptions(threads=options.threads, trust=options.trust))
     plans = _prepared(session, groups, options, progress)
-    if not any(plan.emulation and plan.job.name == "encoder" for plan in plans.values()):
+    if not any(plan.emulation and plan.job.name == ENCODER for plan in plans.values()):
         session.release()  # no features are decoded: leave the memory to the compilers
     _compile(groups, progress)
     progress("checking the compiled files")
@@ -397,7 +398,7 @@ def _copy_in(source: Path, target: Path, copied: dict[Path, Path]) -> None:
 
 def _encoder_layout(opened: Bundle) -> Layout:
     """Return the layout that the encoder's compiler uses; the user's own spectrograms have this layout."""
-    entry = opened.manifest.program("encoder")
+    entry = opened.manifest.program(ENCODER)
     compiler = get_target(entry.target).compiler
     if compiler is None:
         return same_layout

@@ -18,7 +18,8 @@ import numpy as np
 
 from whisperport.atomic import write_atomic
 from whisperport.calibration import BundleSession
-from whisperport.checks import UNCACHED_DECODER, Check
+from whisperport.checks import Check
+from whisperport.program_kind import ALIGN, ENCODER, PREFILL
 from whisperport.progress import Progress
 from whisperport.runner import Array
 from whisperport.spec import ProgramSpec, TensorSpec
@@ -69,7 +70,7 @@ def prepare_emulation(
     """
     progress(f"{spec.name}: computing inputs for the vendor's emulator")
     clips = session.reference.clips
-    if spec.name != "encoder":  # the encoder's outputs are decoded, and every clip counts
+    if spec.kind.name != ENCODER:  # the encoder's outputs are decoded, and every clip counts
         clips = clips[:CLIPS]
     clips = clips[: need.clips or None]
     mels = [reference_mel(session.bundle.manifest.dims, clip) for clip in clips]
@@ -105,7 +106,7 @@ def emulation_checks(
             emulation.need.outputs, spec.outputs, emulation.expected, strict=True
         )
     ]
-    if spec.name != "encoder":
+    if spec.kind.name != ENCODER:
         gate = limit_of(precision, reference.loss(precision, "logits"))
         return tuple(_output_checks(emulation, outputs, gate))
     features = outputs[0]
@@ -156,9 +157,9 @@ def _tokens(spec: ProgramSpec, samples: Sequence[Sequence[Array]]) -> tuple[int,
     The engine pads the embeddings x, (..., P, d), with zeros. What a program computes from them is not
     used, and it is not precise: the first layer norm divides by a variance of zero plus epsilon.
     """
-    index = next((i for i, tensor in enumerate(spec.inputs) if tensor.name == "x"), None)
-    if index is None or spec.name == UNCACHED_DECODER or spec.inputs[index].shape[-2] == 1:
+    if spec.kind.name not in (PREFILL, ALIGN):
         return ()
+    index = [tensor.name for tensor in spec.inputs].index("x")
     padded = (sample[index].reshape(-1, sample[index].shape[-1]).any(axis=-1) for sample in samples)
     return tuple(int(np.flatnonzero(rows)[-1]) + 1 if rows.any() else 0 for rows in padded)
 

@@ -25,7 +25,6 @@ from whisperport.bundle import (
 )
 from whisperport.bundle.origin import record_own
 from whisperport.calibration import BundleSession, CalibrationOptions
-from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
@@ -33,6 +32,7 @@ from whisperport.masking import choose_masks
 from whisperport.placing import Placed, PlacementRequest, place, target_name
 from whisperport.preflight import check_fits, estimate_export, requires_torch
 from whisperport.process import return_freed_memory
+from whisperport.program_kind import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.progress import Progress
 from whisperport.quantizing import quantize_programs
 from whisperport.spec import TargetSpec, UncachedForm

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.bundle import MANIFEST, Bundle, Manifest
-from whisperport.checks import batch_rows
 from whisperport.dims import Dims, published_dims
 from whisperport.errors import UsageError
 from whisperport.preflight import requires_torch
+from whisperport.program_kind import STEP, kind_of
 from whisperport.ranges import check_range
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import Estimate
@@ -230,7 +230,7 @@ def _on_machine(
 ) -> MachinePlan:
     size, cores, batch = BYTES[precision], options.tensor_parallel, options.batch
     speed, bandwidth = machine.flops[precision], machine.bandwidth
-    decode = [name for name in programs if name != "step" and batch_rows(name) is None]
+    decode = [name for name in programs if kind_of(name).name != STEP]
     row = size * state_numbers(dims, cores)
     weights = size * (
         encoder_weights(dims, cores)
@@ -361,7 +361,7 @@ def _read(
     if (path / MANIFEST).is_file():
         manifest = Bundle.open(path, check_hashes=False).manifest
         placed = {entry.spec.name: entry.target for entry in manifest.programs}
-        decode = tuple(name for name in placed if name.startswith(("prefill_", "step", "align")))
+        decode = tuple(name for name in placed if kind_of(name).reads == "caches")
         known = [name for name in placed.values() if name in _planned()]
         return manifest.dims, decode, known[0] if known else "", _estimates(manifest)
     if not path.exists() and (known_dims := published_dims(os.fspath(source))):

@@ -8,10 +8,11 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.calibration import BundleSession
-from whisperport.checks import VOCAB_PROJECTION, Check
+from whisperport.checks import Check
 from whisperport.errors import BundleError, NumericalError
 from whisperport.exporting import ExportOptions, _placed
 from whisperport.model.whisper import Whisper
+from whisperport.program_kind import VOCAB_PROJECTION
 from whisperport.programs.program import Program
 from whisperport.programs.variants import PIECES
 from whisperport.runtime import DecodeOptions, decode_window, load_engine

@@ -12,7 +12,8 @@ from typing import Any
 
 from whisperport.bundle.evidence_json import check_to_json, read_check
 from whisperport.bundle.strict_json import Field
-from whisperport.checks import UNCACHED_DECODER, Check
+from whisperport.checks import Check
+from whisperport.program_kind import UNCACHED_DECODER
 
 PROGRAM_NAMES = {"decode_full": UNCACHED_DECODER}  # name of a program in version 1 -> in version 2
 WINDOW_MEMBERS = {"sound": "audio_positions", "heard": "context_positions"}  # members of `window`

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from whisperport.calibration.audio_files import Floats
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.generation import Generation
+from whisperport.program_kind import ALIGN, CROSS_KV, PREFILL, UNCACHED_DECODER
 from whisperport.runner import Array, Runner
 from whisperport.runtime import (
     DecodeOptions,
@@ -20,7 +20,6 @@ from whisperport.runtime import (
     decode_window,
     start_tokens,
 )
-from whisperport.runtime.engine import PREFILL
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.spec import ProgramSpec
 
@@ -31,7 +30,7 @@ CALLS = (
 
 def samples_per_window(spec: ProgramSpec) -> int:
     """Return the largest number of calls of a program that are recorded per window."""
-    many = spec.name in ("step", VOCAB_PROJECTION) or batch_rows(spec.name)
+    many = spec.kind.runs == "token" and spec.kind.name != UNCACHED_DECODER
     return CALLS if many else 1
 
 
@@ -103,11 +102,12 @@ class DecoderInputs:
         """
         self.recorder.start_window(self.windows)
         decoder = self.engine.decoder()
-        if self.program.name == "cross_kv":
+        kind = self.program.kind
+        if kind.name == CROSS_KV:
             decoder.start_window(features)
-        elif self.program.name == UNCACHED_DECODER:
+        elif kind.name == UNCACHED_DECODER:
             self._without_cache(features)
-        elif batch_rows(self.program.name):
+        elif kind.is_batch:
             self._together(features)
         else:
             self._decode(decoder, features)
@@ -118,7 +118,7 @@ class DecoderInputs:
         decoded = decode_window(decoder, features, DecodeOptions(prompt=self._prompt()))
         text = tuple(t for t in decoded.tokens if t < self._generation.end_of_text)
         self.previous = text or self.previous
-        if self.program.name == "align":
+        if self.program.kind.name == ALIGN:
             start = start_tokens(self._generation, decoded.language, "transcribe")
             decoder.align([*start, *text, self._generation.end_of_text])
 
@@ -135,10 +135,9 @@ class DecoderInputs:
 
         A prefill program has a prompt in every window, or in none, according to its sequence length.
         """
-        if self.program.name.startswith(PREFILL):
-            length = self.program.inputs[0].shape[-2]
+        if self.program.kind.name == PREFILL:
             start = start_tokens(self._generation, self._generation.any_language, "transcribe")
-            return self.previous if length > len(start) else ()
+            return self.previous if self.program.kind.tokens > len(start) else ()
         return self.previous if self.windows % 2 else ()
 
     @property

@@ -10,6 +10,7 @@ from functools import cached_property
 from whisperport.bundle import Bundle
 from whisperport.calibration.audio_files import Floats
 from whisperport.calibration.inputs import DecoderInputs, Recorder
+from whisperport.program_kind import ENCODER
 from whisperport.runner import Array, Runner
 from whisperport.runtime import Engine, load_engine
 from whisperport.spec import ProgramSpec
@@ -91,7 +92,7 @@ class ProgramInputs:
 
     def record(self, mel: Floats) -> Sequence[Sequence[Array]]:
         """Return the samples of one window: mel (n_mels, 2T) float32."""
-        if self._spec.name == "encoder":
+        if self._spec.kind.name == ENCODER:
             return [[mel.reshape(self._spec.inputs[0].shape)]]
         if self._decoding is None:
             recorder = self._session.recorder(self._spec.name)

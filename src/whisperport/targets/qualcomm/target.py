@@ -1,14 +1,13 @@
 """The targets: write and quantize ONNX for the compiler; run, simulate or emulate programs."""
 
 import platform
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry
-from whisperport.checks import batch_rows
+from whisperport.program_kind import STEP, kind_of
 from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.spec import ProgramSpec
@@ -87,10 +86,8 @@ class Qualcomm(OnnxTarget):
 
 def _rows(program: str) -> int:
     """Return for how many tokens a program computes attention; a large number if they are many."""
-    if program == "step" or batch_rows(program):
-        return 1
-    found = re.fullmatch(r"prefill_(\d{1,4})", program)
-    return int(found[1]) if found else sys.maxsize
+    kind = kind_of(program)
+    return 1 if kind.name == STEP else kind.tokens or sys.maxsize
 
 
 TARGETS = tuple(map(Qualcomm, CHIPS))
