@@ -306,7 +306,13 @@ def test_a_missing_sdk_leaves_a_folder_to_take_away_and_the_bundle_as_it_was(bun
     work = bundle.with_name("bundle.compile") / "hailo8l"
     assert str(work) in caught.value.hint
     assert "--toolchain hailo=" in caught.value.hint
-    assert {p.name for p in work.iterdir()} == {"job.json", "compile.py", "stages.py", "encoder"}
+    assert {p.name for p in work.iterdir()} == {
+        "job.json",
+        "compile.py",
+        "kit.py",
+        "stages.py",
+        "encoder",
+    }
     assert json.loads((work / "job.json").read_text())["settings"]["chip"] == "hailo8l"
     assert (bundle / "manifest.json").read_bytes() == before
 

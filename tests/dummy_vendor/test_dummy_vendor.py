@@ -308,7 +308,7 @@ def test_a_missing_or_an_old_sdk_is_explained_in_general_words(compiled, bundle,
     path.write_text(path.read_text().replace('PYTHONPATH="', f'PYTHONPATH="{old}:'))
     with pytest.raises(LoweringError, match="does not support `dummy1`") as unsuitable:
         compiled(toolchains={"dummy": str(path)})
-    assert unsuitable.value.why == "version 2.0 is needed; 1.9 is installed"
+    assert unsuitable.value.why == "dummy1 needs dummy-sdk 2.0 or later; version 1.9 is installed"
     with pytest.raises(UsageError, match="cannot be `80`"):
         compiled({"dummy1.percentile": "80"})
 

@@ -121,6 +121,10 @@ Explanation = tuple[str, str]
 # Class of an error that the stages of several compilers raise -> what happened.
 _FAILURES: Mapping[str, Explanation] = {
     "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
+    "SimulationError": (
+        "could not run the compiled program in its simulator",
+        "`--option {target}.emulate=0` compiles without simulation",
+    ),
     "NotWrittenError": ("reported success and wrote no file", "check the free disk space"),
 }
 _OTHER_FAILURE: Explanation = (
@@ -210,6 +214,16 @@ class Compiler(ABC):
             facts: as they are in a manifest, which anyone may have written.
         """
         return None
+
+    def emulated(self, request: CompileRequest) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the emulator's files of inputs and of outputs: name -> file; empty: it does not run."""
+        need, spec = self.emulation(request.spec, request.options), request.spec
+        if need is None or not request.emulation:
+            return {}, {}
+        files = [f"{name}.npy" for name in need.outputs]
+        inputs = zip((tensor.name for tensor in spec.inputs), request.emulation, strict=True)
+        outputs = zip((tensor.name for tensor in spec.outputs), files, strict=True)
+        return dict(inputs), dict(outputs)
 
     def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
         """Read the accuracy that the vendor's tool wrote to the log of a stage: layer -> SNR in dB."""

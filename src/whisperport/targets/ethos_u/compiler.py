@@ -111,14 +111,11 @@ class EthosUCompiler(Compiler):
             Stage("quantize", (*request.files, *request.arrays), (QUANTIZED,)),
             Stage("compile", (QUANTIZED,), (artifact, GRAPH, TENSORS, ESTIMATE)),
         ]
-        need = self.emulation(request.spec, chosen)
-        if need is not None and request.emulation:
-            outputs = tuple(f"{output}.npy" for output in need.outputs)
-            planned.append(Stage("emulate", (GRAPH, TENSORS, *request.emulation), outputs))
-            settings["emulated_inputs"] = dict(
-                zip(settings["inputs"], request.emulation, strict=True)
-            )
-            settings["emulated_outputs"] = list(outputs)
+        inputs, outputs = self.emulated(request)
+        if outputs:
+            reads = (GRAPH, TENSORS, *inputs.values())
+            planned.append(Stage("emulate", reads, tuple(outputs.values())))
+            settings |= {"emulated_inputs": inputs, "emulated_outputs": list(outputs.values())}
         return CompilePlan(
             stages=tuple(planned),
             artifact=artifact,

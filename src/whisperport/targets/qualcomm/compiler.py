@@ -62,7 +62,8 @@ class QnnCompiler(Compiler):
         self.title = f"onnxruntime-qnn {OLDEST[0]}.{OLDEST[1]} (QAIRT)"
 
     def settings(self) -> Mapping[str, Any]:
-        return {"chip": self._chip.name, "oldest": list(OLDEST)}
+        required = {"chip": self._chip.name, "sdk": "onnxruntime-qnn", "oldest": list(OLDEST)}
+        return {"requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
         return None  # `export` writes the quantized file
@@ -76,20 +77,18 @@ class QnnCompiler(Compiler):
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
+        inputs, outputs = self.emulated(request)
         settings: dict[str, Any] = {
             "model": model,
             "artifact": artifact,
             "options": provider_options(self._chip, chosen),
+            "simulated_inputs": inputs,
+            "simulated_outputs": outputs,
         }
         planned = [Stage("compile", request.files, (artifact, BUILT))]
-        need = self.emulation(request.spec, chosen)
-        if need is not None and request.emulation:
-            outputs = tuple(f"{output}.npy" for output in need.outputs)
-            planned.append(Stage("simulate", (artifact, *request.emulation), outputs))
-            inputs = (tensor.name for tensor in request.spec.inputs)
-            results = (tensor.name for tensor in request.spec.outputs)
-            settings["simulated_inputs"] = dict(zip(inputs, request.emulation, strict=True))
-            settings["simulated_outputs"] = dict(zip(results, outputs, strict=True))
+        if outputs:
+            reads = (artifact, *inputs.values())
+            planned.append(Stage("simulate", reads, tuple(outputs.values())))
         return CompilePlan(stages=tuple(planned), artifact=artifact, settings=settings)
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:

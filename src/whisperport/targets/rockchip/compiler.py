@@ -39,10 +39,6 @@ _FAILURES: Mapping[str, Explanation] = {
         "rejected the program",
         "place it on the CPU: export with `--placement {program}=onnxruntime`, or choose another precision",
     ),
-    "SimulationError": (
-        "could not run the compiled program in its simulator",
-        "`--option {target}.emulate=0` compiles without simulation",
-    ),
 }
 
 
@@ -69,7 +65,8 @@ class RknnCompiler(Compiler):
         return type(self)(self._chip, precision)
 
     def settings(self) -> Mapping[str, Any]:
-        return {"chip": self._chip.name, "oldest": list(OLDEST)}
+        required = {"chip": self._chip.name, "sdk": "rknn-toolkit2", "oldest": list(OLDEST)}
+        return {"chip": self._chip.name, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
         if self._precision == FLOAT:
@@ -89,18 +86,10 @@ class RknnCompiler(Compiler):
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
-        need = self.emulation(request.spec, chosen)
-        simulated = need.outputs if need is not None and request.emulation else ()
-        outputs = tuple(f"{output}.npy" for output in simulated)
-        inputs = request.emulation if outputs else ()
+        inputs, outputs = self.emulated(request)
+        reads = (*request.files, *request.arrays, *inputs.values())
         return CompilePlan(
-            stages=(
-                Stage(
-                    "compile",
-                    (*request.files, *request.arrays, *inputs),
-                    (artifact, BUILT, *outputs),
-                ),
-            ),
+            stages=(Stage("compile", reads, (artifact, BUILT, *outputs.values())),),
             artifact=artifact,
             settings={
                 "model": model,
@@ -109,8 +98,8 @@ class RknnCompiler(Compiler):
                 "disable_rules": list(chosen.rules),
                 "quantized_dtype": QUANTIZED[self._precision][0] if request.arrays else "",
                 "calibration": list(request.arrays),
-                "simulated_inputs": list(inputs),
-                "simulated_outputs": list(outputs),
+                "simulated_inputs": inputs,
+                "simulated_outputs": list(outputs.values()),
             },
         )
 
