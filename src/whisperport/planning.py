@@ -339,7 +339,7 @@ def _estimates(manifest: Manifest) -> tuple[ProgramEstimate, ...]:
     found = []
     for entry in manifest.programs:
         compiler = get_target(entry.target).compiler
-        made = compiler.estimate(entry.delegation) if compiler else None
+        made = compiler.estimate(entry.facts.others) if compiler else None
         if compiler and made:
             found.append(
                 ProgramEstimate(

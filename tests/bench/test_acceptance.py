@@ -119,7 +119,7 @@ def test_on_the_device_the_same_programs_have_a_latency(with_chip: Manifest) -> 
 def test_the_time_in_a_simulator_is_not_that_of_the_device(
     with_chip: Manifest, checks: tuple[Check, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(get_target("hailo8l")), "simulates", lambda *_: True)
+    monkeypatch.setattr(type(get_target("hailo8l")), "run_mode", lambda *_: "simulator")
 
     rows = acceptance(with_chip, LATENCIES, checks, {})
 

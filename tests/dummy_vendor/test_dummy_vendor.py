@@ -124,7 +124,7 @@ def test_programs_of_two_chips_are_compiled_each_in_its_own_folder(compiled, bun
             f"{target}/{name}.json",
         )
     assert manifest.program("cross_kv").target == "onnxruntime"
-    snr = manifest.program("step").delegation["snr_db"]
+    snr = manifest.program("step").facts.snr_db
     assert snr["self_k_0.npy"] == 20.5
     work = bundle.with_name("bundle.compile")
     assert {path.name for path in work.iterdir()} == {"dummy1", "dummy2"}
@@ -325,7 +325,7 @@ def test_what_was_compiled_is_imported_by_whoever_recognizes_it(
     manifest = Bundle.open(tmp_path / "imported").manifest
     entry = manifest.program("encoder")
     assert (entry.target, entry.files[0]) == ("dummy1", "dummy1/encoder.dmy")
-    assert entry.delegation["imported"] == "anything.bin"
+    assert entry.facts.imported == "anything.bin"
     assert manifest.status("encoder") == "checked against vendor documentation"
 
 

@@ -153,16 +153,16 @@ def test_a_node_that_xnnpack_does_not_run_is_named(tmp_path: Path) -> None:
 
     (entry,) = LITERT.lower([program], tmp_path, silent)
 
-    assert entry.delegation["undelegated"]
-    assert all(name.isupper() for name in entry.delegation["undelegated"])
+    assert entry.facts.undelegated
+    assert all(name.isupper() for name in entry.facts.undelegated)
 
 
 def test_xnnpack_runs_every_node_of_the_built_in_programs(exported: Callable[..., Bundle]) -> None:
     bundle = exported("litert")
 
     for entry in bundle.manifest.programs:
-        assert entry.delegation["undelegated"] == [], entry.spec.name
-        assert entry.delegation["subgraphs"] == 1
+        assert entry.facts.undelegated == (), entry.spec.name
+        assert entry.facts.subgraphs == 1
     assert len({entry.files for entry in bundle.manifest.programs}) == 2
 
 

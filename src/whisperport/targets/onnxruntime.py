@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.placement import Placement
 from whisperport.program_kind import COARSE_PROJECTION
@@ -192,12 +193,9 @@ class OnnxRuntime(Target):
                     placement=Placement(self.spec.name),
                     method=program.name,
                     files=(f"{FOLDER}/{path.name}", f"{FOLDER}/{weights.path.name}"),
-                    delegation={
-                        "delegated": nodes,
-                        "subgraphs": 1,
-                        "undelegated": [],
-                        "opset": self.opset,
-                    },
+                    facts=ProgramFacts(
+                        delegated=nodes, undelegated=(), subgraphs=1, others={"opset": self.opset}
+                    ),
                 )
             )
         return entries

@@ -30,7 +30,7 @@ OPTIONS = CompileOptions(threads=1, options={f"{CHIP}.emulate": "1"})
 STAGES = Path(stages.__file__).read_text(encoding="utf-8")
 
 needs_simulator = pytest.mark.skipif(
-    not TARGET.simulates(ONE) or TARGET.compiler.installed({}) is None,
+    TARGET.run_mode(ONE) != "simulator" or TARGET.compiler.installed({}) is None,
     reason="the simulator needs onnxruntime-qnn on x86-64",
 )
 

@@ -11,7 +11,7 @@ from whisperport.program_kind import STEP, kind_of
 from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.spec import ProgramSpec
-from whisperport.targets.base import RunOptions, Unsupported
+from whisperport.targets.base import RunMode, RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx_target import LOWERED, OnnxTarget
 from whisperport.targets.program_files import lowered_file
@@ -50,8 +50,9 @@ class Qualcomm(OnnxTarget):
             f"use `--precision {architecture.precisions[0]}`, the default of `{self.chip.name}`",
         )
 
-    def simulates(self, options: RunOptions) -> bool:
-        return platform.machine() in SIMULATORS
+    def run_mode(self, options: RunOptions) -> RunMode:
+        mode = super().run_mode(options)
+        return "simulator" if mode == "device" and platform.machine() in SIMULATORS else mode
 
     def emulated_precision(self, precision: str) -> str:
         """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
