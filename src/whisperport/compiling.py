@@ -150,6 +150,7 @@ class _Group:
 class _Planned:
     """The plan for one program in its work folder."""
 
+    compiler: Compiler  # in the program's precision
     job: Job
     artifact: Path
     keep: tuple[str, ...]
@@ -370,6 +371,7 @@ def _planned(
         )
     )
     return _Planned(
+        compiler=compiler,
         job=Job(name=entry.spec.name, stages=plan.stages, settings=plan.settings),
         artifact=folder / plan.artifact,
         keep=plan.keep,
@@ -434,8 +436,7 @@ def _checks(session: BundleSession, plan: _Planned, progress: Progress) -> tuple
 def _artifact(
     group: _Group, entry: ProgramEntry, plan: _Planned, checks: tuple[Check, ...]
 ) -> Artifact:
-    compiler = group.compiler.in_precision(entry.precision)
-    facts = dict(compiler.check(plan.artifact, entry.spec))
+    facts = dict(plan.compiler.check(plan.artifact, entry.spec))
     if plan.samples:
         facts["calibration_samples"] = plan.samples
     measured: dict[str, float] = {}

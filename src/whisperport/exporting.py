@@ -37,7 +37,6 @@ from whisperport.progress import Progress
 from whisperport.quantizing import quantize_programs
 from whisperport.spec import TargetSpec, UncachedForm
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.options import with_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.alignment_heads import find_alignment_heads
 from whisperport.verification.bundle_check import verify
@@ -199,7 +198,9 @@ def export(
         del model, programs, checkpoint
         gc.collect()  # torch graphs contain reference cycles
         return_freed_memory()
-        run = _emulated(options.run, placed)
+        run = replace(
+            options.run.with_emulation(placed.targets.values()), trust=True
+        )  # no trial run
         session = BundleSession(writer.preview(manifest), run)
         calibration = CalibrationOptions(source=options.calibration)
         final = quantize_programs(session, placed, calibration, progress)
@@ -336,14 +337,6 @@ def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowO
             *(asked.seconds, spec.name, known_s, width),
         )
     return asked
-
-
-def _emulated(run: RunOptions, placed: Placed) -> RunOptions:
-    """Return run options for the verification: emulation of every target that supports it, no trial run."""
-    emulation: dict[str, str] = {}
-    for name, target in placed.targets.items():
-        emulation |= with_target(target.spec.emulation, name)
-    return replace(run, options={**emulation, **run.options}, trust=True)
 
 
 def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress) -> "Checkpoint":

@@ -69,16 +69,15 @@ def read_facts(facts: Field) -> ProgramFacts:
     Raises:
         BundleError: a fact has another type than `ProgramFacts` states; the message names it.
     """
-    members = facts.mapping()
-    for name, member in members.items():
+    for name, member in facts.mapping().items():
         if name in ("delegated", "subgraphs", "calibration_samples"):
             member.integer()
         elif name in ("compiler", "compiled_for", "imported"):
             member.text()
         elif name in ("undelegated", "notes"):
-            _ = [one.text() for one in member.elements()]
+            [one.text() for one in member.elements()]
         elif name == "snr_db":
-            _ = [one.number() for one in member.mapping().values()]
+            [one.number() for one in member.mapping().values()]
         elif name == "plan":
-            _ = [one.integer() for one in member.mapping().values()]
+            [one.integer() for one in member.mapping().values()]
     return ProgramFacts.of(facts.json_object())

@@ -4,7 +4,6 @@ The programs run on their targets, or are emulated on the CPU where a target has
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from whisperport.bundle import Bundle
@@ -15,7 +14,6 @@ from whisperport.runner import Array, Runner
 from whisperport.runtime import Engine, load_engine
 from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import with_target
 from whisperport.verification.reference import Reference
 
 
@@ -40,7 +38,8 @@ class BundleSession:
     @cached_property
     def engine(self) -> Engine:
         """All programs; a recorder wraps each."""
-        return load_engine(self.bundle, with_emulation(self.bundle, self.run), self._wrapped)
+        targets = [get_target(entry.target) for entry in self.bundle.manifest.programs]
+        return load_engine(self.bundle, self.run.with_emulation(targets), self._wrapped)
 
     @property
     def runners(self) -> Mapping[str, Runner]:
@@ -98,11 +97,3 @@ class ProgramInputs:
             recorder = self._session.recorder(self._spec.name)
             self._decoding = DecoderInputs(self._session.engine, recorder)
         return self._decoding.record(self._session.encode(mel))
-
-
-def with_emulation(bundle: Bundle, run: RunOptions) -> RunOptions:
-    """Return the options with emulation on the CPU for every target that has it."""
-    emulation: dict[str, str] = {}
-    for entry in bundle.manifest.programs:
-        emulation |= with_target(get_target(entry.target).spec.emulation, entry.target)
-    return replace(run, options={**emulation, **run.options})

@@ -1,8 +1,8 @@
 """The interface of a target: a spec, two methods, and optional parts that only some targets have."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -48,6 +48,16 @@ class RunOptions:
         """
         name = target.spec.name
         return parse_options(target.run_options, own_options(self.options, name), name)
+
+    def with_emulation(self, targets: "Iterable[Target]") -> Self:
+        """Return these options with emulation on the CPU, for each of the targets that has it.
+
+        Options that are set already have priority.
+        """
+        emulation: dict[str, str] = {}
+        for target in targets:
+            emulation |= target.emulation_options
+        return replace(self, options={**emulation, **self.options})
 
 
 RunMode = Literal["device", "simulator", "quantized", "emulation"]
@@ -198,9 +208,14 @@ class Target(ABC):
         """
         raise NotImplementedError(f"`{self.spec.name}` quantizes no program")
 
+    @property
+    def emulation_options(self) -> dict[str, str]:
+        """Run options that choose emulation on the CPU, "TARGET.NAME" -> value; empty: there is none."""
+        return with_target(self.spec.emulation, self.spec.name)
+
     def run_mode(self, options: RunOptions) -> RunMode:
         """Return how `load` runs the programs with these options."""
-        emulation = with_target(self.spec.emulation, self.spec.name)
+        emulation = self.emulation_options
         chosen = bool(emulation) and emulation.items() <= options.options.items()
         return "emulation" if chosen else "device"
 

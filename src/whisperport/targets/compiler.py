@@ -150,6 +150,8 @@ class Compiler(ABC):
     script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it must define
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
     suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".bin"
+    runs: ClassVar[Literal["simulated", "emulated", ""]] = ""  # what a stage does besides compiling
+    decides: ClassVar[bool] = False  # see `EmulationNeed`; a simulation always decides
     failures: ClassVar[Mapping[str, Explanation]] = {}  # class of a stage's error -> what happened
     failed_stages: ClassVar[Mapping[str, Explanation]] = {}  # stage -> what any error in it means
 
@@ -184,8 +186,13 @@ class Compiler(ABC):
         """Return the calibration set that a program needs; None: none."""
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        """Return inputs and outputs of the vendor's emulator; None: there is none, or it is turned off."""
-        return None
+        """Return inputs and outputs of the vendor's emulator; None: there is none, or it is turned off.
+
+        A compiler with `runs` has an option `emulate`: the number of the reference's clips; 0: off.
+        """
+        if not self.runs or not options.emulate:
+            return None
+        return EmulationNeed.of(spec, self.runs, clips=options.emulate, decides=self.decides)
 
     @abstractmethod
     def plan(self, request: CompileRequest) -> CompilePlan:

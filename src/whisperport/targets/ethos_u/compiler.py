@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast, final
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast, final
 
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError
@@ -12,7 +12,6 @@ from whisperport.targets.compiler import (
     CompilePlan,
     Compiler,
     CompileRequest,
-    EmulationNeed,
     Estimate,
     Explanation,
 )
@@ -67,6 +66,8 @@ class EthosUCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    runs: ClassVar[Literal["emulated"]] = "emulated"  # there is no simulator of the compiled file
+    decides: ClassVar[bool] = True
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
     failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
@@ -86,13 +87,6 @@ class EthosUCompiler(Compiler):
         return CalibrationNeed(
             samples=SAMPLES, names=tuple(f"calibration_{tensor.name}" for tensor in spec.inputs)
         )
-
-    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(CompileOptions, options).emulate
-        if not clips:
-            return None
-        # There is no simulator of the compiled file.
-        return EmulationNeed.of(spec, "emulated", clips=clips, decides=True)
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)

@@ -12,11 +12,10 @@ from whisperport.progress import Progress
 from whisperport.runner import Runner
 from whisperport.targets.base import RunMode, RunOptions, Target
 from whisperport.targets.ethos_u import options as own_options
-from whisperport.targets.ethos_u.chips import NPUS, Npu
+from whisperport.targets.ethos_u.chips import NPUS, Npu, spec_of
 from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
 from whisperport.targets.ethos_u.reference_model import load_graphs
 from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
-from whisperport.targets.ethos_u.specs import spec_of
 from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 
 if TYPE_CHECKING:  # boards have no torch

@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, cast, final
+from typing import Any, ClassVar, Literal, cast, final
 
 from whisperport.dims import Dims
 from whisperport.errors import BundleError
@@ -54,6 +54,7 @@ class QnnCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    runs: ClassVar[Literal["simulated"]] = "simulated"
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
     failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
@@ -69,10 +70,8 @@ class QnnCompiler(Compiler):
         return None  # `export` writes the quantized file
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(CompileOptions, options).emulate
-        if not clips or platform.machine() not in SIMULATORS:
-            return None
-        return EmulationNeed.of(spec, "simulated", clips=clips)
+        here = platform.machine() in SIMULATORS
+        return super().emulation(spec, options) if here else None
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)

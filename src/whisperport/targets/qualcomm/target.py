@@ -16,9 +16,8 @@ from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx_target import LOWERED, OnnxTarget
 from whisperport.targets.program_files import lowered_file
 from whisperport.targets.qualcomm import options as own_options
-from whisperport.targets.qualcomm.chips import CHIPS, FLOAT, W8A16, Chip
+from whisperport.targets.qualcomm.chips import CHIPS, FLOAT, OPSET, W8A16, Chip, spec_of
 from whisperport.targets.qualcomm.compiler import SIMULATORS, QnnCompiler
-from whisperport.targets.qualcomm.specs import OPSET, spec_of
 
 SAMPLES = 32  # of calibration
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast, final
+from typing import Any, ClassVar, Literal, Self, cast, final
 
 from whisperport.dims import Dims
 from whisperport.errors import BundleError
@@ -13,7 +13,6 @@ from whisperport.targets.compiler import (
     CompilePlan,
     Compiler,
     CompileRequest,
-    EmulationNeed,
     Explanation,
 )
 from whisperport.targets.rockchip import stages
@@ -55,6 +54,7 @@ class RknnCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    runs: ClassVar[Literal["simulated"]] = "simulated"
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
 
     def __init__(self, chip: Chip, precision: str = FLOAT) -> None:
@@ -76,12 +76,6 @@ class RknnCompiler(Compiler):
             names=tuple(tensor.name for tensor in spec.inputs),
             fewer_hint=f"`--option {self._chip.name}.samples=N` needs fewer",
         )
-
-    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(CompileOptions, options).emulate
-        if not clips:
-            return None
-        return EmulationNeed.of(spec, "simulated", clips=clips)
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
