@@ -99,12 +99,9 @@ def calibration_sets(
     for request in requests:
         name, need = request.spec.name, request.need
         existing = _existing(request)
-        made_from = None
-        if (
-            not existing
-            or options.source
-            or (existing["samples"] < need.samples and not options.force)
-        ):
+        enough = existing and (options.force or existing["samples"] >= need.samples)
+        made_from = None  # of an existing set that is used whatever it was made from
+        if not enough or options.source is not None:
             files = files or _files(options.source)
             made_from = _made_from(session, request, files, options)
         if existing and made_from in (None, existing["from"]):
@@ -114,8 +111,9 @@ def calibration_sets(
             missing.append((request, made_from))
     if missing:
         made = [request for request, _ in missing]
-        counts = _make(session, made, encoder_layout, files, options, progress)
+        counts, audio = _make(session, made, encoder_layout, files, options, progress)
         for (request, made_from), count in zip(missing, counts, strict=True):
+            check_enough(request.spec, request.need, count, audio)
             arrays = array_files(request.need)
             record = {"from": made_from, "files": list(arrays), "samples": count}
             write_atomic(request.folder / MADE_FROM, json.dumps(record).encode("utf-8"))
@@ -157,8 +155,8 @@ def _make(
     files: Sequence[Path],
     options: CalibrationOptions,
     progress: Progress,
-) -> list[int]:
-    """Make calibration sets in one pass over the audio. Returns the number of samples of each."""
+) -> tuple[list[int], CalibrationAudio]:
+    """Make calibration sets in one pass. Returns the number of samples of each, and the audio."""
     progress(f"{', '.join(r.spec.name for r in requests)}: making the calibration set")
     encoder = session.bundle.manifest.program("encoder").spec
     audio = _calibration_audio(session, files, force=options.force)
@@ -179,10 +177,7 @@ def _make(
             writer.add(inputs.record(mel))
         if all(writer.is_full for _, writer in unfinished):
             break
-    counts = [writer.close() for _, writer in makers]
-    for request, count in zip(requests, counts, strict=True):
-        check_enough(request.spec, request.need, count, audio)
-    return counts
+    return [writer.close() for _, writer in makers], audio
 
 
 def _made_from(
