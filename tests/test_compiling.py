@@ -106,8 +106,8 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
     assert reopened.manifest.status("encoder") == "compiled here"
     assert entry.files[0] == "hailo8l/encoder.hef"
     assert "hailo8l/encoder.onnx" in entry.files
-    assert entry.delegation["compiled_for"] == "Hailo-8L"
-    assert entry.delegation["calibration_samples"] == 9
+    assert entry.facts.compiled_for == "Hailo-8L"
+    assert entry.facts.calibration_samples == 9
     assert (bundle / entry.files[0]).read_bytes() == sdk.hefs["encoder"]
     script = (bundle / "hailo8l" / "encoder.alls").read_text()
     assert "calibset_size=9)" in script  # what was given to the compiler
@@ -306,7 +306,13 @@ def test_a_missing_sdk_leaves_a_folder_to_take_away_and_the_bundle_as_it_was(bun
     work = bundle.with_name("bundle.compile") / "hailo8l"
     assert str(work) in caught.value.hint
     assert "--toolchain hailo=" in caught.value.hint
-    assert {p.name for p in work.iterdir()} == {"job.json", "compile.py", "stages.py", "encoder"}
+    assert {p.name for p in work.iterdir()} == {
+        "job.json",
+        "compile.py",
+        "kit.py",
+        "stages.py",
+        "encoder",
+    }
     assert json.loads((work / "job.json").read_text())["settings"]["chip"] == "hailo8l"
     assert (bundle / "manifest.json").read_bytes() == before
 
@@ -315,7 +321,7 @@ def test_what_the_compiler_measured_and_its_logs_are_kept(bundle, recordings, sd
     compiled = compile(bundle, _options(recordings))
 
     snr = {"encoder/output_layer1": 9.179}
-    assert Bundle.open(bundle).manifest.program("encoder").delegation["snr_db"] == snr
+    assert Bundle.open(bundle).manifest.program("encoder").facts.snr_db == snr
     (program,) = compiled.programs
     assert program.snr_db == snr
     assert [Path(log).name for log in program.logs] == [

@@ -68,7 +68,7 @@ def test_published_files_become_a_bundle_whose_rest_is_verified(
         assert opened.manifest.status(name) == "checked against vendor documentation"
         assert not opened.manifest.is_verified(name)  # the files were not run
     assert entry.files[0] == "hailo8l/encoder.hef"
-    assert entry.delegation["imported"] == "encoder.hef"
+    assert entry.facts.imported == "encoder.hef"
     assert opened.manifest.dims.n_audio_ctx == 100  # what the HEF takes
     assert full.spec.inputs[1].shape == (1, 64, 1, ROWS)  # the HEF adds positions
     assert opened.manifest.is_verified("step")

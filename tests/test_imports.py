@@ -20,6 +20,7 @@ LAYERS = (
         "interrupts",
         "ranges",
         "option",
+        "program_kind",
         "spec",
         "masks",
         "placement",

@@ -83,7 +83,7 @@ def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> Pro
     return replace(
         entry,
         files=tuple(dict.fromkeys((first, *entry.files, *beside))),
-        delegation={**entry.delegation, **artifact.facts},
+        facts=entry.facts.compiled(artifact.facts),
         evidence=evidence,
     )
 

@@ -1,10 +1,16 @@
 """Checks: single comparisons of a program with its reference, each passed or failed."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
+
+from whisperport.program_kind import ALIGN, CROSS_KV, ENCODER, kind_of
+
+# Under these names for `verification`, too.
+from whisperport.program_kind import COARSE_PROJECTION as COARSE_PROJECTION
+from whisperport.program_kind import UNCACHED_DECODER as UNCACHED_DECODER
+from whisperport.program_kind import VOCAB_PROJECTION as VOCAB_PROJECTION
 
 Level = Literal["arrays", "tokens", "words", "isolation", "operators"]
 ALL_LEVELS: tuple[Level, ...] = get_args(Level)
@@ -13,17 +19,6 @@ LEVELS = ALL_LEVELS[:4]  # those of a verification, which compares outputs
 ALL_PROGRAMS = (
     "all programs"  # `Check.program` for a result of all programs but the uncached decoder
 )
-UNCACHED_DECODER = "uncached_decoder"
-VOCAB_PROJECTION = "vocab_projection"
-COARSE_PROJECTION = "coarse_projection"
-
-_BATCH_STEP = re.compile("step_([1-9][0-9]{0,8})")
-
-
-def batch_rows(program: str) -> int | None:
-    """Return B, the rows of a program `step_B`, which decodes a token of B texts; None: another program."""
-    found = _BATCH_STEP.fullmatch(program)
-    return int(found[1]) if found else None
 
 
 class Compared(Protocol):
@@ -96,12 +91,13 @@ class Check:
         """
         if self.program == program:
             return True
-        if program == UNCACHED_DECODER or batch_rows(program):
+        kind = kind_of(program)
+        if kind.is_batch or kind.name == UNCACHED_DECODER:
             return False
-        if self.program in ("encoder", UNCACHED_DECODER, COARSE_PROJECTION):
+        if self.program in (ENCODER, UNCACHED_DECODER, COARSE_PROJECTION):
             return False
-        if self.program == ALL_PROGRAMS or program == "cross_kv":
+        if self.program == ALL_PROGRAMS or kind.name == CROSS_KV:
             return True
-        if program == VOCAB_PROJECTION:
-            return self.program != "align"
-        return program.partition("_")[0] in self.program.replace(",", "").split()
+        if kind.name == VOCAB_PROJECTION:
+            return self.program != ALIGN
+        return kind.name in self.program.replace(",", "").split()

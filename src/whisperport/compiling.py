@@ -24,9 +24,16 @@ from whisperport.artifacts import Artifact, put_artifacts
 from whisperport.atomic import clear_temporaries
 from whisperport.bundle import Bundle, ProgramEntry, check_writable
 from whisperport.bundle.origin import is_trusted, record_own
-from whisperport.calibration import CalibrationOptions, calibration_set
+from whisperport.calibration import (
+    BundleSession,
+    CalibrationOptions,
+    CalibrationRequest,
+    CalibrationSet,
+    calibration_sets,
+)
 from whisperport.checks import Check
 from whisperport.compile_errors import compile_error, missing_sdk
+from whisperport.dims import Dims
 from whisperport.emulating import Emulation, emulation_checks, prepare_emulation
 from whisperport.errors import (
     BundleError,
@@ -36,6 +43,7 @@ from whisperport.errors import (
     WhisperportError,
 )
 from whisperport.locking import lock_path, locked
+from whisperport.program_kind import ENCODER
 from whisperport.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest, Layout, same_layout
@@ -50,7 +58,6 @@ from whisperport.toolchain import (
     run_driver,
 )
 from whisperport.verification.machine import machine
-from whisperport.verification.reference import Reference
 from whisperport.verification.rejection import rejection
 
 
@@ -143,6 +150,7 @@ class _Group:
 class _Planned:
     """The plan for one program in its work folder."""
 
+    compiler: Compiler  # in the program's precision
     job: Job
     artifact: Path
     keep: tuple[str, ...]
@@ -196,13 +204,15 @@ def compile(
 def _compiled_bundle(
     opened: Bundle, groups: Sequence[_Group], options: CompileOptions, progress: Progress
 ) -> Compiled:
-    planned = [_prepared(group, opened, options, progress) for group in groups]
+    session = BundleSession(opened, RunOptions(threads=options.threads, trust=options.trust))
+    plans = _prepared(session, groups, options, progress)
+    if not any(plan.emulation and plan.job.name == ENCODER for plan in plans.values()):
+        session.release()  # no features are decoded: leave the memory to the compilers
     _compile(groups, progress)
     progress("checking the compiled files")
-    plans = {plan.job.name: plan for of_group in planned for plan in of_group}
-    checks = {name: _checks(opened, plan, options, progress) for name, plan in plans.items()}
+    checks = {name: _checks(session, plan, progress) for name, plan in plans.items()}
     if not options.allow_unverified:
-        _check_simulated(opened, plans, checks)
+        _check_simulated(session, plans, checks)
     artifacts = {
         entry.spec.name: _artifact(group, entry, plans[entry.spec.name], checks[entry.spec.name])
         for group in groups
@@ -295,58 +305,73 @@ def _check_sdk(group: _Group) -> None:
 
 
 def _prepared(
-    group: _Group, opened: Bundle, options: CompileOptions, progress: Progress
-) -> tuple[_Planned, ...]:
-    """Write everything that the target's compiler needs to its work folder."""
-    copied: dict[Path, Path] = {}
-    planned = tuple(
-        _planned(group, entry, opened, options, progress, copied) for entry in group.entries
-    )
-    jobs = [plan.job for plan in planned]
-    prepare(group.work, group.compiler.script, group.compiler.settings(), jobs)
-    return planned
+    session: BundleSession, groups: Sequence[_Group], options: CompileOptions, progress: Progress
+) -> dict[str, _Planned]:
+    """Write everything that the compilers need to the work folders. Returns program -> its plan."""
+    opened = session.bundle
+    wanted = CalibrationOptions(source=options.calibration, force=options.force)
+    requests = [
+        request
+        for group in groups
+        for entry in group.entries
+        for request in _calibration(group, entry, opened.manifest.dims)
+    ]
+    calibrated = calibration_sets(session, requests, _encoder_layout(opened), wanted, progress)
+    plans: dict[str, _Planned] = {}
+    for group in groups:
+        copied: dict[Path, Path] = {}
+        made = [
+            _planned(session, group, entry, calibrated.get(entry.spec.name), copied, progress)
+            for entry in group.entries
+        ]
+        jobs = [plan.job for plan in made]
+        prepare(group.work, group.compiler.script, group.compiler.settings(), jobs)
+        plans |= {plan.job.name: plan for plan in made}
+    return plans
+
+
+def _calibration(group: _Group, entry: ProgramEntry, dims: Dims) -> Iterator[CalibrationRequest]:
+    """Make the work folder of a program, and yield its calibration set, if it needs one."""
+    folder = group.work / entry.spec.name
+    folder.mkdir(parents=True, exist_ok=True)
+    compiler = group.compiler.in_precision(entry.precision)
+    need = compiler.calibration(entry.spec, dims, group.options)
+    if need is not None:
+        yield CalibrationRequest(spec=entry.spec, need=need, folder=folder)
 
 
 def _planned(
+    session: BundleSession,
     group: _Group,
     entry: ProgramEntry,
-    opened: Bundle,
-    options: CompileOptions,
-    progress: Progress,
+    calibrated: CalibrationSet | None,
     copied: dict[Path, Path],
+    progress: Progress,
 ) -> _Planned:
-    folder, dims = group.work / entry.spec.name, opened.manifest.dims
+    folder, opened = group.work / entry.spec.name, session.bundle
     compiler = group.compiler.in_precision(entry.precision)
-    folder.mkdir(parents=True, exist_ok=True)
-    run = _run_options(options)
-    need = compiler.calibration(entry.spec, dims, group.options)
-    arrays: tuple[str, ...] = ()
-    samples = 0
-    if need is not None:
-        wanted = CalibrationOptions(source=options.calibration, force=options.force, run=run)
-        layout = _encoder_layout(opened)
-        made = calibration_set(opened, entry.spec, need, layout, folder, wanted, progress)
-        arrays, samples = made.arrays, made.samples
     emulator = compiler.emulation(entry.spec, group.options)
     emulation = None
     if emulator is not None:
-        emulation = prepare_emulation(opened, entry.spec, emulator, folder, run, progress)
+        emulation = prepare_emulation(session, entry.spec, emulator, folder, progress)
     files = compiler.inputs(entry.files)
     for file in files:
         _copy_in(opened.path(file), folder / Path(file).name, copied)
+    samples = calibrated.samples if calibrated else 0
     plan = compiler.plan(
         CompileRequest(
             spec=entry.spec,
-            dims=dims,
+            dims=opened.manifest.dims,
             options=group.options,
             folder=folder,
             files=tuple(Path(file).name for file in files),
-            arrays=arrays,
+            arrays=calibrated.arrays if calibrated else (),
             samples=samples,
             emulation=emulation.files if emulation else (),
         )
     )
     return _Planned(
+        compiler=compiler,
         job=Job(name=entry.spec.name, stages=plan.stages, settings=plan.settings),
         artifact=folder / plan.artifact,
         keep=plan.keep,
@@ -373,14 +398,9 @@ def _copy_in(source: Path, target: Path, copied: dict[Path, Path]) -> None:
     shutil.copyfile(source, target)
 
 
-def _run_options(options: CompileOptions) -> RunOptions:
-    """Return run options for the programs that compute calibration sets and expected outputs."""
-    return RunOptions(threads=options.threads, trust=options.trust)
-
-
 def _encoder_layout(opened: Bundle) -> Layout:
     """Return the layout that the encoder's compiler uses; the user's own spectrograms have this layout."""
-    entry = opened.manifest.program("encoder")
+    entry = opened.manifest.program(ENCODER)
     compiler = get_target(entry.target).compiler
     if compiler is None:
         return same_layout
@@ -406,21 +426,17 @@ def _error(group: _Group, failure: Failure, *, prepared: bool = True) -> Lowerin
     return compile_error(group.target, failure, group.work, group.installed, prepared=prepared)
 
 
-def _checks(
-    opened: Bundle, plan: _Planned, options: CompileOptions, progress: Progress
-) -> tuple[Check, ...]:
+def _checks(session: BundleSession, plan: _Planned, progress: Progress) -> tuple[Check, ...]:
     """Return the comparisons of what the vendor's emulator computed; none if it did not run."""
     if plan.emulation is None:
         return ()
-    run = _run_options(options)
-    return emulation_checks(opened, plan.emulation, plan.artifact.parent, run, progress)
+    return emulation_checks(session, plan.emulation, plan.artifact.parent, progress)
 
 
 def _artifact(
     group: _Group, entry: ProgramEntry, plan: _Planned, checks: tuple[Check, ...]
 ) -> Artifact:
-    compiler = group.compiler.in_precision(entry.precision)
-    facts = dict(compiler.check(plan.artifact, entry.spec))
+    facts = dict(plan.compiler.check(plan.artifact, entry.spec))
     if plan.samples:
         facts["calibration_samples"] = plan.samples
     measured: dict[str, float] = {}
@@ -447,7 +463,7 @@ def _artifact(
 
 
 def _check_simulated(
-    opened: Bundle, plans: Mapping[str, _Planned], checks: Mapping[str, Sequence[Check]]
+    session: BundleSession, plans: Mapping[str, _Planned], checks: Mapping[str, Sequence[Check]]
 ) -> None:
     """Raise an error if a program disagrees with its reference in the vendor's simulator or emulator.
 
@@ -464,9 +480,9 @@ def _check_simulated(
     ]
     if failures:
         raise VerificationError(
-            f"the compiled programs of {opened.folder} disagree with their reference in the vendor's "
-            "simulator or emulator, and were not written to the bundle",
-            why=rejection(failures, Reference.from_arrays(opened.reference())),
+            f"the compiled programs of {session.bundle.folder} disagree with their reference in the "
+            "vendor's simulator or emulator, and were not written to the bundle",
+            why=rejection(failures, session.reference),
             hint="choose another precision, or another target for these programs, and export again; "
             "`--allow-unverified` writes them anyway, with the failed comparisons in their evidence",
         )
@@ -483,10 +499,10 @@ def _compiled(bundle: Bundle, name: str, artifact: Artifact, group: _Group) -> C
         target=entry.target,
         file=entry.files[0],
         bytes=bundle.manifest.files[entry.files[0]].bytes,
-        compiler=str(artifact.facts.get("compiler", "")),
-        samples=int(artifact.facts.get("calibration_samples", 0)),
-        snr_db=artifact.facts.get("snr_db", {}),
+        compiler=entry.facts.compiler,
+        samples=entry.facts.calibration_samples,
+        snr_db=entry.facts.snr_db,
         emulation=artifact.checks,
-        notes=tuple(artifact.facts.get("notes", ())),
+        notes=entry.facts.notes,
         logs=tuple(str(path) for path in sorted(artifact.path.parent.glob("*.log"))),
     )

@@ -177,13 +177,13 @@ def _row(
         )
     progress(f"{target}: measuring the encoder and the decoder")
     encoder_ms, token_ms = _median_times(transcriber.engine, transcribed[0].clip)
-    delegation = [entry.delegation for entry in bundle.manifest.programs]
+    facts = [entry.facts for entry in bundle.manifest.programs]
     return DemoRow(
         target=target,
         folder=out,
         programs=len(bundle.manifest.programs),
-        delegated=sum(d["delegated"] for d in delegation),
-        undelegated=sum(len(d["undelegated"]) for d in delegation),
+        delegated=sum(one.delegated or 0 for one in facts),
+        undelegated=sum(len(one.undelegated or ()) for one in facts),
         sqnr_db=lowest_sqnr_db(report.checks),
         tokens_equal=equal_clips(report.checks),
         encoder_ms=encoder_ms,

@@ -10,22 +10,20 @@ The outputs of an encoder are also decoded with the bundle's decoder, and the wo
 """
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from whisperport.atomic import write_atomic
-from whisperport.bundle import Bundle
-from whisperport.calibration.inputs import program_inputs, with_emulation
-from whisperport.checks import UNCACHED_DECODER, Check
+from whisperport.calibration import BundleSession
+from whisperport.checks import Check
 from whisperport.npy_file import open_array
+from whisperport.program_kind import ALIGN, ENCODER, PREFILL
 from whisperport.progress import Progress
-from whisperport.runner import Array, Runner
-from whisperport.runtime import Engine, load_engine
+from whisperport.runner import Array
 from whisperport.spec import ProgramSpec, TensorSpec
-from whisperport.targets import RunOptions
 from whisperport.targets.compiler import EmulationNeed
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.compare import Gate, compare
@@ -60,11 +58,10 @@ class Emulation:
 
 
 def prepare_emulation(
-    bundle: Bundle,
+    session: BundleSession,
     spec: ProgramSpec,
     need: EmulationNeed,
     folder: Path,
-    run: RunOptions,
     progress: Progress,
 ) -> Emulation | None:
     """Compute a program's inputs for the reference's clips, and write them to the program's folder.
@@ -73,15 +70,15 @@ def prepare_emulation(
         The inputs and the expected outputs; None if there are no inputs.
     """
     progress(f"{spec.name}: computing inputs for the vendor's emulator")
-    clips = Reference.from_arrays(bundle.reference()).clips
-    if spec.name != "encoder":  # the encoder's outputs are decoded, and every clip counts
+    clips = session.reference.clips
+    if spec.kind.name != ENCODER:  # the encoder's outputs are decoded, and every clip counts
         clips = clips[:CLIPS]
     clips = clips[: need.clips or None]
-    mels = [reference_mel(bundle.manifest.dims, clip) for clip in clips]
-    samples = list(program_inputs(bundle, spec, mels, run))
+    mels = [reference_mel(session.bundle.manifest.dims, clip) for clip in clips]
+    samples = list(session.inputs(spec, mels))
     if not samples:
         return None
-    runner = _loaded(bundle, run)[1][spec.name]
+    runner = session.runners[spec.name]
     names = [tensor.name for tensor in spec.inputs]
     made = [list(runner.run(dict(zip(names, one, strict=True))).values()) for one in samples]
     files = tuple(f"{name}.npy" for name in need.inputs)
@@ -98,28 +95,28 @@ def prepare_emulation(
 
 
 def emulation_checks(
-    bundle: Bundle, emulation: Emulation, folder: Path, run: RunOptions, progress: Progress
+    session: BundleSession, emulation: Emulation, folder: Path, progress: Progress
 ) -> tuple[Check, ...]:
     """Compare the outputs that the emulator wrote to the program's folder with the expected outputs."""
-    spec = emulation.spec
+    spec, reference = emulation.spec, session.reference
     progress(f"{spec.name}: comparing the outputs of the vendor's emulator")
-    precision = precisions(bundle)[spec.name]
+    precision = precisions(session.bundle)[spec.name]
     outputs = [
         _read(folder / f"{name}.npy", tensor, len(expected))
         for name, tensor, expected in zip(
             emulation.need.outputs, spec.outputs, emulation.expected, strict=True
         )
     ]
-    reference = Reference.from_arrays(bundle.reference())
-    if spec.name != "encoder":
+    if spec.kind.name != ENCODER:
         gate = limit_of(precision, reference.loss(precision, "logits"))
         return tuple(_output_checks(emulation, outputs, gate))
     features = outputs[0]
     checks = list(_clip_checks(emulation, features, reference, precision))
     # If a clip could not be compared, its features cannot be decoded.
     if features is not None and all("worst_frame" in check.value for check in checks):
-        decoder = _loaded(bundle, run)[0].decoder()
-        checks += check_decoded_features(bundle, decoder, [*features[:, 0]], precision, progress)
+        checks += check_decoded_features(
+            session.bundle, session.engine.decoder(), [*features[:, 0]], precision, progress
+        )
     return tuple(checks)
 
 
@@ -161,9 +158,9 @@ def _tokens(spec: ProgramSpec, samples: Sequence[Sequence[Array]]) -> tuple[int,
     The engine pads the embeddings x, (..., P, d), with zeros. What a program computes from them is not
     used, and it is not precise: the first layer norm divides by a variance of zero plus epsilon.
     """
-    index = next((i for i, tensor in enumerate(spec.inputs) if tensor.name == "x"), None)
-    if index is None or spec.name == UNCACHED_DECODER or spec.inputs[index].shape[-2] == 1:
+    if spec.kind.name not in (PREFILL, ALIGN):
         return ()
+    index = [tensor.name for tensor in spec.inputs].index("x")
     padded = (sample[index].reshape(-1, sample[index].shape[-1]).any(axis=-1) for sample in samples)
     return tuple(int(np.flatnonzero(rows)[-1]) + 1 if rows.any() else 0 for rows in padded)
 
@@ -197,17 +194,6 @@ def _read(path: Path, tensor: TensorSpec, samples: int) -> Array | None:
     shape = (samples, *tensor.shape)
     found: Array = array.astype(np.float32)
     return found.reshape(shape) if found.size == np.prod(shape) else found
-
-
-def _loaded(bundle: Bundle, run: RunOptions) -> tuple[Engine, Mapping[str, Runner]]:
-    """Load the bundle's programs on the CPU. Returns the engine, and program name -> runner."""
-    runners: dict[str, Runner] = {}
-    engine = load_engine(
-        bundle,
-        with_emulation(bundle, run),
-        lambda runner: runners.setdefault(runner.spec.name, runner),
-    )
-    return engine, runners
 
 
 def _write(path: Path, array: Array) -> None:

@@ -24,8 +24,7 @@ from whisperport.bundle import (
     writing_bundle,
 )
 from whisperport.bundle.origin import record_own
-from whisperport.calibration import CalibrationOptions
-from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
+from whisperport.calibration import BundleSession, CalibrationOptions
 from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.generation import Generation
@@ -34,11 +33,11 @@ from whisperport.option import Option
 from whisperport.placing import Placed, PlacementRequest, place, target_name
 from whisperport.preflight import check_fits, estimate_export, requires_torch
 from whisperport.process import return_freed_memory
+from whisperport.program_kind import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.progress import Progress
 from whisperport.quantizing import quantize_programs
 from whisperport.spec import TargetSpec, UncachedForm
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.options import with_target
 from whisperport.verification import Report, machine, versions
 from whisperport.verification.alignment_heads import find_alignment_heads
 from whisperport.verification.bundle_check import verify
@@ -223,9 +222,12 @@ def export(
         del model, programs, checkpoint
         gc.collect()  # torch graphs contain reference cycles
         return_freed_memory()
-        run = _emulated(options.run, placed)
-        calibration = CalibrationOptions(source=options.calibration, run=run)
-        final = quantize_programs(writer.preview(manifest), placed, calibration, progress)
+        run = replace(
+            options.run.with_emulation(placed.targets.values()), trust=True
+        )  # no trial run
+        session = BundleSession(writer.preview(manifest), run)
+        calibration = CalibrationOptions(source=options.calibration)
+        final = quantize_programs(session, placed, calibration, progress)
         preview = writer.preview(replace(manifest, programs=final))
         report = verify(preview, run=run, progress=progress)
         if not report and not options.allow_unverified:
@@ -359,14 +361,6 @@ def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowO
             *(asked.seconds, spec.name, known_s, width),
         )
     return asked
-
-
-def _emulated(run: RunOptions, placed: Placed) -> RunOptions:
-    """Return run options for the verification: emulation of every target that supports it, no trial run."""
-    emulation: dict[str, str] = {}
-    for name, target in placed.targets.items():
-        emulation |= with_target(target.spec.emulation, name)
-    return replace(run, options={**emulation, **run.options}, trust=True)
 
 
 def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress) -> "Checkpoint":

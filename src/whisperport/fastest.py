@@ -24,10 +24,10 @@ import numpy as np
 from whisperport import targets
 from whisperport.bundle import Bundle, check_writable
 from whisperport.bundle.staging import TOKEN_BYTES, Staging
-from whisperport.checks import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.doctor import is_installed
 from whisperport.errors import LoweringError, UsageError, WhisperportError
 from whisperport.exporting import ExportOptions, export
+from whisperport.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.progress import Progress
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec

@@ -15,9 +15,9 @@ from whisperport import targets
 from whisperport.artifacts import Artifact, put_artifacts
 from whisperport.bundle import Bundle, check_writable
 from whisperport.bundle.staging import staging
-from whisperport.checks import UNCACHED_DECODER
 from whisperport.errors import BundleError, UsageError
 from whisperport.exporting import ExportOptions, export
+from whisperport.program_kind import ENCODER, UNCACHED_DECODER
 from whisperport.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.importer import Importer
@@ -77,7 +77,7 @@ def import_artifact(
     options, out = options or ImportOptions(), Path(out)
     check_writable(out)
     target, importer = _importer(Path(artifact), options.target)
-    artifacts = {"encoder": Path(artifact), **_other_artifacts(options.programs, target, importer)}
+    artifacts = {ENCODER: Path(artifact), **_other_artifacts(options.programs, target, importer)}
     name = target.spec.name
     chosen = by_target(options.options, {name: importer.options})[name]
     from whisperport.checkpoint import load_checkpoint
@@ -160,7 +160,7 @@ def _importers() -> dict[str, tuple[Target, Importer]]:
 def _other_artifacts(
     programs: Mapping[str, Path], target: Target, importer: Importer
 ) -> Mapping[str, Path]:
-    known = sorted(importer.programs - {"encoder"})
+    known = sorted(importer.programs - {ENCODER})
     for program in programs:
         if program not in known:
             raise UsageError(

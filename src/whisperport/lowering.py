@@ -26,7 +26,7 @@ from whisperport.runner import Array, Runner
 from whisperport.spec import Limit, ProgramSpec
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.onnxruntime import OPSETS
-from whisperport.targets.options import parse_options, with_target
+from whisperport.targets.options import parse_options
 from whisperport.verification.compare import Gate
 from whisperport.verification.equality import (
     Equality,
@@ -367,9 +367,7 @@ def _compile(
 
 
 def _load(target: Target, folder: Path, entry: ProgramEntry, run: RunOptions) -> Runner:
-    emulation = with_target(target.spec.emulation, target.spec.name)
-    run = replace(run, options={**emulation, **run.options})
-    return target.load(folder, [entry], run)[entry.spec.name]
+    return target.load(folder, [entry], run.with_emulation([target]))[entry.spec.name]
 
 
 def _compared(

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from whisperport.checks import COARSE_PROJECTION
 from whisperport.errors import LoweringError, UsageError
 from whisperport.placement import Placement
+from whisperport.program_kind import COARSE_PROJECTION
 from whisperport.targets import Target, get_target
 from whisperport.targets.options import by_target, own_options
 

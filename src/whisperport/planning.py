@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from whisperport.bundle import MANIFEST, Bundle, Manifest
-from whisperport.checks import batch_rows
 from whisperport.dims import Dims, published_dims
 from whisperport.errors import UsageError
 from whisperport.option import Option, check_ranges
 from whisperport.preflight import requires_torch
+from whisperport.program_kind import STEP, kind_of
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import Estimate
 from whisperport.targets.machine import Machine
@@ -233,7 +233,7 @@ def _on_machine(
 ) -> MachinePlan:
     size, cores, batch = BYTES[precision], options.tensor_parallel, options.batch
     speed, bandwidth = machine.flops[precision], machine.bandwidth
-    decode = [name for name in programs if name != "step" and batch_rows(name) is None]
+    decode = [name for name in programs if kind_of(name).name != STEP]
     row = size * state_numbers(dims, cores)
     weights = size * (
         encoder_weights(dims, cores)
@@ -342,7 +342,7 @@ def _estimates(manifest: Manifest) -> tuple[ProgramEstimate, ...]:
     found = []
     for entry in manifest.programs:
         compiler = get_target(entry.target).compiler
-        made = compiler.estimate(entry.delegation) if compiler else None
+        made = compiler.estimate(entry.facts.others) if compiler else None
         if compiler and made:
             found.append(
                 ProgramEstimate(
@@ -364,7 +364,7 @@ def _read(
     if (path / MANIFEST).is_file():
         manifest = Bundle.open(path, check_hashes=False).manifest
         placed = {entry.spec.name: entry.target for entry in manifest.programs}
-        decode = tuple(name for name in placed if name.startswith(("prefill_", "step", "align")))
+        decode = tuple(name for name in placed if kind_of(name).reads == "caches")
         known = [name for name in placed.values() if name in _planned()]
         return manifest.dims, decode, known[0] if known else "", _estimates(manifest)
     if not path.exists() and (known_dims := published_dims(os.fspath(source))):

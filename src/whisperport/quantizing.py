@@ -1,27 +1,23 @@
 """Quantize programs of a bundle that is being exported: calibrate with its own float32 programs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.calibration import CalibrationOptions, calibration_set
+from whisperport.bundle import ProgramEntry
+from whisperport.calibration import (
+    BundleSession,
+    CalibrationOptions,
+    CalibrationRequest,
+    calibration_sets,
+)
 from whisperport.placing import Placed
 from whisperport.progress import Progress
-from whisperport.targets.compiler import CalibrationNeed, same_layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """A program to quantize, and the samples that this needs."""
-
-    entry: ProgramEntry
-    need: CalibrationNeed
+from whisperport.targets.compiler import same_layout
 
 
 def quantize_programs(
-    bundle: Bundle, placed: Placed, calibration: CalibrationOptions, progress: Progress
+    session: BundleSession, placed: Placed, calibration: CalibrationOptions, progress: Progress
 ) -> tuple[ProgramEntry, ...]:
     """Quantize every program whose target asks for a calibration set, in place.
 
@@ -29,7 +25,8 @@ def quantize_programs(
     float32.
 
     Args:
-        bundle: the bundle, in the folder where it is written; its programs are in float32.
+        session: the bundle, in the folder where it is written; its programs are in float32. They are
+            released.
         placed: the targets, with their lowering options.
         calibration: the audio.
         progress: called with a line for each stage.
@@ -42,34 +39,25 @@ def quantize_programs(
         MissingPackageError: a quantizer is not installed.
         LoweringError: a quantizer could not quantize a program.
     """
+    bundle = session.bundle
     entries = bundle.manifest.programs
-    wanted = _wanted(entries, placed)
-    if not wanted:
-        return entries
-    quantized: dict[str, ProgramEntry] = {}
     with TemporaryDirectory(prefix=".calibration-", dir=bundle.folder) as work:
-        arrays: dict[str, dict[str, Path]] = {}
-        for name, one in wanted.items():
-            folder = Path(work, name)
-            folder.mkdir()
-            made = calibration_set(
-                bundle, one.entry.spec, one.need, same_layout, folder, calibration, progress
-            )
-            names = (tensor.name for tensor in one.entry.spec.inputs)
-            arrays[name] = {
-                tensor: folder / file for tensor, file in zip(names, made.arrays, strict=True)
-            }
-        for name, one in wanted.items():
-            target = placed.target_of(name)
-            made_entry = target.quantize(one.entry, bundle.folder, arrays[name], progress)
-            quantized[name] = replace(made_entry, placement=one.entry.placement)
+        requests = [
+            CalibrationRequest(spec=entry.spec, need=need, folder=Path(work, entry.spec.name))
+            for entry in entries
+            for need in [placed.target_of(entry.spec.name).calibration(entry.spec, entry.precision)]
+            if need is not None
+        ]
+        for request in requests:
+            request.folder.mkdir()
+        made = calibration_sets(session, requests, same_layout, calibration, progress)
+        session.release()
+        quantized = {}
+        for request in requests:
+            spec, entry = request.spec, bundle.manifest.program(request.spec.name)
+            files = zip(spec.inputs, made[spec.name].arrays, strict=True)
+            arrays = {tensor.name: request.folder / file for tensor, file in files}
+            target = placed.target_of(spec.name)
+            result = target.quantize(entry, bundle.folder, arrays, progress)
+            quantized[spec.name] = replace(result, placement=entry.placement)
     return tuple(quantized.get(entry.spec.name, entry) for entry in entries)
-
-
-def _wanted(entries: Sequence[ProgramEntry], placed: Placed) -> dict[str, _Wanted]:
-    found = {}
-    for entry in entries:
-        need = placed.target_of(entry.spec.name).calibration(entry.spec, entry.precision)
-        if need is not None:
-            found[entry.spec.name] = _Wanted(entry=entry, need=need)
-    return found

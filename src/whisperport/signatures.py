@@ -11,8 +11,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.dims import Dims
+from whisperport.program_kind import (
+    ALIGN,
+    COARSE_PROJECTION,
+    CROSS_KV,
+    ENCODER,
+    PREFILL,
+    STEP,
+    UNCACHED_DECODER,
+    VOCAB_PROJECTION,
+)
 from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.window import Window
 
@@ -33,7 +42,6 @@ Role = Literal["input", "constant", "state"]
 
 HOST_DTYPES = ("float32", "float16")  # of caches and masks: what the host can store
 
-_PREFILL = re.compile("prefill_([1-9][0-9]{0,8})")
 _LAYER = re.compile("_[0-9]+$")
 _ROLES: Mapping[str, Role] = {  # input name without its layer number -> role; other names: `input`
     "features": "constant",
@@ -82,8 +90,8 @@ def roles(program: ProgramSpec) -> dict[str, Role]:
     state     the self-attention cache (KV cache), to which the host appends rows between runs; in a batch
               also the cross-attention K/V, because the rows of a batch begin their windows independently
     """
-    known = {} if program.name in _RUN_ONCE else _ROLES
-    if batch_rows(program.name):
+    known = {} if program.kind.name in _RUN_ONCE else _ROLES
+    if program.kind.is_batch:
         known = _BATCH_ROLES
     return {
         tensor.name: known.get(_LAYER.sub("", tensor.name), "input") for tensor in program.inputs
@@ -122,7 +130,7 @@ def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, 
     found = standard_form(found)
     lengths = {"self": dims.n_text_ctx, "cross": _positions(dims, window)}
     tensors = {tensor.name: tensor for tensor in (*found.outputs, *found.inputs)}
-    heads = (batch_rows(found.name) or 1) * dims.n_text_head
+    heads = found.kind.batch * dims.n_text_head
     form: dict[str, Any] = {}
     for cache, length in lengths.items():
         for name in (f"{cache}_k", f"{cache}_v"):
@@ -160,29 +168,27 @@ def _expected_standard(
 ) -> ProgramSpec:
     """Return the signature that a program must have, from a signature in the usual form."""
     sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(found, dims, window)))
-    prefill = _PREFILL.fullmatch(found.name)
-    if prefill:
-        return _prefill(sizes, _in_range("tokens", int(prefill[1]), 1, MAX_TOKENS), _result(found))
-    if found.name == "encoder":
+    kind = found.kind
+    if kind.name == PREFILL:
+        return _prefill(sizes, _in_range("tokens", kind.tokens, 1, MAX_TOKENS), _result(found))
+    if kind.name == ENCODER:
         return _encoder(dims, nchw=_rank(found, 0) == 4)
-    if found.name == "cross_kv":
-        return ProgramSpec("cross_kv", (_features(dims),), _cross_cache(sizes))
-    if found.name == "step":
-        return _step(sizes, found)
-    if batch := batch_rows(found.name):
-        rows = _in_range("rows", batch, 2, MAX_BATCH)
+    if kind.name == CROSS_KV:
+        return ProgramSpec(CROSS_KV, (_features(dims),), _cross_cache(sizes))
+    if kind.name == STEP:
+        rows = _in_range("rows", kind.batch, 1, MAX_BATCH)
         return _step(replace(sizes, batch=rows), found)
-    if found.name == "align":
+    if kind.name == ALIGN:
         return _align(sizes, heads, _in_range("tokens", _size(found, 0, 1), 1, MAX_TOKENS))
-    if found.name == VOCAB_PROJECTION:
+    if kind.name == VOCAB_PROJECTION:
         return _vocab_projection(
             dims, _in_range("pieces", len(found.outputs), 1, min(MAX_PIECES, dims.n_vocab))
         )
-    if found.name == COARSE_PROJECTION:
+    if kind.name == COARSE_PROJECTION:
         logits = (1, 1, dims.n_vocab)
         outputs = (TensorSpec("logits", logits), TensorSpec("bound", logits))
         return ProgramSpec(COARSE_PROJECTION, (_rows(dims, "hidden", 1),), outputs)
-    if found.name == UNCACHED_DECODER:
+    if kind.name == UNCACHED_DECODER:
         return _uncached_decoder(dims, _uncached_form(found, dims))
     raise ValueError(f"this version of whisperport has no program named {found.name[:80]!r}")
 
@@ -348,7 +354,7 @@ def _float(tensor: TensorSpec) -> str:
 
 def _has_rank4_form(found: ProgramSpec) -> bool:
     """Whether a program is of the `rank4` variant: the mask, or the cross-attention K/V, have four axes."""
-    if found.name not in RANK4_PROGRAMS and not _PREFILL.fullmatch(found.name):
+    if found.name not in RANK4_PROGRAMS and found.kind.name != PREFILL:
         return False
     tensors = (*found.inputs, *found.outputs)
     return any(len(t.shape) == 4 for t in tensors if t.name in ("mask", "cross_k_0"))

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from whisperport.program_kind import ProgramKind, kind_of
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -30,6 +32,11 @@ class ProgramSpec:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+    @property
+    def kind(self) -> ProgramKind:
+        """What the program computes, as its name tells."""
+        return kind_of(self.name)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

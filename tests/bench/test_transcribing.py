@@ -21,9 +21,9 @@ from whisperport.bench.transcribing import (
     time_uncached,
 )
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER
 from whisperport.errors import UsageError
 from whisperport.model.whisper import Whisper
+from whisperport.program_kind import UNCACHED_DECODER
 from whisperport.runner import Binding, Runner
 from whisperport.runtime import DecodeOptions, Engine
 from whisperport.spec import UncachedForm

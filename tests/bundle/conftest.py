@@ -17,6 +17,7 @@ from whisperport.bundle import (
     ProgramEntry,
     writing_bundle,
 )
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.checks import Check
 from whisperport.dims import Dims
 from whisperport.evidence import Evidence
@@ -74,7 +75,7 @@ def manifest() -> Manifest:
         placement=Placement("fake"),
         method="encoder",
         files=("programs/encoder.bin",),
-        delegation={"delegated": 12, "undelegated": 0},
+        facts=ProgramFacts(delegated=12, undelegated=()),
         evidence=(
             Evidence(
                 kind="run",

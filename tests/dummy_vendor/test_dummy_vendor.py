@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import wave
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from whisperport import targets
 from whisperport.bundle import Bundle
+from whisperport.calibration import BundleSession
 from whisperport.compiling import Compiled, CompileOptions, compile
 from whisperport.emulating import prepare_emulation
 from whisperport.errors import (
@@ -25,7 +27,7 @@ from whisperport.errors import (
 )
 from whisperport.exporting import ExportOptions, export
 from whisperport.importing import ImportOptions, import_artifact
-from whisperport.runtime import DecodeOptions, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, decode_window, engine, load_engine
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import CompileRequest
 from whisperport.verification.clips import Clip
@@ -122,10 +124,36 @@ def test_programs_of_two_chips_are_compiled_each_in_its_own_folder(compiled, bun
             f"{target}/{name}.json",
         )
     assert manifest.program("cross_kv").target == "onnxruntime"
-    snr = manifest.program("step").delegation["snr_db"]
+    snr = manifest.program("step").facts.snr_db
     assert snr["self_k_0.npy"] == 20.5
     work = bundle.with_name("bundle.compile")
     assert {path.name for path in work.iterdir()} == {"dummy1", "dummy2"}
+
+
+def test_compile_loads_each_program_once_and_encodes_each_window_once(
+    compiled, bundle, monkeypatch
+):
+    loads, encoded = Counter(), []
+
+    load, encode_window = engine.load_runners, engine.Engine.encode
+
+    def load_runners(*arguments, **more):
+        made = load(*arguments, **more)
+        loads.update(list(made))
+        return made
+
+    def encode(self, mel):
+        encoded.append(mel.tobytes())
+        return encode_window(self, mel)
+
+    monkeypatch.setattr(engine, "load_runners", load_runners)
+    monkeypatch.setattr(engine.Engine, "encode", encode)
+
+    compiled(trust=True)  # a trial run would load the programs too, in a child process
+
+    names = [entry.spec.name for entry in Bundle.open(bundle).manifest.programs]
+    assert loads == dict.fromkeys(names, 1)
+    assert max(Counter(encoded).values()) == 1
 
 
 def test_what_the_vendors_simulator_computed_is_compared_with_float32_and_kept(compiled, bundle):
@@ -151,8 +179,9 @@ def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch
     bundle = Bundle.open(exported_once)
     compiler, spec = targets.get_target("dummy1").compiler, bundle.manifest.program("encoder").spec
     need = compiler.emulation(spec, compiler.options())
+    session = BundleSession(bundle, ONE)
 
-    assert prepare_emulation(bundle, spec, need, tmp_path, ONE, lambda _: None) is None
+    assert prepare_emulation(session, spec, need, tmp_path, lambda _: None) is None
     plan = compiler.plan(
         CompileRequest(
             spec=spec,
@@ -279,7 +308,7 @@ def test_a_missing_or_an_old_sdk_is_explained_in_general_words(compiled, bundle,
     path.write_text(path.read_text().replace('PYTHONPATH="', f'PYTHONPATH="{old}:'))
     with pytest.raises(LoweringError, match="does not support `dummy1`") as unsuitable:
         compiled(toolchains={"dummy": str(path)})
-    assert unsuitable.value.why == "version 2.0 is needed; 1.9 is installed"
+    assert unsuitable.value.why == "dummy1 needs dummy-sdk 2.0 or later; version 1.9 is installed"
     with pytest.raises(UsageError, match="cannot be `80`"):
         compiled({"dummy1.percentile": "80"})
 
@@ -296,7 +325,7 @@ def test_what_was_compiled_is_imported_by_whoever_recognizes_it(
     manifest = Bundle.open(tmp_path / "imported").manifest
     entry = manifest.program("encoder")
     assert (entry.target, entry.files[0]) == ("dummy1", "dummy1/encoder.dmy")
-    assert entry.delegation["imported"] == "anything.bin"
+    assert entry.facts.imported == "anything.bin"
     assert manifest.status("encoder") == "checked against vendor documentation"
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.checks import VOCAB_PROJECTION
 from whisperport.generation import Generation
 from whisperport.model.whisper import Whisper
+from whisperport.program_kind import VOCAB_PROJECTION
 from whisperport.programs.program import Program
 from whisperport.programs.variants import whisper_programs
 from whisperport.programs.whisper import Parts

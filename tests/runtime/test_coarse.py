@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whisperport.bundle import Bundle
-from whisperport.checks import COARSE_PROJECTION, VOCAB_PROJECTION, Check
+from whisperport.checks import Check
 from whisperport.errors import LoweringError, NumericalError, UsageError
 from whisperport.exporting import ExportOptions, _placed, export
 from whisperport.model.coarse_projection import CoarseProjection as Module
 from whisperport.model.coarse_projection import block_of
 from whisperport.model.whisper import Whisper
+from whisperport.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.programs.onnx import SharedWeights, write_onnx
 from whisperport.programs.program import Program
 from whisperport.programs.variants import whisper_programs

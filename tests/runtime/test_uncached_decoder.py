@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.checks import UNCACHED_DECODER
 from whisperport.model.uncached_decoder import UncachedDecoder as UncachedModule
 from whisperport.model.whisper import Whisper
+from whisperport.program_kind import UNCACHED_DECODER
 from whisperport.runner import Runner
 from whisperport.runtime import Engine
 from whisperport.runtime.uncached_decoder import UncachedDecoder

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.calibration.inputs import program_inputs
-from whisperport.checks import VOCAB_PROJECTION, Check
+from whisperport.calibration import BundleSession
+from whisperport.checks import Check
 from whisperport.errors import BundleError, NumericalError
 from whisperport.exporting import ExportOptions, _placed
 from whisperport.model.whisper import Whisper
+from whisperport.program_kind import VOCAB_PROJECTION
 from whisperport.programs.program import Program
 from whisperport.programs.variants import PIECES
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
@@ -173,7 +174,7 @@ def test_an_exported_projection_passes_every_stage_of_a_bundle(exported: Any) ->
     reference = Reference.from_arrays(bundle.reference())
     mels = [reference_mel(manifest.dims, clip) for clip in reference.clips[:2]]
     spec = manifest.program(VOCAB_PROJECTION).spec
-    recorded = list(program_inputs(bundle, spec, mels, run))
+    recorded = list(BundleSession(bundle, run).inputs(spec, mels))
     decoders = [load_engine(b, run).decoder() for b in (whole, bundle)]
     options = DecodeOptions(language="en")
     texts = [

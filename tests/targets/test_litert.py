@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.calibration import CalibrationOptions
+from whisperport.calibration import BundleSession, CalibrationOptions
 from whisperport.errors import LoweringError, VerificationError
 from whisperport.exporting import ExportOptions, export
 from whisperport.inspection.read_tflite import read_tflite
@@ -153,16 +153,16 @@ def test_a_node_that_xnnpack_does_not_run_is_named(tmp_path: Path) -> None:
 
     (entry,) = LITERT.lower([program], tmp_path, silent)
 
-    assert entry.delegation["undelegated"]
-    assert all(name.isupper() for name in entry.delegation["undelegated"])
+    assert entry.facts.undelegated
+    assert all(name.isupper() for name in entry.facts.undelegated)
 
 
 def test_xnnpack_runs_every_node_of_the_built_in_programs(exported: Callable[..., Bundle]) -> None:
     bundle = exported("litert")
 
     for entry in bundle.manifest.programs:
-        assert entry.delegation["undelegated"] == [], entry.spec.name
-        assert entry.delegation["subgraphs"] == 1
+        assert entry.facts.undelegated == (), entry.spec.name
+        assert entry.facts.subgraphs == 1
     assert len({entry.files for entry in bundle.manifest.programs}) == 2
 
 
@@ -195,7 +195,9 @@ def test_a_static_program_is_quantized_with_the_shipped_audio_and_still_computes
     expected = before["encoder"].run({"mel": mel})["features"]
 
     # when
-    entries = quantize_programs(bundle, placed, CalibrationOptions(run=ONE_THREAD), silent)
+    entries = quantize_programs(
+        BundleSession(bundle, ONE_THREAD), placed, CalibrationOptions(), silent
+    )
 
     # then
     names = [entry.spec.name for entry in entries]

@@ -18,8 +18,9 @@ from whisperport.bench.acceptance import (
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER, Check
+from whisperport.checks import Check
 from whisperport.option import Option, check_ranges
+from whisperport.program_kind import UNCACHED_DECODER
 from whisperport.progress import Counted, Progress
 from whisperport.ranges import MAX_REPEAT
 from whisperport.runtime import Engine

@@ -152,8 +152,8 @@ def export(
                 (
                     entry.spec.name,
                     entry.target,
-                    str(entry.delegation.get("delegated", "")),
-                    ", ".join(entry.delegation.get("undelegated", ())) or "0",
+                    "" if entry.facts.delegated is None else str(entry.facts.delegated),
+                    ", ".join(entry.facts.undelegated or ()) or "0",
                     manifest.status(entry.spec.name),
                 )
                 for entry in manifest.programs

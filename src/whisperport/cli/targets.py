@@ -76,7 +76,7 @@ def _can_run(target: Target) -> str:
     spec = target.spec
     if not spec.emulation:
         return "yes" if is_installed(spec.run_extra) else f"no: [{spec.run_extra}]"
-    if target.simulates(RunOptions()) and is_installed(spec.run_extra):
+    if target.run_mode(RunOptions()) == "simulator" and is_installed(spec.run_extra):
         return "simulated"
     installed = versions([spec.emulation_runtime])[spec.emulation_runtime] != "not installed"
     return "emulated" if installed else f"no: [{spec.run_extra}]"

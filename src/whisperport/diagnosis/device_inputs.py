@@ -20,6 +20,7 @@ from typing import Any
 
 from whisperport.atomic import flush_folder, write_atomic
 from whisperport.bundle import Bundle
+from whisperport.calibration import BundleSession
 from whisperport.diagnosis.diagnosing import DiagnoseOptions
 from whisperport.diagnosis.expected import Quantization
 from whisperport.diagnosis.expected_outputs import (
@@ -159,7 +160,7 @@ def _write_clip(
         run=options.run,
         progress=progress,
     )
-    arrays = inputs_of(bundle, spec, clip, options.run)
+    arrays = inputs_of(BundleSession(bundle, options.run), spec, clip)
     at = folder / _folder_name(clip.name)
     inputs = list(zip(spec.inputs, arrays, strict=True))
     outputs = [

@@ -188,11 +188,8 @@ def _own_profiler(entry: ProgramEntry, profilers: Sequence[Profiler]) -> Profile
 
 def _plan(entry: ProgramEntry) -> Plan | None:
     """Return the plan that a compiler left in a program's facts; None: there is none."""
-    engines, notes = entry.delegation.get("plan"), entry.delegation.get("notes", ())
-    if not isinstance(engines, dict) or not isinstance(notes, list | tuple):
-        return None
-    parts = {str(engine): parts for engine, parts in engines.items() if isinstance(parts, int)}
-    return Plan(entry.spec.name, parts, tuple(map(str, notes)))
+    facts = entry.facts
+    return Plan(entry.spec.name, dict(facts.plan), facts.notes) if facts.plan else None
 
 
 def _by_file(entries: Sequence[ProgramEntry]) -> Iterator[list[ProgramEntry]]:

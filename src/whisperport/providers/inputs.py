@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from whisperport.bundle import Bundle
-from whisperport.calibration.inputs import with_emulation
 from whisperport.runner import Array, Runner
 from whisperport.runtime import (
     DecodeOptions,
@@ -13,7 +12,7 @@ from whisperport.runtime import (
     load_engine,
     start_tokens,
 )
-from whisperport.targets import RunOptions
+from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference, ReferenceClip
 
@@ -65,7 +64,8 @@ def record_inputs(bundle: Bundle, run: RunOptions) -> tuple[str, dict[str, Recor
         recorders[runner.spec.name] = _Recorder(runner)
         return recorders[runner.spec.name]
 
-    engine = load_engine(bundle, with_emulation(bundle, run), wrap)
+    targets = [get_target(entry.target) for entry in bundle.manifest.programs]
+    engine = load_engine(bundle, run.with_emulation(targets), wrap)
     clip = _clip(Reference.from_arrays(bundle.reference()))
     decoder, generation = engine.decoder(), engine.generation
     features = engine.encode(reference_mel(engine.dims, clip))

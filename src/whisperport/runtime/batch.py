@@ -7,7 +7,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from whisperport.checks import batch_rows
 from whisperport.errors import NumericalError
 from whisperport.runner import Array, Part
 from whisperport.runtime.cache import Cache, room_for
@@ -56,7 +55,7 @@ class Batch:
                 "the bundle has no program `step_B`, which decodes several texts together"
             )
         self.engine, self._name = engine, runner.spec.name
-        self.size = batch_rows(self._name) or 1
+        self.size = runner.spec.kind.batch
         self.expected = 0
         self._limit = engine.dims.n_text_ctx
         self._room = room_for(0, self._limit) if engine.short_caches else self._limit

@@ -6,11 +6,17 @@ from typing import NoReturn
 import numpy as np
 
 from whisperport.bundle import Bundle
-from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, UsageError
 from whisperport.generation import Generation
 from whisperport.masks import MASKED
+from whisperport.program_kind import (
+    COARSE_PROJECTION,
+    ENCODER,
+    PREFILL,
+    UNCACHED_DECODER,
+    VOCAB_PROJECTION,
+)
 from whisperport.runner import Array, Runner
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.coarse import CoarseProjection
@@ -25,8 +31,6 @@ from whisperport.signatures import LOGSUMEXP, CacheForm, form_of
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import by_target
 from whisperport.window import Window
-
-PREFILL = "prefill_"
 
 RunnerWrapper = Callable[[Runner], Runner]
 """Wraps a runner in another one, for example one that measures its time."""
@@ -144,7 +148,7 @@ class Engine:
     @property
     def batch_size(self) -> int:
         """How many texts can be decoded together; 1 if the bundle has no program for that."""
-        return 1 if self.batch_step is None else batch_rows(self.batch_step.spec.name) or 1
+        return 1 if self.batch_step is None else self.batch_step.spec.kind.batch
 
     def prefill_for(self, count: int) -> tuple[Runner, int]:
         """Return the smallest prefill program that reads `count` tokens in one run, and its size P.
@@ -280,7 +284,7 @@ def load_runners(bundle: Bundle, options: RunOptions, *, encoder: bool = True) -
     programs = bundle.manifest.programs
     runners: dict[str, Runner] = {}
     if not encoder:
-        runners |= {e.spec.name: _NotLoaded(e.spec) for e in programs if e.spec.name == "encoder"}
+        runners |= {e.spec.name: _NotLoaded(e.spec) for e in programs if e.spec.kind.name == ENCODER}
         programs = tuple(entry for entry in programs if entry.spec.name not in runners)
     for name in dict.fromkeys(entry.target for entry in programs):
         entries = [entry for entry in programs if entry.target == name]
@@ -305,19 +309,16 @@ def _required(runners: Mapping[str, Runner], name: str) -> Runner:
 
 def _batch_step(runners: Mapping[str, Runner]) -> Runner | None:
     """Return the program `step_B` with the most rows; None if there is none."""
-    found = [(rows, runner) for name, runner in runners.items() if (rows := batch_rows(name))]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    found = [runner for runner in runners.values() if runner.spec.kind.is_batch]
+    return max(found, key=lambda runner: runner.spec.kind.batch, default=None)
 
 
 def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:
     """Return every `prefill_P` program by P, the number of tokens that it reads in one run."""
-    found = {
-        runner.spec.inputs[0].shape[1]: runner
-        for name, runner in runners.items()
-        if name.startswith(PREFILL)
-    }
+    kinds = {runner.spec.kind: runner for runner in runners.values()}
+    found = {kind.tokens: runner for kind, runner in kinds.items() if kind.name == PREFILL}
     if not found:
-        _required(runners, f"{PREFILL}P")
+        _required(runners, f"{PREFILL}_P")
     return found
 
 

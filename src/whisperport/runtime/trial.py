@@ -136,7 +136,7 @@ def _without_devices(bundle: Bundle, options: Mapping[str, str]) -> Bundle:
     """Return the bundle without the programs that need a device: only one process at a time may use it."""
     kept = []
     for entry in bundle.manifest.programs:
-        emulation = with_target(get_target(entry.target).spec.emulation, entry.target)
+        emulation = get_target(entry.target).emulation_options
         if not emulation or emulation.items() <= options.items():
             kept.append(entry)
     return replace(bundle, manifest=replace(bundle.manifest, programs=tuple(kept)))

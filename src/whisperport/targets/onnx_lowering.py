@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.bundle import ProgramEntry
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import MissingPackageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
@@ -45,12 +46,9 @@ def lower_file_to_onnx(
         placement=Placement(name),
         method=program.name,
         files=tuple(file.relative_to(path.parent).as_posix() for file in facts.files),
-        delegation={
-            "delegated": facts.nodes,
-            "subgraphs": 1,
-            "undelegated": [],
-            "opset": facts.opset,
-        },
+        facts=ProgramFacts(
+            delegated=facts.nodes, undelegated=(), subgraphs=1, others={"opset": facts.opset}
+        ),
     )
     return entry, {
         "opset": facts.opset,

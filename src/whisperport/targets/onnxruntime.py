@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.checks import COARSE_PROJECTION, batch_rows
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.placement import Placement
+from whisperport.program_kind import COARSE_PROJECTION
 from whisperport.progress import Progress
 from whisperport.ranges import MAX_THREADS
 from whisperport.runner import Runner
@@ -203,12 +204,9 @@ class OnnxRuntime(Target):
                     placement=Placement(self.spec.name, precision),
                     method=program.name,
                     files=(f"{FOLDER}/{path.name}", f"{FOLDER}/{weights.path.name}"),
-                    delegation={
-                        "delegated": nodes,
-                        "subgraphs": 1,
-                        "undelegated": [],
-                        "opset": self.opset,
-                    },
+                    facts=ProgramFacts(
+                        delegated=nodes, undelegated=(), subgraphs=1, others={"opset": self.opset}
+                    ),
                 )
             )
         return entries
@@ -235,7 +233,7 @@ class OnnxRuntime(Target):
         batches = [
             graph
             for entry, graph in zip(entries, graphs, strict=True)
-            if graph in on_cpu and batch_rows(entry.spec.name)
+            if graph in on_cpu and entry.spec.kind.is_batch
         ]
         own = {graph: OwnWeights(graph) for graph in batches}
         own = {graph: weights for graph, weights in own.items() if weights.float_bytes <= LARGEST}

@@ -15,6 +15,7 @@ import pytest
 
 from whisperport.bench.acceptance import how_programs_run
 from whisperport.bundle import Bundle, ProgramEntry
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.checks import Check
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.placement import Placement
@@ -175,7 +176,7 @@ def test_a_run_of_the_graph_is_an_emulation_in_the_precision_of_the_compiled_fil
         entry,
         placement=Placement("ethos-u85", "w8a16"),
         files=("ethos-u85/step.pte", *entry.files),
-        delegation={"compiler": "version 1"},
+        facts=ProgramFacts(compiler="version 1"),
     )
     files = {**opened.manifest.files, compiled.files[0]: opened.manifest.files[entry.files[0]]}
     manifest = replace(opened.manifest, programs=(compiled,), files=files)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER
 from whisperport.dims import Dims
 from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.exporting import ExportOptions, export
+from whisperport.program_kind import UNCACHED_DECODER
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.hailo.options import LowerOptions

@@ -90,7 +90,7 @@ def test_a_compiled_bundle_has_the_compiled_files_first_and_keeps_the_others(bun
     for entry in compiled:
         name = entry.spec.name
         assert entry.files == (f"{BOARD}/{name}.dla", f"{BOARD}/{name}.tflite")
-        assert entry.delegation["plan"] == {"MDLA_5_3": 1, "CPU": 1}
+        assert entry.facts.plan == {"MDLA_5_3": 1, "CPU": 1}
         assert made.bundle.manifest.status(name) == "compiled here"
         assert not made.bundle.manifest.is_verified(name)  # the compiled file was never run
         kinds = {one.kind for one in made.bundle.manifest.evidence(name)}

@@ -38,7 +38,8 @@ ONE = RunOptions(threads=1)
 EMULATED = RunOptions(threads=1, options={f"{CHIP}.emulate": "on"})
 
 needs_simulator = pytest.mark.skipif(
-    not get_target(CHIP).simulates(ONE) or get_target(CHIP).compiler.installed({}) is None,
+    get_target(CHIP).run_mode(ONE) != "simulator"
+    or get_target(CHIP).compiler.installed({}) is None,
     reason="the simulator needs onnxruntime-qnn on x86-64",
 )
 
@@ -128,9 +129,9 @@ def test_every_program_is_compiled_simulated_and_compared(compiled):
 
     for entry in manifest.programs:
         assert entry.files == (f"{CHIP}/{entry.spec.name}.qnn", f"{CHIP}/{entry.spec.name}.onnx")
-        assert entry.delegation["compiled_for"] == "sm8650, HTP v75"
-        assert re.fullmatch(r"\d+\.\d+\.\d+", entry.delegation["compiler"])
-        assert set(entry.delegation["plan"]) == {"HTP"}  # no node runs on the CPU
+        assert entry.facts.compiled_for == "sm8650, HTP v75"
+        assert re.fullmatch(r"\d+\.\d+\.\d+", entry.facts.compiler)
+        assert set(entry.facts.plan) == {"HTP"}  # no node runs on the CPU
         kinds = {one.kind: one for one in manifest.evidence(entry.spec.name)}
         assert {"compiled", "simulated"} <= set(kinds), entry.spec.name
         assert set(kinds["simulated"].files) == {f"{CHIP}/{entry.spec.name}.qnn"}

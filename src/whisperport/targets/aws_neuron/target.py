@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.masks import MASKED
 from whisperport.placement import Placement
 from whisperport.progress import Progress
@@ -99,7 +100,7 @@ class AwsNeuron(Target):
             return super().lower_file(program, path, progress, simplify=simplify)
         path = path.with_suffix(DESCRIPTION)
         entry = self._written([program], path, path.name)[program.name]
-        return entry, dict(entry.delegation)
+        return entry, entry.facts.to_json()
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -122,7 +123,7 @@ class AwsNeuron(Target):
                 placement=Placement(NAME, precision),
                 method=one.name,
                 files=files,
-                delegation={"delegated": nodes[one.name], "undelegated": [], "subgraphs": 1},
+                facts=ProgramFacts(delegated=nodes[one.name], undelegated=(), subgraphs=1),
             )
             for one in programs
         }

@@ -84,7 +84,9 @@ class HailoCompiler(Compiler):
         self.title = f"Hailo's Dataflow Compiler {chip.compiler[0]}.x"
 
     def settings(self) -> Mapping[str, Any]:
-        return {"chip": self._chip.name, "compiler": list(self._chip.compiler)}
+        oldest = list(self._chip.compiler)
+        required = {"chip": self._chip.name, "sdk": "", "oldest": oldest, "same_major": True}
+        return {"chip": self._chip.name, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         chosen = cast(ScriptOptions, options)

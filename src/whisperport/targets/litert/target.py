@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
@@ -111,7 +112,7 @@ class LiteRt(Target):
         if simplify:
             return super().lower_file(program, path, progress, simplify=simplify)
         entry = self._lower_group([program], path, progress)[program.name]
-        return entry, dict(entry.delegation)
+        return entry, entry.facts.to_json()
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
         return static_calibration(spec, precision)
@@ -184,7 +185,7 @@ class LiteRt(Target):
             placement=Placement(self.spec.name, precision),
             method=spec.name,
             files=(file,),
-            delegation=xnnpack_delegation(path, spec.name),
+            facts=ProgramFacts.of(xnnpack_delegation(path, spec.name)),
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.programs.program import Program
 
 COMPILED, LOWERED = ".dla", ".tflite"
-DEVICE_IO = "device_io"  # in `ProgramEntry.delegation`: inputs and outputs of the .tflite
+DEVICE_IO = "device_io"  # in `ProgramFacts.others`: inputs and outputs of the .tflite
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,9 @@ class Genio(Target):
             placement=Placement(target, FLOAT),
             method=program.name,
             files=(path.name,),
-            delegation=self._checked(path, program.spec),
+            facts=self._checked(path, program.spec),
         )
-        return entry, {"nodes": entry.delegation["delegated"]}
+        return entry, {"nodes": entry.facts.delegated}
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
         return static_calibration(spec, precision)
@@ -109,7 +110,7 @@ class Genio(Target):
             target=self.spec.name,
             extra=self.spec.extra,
         )
-        return replace(entry, delegation=self._checked(path, entry.spec))
+        return replace(entry, facts=self._checked(path, entry.spec))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -128,14 +129,14 @@ class Genio(Target):
         from whisperport.targets.mediatek.runtime import load_dlas
 
         io = {
-            entry.spec.name: DeviceIo.from_json(entry.delegation[DEVICE_IO], entry.spec)
+            entry.spec.name: DeviceIo.from_json(entry.facts.others[DEVICE_IO], entry.spec)
             for entry in entries
-            if DEVICE_IO in entry.delegation
+            if DEVICE_IO in entry.facts.others
         }
         files = compiled_files(self.spec, folder, entries, COMPILED)
         return load_dlas(self.chip, [entry.spec for entry in entries], files, chosen, io)
 
-    def _checked(self, path: Path, spec: ProgramSpec) -> dict[str, Any]:
+    def _checked(self, path: Path, spec: ProgramSpec) -> ProgramFacts:
         """Check the operators of a .tflite file, and describe the file for the program's entry.
 
         Raises:
@@ -150,12 +151,12 @@ class Genio(Target):
         if rejected:
             path.unlink()
         expect_supported(self.spec, spec.name, rejected)
-        return {
-            "delegated": len(graph.nodes),
-            "undelegated": [],
-            "subgraphs": 1,
-            DEVICE_IO: read_device_io(path, spec).to_json(),
-        }
+        return ProgramFacts(
+            delegated=len(graph.nodes),
+            undelegated=(),
+            subgraphs=1,
+            others={DEVICE_IO: read_device_io(path, spec).to_json()},
+        )
 
 
 TARGETS = tuple(map(Genio, CHIPS))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import BundleError, UsageError
 from whisperport.placement import Placement
 from whisperport.progress import Progress
@@ -119,7 +120,7 @@ class OpenVino(Target):
         if simplify:
             return super().lower_file(program, path, progress, simplify=simplify)
         (entry,) = self._lower([program], [path], path.with_suffix(".bin"), "", progress)
-        return entry, dict(entry.delegation)
+        return entry, entry.facts.to_json()
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -155,7 +156,7 @@ class OpenVino(Target):
                 placement=Placement(self.spec.name, precision),
                 method=program.name,
                 files=(f"{prefix}{model.name}", f"{prefix}{weights.name}"),
-                delegation={"delegated": count, "subgraphs": 1, "undelegated": []},
+                facts=ProgramFacts(delegated=count, undelegated=(), subgraphs=1),
             )
             for program, model, precision, count in zip(
                 programs, models, precisions, nodes, strict=True

@@ -19,10 +19,9 @@ from whisperport.errors import LoweringError, MissingPackageError, UsageError
 from whisperport.process import OwnProcess
 from whisperport.runner import Array, Runner
 from whisperport.spec import ProgramSpec
-from whisperport.targets.rockchip.chips import Chip
+from whisperport.targets.rockchip.chips import EXTRA, Chip
 from whisperport.targets.rockchip.options import CORES
 from whisperport.targets.rockchip.rknn_file import check_rknn
-from whisperport.targets.rockchip.specs import EXTRA
 
 BOARD = Path(
     "/proc/device-tree/compatible"

@@ -9,9 +9,8 @@ from whisperport.spec import ProgramSpec
 from whisperport.targets.base import Unsupported
 from whisperport.targets.onnx_target import OnnxTarget
 from whisperport.targets.rockchip import options as own_options
-from whisperport.targets.rockchip.chips import CHIPS, TOOL, W8A16, Chip
+from whisperport.targets.rockchip.chips import CHIPS, OPSET, TOOL, W8A16, Chip, spec_of
 from whisperport.targets.rockchip.compiler import RknnCompiler
-from whisperport.targets.rockchip.specs import OPSET, spec_of
 
 
 @final

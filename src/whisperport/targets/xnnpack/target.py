@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.placement import Placement
 from whisperport.progress import Progress
 from whisperport.runner import Runner
@@ -75,7 +76,7 @@ class Xnnpack(Target):
                 placement=Placement(self.spec.name),
                 method=program.name,
                 files=(FILE,),
-                delegation=delegation[program.name],
+                facts=ProgramFacts.of(delegation[program.name]),
             )
             for program in programs
         ]
