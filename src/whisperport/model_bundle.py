@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,6 +41,10 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 MAX_FILES = 1000  # of a checkpoint's folder that are compared
 
 
+class EmbeddedModelWarning(UserWarning):
+    """The embedded model was chosen by its name in Python, and it understands little."""
+
+
 def open_bundle(
     bundle: Bundle | str | os.PathLike[str] | None, *, progress: Progress = lambda _: None
 ) -> Bundle:
@@ -49,6 +54,9 @@ def open_bundle(
         bundle: an open bundle; the folder of a bundle; or, as a `str`, a model: anything else that
             `load_checkpoint` accepts, such as "tiny.en". None: the folder in `$WHISPERPORT_BUNDLE`.
         progress: called with the name of each stage of an export.
+
+    Warns:
+        EmbeddedModelWarning: it is "default"; Python shows it once.
 
     Raises:
         UsageError: None is given, and the environment variable is not set.
@@ -60,6 +68,8 @@ def open_bundle(
     if bundle is None:
         return Bundle.open(bundle_of_environment())
     if isinstance(bundle, str) and not _is_bundle(bundle):
+        if embedded_model.is_meant(bundle):
+            warnings.warn(embedded_model.UNDERSTANDS, EmbeddedModelWarning, stacklevel=2)
         return bundle_of(bundle, progress=progress)
     return Bundle.open(bundle)
 
