@@ -107,6 +107,7 @@ def test_without_torch_a_model_of_the_cache_is_used_and_another_is_an_error_with
     assert MissingPackageError.__name__ in ran.stderr
     assert "whisperport export tiny.en --target onnxruntime --out DIR" in ran.stderr
     assert "--bundle" in ran.stderr
+    assert 'hint: pip install "whisperport[export]"' in ran.stderr
 
 
 def test_python_says_once_what_the_embedded_model_understands(tmp_path: Path) -> None:

@@ -154,8 +154,9 @@ def _exported(model: str, progress: Progress) -> Bundle:
         raise MissingPackageError(
             f"cannot export `{model}`: torch is not installed",
             why=str(error),
-            hint=f"on a computer with `pip install 'whisperport[export]'`, run `whisperport export {model} "
-            f"--target {TARGET} --out DIR`, copy DIR here, and give it with --bundle",
+            hint='pip install "whisperport[export]"\n'
+            "or, for a board: install that on a computer, run there `whisperport export "
+            f"{model} --target {TARGET} --out DIR`, copy DIR here, and give it with --bundle",
         ) from error
     key = _key(checkpoint)
     folder, record = _bundles() / key, _record(model)
