@@ -13,7 +13,7 @@ from whisperport import embedded_model, exporting, model_bundle
 from whisperport.bundle import Bundle
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
 from whisperport.exporting import ExportOptions
-from whisperport.model_bundle import bundle_of, cached_bundle, open_bundle
+from whisperport.model_bundle import EmbeddedModelWarning, bundle_of, cached_bundle, open_bundle
 from whisperport.transcription import Transcriber, transcribe, transcribe_features, transcribe_files
 from whisperport.verification.clips import shipped_audio
 
@@ -107,6 +107,27 @@ def test_without_torch_a_model_of_the_cache_is_used_and_another_is_an_error_with
     assert MissingPackageError.__name__ in ran.stderr
     assert "whisperport export tiny.en --target onnxruntime --out DIR" in ran.stderr
     assert "--bundle" in ran.stderr
+    assert 'hint: pip install "whisperport[export]"' in ran.stderr
+
+
+def test_python_says_once_what_the_embedded_model_understands(tmp_path: Path) -> None:
+    default_bundle()
+    script = (
+        "from whisperport.transcription import Transcriber\n"
+        "for _ in range(2): Transcriber('default')\n"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+
+    assert ran.stderr.count(embedded_model.UNDERSTANDS) == 1
+    assert EmbeddedModelWarning.__name__ in ran.stderr
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_bundle_of_the_embedded_model_that_is_given_by_its_folder_needs_no_warning() -> None:
+    assert open_bundle(str(default_bundle())).folder == default_bundle()
 
 
 def test_two_processes_export_a_model_once(tmp_path: Path, one_layer_pt: Path) -> None:

@@ -28,6 +28,11 @@ UNDERSTANDS = (
 )
 
 
+def is_meant(model: str) -> bool:
+    """Return whether a model's name means the embedded model, and not a file or folder of that name."""
+    return model == NAME and not Path(model).exists()
+
+
 def model_folder() -> Path:
     """Return the folder in the package that holds the embedded model."""
     return Path(__file__).parent / "data" / "model"

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +37,10 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 MAX_FILES = 1000  # of a checkpoint's folder that are compared
 
 
+class EmbeddedModelWarning(UserWarning):
+    """The embedded model was chosen by its name in Python, and it understands little."""
+
+
 def open_bundle(
     bundle: Bundle | str | os.PathLike[str] | None, *, progress: Progress = lambda _: None
 ) -> Bundle:
@@ -45,6 +50,9 @@ def open_bundle(
         bundle: an open bundle; the folder of a bundle; or, as a `str`, a model: anything else that
             `load_checkpoint` accepts, such as "tiny.en". None: the folder in `$WHISPERPORT_BUNDLE`.
         progress: called with the name of each stage of an export.
+
+    Warns:
+        EmbeddedModelWarning: it is "default"; Python shows it once.
 
     Raises:
         UsageError: None is given, and the environment variable is not set.
@@ -56,6 +64,8 @@ def open_bundle(
     if bundle is None:
         return Bundle.open(bundle_of_environment())
     if isinstance(bundle, str) and not _is_bundle(bundle):
+        if embedded_model.is_meant(bundle):
+            warnings.warn(embedded_model.UNDERSTANDS, EmbeddedModelWarning, stacklevel=2)
         return bundle_of(bundle, progress=progress)
     return Bundle.open(bundle)
 
@@ -140,8 +150,9 @@ def _exported(model: str, progress: Progress) -> Bundle:
         raise MissingPackageError(
             f"cannot export `{model}`: torch is not installed",
             why=str(error),
-            hint=f"on a computer with `pip install 'whisperport[export]'`, run `whisperport export {model} "
-            f"--target {TARGET} --out DIR`, copy DIR here, and give it with --bundle",
+            hint='pip install "whisperport[export]"\n'
+            "or, for a board: install that on a computer, run there `whisperport export "
+            f"{model} --target {TARGET} --out DIR`, copy DIR here, and give it with --bundle",
         ) from error
     key = _key(checkpoint)
     folder, record = _bundles() / key, _record(model)

@@ -257,3 +257,39 @@ def test_an_opset_for_a_target_that_is_not_onnx_is_rejected(run, tmp_path):
 
     # then
     assert_error(ran, "`xnnpack` has no option `opset`")
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+@pytest.mark.parametrize("files", [(), ("config.json",)], ids=["none", "checkpoint"])
+def test_the_command_that_writes_a_missing_bundle_is_complete(run, tmp_path, command, files):
+    # given
+    folder = tmp_path / "bundle"
+    for file in files:
+        folder.mkdir()
+        (folder / file).write_text("{}")
+
+    # when
+    hint = run(command, folder).lines[-1]
+
+    # then
+    assert f"whisperport export {folder if files else 'CHECKPOINT'} --target NAME --out DIR" in hint
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("export", "-t", "onnxruntime", "-o", "out"), ("check", "-t", "xnnpack")],
+    ids=lambda command: command[0],
+)
+def test_a_compiled_program_is_sent_to_inspect_and_nowhere_else(run, tmp_path, command):
+    # given
+    verb, *options = command
+    program = tmp_path / "decoder.pte"
+    program.write_bytes(b"\0\0\0\0ET12" + bytes(50))
+
+    # when
+    ran = run(verb, program, *options)
+
+    # then
+    assert_error(ran, f"whisperport inspect {program}")
+    assert "whisperport check" not in ran.err
+    assert "whisperport export" not in ran.err

@@ -131,7 +131,7 @@ def _bundles_and_audio(paths: Sequence[Path]) -> tuple[list[Path], Path]:
             raise UsageError(
                 f"{path} does not exist",
                 why="expected the folder of a bundle, or an audio file",
-                hint="`whisperport export CHECKPOINT --out DIR` writes a bundle",
+                hint="`whisperport export CHECKPOINT --target NAME --out DIR` writes a bundle",
             )
     if len(files) > 1:
         raise click.UsageError(f"expected one audio file, got {' and '.join(map(str, files))}")

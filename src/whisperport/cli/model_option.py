@@ -1,6 +1,5 @@
 """The options that choose a bundle: `--bundle DIR`, or `--model NAME`, whose bundle is exported once."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def bundle_of_model(model: str) -> Bundle:
     Raises:
         WhisperportError: see `bundle_of`.
     """
-    if model == embedded_model.NAME and not os.path.exists(model):
+    if embedded_model.is_meant(model):
         print_note(f"note: {embedded_model.UNDERSTANDS}")
     found = cached_bundle(model)
     if found is None:
