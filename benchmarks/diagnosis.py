@@ -34,8 +34,8 @@ from tests.diagnosis_cases.evaluation import Outcome, Score, evaluate  # noqa: E
 from tests.diagnosis_cases.package import answer  # noqa: E402
 from tests.diagnosis_cases.worlds import provide  # noqa: E402
 
-from whisperport.embedded_model import unpack_model  # noqa: E402
-from whisperport.model_bundle import bundle_of  # noqa: E402
+from whisperport.data.embedded_model import unpack_model  # noqa: E402
+from whisperport.exporting.model_bundle import bundle_of  # noqa: E402
 from whisperport.verification import machine, versions  # noqa: E402
 
 CONFUSIONS = 12  # rows of the list of what was confused

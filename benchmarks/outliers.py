@@ -35,8 +35,8 @@ from tests.outlier_checkpoints import outlier_checkpoint
 
 from whisperport.audio import load_audio
 from whisperport.bundle import Bundle
-from whisperport.embedded_model import unpack_model
-from whisperport.exporting import ExportOptions, export
+from whisperport.data.embedded_model import unpack_model
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.runtime import DecodeOptions
 from whisperport.runtime.coarse import CoarseProjection
 from whisperport.targets import RunOptions

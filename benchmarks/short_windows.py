@@ -29,14 +29,14 @@ import numpy as np
 from whisperport.audio import SAMPLE_RATE
 from whisperport.bundle import Bundle
 from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.window import WindowOptions
 from whisperport.runtime import TEMPERATURES, DecodeOptions, compression_ratio
 from whisperport.targets import RunOptions
 from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import TextErrors, machine, text_errors, versions
 from whisperport.verification.clips import Clip, clips_of, shipped_audio
-from whisperport.window import WindowOptions
 
 RESULTS = Path(__file__).parent / "results"
 MAX_RATIO = 2.4  # as openai-whisper's threshold

@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from whisperport.bundle import Bundle
 from whisperport.checkpoint import load_checkpoint
 from whisperport.cli.console import stages
-from whisperport.compiling import CompileOptions
-from whisperport.compiling import compile as compile_bundle
-from whisperport.evidence import Evidence
-from whisperport.exporting import ExportOptions, export
+from whisperport.compilation.compile import CompileOptions
+from whisperport.compilation.compile import compile as compile_bundle
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.evidence import Evidence
 from whisperport.targets import TARGETS, Target
 from whisperport.verification.project_evidence import by_target, evidence_file, to_bytes
 

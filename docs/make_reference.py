@@ -14,8 +14,8 @@ from typing import Any
 
 from whisperport.inspection.rules import RULES
 from whisperport.inspection.rules.page import limit_text, rule_index, rule_section
+from whisperport.program.spec import TargetSpec
 from whisperport.rewrites import HOST_REWRITES, REWRITES
-from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS, Target
 from whisperport.targets.options import NoOptions, describe
 from whisperport.verification.project_evidence import evidence_rows, status_words

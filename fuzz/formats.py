@@ -461,7 +461,7 @@ def _inspect(folder: Path) -> None:
 
 def _read_pt2(folder: Path) -> None:
     """Load the program with torch, as `check --fix` and `lower` do first."""
-    from whisperport.programs.pt2 import read_pt2
+    from whisperport.trace.pt2 import read_pt2
 
     read_pt2(_program(folder))
 

@@ -334,8 +334,8 @@ def eager_runners() -> Make:
 
     from whisperport.model.batch_decoder import BatchDecode
     from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
-    from whisperport.runner import Binding, Runner
-    from whisperport.spec import ProgramSpec, TensorSpec
+    from whisperport.program.runner import Binding, Runner
+    from whisperport.program.spec import ProgramSpec, TensorSpec
 
     from .overwriting import OverwritingBinding
 
@@ -436,8 +436,8 @@ def fake_targets(
 ) -> dict[str, Any]:
     """Register `fake` and `other`, targets that compile nothing, for the micro checkpoint."""
     from whisperport import targets
-    from whisperport.exporting import with_alignment_heads
-    from whisperport.programs.variants import BATCHES, PREFILLS
+    from whisperport.exporting.export import with_alignment_heads
+    from whisperport.trace.variants import BATCHES, PREFILLS
 
     from .fake_target import fake
 
@@ -454,10 +454,10 @@ def micro_programs(micro_checkpoint: Any, micro: Any) -> Iterator[tuple[Any, ...
     """The micro checkpoint's programs, traced once, and converted to ONNX by torch once."""
     import onnx_ir as ir
 
-    from whisperport.exporting import with_alignment_heads
-    from whisperport.programs import onnx
-    from whisperport.programs.variants import whisper_programs
-    from whisperport.programs.whisper import Parts
+    from whisperport.exporting.export import with_alignment_heads
+    from whisperport.trace import onnx
+    from whisperport.trace.variants import whisper_programs
+    from whisperport.trace.whisper import Parts
 
     generation = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims)
     programs = tuple(whisper_programs(Parts(micro, generation.alignment_heads)))
@@ -489,8 +489,8 @@ def micro_bundle(
 @pytest.fixture(scope="session")
 def micro_batch_step(micro: Any) -> Any:
     """The micro model's step of two texts, traced once."""
-    from whisperport.programs.variants import BATCHES
-    from whisperport.programs.whisper import Parts, batch_step
+    from whisperport.trace.variants import BATCHES
+    from whisperport.trace.whisper import Parts, batch_step
 
     return batch_step(Parts(micro, []), BATCHES[0])
 
@@ -500,7 +500,7 @@ def quick_tracing(
     micro_programs: tuple[Any, ...], micro_batch_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let exports of the micro checkpoint use programs that are traced already."""
-    from whisperport.programs import variants
+    from whisperport.trace import variants
 
     known = {program.name: program for program in (*micro_programs, micro_batch_step)}
     monkeypatch.setattr(

@@ -13,9 +13,9 @@ import numpy as np
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.placement import Placement
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec, TargetSpec
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec, TargetSpec
 from whisperport.targets import RunOptions, Target
 
 

@@ -22,8 +22,8 @@ from filelock import FileLock
 from safetensors.torch import save_file
 from torch import Tensor
 
-from whisperport import embedded_model
 from whisperport.checkpoint import load_checkpoint
+from whisperport.data import embedded_model
 
 STORED = Path(__file__).parent / "outliers"
 NAMES = tuple(sorted(path.stem for path in STORED.glob("*.xz")))

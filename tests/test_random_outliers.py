@@ -16,7 +16,7 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import VerificationError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber

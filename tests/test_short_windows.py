@@ -11,7 +11,8 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.window import DEFAULT_PADDING, Window, WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio
 from whisperport.targets import RunOptions
 from whisperport.text import Segment
@@ -20,7 +21,6 @@ from whisperport.verification import LEVELS, Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.reference import Reference
-from whisperport.window import DEFAULT_PADDING, Window, WindowOptions
 
 from .extent import core_or_all
 

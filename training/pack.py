@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def without_tokens(tokenizer: bytes) -> bytes:
-    """Remove the tokens and merges. `whisperport.embedded_model` adds them from the package's ranks."""
+    """Remove the tokens and merges. `data/embedded_model.py` adds them from the package's ranks."""
     document = json.loads(tokenizer)
     document["model"] |= {"vocab": {}, "merges": []}
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()

@@ -17,8 +17,8 @@ from whisperport.bench.acceptance import (
     how_programs_run,
 )
 from whisperport.bundle import Bundle, Manifest
-from whisperport.checks import ALL_PROGRAMS, Check
-from whisperport.placement import Placement
+from whisperport.program.checks import ALL_PROGRAMS, Check
+from whisperport.program.placement import Placement
 from whisperport.runtime import Engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.transcription import Transcriber

@@ -18,12 +18,12 @@ from whisperport.bundle import (
     writing_bundle,
 )
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.checks import Check
-from whisperport.dims import Dims
-from whisperport.evidence import Evidence
-from whisperport.generation import Generation
-from whisperport.placement import Placement
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.checks import Check
+from whisperport.program.dims import Dims
+from whisperport.program.evidence import Evidence
+from whisperport.program.generation import Generation
+from whisperport.program.placement import Placement
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 DIMS = Dims(
     n_mels=4,

@@ -9,8 +9,8 @@ import pytest
 
 from whisperport.bundle import Bundle, Manifest
 from whisperport.errors import BundleError
-from whisperport.masks import MASKED
-from whisperport.placement import Placement
+from whisperport.program.masks import MASKED
+from whisperport.program.placement import Placement
 
 from ..embedded import default_bundle
 from ..hostile_bundle import copy_of_shipped, program, read, write

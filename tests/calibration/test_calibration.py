@@ -17,7 +17,7 @@ from whisperport.calibration.spectrograms import (
     stored_spectrograms,
 )
 from whisperport.errors import AudioError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CalibrationNeed
 
 ENCODER = ProgramSpec(

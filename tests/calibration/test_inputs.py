@@ -12,7 +12,7 @@ from whisperport.calibration import BundleSession
 from whisperport.calibration.inputs import CALLS
 from whisperport.calibration.spectrograms import _opened
 from whisperport.errors import AudioError
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from whisperport.errors import WhisperportError
-from whisperport.placement import Placement
+from whisperport.program.placement import Placement
 from whisperport.targets import TARGETS
 
 
@@ -271,7 +271,7 @@ def test_doctor_says_which_interpreter_has_a_vendors_compiler_or_how_to_name_it(
 
 def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkeypatch):
     # given
-    from whisperport import embedded_model
+    from whisperport.data import embedded_model
 
     damaged = shutil.copytree(embedded_model.model_folder(), tmp_path / "model")
     weights = damaged / "model.safetensors.xz"
@@ -290,7 +290,7 @@ def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkey
 def demo_row(bundle):
     from pathlib import Path
 
-    from whisperport.demo import DemoRow, Transcribed
+    from whisperport.commands.demo import DemoRow, Transcribed
     from whisperport.verification import TextErrors
     from whisperport.verification.clips import ShippedAudio
 

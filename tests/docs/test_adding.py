@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from whisperport.inspection.rules import RULES
+from whisperport.program.spec import Limit
 from whisperport.rewrites import REWRITES
-from whisperport.spec import Limit
 
 from ..inspection import test_rules
 from .pages import ROOT, code_blocks

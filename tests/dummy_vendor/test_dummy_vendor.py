@@ -16,8 +16,9 @@ import pytest
 from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.calibration import BundleSession
-from whisperport.compiling import Compiled, CompileOptions, compile
-from whisperport.emulating import prepare_emulation
+from whisperport.compilation.compile import Compiled, CompileOptions, compile
+from whisperport.compilation.emulating import prepare_emulation
+from whisperport.compilation.importing import ImportOptions, import_artifact
 from whisperport.errors import (
     BundleError,
     LoweringError,
@@ -25,8 +26,7 @@ from whisperport.errors import (
     UsageError,
     VerificationError,
 )
-from whisperport.exporting import ExportOptions, export
-from whisperport.importing import ImportOptions, import_artifact
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.runtime import DecodeOptions, decode_window, engine, load_engine
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import CompileRequest
@@ -63,7 +63,7 @@ def exported_once(
     micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
 ) -> Path:
     """Export a bundle with the encoder on one chip, the step on the other, and the rest on the CPU."""
-    from whisperport.programs import variants
+    from whisperport.trace import variants
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets, "TARGETS", WITH_DUMMY)

@@ -20,7 +20,7 @@ import whisper.audio
 from whisperport.audio import FRAMES_PER_SECOND, VadOptions
 from whisperport.bench.timed import Clock
 from whisperport.bundle import Bundle
-from whisperport.program_kind import kind_of
+from whisperport.program.program_kind import kind_of
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target

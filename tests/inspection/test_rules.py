@@ -9,8 +9,8 @@ from whisperport.inspection.check import check_graph, limits_of, rejections
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.rules import RULES
 from whisperport.inspection.rules.page import rule_index, rule_section
+from whisperport.program.spec import Limit
 from whisperport.rewrites import HOST_REWRITES, REWRITES
-from whisperport.spec import Limit
 from whisperport.targets import TARGETS
 
 from .graphs import NPU, graph, node, quantized, value, weight

@@ -11,9 +11,9 @@ import pytest
 import whisper
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import compile as compile_bundle
+from whisperport.compilation.compile import compile as compile_bundle
 from whisperport.errors import VerificationError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.providers.session import CREATING, run_session
-from whisperport.targets.onnx_runner import CPU
+from whisperport.targets.onnx.runner import CPU
 
 
 def run(**arguments: Any) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.masks import MASKED
 from whisperport.model.whisper import Whisper
-from whisperport.runner import Binding
+from whisperport.program.masks import MASKED
+from whisperport.program.runner import Binding
+from whisperport.program.signatures import CacheForm, KvLayout
 from whisperport.runtime import Cache, Decoder
-from whisperport.signatures import CacheForm, KvLayout
 
 from ..extent import core_or_all
 from ..micro import DIMS

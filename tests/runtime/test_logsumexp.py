@@ -10,8 +10,8 @@ import torch
 
 from whisperport.errors import NumericalError
 from whisperport.model.whisper import Whisper
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
+from whisperport.program.signatures import LOGSUMEXP, expected_signature
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import (
     Batch,
     Decoded,
@@ -22,8 +22,8 @@ from whisperport.runtime import (
     decode_window,
 )
 from whisperport.runtime.scores import Scores
-from whisperport.signatures import LOGSUMEXP, expected_signature
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
 from ..extent import core_or_all
 from ..micro import DIMS, GENERATION

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whisperport.model.whisper import Whisper
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
 from whisperport.runtime import Batch, Decoder, Engine, Step, cache
 from whisperport.runtime.cache import room_for
 from whisperport.runtime.scores import Scores
 from whisperport.targets import RunOptions, get_target
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
 from ..extent import core_or_all
 from ..micro import DIMS, GENERATION

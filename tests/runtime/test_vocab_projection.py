@@ -8,16 +8,16 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.calibration import BundleSession
-from whisperport.checks import Check
 from whisperport.errors import BundleError, NumericalError
-from whisperport.exporting import ExportOptions, _placed
+from whisperport.exporting.export import ExportOptions, _placed
 from whisperport.model.whisper import Whisper
-from whisperport.program_kind import VOCAB_PROJECTION
-from whisperport.programs.program import Program
-from whisperport.programs.variants import PIECES
+from whisperport.program.checks import Check
+from whisperport.program.program_kind import VOCAB_PROJECTION
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.runtime.trial import limits_of, try_bundle
 from whisperport.targets import RunOptions
+from whisperport.trace.program import Program
+from whisperport.trace.variants import PIECES
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference
 

@@ -21,18 +21,18 @@ from torch import Tensor, nn
 
 from whisperport import targets
 from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.doctor import extras
+from whisperport.commands.doctor import extras
 from whisperport.errors import BundleError, MissingPackageError, UsageError
-from whisperport.masks import MASKED
 from whisperport.model.whisper import build_model
-from whisperport.programs.program import Program, trace
+from whisperport.program.masks import MASKED
+from whisperport.program.runner import Binding, Runner
+from whisperport.program.signatures import LOGSUMEXP
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.rewrites import REWRITES
-from whisperport.runner import Binding, Runner
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
-from whisperport.signatures import LOGSUMEXP
-from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.options import describe, parse_options, with_target
+from whisperport.trace.program import Program, trace
 from whisperport.verification import GATES, compare
 
 from ..dummy_vendor.listed import WITH_DUMMY
@@ -531,7 +531,7 @@ def block(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
         if name.split(".")[0] == package:
             monkeypatch.setitem(sys.modules, name, None)
     for name in ("onnx", "onnx_file"):
-        monkeypatch.delitem(sys.modules, f"whisperport.programs.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"whisperport.trace.{name}", raising=False)
 
 
 def test_a_missing_compiler_says_what_to_install(

@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.calibration import BundleSession, CalibrationOptions
 from whisperport.errors import LoweringError, VerificationError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.placing import Placed
+from whisperport.exporting.quantizing import quantize_programs
 from whisperport.inspection.read_tflite import read_tflite
 from whisperport.inspection.tflite_signatures import read_signatures
 from whisperport.inspection.tflite_subgraphs import copy_of_program
-from whisperport.placement import Placement
-from whisperport.placing import Placed
-from whisperport.programs.program import Program, trace
-from whisperport.quantizing import quantize_programs
+from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.litert.delegation import xnnpack_delegation
 from whisperport.targets.litert.target import LiteRt
-from whisperport.targets.tflite_lowering import lower_to_tflite
-from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+from whisperport.targets.tflite.lowering import lower_to_tflite
+from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
+from whisperport.trace.program import Program, trace
 from whisperport.verification.clips import shipped_clips
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from whisperport.bundle import ProgramEntry
 from whisperport.errors import BundleError
-from whisperport.programs.program import Program, trace
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnxruntime import OPSETS, LowerOptions
+from whisperport.trace.program import Program, trace
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
 

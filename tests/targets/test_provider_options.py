@@ -7,7 +7,7 @@ from whisperport.bundle import Bundle
 from whisperport.errors import LoweringError, UsageError
 from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnx_runner import CPU
+from whisperport.targets.onnx.runner import CPU
 
 from ..embedded import default_bundle
 

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from whisperport.bundle import Bundle
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.inspection.delegation import Delegation, read_delegation
 from whisperport.model.decoder import Decode
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import Program, trace
+from whisperport.program.dims import Dims
 from whisperport.rewrites import run_rewrites
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.xnnpack.target import FILE
+from whisperport.trace.program import Program, trace
 
 from ..extent import core_or_all
 

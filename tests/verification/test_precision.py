@@ -10,7 +10,7 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.targets import RunOptions
 from whisperport.targets.options import Option
 from whisperport.verification import Check, Report, bundle_check

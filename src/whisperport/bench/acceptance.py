@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from whisperport.bundle import Bundle, Manifest
-from whisperport.checks import ALL_PROGRAMS, Check
-from whisperport.progress import Progress
+from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.runtime import Engine
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.precision import coarsest, precisions

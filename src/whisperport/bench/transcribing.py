@@ -18,12 +18,12 @@ from whisperport.bench.acceptance import (
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
-from whisperport.checks import Check
-from whisperport.option import Option, check_ranges
-from whisperport.program_kind import UNCACHED_DECODER
-from whisperport.progress import Counted, Progress
-from whisperport.ranges import MAX_REPEAT
+from whisperport.program.checks import Check
+from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.runtime import Engine
+from whisperport.system.option import Option, check_ranges
+from whisperport.system.progress import Counted, Progress
+from whisperport.system.ranges import MAX_REPEAT
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import (

@@ -10,11 +10,11 @@ from whisperport.bundle import strict_json
 from whisperport.bundle.paths import safe_path
 from whisperport.bundle.program_entry import ProgramEntry, read_program
 from whisperport.bundle.strict_json import Field
-from whisperport.dims import LARGEST, Dims
 from whisperport.errors import BundleError
-from whisperport.evidence import RAN, Evidence, Status, status_of
-from whisperport.generation import Generation
-from whisperport.window import PADDINGS, Window
+from whisperport.program.dims import LARGEST, Dims
+from whisperport.program.evidence import RAN, Evidence, Status, status_of
+from whisperport.program.generation import Generation
+from whisperport.program.window import PADDINGS, Window
 
 FORMAT = "whisperport bundle"  # other tools write files called manifest.json too
 FORMAT_VERSION = 2

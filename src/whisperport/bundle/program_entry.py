@@ -7,10 +7,10 @@ from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
 from whisperport.bundle.paths import safe_path
 from whisperport.bundle.program_facts import ProgramFacts, read_facts
 from whisperport.bundle.strict_json import Field
-from whisperport.evidence import Evidence
-from whisperport.masks import MASKED, check_mask
-from whisperport.placement import Placement
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.evidence import Evidence
+from whisperport.program.masks import MASKED, check_mask
+from whisperport.program.placement import Placement
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 DTYPES |= {"bfloat16", "float16", "float32", "float64"}

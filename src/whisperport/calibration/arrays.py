@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import AudioError
-from whisperport.progress import Counted, Progress
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.progress import Counted, Progress
 from whisperport.targets.compiler import CalibrationNeed
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.atomic import write_atomic
 from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.calibration.arrays import ArrayWriter, array_files
 from whisperport.calibration.audio_files import (
@@ -28,8 +27,9 @@ from whisperport.calibration.spectrograms import (
     stored_spectrograms,
 )
 from whisperport.errors import AudioError
-from whisperport.progress import Progress
-from whisperport.spec import ProgramSpec
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.atomic import write_atomic
+from whisperport.system.progress import Progress
 from whisperport.targets.compiler import CalibrationNeed, Layout
 from whisperport.verification.clips import shipped_audio
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from whisperport.calibration.audio_files import Floats
-from whisperport.generation import Generation
-from whisperport.program_kind import ALIGN, CROSS_KV, PREFILL, UNCACHED_DECODER
-from whisperport.runner import Array, Runner
+from whisperport.program.generation import Generation
+from whisperport.program.program_kind import ALIGN, CROSS_KV, PREFILL, UNCACHED_DECODER
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import (
     DecodeOptions,
     Decoder,
@@ -21,7 +22,6 @@ from whisperport.runtime import (
     start_tokens,
 )
 from whisperport.runtime.uncached_decoder import UncachedDecoder
-from whisperport.spec import ProgramSpec
 
 CALLS = (
     4  # largest number of calls of `step` recorded per window: the calls of one window are similar

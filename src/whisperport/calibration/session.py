@@ -9,10 +9,10 @@ from functools import cached_property
 from whisperport.bundle import Bundle
 from whisperport.calibration.audio_files import Floats
 from whisperport.calibration.inputs import DecoderInputs, Recorder
-from whisperport.program_kind import ENCODER
-from whisperport.runner import Array, Runner
+from whisperport.program.program_kind import ENCODER
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import Engine, load_engine
-from whisperport.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.reference import Reference
 

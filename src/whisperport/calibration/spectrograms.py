@@ -10,9 +10,9 @@ import numpy as np
 from whisperport.audio import log_mel
 from whisperport.calibration.audio_files import CalibrationAudio, Floats
 from whisperport.errors import AudioError
-from whisperport.npy_file import open_array
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.npy_file import open_array
 from whisperport.targets.compiler import Layout
 
 SLACK = 1e-3  # tolerance for float32 and for the logarithm of another library

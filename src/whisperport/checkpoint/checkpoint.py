@@ -9,8 +9,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from whisperport.checkpoint.tokenizer_files import StoredTokenizer
-from whisperport.dims import Dims
-from whisperport.generation import Generation
+from whisperport.program.dims import Dims
+from whisperport.program.generation import Generation
 from whisperport.text.tokenizer import Tokenizer
 
 

@@ -29,8 +29,8 @@ from whisperport.checkpoint.sizes import checked_dims, quoted, shorten
 from whisperport.checkpoint.tensor_check import check_tensors
 from whisperport.checkpoint.tokenizer_files import StoredTokenizer, read_tokenizer
 from whisperport.checkpoint.weight_files import find_weights, sha256_of
-from whisperport.dims import LARGEST, Dims
 from whisperport.errors import CheckpointError, TokenizerError
+from whisperport.program.dims import LARGEST, Dims
 
 MODEL_BIN = "model.bin"
 

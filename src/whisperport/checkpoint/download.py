@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from whisperport.atomic import flush_folder
 from whisperport.checkpoint.sizes import shorten
 from whisperport.checkpoint.weight_files import sha256_of
 from whisperport.errors import CheckpointError, MissingPackageError
-from whisperport.locking import lock_path, waiting_for_lock
-from whisperport.progress import Counted, Progress
-from whisperport.regular_file import other_kind
+from whisperport.system.atomic import flush_folder
+from whisperport.system.locking import lock_path, waiting_for_lock
+from whisperport.system.progress import Counted, Progress
+from whisperport.system.regular_file import other_kind
 
 if TYPE_CHECKING:
     import requests

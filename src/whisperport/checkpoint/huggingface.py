@@ -19,8 +19,8 @@ from whisperport.checkpoint.sizes import quoted, shorten
 from whisperport.checkpoint.tensor_check import check_tensors, reject_incomplete_model
 from whisperport.checkpoint.tokenizer_files import read_tokenizer
 from whisperport.checkpoint.weight_files import read_weights
-from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
+from whisperport.program.dims import Dims
 
 _POSITIONS = "encoder.positional_embedding"
 _EMBEDDING = "decoder.token_embedding.weight"

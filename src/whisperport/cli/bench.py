@@ -36,7 +36,7 @@ from whisperport.cli.options import (
 )
 from whisperport.cli.verb import Verb, option
 from whisperport.errors import AudioError, UsageError
-from whisperport.model_bundle import open_bundle
+from whisperport.exporting.model_bundle import open_bundle
 from whisperport.verification import TextErrors, machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")

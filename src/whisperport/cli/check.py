@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from whisperport.checking import Checked, Partitioned
-from whisperport.checking import check as check_program
 from whisperport.cli.console import (
     Argument,
     print_json,
@@ -23,7 +21,9 @@ from whisperport.cli.console import (
 from whisperport.cli.fix import run_fix
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb, option
-from whisperport.spec import FindingKind
+from whisperport.commands.check import Checked, Partitioned
+from whisperport.commands.check import check as check_program
+from whisperport.program.spec import FindingKind
 from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # the package onnx may be missing at run time

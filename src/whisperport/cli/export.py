@@ -28,12 +28,12 @@ from whisperport.cli.options import (
     threads,
 )
 from whisperport.cli.verb import Verb, option
-from whisperport.exporting import ExportOptions
-from whisperport.exporting import export as run_export
-from whisperport.fastest import AUTO, Fastest, export_fastest
+from whisperport.commands.fastest import AUTO, Fastest, export_fastest
+from whisperport.commands.watchdog import run_watched
+from whisperport.exporting.export import ExportOptions
+from whisperport.exporting.export import export as run_export
+from whisperport.program.window import WindowOptions
 from whisperport.targets import TARGETS, RunOptions, get_target
-from whisperport.watchdog import run_watched
-from whisperport.window import WindowOptions
 
 
 @click.command(

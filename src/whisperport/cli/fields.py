@@ -1,4 +1,4 @@
-"""Options of a verb that are declared as fields of an options class; see `whisperport.option`."""
+"""Options of a verb that are declared as fields of an options class; see `whisperport.system.option`."""
 
 import types
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import click
 
 from whisperport.cli.verb import Decorator, FloatRange, IntRange, option, together
-from whisperport.option import Option, declared
+from whisperport.system.option import Option, declared
 
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT"}
 

@@ -22,14 +22,14 @@ from whisperport.cli.console import (
 from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import as_json, pairs, threads
 from whisperport.cli.verb import IntRange, Verb, option
-from whisperport.inspecting import InspectOptions
-from whisperport.inspecting import inspect as run_inspect
-from whisperport.profiling import readable_formats
+from whisperport.commands.inspect import InspectOptions
+from whisperport.commands.inspect import inspect as run_inspect
+from whisperport.program.profiling import readable_formats
 from whisperport.targets import PROFILERS
 
 if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.inspection.lowered import Plan
-    from whisperport.profiling import NodeProfile, Profile
+    from whisperport.program.profiling import NodeProfile, Profile
 
 GAIN = (
     "gain: estimated time saved, in ms, if the node ran as fast per FLOP as the delegated nodes of "

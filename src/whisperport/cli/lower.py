@@ -24,10 +24,10 @@ from whisperport.cli.options import (
     trust_program,
 )
 from whisperport.cli.verb import Verb, option
-from whisperport.lowering import Lowered, LowerOptions
-from whisperport.lowering import lower as run_lower
+from whisperport.commands.lower import Lowered, LowerOptions
+from whisperport.commands.lower import lower as run_lower
+from whisperport.commands.watchdog import run_watched
 from whisperport.targets import RunOptions
-from whisperport.watchdog import run_watched
 
 
 @click.command(

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import click
 
-from whisperport import embedded_model
 from whisperport.bundle import Bundle
 from whisperport.cli.console import print_error, print_note, stages
 from whisperport.cli.verb import option, together
+from whisperport.commands.watchdog import run_watched
+from whisperport.data import embedded_model
 from whisperport.errors import UsageError
-from whisperport.model_bundle import (
+from whisperport.exporting.model_bundle import (
     VARIABLE,
     bundle_of,
     bundle_of_environment,
     cache_folder,
     cached_bundle,
 )
-from whisperport.watchdog import run_watched
 
 WRONG_USAGE = 2  # as click's exit status
 

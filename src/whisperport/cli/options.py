@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from whisperport.cli.verb import Decorator, FloatRange, IntRange, option
-from whisperport.ranges import MAX_THREADS
-from whisperport.spec import TargetSpec
+from whisperport.commands.watchdog import MAX_STALL_S, STALL_S
+from whisperport.program.spec import TargetSpec
+from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets import TARGETS, RunOptions
-from whisperport.watchdog import MAX_STALL_S, STALL_S
 
 as_json = option("--json", "as_json", group="Output", is_flag=True, help="Print the result as JSON")
 bundle_out = option(

@@ -10,13 +10,13 @@ from whisperport.cli.console import WIDTH, print_json, print_lines, print_table
 from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb
-from whisperport.planning import (
+from whisperport.commands.plan import (
     MachinePlan,
     Plan,
     PlanOptions,
     ProgramEstimate,
 )
-from whisperport.planning import plan as make_plan
+from whisperport.commands.plan import plan as make_plan
 
 HEADINGS = ("machine", "models", "weights", "state", "memory", "largest batch", "encoder", "token")
 COMPILED_HEADINGS = ("program", "one run", "cycles", "memory")

@@ -9,8 +9,8 @@ from whisperport.bundle.evidence_json import evidence_to_json
 from whisperport.cli.console import print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb
-from whisperport.doctor import is_installed
-from whisperport.spec import TargetSpec
+from whisperport.commands.doctor import is_installed
+from whisperport.program.spec import TargetSpec
 from whisperport.targets import TARGETS, RunOptions, Target
 from whisperport.verification.machine import versions
 from whisperport.verification.project_evidence import (

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from whisperport import interrupts
 from whisperport.bundle import Bundle
 from whisperport.cli.console import (
     audio_bar,
@@ -51,6 +50,7 @@ from whisperport.cli.transcript_files import (
 from whisperport.cli.verb import Verb, option
 from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
+from whisperport.system import interrupts
 from whisperport.text import SubtitleOptions, write_as
 from whisperport.text.printable import one_line
 from whisperport.transcription import (

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.atomic import flush_folder, write_atomic
 from whisperport.bundle import Bundle
 from whisperport.calibration import BundleSession
 from whisperport.diagnosis.diagnosing import DiagnoseOptions
@@ -30,9 +29,10 @@ from whisperport.diagnosis.expected_outputs import (
     spec_of,
 )
 from whisperport.errors import UsageError, WhisperportError
-from whisperport.progress import Progress
-from whisperport.runner import Array
-from whisperport.spec import TensorSpec
+from whisperport.program.runner import Array
+from whisperport.program.spec import TensorSpec
+from whisperport.system.atomic import flush_folder, write_atomic
+from whisperport.system.progress import Progress
 
 MANIFEST = "manifest.json"
 FORMAT = 1

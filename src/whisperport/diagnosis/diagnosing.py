@@ -24,9 +24,9 @@ from whisperport.diagnosis.search import Search, search
 from whisperport.diagnosis.sizes import size_sentences
 from whisperport.diagnosis.verdict import Verdict, verdict_of
 from whisperport.errors import UsageError
-from whisperport.option import Option
-from whisperport.progress import Progress
-from whisperport.runner import Array
+from whisperport.program.runner import Array
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification.compare import Comparison, Gate, compare
 from whisperport.verification.tolerances import GATES

@@ -13,10 +13,10 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes, wrong_input
 from whisperport.errors import UsageError
-from whisperport.progress import Progress
-from whisperport.runner import Array
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import Engine
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.precision import precisions

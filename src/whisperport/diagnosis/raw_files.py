@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import UsageError
-from whisperport.npy_file import KINDS, open_array
-from whisperport.regular_file import other_kind
-from whisperport.runner import Array
+from whisperport.program.runner import Array
+from whisperport.system.npy_file import KINDS, open_array
+from whisperport.system.regular_file import other_kind
 
 Bytes = NDArray[np.uint8]
 

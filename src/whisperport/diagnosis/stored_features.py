@@ -18,8 +18,8 @@ from whisperport.diagnosis.readings import FORMATS, read_as
 from whisperport.diagnosis.search import search
 from whisperport.diagnosis.sizes import explain_size
 from whisperport.errors import UsageError
-from whisperport.option import Option
-from whisperport.progress import Progress
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 
 Floats = NDArray[np.float32]

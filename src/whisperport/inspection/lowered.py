@@ -14,9 +14,9 @@ from whisperport.inspection.profile_tflite import profile_tflite
 from whisperport.inspection.read_hlo_proto import HEAD_BYTES, is_hlo
 from whisperport.inspection.tflite_signatures import read_signatures
 from whisperport.inspection.tflite_subgraphs import copy_of_program
-from whisperport.profiling import Profile, ProfileOptions, Profiler, readable_formats
-from whisperport.progress import Progress
-from whisperport.regular_file import other_kind
+from whisperport.program.profiling import Profile, ProfileOptions, Profiler, readable_formats
+from whisperport.system.progress import Progress
+from whisperport.system.regular_file import other_kind
 
 EXECUTORCH, TFLITE, ONNX_IR_VERSION, ZIP = b"ET", b"TFL3", b"\x08", b"PK\x03\x04"
 

@@ -10,9 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from whisperport.dims import Dims
 from whisperport.model.attention import Attention, CachedAttention
 from whisperport.model.feed_forward import feed_forward
+from whisperport.program.dims import Dims
 
 
 class DecoderBlock(nn.Module):

@@ -13,15 +13,15 @@ import numpy as np
 from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, UsageError
-from whisperport.limited import Limits, StoppedError, run_limited
-from whisperport.preflight import available_memory
-from whisperport.progress import Progress
+from whisperport.exporting.preflight import available_memory
+from whisperport.program.runner import Array
 from whisperport.providers.inputs import record_inputs
 from whisperport.providers.report import ProviderReport, Trial
-from whisperport.runner import Array
+from whisperport.system.limited import Limits, StoppedError, run_limited
+from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.targets.execution_provider import ExecutionProvider
-from whisperport.targets.onnx_runner import CPU, require_provider
+from whisperport.targets.onnx.runner import CPU, require_provider
 from whisperport.targets.onnxruntime import ProviderOptions
 from whisperport.verification.compare import compare_output
 from whisperport.verification.tolerances import GATES

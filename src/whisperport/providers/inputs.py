@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from whisperport.bundle import Bundle
-from whisperport.runner import Array, Runner
+from whisperport.program.runner import Array, Runner
 from whisperport.runtime import (
     DecodeOptions,
     decode_together,

@@ -20,10 +20,10 @@ import numpy as np
 from whisperport.bundle import Bundle
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, WhisperportError
-from whisperport.limited import first_line
-from whisperport.progress import Progress
-from whisperport.runner import Array
-from whisperport.targets.onnx_runner import require_provider, session_settings
+from whisperport.program.runner import Array
+from whisperport.system.limited import first_line
+from whisperport.system.progress import Progress
+from whisperport.targets.onnx.runner import require_provider, session_settings
 
 CREATING, FIRST_RUN, RUNNING = "creating the session", "first run", "repeated runs"
 LOCATION = re.compile(r"/\S+\.(?:cc|cpp|h):[0-9]+ [^)\n]*\) ?")  # file, line and C++ function

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, store, stored, value
-from whisperport.spec import Rejection
 
 MASK_VALUE = -30_000.0  # added to the scores of masked positions
 

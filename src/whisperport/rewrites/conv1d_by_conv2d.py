@@ -11,9 +11,9 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, store, stored
-from whisperport.spec import Rejection
 
 CONVOLUTIONS = (aten.conv1d.default, aten.conv1d.padding, aten.convolution.default)
 

@@ -14,9 +14,9 @@ Exact: each of these nodes returns its input, bit for bit.
 import torch
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, value
-from whisperport.spec import Rejection
 
 CASTS = (aten.to.dtype, aten.to.dtype_layout)
 DROPOUTS = (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default)

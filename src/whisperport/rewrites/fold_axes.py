@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, replace, shape
-from whisperport.spec import Rejection
 
 RESHAPES = frozenset(
     {

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import replace, store, stored
-from whisperport.spec import Rejection
 
 MAX_BYTES = 64 * 2**20  # of one constant; a mask of 1500 by 1500 positions has 9 MB
 

@@ -14,10 +14,10 @@ Source: a vendor's published toolkit, which the targets name: its patch of the d
 import torch
 from torch.fx import GraphModule, Node
 
-from whisperport.host_part import HostPart, Lookup
+from whisperport.program.host_part import HostPart, Lookup
+from whisperport.program.spec import ProgramSpec, Rejection, TensorSpec
 from whisperport.rewrites.graph import aten, calls, shape, stored, value
 from whisperport.rewrites.host import HostRewriteResult, host_rewrite
-from whisperport.spec import ProgramSpec, Rejection, TensorSpec
 
 SAME_IDS = (  # operators that change the dtype or shape of token ids, but not the ids
     *(aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.alias.default),

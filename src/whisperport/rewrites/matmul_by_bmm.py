@@ -11,9 +11,9 @@ Exact: the multiplications and sums do not change.
 
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import aten, calls, replace, shape
-from whisperport.spec import Rejection
 
 
 @rewrite("matmul-by-bmm", exact=True)

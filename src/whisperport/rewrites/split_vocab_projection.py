@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import (
     arguments,
@@ -25,7 +26,6 @@ from whisperport.rewrites.graph import (
     store,
     stored,
 )
-from whisperport.spec import Rejection
 
 
 @rewrite("split-vocab-projection", exact=True, number=4)

@@ -8,13 +8,13 @@ from weakref import WeakSet
 import numpy as np
 
 from whisperport.errors import NumericalError
-from whisperport.runner import Array, Part
+from whisperport.program.runner import Array, Part
+from whisperport.program.signatures import LOGSUMEXP
+from whisperport.program.spec import TensorSpec
 from whisperport.runtime.cache import Cache, room_for
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_logits
 from whisperport.runtime.stepping import Scored, Step
-from whisperport.signatures import LOGSUMEXP
-from whisperport.spec import TensorSpec
 
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import UsageError
-from whisperport.generation import Generation
+from whisperport.program.dims import SECONDS_PER_POSITION, Dims
+from whisperport.program.generation import Generation
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.coarse import CoarseLogits
 from whisperport.runtime.decoder import Decoder

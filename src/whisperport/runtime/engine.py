@@ -1,36 +1,35 @@
 """A loaded bundle: its programs and tables, which do not change after loading. Uses numpy only."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
 
 import numpy as np
 
 from whisperport.bundle import Bundle
-from whisperport.dims import Dims
-from whisperport.errors import BundleError, UsageError
-from whisperport.generation import Generation
-from whisperport.masks import MASKED
-from whisperport.program_kind import (
+from whisperport.errors import BundleError
+from whisperport.program.dims import Dims
+from whisperport.program.generation import Generation
+from whisperport.program.masks import MASKED
+from whisperport.program.program_kind import (
     COARSE_PROJECTION,
-    ENCODER,
     PREFILL,
     UNCACHED_DECODER,
     VOCAB_PROJECTION,
 )
-from whisperport.runner import Array, Runner
+from whisperport.program.runner import Array, Runner
+from whisperport.program.signatures import LOGSUMEXP, CacheForm, form_of
+from whisperport.program.window import Window
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.coarse import CoarseProjection
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
+from whisperport.runtime.loading import load_runners
 from whisperport.runtime.scores import Scores
 from whisperport.runtime.standard_rank import in_standard_form
 from whisperport.runtime.stepping import Scored, Step
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.uncached_decoder import UncachedDecoder
-from whisperport.signatures import LOGSUMEXP, CacheForm, form_of
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import by_target
-from whisperport.window import Window
 
 RunnerWrapper = Callable[[Runner], Runner]
 """Wraps a runner in another one, for example one that measures its time."""
@@ -266,32 +265,6 @@ def load_engine(
     return Engine(manifest.dims, manifest.generation, used, *tables, manifest.window, masks)
 
 
-def load_runners(bundle: Bundle, options: RunOptions, *, encoder: bool = True) -> dict[str, Runner]:
-    """Load every program of a bundle with its target's runtime, without a trial run.
-
-    Args:
-        bundle: an open bundle.
-        options: threads, trust and the targets' options.
-        encoder: False does not load the encoder; its runner then raises UsageError.
-
-    Returns:
-        Runners by program name.
-
-    Raises:
-        MissingPackageError: a target's runtime is not installed.
-        BundleError: a program cannot be read.
-    """
-    programs = bundle.manifest.programs
-    runners: dict[str, Runner] = {}
-    if not encoder:
-        runners |= {e.spec.name: _NotLoaded(e.spec) for e in programs if e.spec.kind.name == ENCODER}
-        programs = tuple(entry for entry in programs if entry.spec.name not in runners)
-    for name in dict.fromkeys(entry.target for entry in programs):
-        entries = [entry for entry in programs if entry.target == name]
-        runners |= get_target(name).load(bundle.folder, entries, options)
-    return runners
-
-
 def _check_options(options: RunOptions, targets: Sequence[str]) -> None:
     """Raise UsageError if no target of the bundle has an option, or if a value is out of range."""
     by_target(options.options, {name: get_target(name).run_options for name in targets})
@@ -320,14 +293,3 @@ def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:
     if not found:
         _required(runners, f"{PREFILL}_P")
     return found
-
-
-class _NotLoaded(Runner):
-    """A runner that cannot run. The bundle was loaded without this program."""
-
-    def _run(self, inputs: Sequence[Array]) -> NoReturn:
-        raise UsageError(
-            f"the program `{self.spec.name}` is not loaded",
-            why="the bundle was loaded to transcribe features that are computed elsewhere",
-            hint="load it with `Transcriber(bundle, encoder=True)` to transcribe audio",
-        )

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from whisperport.option import Option, check_ranges
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decode import Decoded, decoding
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import TokenSampler
 from whisperport.runtime.stepping import Steps, complete
+from whisperport.system.option import Option, check_ranges
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai-whisper's
 

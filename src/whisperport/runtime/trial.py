@@ -28,9 +28,10 @@ from whisperport.errors import (
     TokenizerError,
     WhisperportError,
 )
-from whisperport.limited import Limits, StoppedError, first_line, run_limited, threads_within
-from whisperport.progress import Progress
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
+from whisperport.runtime.loading import load_runners
+from whisperport.system.limited import Limits, StoppedError, first_line, run_limited, threads_within
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 
@@ -100,7 +101,6 @@ def run_once(
     *, progress: Progress, folder: str, checksum: str, threads: int | None, options: dict[str, str]
 ) -> None:
     """Load the bundle as `load_engine` does, and run each program on zeros. Runs in the child process."""
-    from whisperport.runtime.engine import load_runners
     from whisperport.text import Tokenizer
 
     bundle = Bundle.open(folder, check_hashes=False)

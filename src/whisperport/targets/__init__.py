@@ -14,7 +14,7 @@ from whisperport.errors import UsageError
 from whisperport.targets.base import RunOptions, Target
 
 if TYPE_CHECKING:
-    from whisperport.profiling import Profiler
+    from whisperport.program.profiling import Profiler
 
 __all__ = ["PROFILERS", "RUNTIMES", "TARGETS", "RunOptions", "Target", "get_target"]
 

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from whisperport.bundle import ProgramEntry
-from whisperport.dims import Dims
 from whisperport.errors import UsageError
-from whisperport.progress import Progress
-from whisperport.ranges import MAX_THREADS, check_range
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
+from whisperport.system.progress import Progress
+from whisperport.system.ranges import MAX_THREADS, check_range
 from whisperport.targets.options import NoOptions, own_options, parse_options, with_target
 
 if TYPE_CHECKING:  # boards have no torch, and do not compile
-    from whisperport.profiling import Profiler
-    from whisperport.programs.program import Program
+    from whisperport.program.profiling import Profiler
     from whisperport.targets.compiler import CalibrationNeed, Compiler
     from whisperport.targets.execution_provider import ExecutionProvider
     from whisperport.targets.importer import Importer
     from whisperport.targets.machine import Machine
     from whisperport.targets.partitioner import Partitioner
+    from whisperport.trace.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from whisperport.dims import Dims
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.options import NoOptions
 from whisperport.toolchain import Failure, Installed, Stage, find_command, find_interpreter
 

@@ -9,26 +9,26 @@ from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import MissingPackageError, UsageError
-from whisperport.placement import Placement
-from whisperport.program_kind import COARSE_PROJECTION
-from whisperport.progress import Progress
-from whisperport.ranges import MAX_THREADS
-from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, TargetSpec
+from whisperport.program.placement import Placement
+from whisperport.program.program_kind import COARSE_PROJECTION
+from whisperport.program.runner import Runner
+from whisperport.program.spec import LoweringCost, TargetSpec
+from whisperport.system.progress import Progress
+from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
-from whisperport.targets.onnx_lowering import lower_file_to_onnx
-from whisperport.targets.onnx_own_weights import LARGEST, OwnWeights
-from whisperport.targets.onnx_runner import CPU, OnnxRunner
-from whisperport.targets.onnx_weights import OnnxWeights
+from whisperport.targets.onnx.lowering import lower_file_to_onnx
+from whisperport.targets.onnx.own_weights import LARGEST, OwnWeights
+from whisperport.targets.onnx.runner import CPU, OnnxRunner
+from whisperport.targets.onnx.weights import OnnxWeights
 from whisperport.targets.options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 FOLDER = "onnxruntime"
 W8 = "w8"
 ENCODER = "encoder"  # the program that is not loaded if its features are computed elsewhere
-OPSETS = range(13, 21)  # those that `programs/onnx_opset.py` writes; the last is the default
+OPSETS = range(13, 21)  # those that `trace/onnx_opset.py` writes; the last is the default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class OnnxRuntime(Target):
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
         try:
-            from whisperport.programs.onnx import SharedWeights, write_onnx
+            from whisperport.trace.onnx import SharedWeights, write_onnx
         except ImportError as error:
             raise MissingPackageError(
                 "cannot lower for `onnxruntime`: the ONNX exporter is not installed",

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from whisperport.errors import UsageError
-from whisperport.option import Option as Option
-from whisperport.option import check_ranges as check_ranges
-from whisperport.option import declared
+from whisperport.system.option import Option as Option
+from whisperport.system.option import check_ranges as check_ranges
+from whisperport.system.option import declared
 
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from whisperport.errors import UsageError
-from whisperport.option import Option, check_ranges
+from whisperport.system.option import Option, check_ranges
 from whisperport.text.printable import one_line
 from whisperport.text.segment import Segment, Word
 

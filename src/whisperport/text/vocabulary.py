@@ -21,7 +21,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from whisperport.errors import TokenizerError
-from whisperport.generation import Generation
+from whisperport.program.generation import Generation
 from whisperport.text.byte_level import to_byte_characters
 from whisperport.text.languages import LANGUAGES
 from whisperport.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer

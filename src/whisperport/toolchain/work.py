@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whisperport.atomic import write_atomic
+from whisperport.system.atomic import write_atomic
 from whisperport.toolchain import driver
 from whisperport.toolchain.driver import has_unfinished_stages
 from whisperport.toolchain.process import SCRIPT

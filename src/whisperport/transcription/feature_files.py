@@ -9,9 +9,9 @@ from typing import Annotated
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.stored_features import FeatureStorage, read_features, storage_by_example
 from whisperport.errors import UsageError
-from whisperport.model_bundle import open_bundle
-from whisperport.option import Option
-from whisperport.progress import Progress, ProgressCallback
+from whisperport.exporting.model_bundle import open_bundle
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress, ProgressCallback
 from whisperport.transcription.feature_session import check_options, checked_features
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.plausible_features import check_plausible

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from whisperport.audio import VadOptions
 from whisperport.errors import UsageError
-from whisperport.option import Option, check_ranges
+from whisperport.program.window import Window
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
 from whisperport.runtime.words import APPENDED, PREPENDED
+from whisperport.system.option import Option, check_ranges
 from whisperport.targets import RunOptions
-from whisperport.window import Window
 
 MAX_CLIP_S = 1e8  # latest clip timestamp in seconds: three years, longer than any audio file
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from whisperport.bundle import Manifest, ProgramEntry
-from whisperport.evidence import Evidence, Kind, with_added
+from whisperport.program.evidence import Evidence, Kind, with_added
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.base import RunMode
 from whisperport.verification.machine import versions

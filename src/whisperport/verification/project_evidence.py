@@ -11,7 +11,7 @@ from pathlib import Path
 
 from whisperport.bundle import Manifest, strict_json
 from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
-from whisperport.evidence import Evidence, Kind, Status, status_of
+from whisperport.program.evidence import Evidence, Kind, Status, status_of
 from whisperport.targets import Target, get_target
 
 PLUGINS = "whisperport.targets"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
 
-from whisperport.atomic import write_atomic
-from whisperport.dims import Dims
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.atomic import write_atomic
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,

@@ -16,10 +16,10 @@ import pytest
 from whisperport.bench.acceptance import how_programs_run
 from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.checks import Check
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.placement import Placement
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.checks import Check
+from whisperport.program.placement import Placement
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.toolchain import variable
 from whisperport.verification.evidence import with_evidence

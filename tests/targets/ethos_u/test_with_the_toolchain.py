@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.ethos_u import stages

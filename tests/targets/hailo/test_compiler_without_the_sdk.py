@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.dims import Dims
 from whisperport.errors import BundleError, LoweringError, UsageError
-from whisperport.exporting import ExportOptions, export
-from whisperport.program_kind import UNCACHED_DECODER
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.dims import Dims
+from whisperport.program.program_kind import UNCACHED_DECODER
+from whisperport.program.window import WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.hailo.options import LowerOptions
@@ -24,7 +25,6 @@ from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.reference import Reference
-from whisperport.window import WindowOptions
 
 from ...embedded import default_bundle
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.commands.inspect import inspect
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
-from whisperport.inspecting import inspect
-from whisperport.limited import StoppedError
+from whisperport.system.limited import StoppedError
 from whisperport.targets import get_target
 from whisperport.targets.mediatek import partitioner
 from whisperport.verification.partitions import with_partitions

@@ -15,11 +15,11 @@ from whisperport.bundle import ProgramEntry
 from whisperport.errors import LoweringError
 from whisperport.inspection.check import check_graph
 from whisperport.inspection.read_tflite import read_tflite
-from whisperport.placement import Placement
-from whisperport.programs.program import Program, trace
+from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.mediatek.options import LowerOptions
 from whisperport.targets.mediatek.target import DEVICE_IO
+from whisperport.trace.program import Program, trace
 
 BOARD = "genio720"
 WIDTH, SAMPLES = 16, 12

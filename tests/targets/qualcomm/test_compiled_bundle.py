@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.commands.inspect import InspectOptions, inspect
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.exporting import ExportOptions, export
-from whisperport.inspecting import InspectOptions, inspect
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import GATES, compare
 from whisperport.verification.clips import Clip
@@ -58,7 +58,7 @@ def export_once(
     micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
 ) -> Path:
     """Export the micro model with all programs on the NPU, some of them quantized."""
-    from whisperport.programs import variants
+    from whisperport.trace import variants
 
     work = tmp_path_factory.mktemp("qualcomm")
     np.save(work / "calibration.npy", SPECTROGRAMS)

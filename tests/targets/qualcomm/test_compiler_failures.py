@@ -15,8 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 from whisperport.bundle import Bundle
-from whisperport.compile_errors import compile_error
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.compilation.compile_errors import compile_error
 from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from whisperport.errors import LoweringError
-from whisperport.exporting import ExportOptions, export
-from whisperport.placing import PlacementRequest, place
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.chips import CHIPS, Chip

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import Compiled, CompileOptions, compile
+from whisperport.compilation.compile import Compiled, CompileOptions, compile
 from whisperport.errors import LoweringError, VerificationError
 from whisperport.targets import get_target
 from whisperport.targets.rockchip import stages

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.compiler import CompileRequest

@@ -8,7 +8,7 @@ from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, rule
 from whisperport.inspection.rules.shapes import MATMULS
 from whisperport.inspection.weights_of_hlo import LAYOUT_OPS, weight_inputs
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 Dependencies = Mapping[str, frozenset[str]]
 """Name of a tensor -> names of the inputs that it depends on. Weights depend on none."""

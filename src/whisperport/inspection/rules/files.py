@@ -6,7 +6,7 @@ from typing import Any
 
 from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.rules.base import Finding, node_rule, rule
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 
 @rule("WP401", "The target does not read this ONNX opset")

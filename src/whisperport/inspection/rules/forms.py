@@ -5,7 +5,7 @@ from typing import Any
 
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, node_rule, rule
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 
 @rule("WP301", "A weight is computed in the graph; the target supports stored weights only")

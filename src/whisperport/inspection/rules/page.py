@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from whisperport.inspection.check import limits_of
 from whisperport.inspection.rules.base import RULES, Rule
-from whisperport.spec import Limit, TargetSpec
+from whisperport.program.spec import Limit, TargetSpec
 
 
 def rule_section(rule: Rule, specs: Sequence[TargetSpec]) -> str:

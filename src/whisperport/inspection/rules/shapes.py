@@ -4,7 +4,7 @@ from collections.abc import Iterator, Set
 
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, node_rule, rule
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
 STATIC = "every axis must be a fixed number; export again with static shapes"

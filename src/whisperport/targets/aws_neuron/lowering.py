@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import LoweringError
-from whisperport.program_kind import ALIGN, CROSS_KV, ENCODER, PREFILL, kind_of
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.program_kind import ALIGN, CROSS_KV, ENCODER, PREFILL, kind_of
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
 
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # precision -> dtype of weights and state
 

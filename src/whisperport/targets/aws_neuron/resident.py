@@ -13,8 +13,8 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.spec import ProgramSpec
 
 NOWHERE = -1  # position of a token that is written to no row of the cache
 

@@ -6,7 +6,7 @@ Programs were compiled here for the NPU; nothing was run on one.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whisperport.spec import TargetSpec
+from whisperport.program.spec import TargetSpec
 
 VELA = "ethos-u-vela 5.1.0"
 EXECUTORCH = "executorch 1.5.1"

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast, final
 
-from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import MissingPackageError, UsageError
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.system.progress import Progress
 from whisperport.targets.base import RunMode, RunOptions, Target
 from whisperport.targets.ethos_u import options as own_options
 from whisperport.targets.ethos_u.chips import NPUS, Npu, spec_of
@@ -19,7 +19,7 @@ from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
 from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 
 @final

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
-from whisperport.atomic import write_atomic
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.atomic import write_atomic
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, final
 
 import numpy as np
 
-from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import BundleError
-from whisperport.npy_file import open_array
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import SECONDS_PER_POSITION, Dims
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.npy_file import open_array
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.compiler import check_chip, check_hef
 from whisperport.targets.hailo.hef import Hef, Network, read_hef

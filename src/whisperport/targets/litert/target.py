@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast,
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, Package, ProgramSpec, TargetSpec
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import LoweringCost, Package, ProgramSpec, TargetSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.options import Option
-from whisperport.targets.tflite_quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
-from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
-from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+from whisperport.targets.tflite.quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
+from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
+from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 FOLDER = "litert"
 EXTRA, RUN_EXTRA = "litert-export", "litert"
@@ -167,7 +167,7 @@ class LiteRt(Target):
         self, programs: Sequence["Program"], path: Path, progress: Progress
     ) -> dict[str, ProgramEntry]:
         """Write programs of one precision to a file. Static quantization follows later, see `quantize`."""
-        from whisperport.targets.tflite_lowering import lower_to_tflite
+        from whisperport.targets.tflite.lowering import lower_to_tflite
 
         lower_to_tflite(programs, path, progress, target=self.spec.name, extra=EXTRA)
         precision = self.precisions.get(programs[0].name, self.spec.precisions[0])

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.mediatek import options as own_options
@@ -24,11 +24,11 @@ from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
 from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 from whisperport.targets.supported import expect_supported
-from whisperport.targets.tflite_quantization import ALL, LINEAR, recipe
-from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
+from whisperport.targets.tflite.quantization import ALL, LINEAR, recipe
+from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 COMPILED, LOWERED = ".dla", ".tflite"
 DEVICE_IO = "device_io"  # in `ProgramFacts.others`: inputs and outputs of the .tflite
@@ -70,7 +70,7 @@ class Genio(Target):
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program in float32 to a .tflite file."""
-        from whisperport.targets.tflite_lowering import lower_to_tflite
+        from whisperport.targets.tflite.lowering import lower_to_tflite
 
         if simplify:
             return super().lower_file(program, path, progress, simplify=simplify)
@@ -117,7 +117,7 @@ class Genio(Target):
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
         if chosen.emulate == "on":
-            from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+            from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
             name, extra = self.spec.name, self.spec.run_extra
             runners: dict[str, Runner] = {}

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.memory import Memory, room
-from whisperport.program_kind import STEP
-from whisperport.runner import Array, Part
-from whisperport.signatures import roles
-from whisperport.spec import ProgramSpec
+from whisperport.program.program_kind import STEP
+from whisperport.program.runner import Array, Part
+from whisperport.program.signatures import roles
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.memory import Memory, room
 
 HIGH = int(sys.byteorder == "little")  # index of the half of a float32 that bfloat16 keeps
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import BundleError, UsageError
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.ranges import MAX_THREADS
-from whisperport.runner import Runner
-from whisperport.spec import Package, TargetSpec
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import Package, TargetSpec
+from whisperport.system.progress import Progress
+from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.openvino.profiler import OpenVinoProfiler
 from whisperport.targets.openvino.runtime import CPU, Device, OpenVinoRunner, has_bf16, start
 from whisperport.targets.options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 FOLDER, WEIGHTS = "openvino", "weights.bin"
 EXTRA, RUN_EXTRA = "openvino-export", "openvino"

@@ -7,8 +7,8 @@ was run on a chip.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whisperport.spec import Package, TargetSpec
-from whisperport.targets.onnx_target import onnx_spec
+from whisperport.program.spec import Package, TargetSpec
+from whisperport.targets.onnx.target import onnx_spec
 
 EXECUTORCH = "executorch 1.5.1, the vendor's own backends/qualcomm/serialization/qc_schema.py"
 COMPILED = "compiled here with onnxruntime-qnn 2.7.0"

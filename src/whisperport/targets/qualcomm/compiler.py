@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, final
 
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry
-from whisperport.program_kind import STEP, kind_of
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.program_kind import STEP, kind_of
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.base import RunMode, RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
-from whisperport.targets.onnx_target import LOWERED, OnnxTarget
+from whisperport.targets.onnx.target import LOWERED, OnnxTarget
 from whisperport.targets.program_files import lowered_file
 from whisperport.targets.qualcomm import options as own_options
 from whisperport.targets.qualcomm.chips import CHIPS, FLOAT, OPSET, W8A16, Chip, spec_of

@@ -6,8 +6,8 @@ Programs were compiled and simulated here for these chips; nothing was run on a 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whisperport.spec import Package, TargetSpec
-from whisperport.targets.onnx_target import onnx_spec
+from whisperport.program.spec import Package, TargetSpec
+from whisperport.targets.onnx.target import onnx_spec
 
 FLOAT, W8A8, W8A16, W16A16 = "fp16", "w8a8", "w8a16", "w16a16"
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, TargetSpec
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import LoweringCost, TargetSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.xnnpack.limits import CONFIG, LIMITS, OPERATORS
 from whisperport.targets.xnnpack.runtime import XnnpackRunner, load_program, start_runtime
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 FILE = "xnnpack/model.pte"
 
