@@ -198,7 +198,7 @@ def lowered(program: Program, folder: Path, threads: int) -> tuple[Runner, dict[
 
 def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     result = {
-        "what": "strangers' Whisper at the sizes of tiny.en on XNNPACK, float32, random weights",
+        "what": "third-party Whisper at the sizes of tiny.en on XNNPACK, float32, random weights",
         "goals": GOALS,
         "rows": rows,
         "threads": options.threads,
