@@ -31,7 +31,7 @@ from ..extent import core_or_all
 from ..outlier_checkpoints import NAMES, outlier_checkpoint
 
 Features = np.ndarray
-CLIPS = 2
+CLIPS = core_or_all(2, 3)
 PRECISIONS = ("fp32", "fp16", "bf16", "w8", "w8a16", "w8a8")
 EMBEDDED = "embedded"
 CHECKPOINTS = core_or_all(NAMES[-1:], (EMBEDDED, *NAMES))
