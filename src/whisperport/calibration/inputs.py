@@ -35,7 +35,7 @@ def samples_per_window(spec: ProgramSpec) -> int:
 
 
 class Recorder(Runner):
-    """A runner that wraps another one and records inputs of its calls while it is recording.
+    """Wraps a runner, and copies inputs of its calls from `start_window` to `end_window`.
 
     Every call of a window is recorded with the same probability.
 
@@ -47,22 +47,22 @@ class Recorder(Runner):
         super().__init__(runner.spec)
         self.wrapped = runner
         self._max_samples = samples_per_window(runner.spec)
-        self._recording = False
+        self._records = False
 
     def start_window(self, seed: int) -> None:
         """Delete the recorded inputs, and start to record a new window."""
         self._random = np.random.default_rng(seed)
         self._calls = 0
         self._recorded: dict[int, list[Array]] = {}  # number of the call -> its inputs
-        self._recording = True
+        self._records = True
 
     def end_window(self) -> list[list[Array]]:
-        """Stop recording, and return the recorded inputs, in the order of the calls."""
-        self._recording = False
+        """Return the recorded inputs, in the order of the calls; later calls are not recorded."""
+        self._records = False
         return [self._recorded[call] for call in sorted(self._recorded)]
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        if self._recording:
+        if self._records:
             self._record(inputs)
             self._calls += 1
         names = [tensor.name for tensor in self.spec.inputs]
