@@ -130,8 +130,13 @@ def test_a_language_that_the_checkpoint_lacks_is_rejected(run, bundle, wav, lang
     ],
 )
 def test_the_embedded_model_is_not_asked_for_what_it_does_not_understand(run, wav, option, says):
-    for model in (("--model", "default"), ("--bundle", default_bundle())):
-        assert_error(run("transcribe", wav, *model, *option), says)
+    assert_error(run("transcribe", wav, "--bundle", default_bundle(), *option), says)
+
+    by_name = run("transcribe", wav, "--model", "default", *option)
+
+    assert by_name.code != 0
+    assert by_name.lines[0].startswith("note: the model `default`")
+    assert by_name.lines[1].startswith(f"error: {says}")
 
 
 @pytest.mark.parametrize("verb", [("verify",), ("transcribe", __file__, "--bundle")])

@@ -158,7 +158,7 @@ def start_tokens(
     if generation.is_english_only and (language, task) != ("en", "transcribe"):
         raise UsageError(
             f"this checkpoint cannot {task} `{language}`",
-            why="it understands English only, and does not translate",
+            why="it is an English-only model, and does not translate",
             hint="use a multilingual checkpoint, or language `en` and task `transcribe`",
         )
     tokens = [generation.start_of_transcript]
