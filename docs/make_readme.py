@@ -85,9 +85,7 @@ def _peers() -> str:
         (row["contender"], row["model"], row["case"]): row["ratio"] for row in results["rows"]
     }
     rows = [
-        f"| {title} | "
-        + " | ".join(f"{measured[contender, *case]:.2f}" for case in CASES)
-        + " |\n"
+        f"| {title} | " + " | ".join(f"{measured[contender, *case]:.2f}" for case in CASES) + " |\n"
         for contender, title in CONTENDERS.items()
     ]
     machine = results["machine"]
