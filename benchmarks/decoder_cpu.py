@@ -31,7 +31,7 @@ from memory import exported, random_checkpoint
 from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
-from whisperport.exporting.export import model_bundle
+from whisperport.exporting import model_bundle
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.runtime.engine import load_engine
 from whisperport.targets import RunOptions

@@ -14,7 +14,18 @@ from typing import Any
 
 import hypothesis
 import pytest
-import torch
+
+from .without_torch import IS_ABSENT
+
+if IS_ABSENT:
+    from .without_torch import (  # noqa: F401
+        pytest_ignore_collect,
+        pytest_make_collect_report,
+        pytest_runtest_makereport,
+        pytest_terminal_summary,
+    )
+else:
+    import torch
 
 Make = Callable[..., Any]
 
@@ -82,9 +93,8 @@ def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
     """Give the modules of a test the same random weights, whichever tests ran before it."""
-    torch.default_generator.manual_seed(
-        0
-    )  # torch.manual_seed also keeps a traceback: 1 ms per test
+    if not IS_ABSENT:  # torch.manual_seed also keeps a traceback: 1 ms per test
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -224,7 +234,7 @@ def one_layer_checkpoint(one_layer_pt: Path) -> Any:
     return load_checkpoint(one_layer_pt)
 
 
-def _randomize(model: torch.nn.Module, seed: int) -> None:
+def _randomize(model: "torch.nn.Module", seed: int) -> None:
     """Set matrices with a gain of about 1, so that activations neither vanish nor explode in two layers."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -22,7 +22,7 @@ from whisperport.bundle import Bundle
 from whisperport.checkpoint import load_checkpoint
 from whisperport.compilation.compile import compile
 from whisperport.errors import BundleError, VerificationError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.program.checks import Check
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.reference import Reference

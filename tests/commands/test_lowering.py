@@ -21,7 +21,7 @@ from whisperport.errors import (
     VerificationError,
     WhisperportError,
 )
-from whisperport.exporting.export import preflight
+from whisperport.exporting import preflight
 from whisperport.program.runner import Runner
 from whisperport.system.locking import lock_path, locked
 from whisperport.targets import TARGETS, RunOptions

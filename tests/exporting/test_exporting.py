@@ -12,8 +12,8 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, LoweringError, UsageError, VerificationError
+from whisperport.exporting import export as exporting
 from whisperport.exporting.export import ExportOptions, export, with_alignment_heads
-from whisperport.exporting.export import export as exporting
 from whisperport.runtime import load_engine
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.verification import LEVELS, Report

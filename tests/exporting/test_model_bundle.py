@@ -12,8 +12,9 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.data import embedded_model
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
-from whisperport.exporting.export import ExportOptions, model_bundle
-from whisperport.exporting.export import export as exporting
+from whisperport.exporting import export as exporting
+from whisperport.exporting import model_bundle
+from whisperport.exporting.export import ExportOptions
 from whisperport.exporting.model_bundle import (
     EmbeddedModelWarning,
     bundle_of,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from whisperport.errors import WhisperportError
-from whisperport.exporting.export import preflight
+from whisperport.exporting import preflight
 from whisperport.exporting.preflight import (
     Estimate,
     available_memory,
