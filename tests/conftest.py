@@ -22,6 +22,7 @@ if IS_ABSENT:
         pytest_ignore_collect,
         pytest_make_collect_report,
         pytest_runtest_makereport,
+        pytest_runtest_setup,
         pytest_terminal_summary,
     )
 else:

@@ -52,6 +52,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None
 
 
+def pytest_runtest_setup(item: Any) -> None:
+    for marker in item.iter_markers("needs"):
+        if find_spec(marker.args[0]) is None:
+            pytest.skip(f"needs {marker.args[0]}")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(f"folders without tests here: {', '.join(sorted(set(ignored)))}")
 

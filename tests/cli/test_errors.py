@@ -38,6 +38,7 @@ def edited(manifest: Path, change) -> None:
     replace(manifest, json.dumps(data).encode())
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize(
     ("window", "says"),
     [("10.01", "20 ms of audio"), ("31", "expected 1 to 30 s"), ("0.5", "expected 1 to 30 s")],
@@ -55,6 +56,7 @@ def test_a_window_that_the_checkpoint_does_not_support_is_rejected(run, tmp_path
     assert not out.exists()
 
 
+@pytest.mark.needs("torch")
 def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path):
     # when
     ran = run("export", "default", "--target", "toaster", "--out", tmp_path / "out")
@@ -65,6 +67,7 @@ def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.needs("torch")
 def test_an_unknown_target_for_one_program_is_rejected_before_any_work(run, tmp_path):
     # when
     ran = run(
@@ -88,6 +91,7 @@ def test_a_folder_of_something_else_is_not_overwritten(run, tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.needs("torch")
 def test_a_missing_checkpoint_is_rejected_with_near_names(run, tmp_path):
     # when
     ran = run("export", "tiny.eng", "--target", "onnxruntime", "--out", tmp_path / "out")
@@ -236,6 +240,7 @@ def test_a_folder_that_cannot_be_written_is_rejected(run, tmp_path):
     assert_error(ran, "cannot write a bundle to")
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("opset", ["12", "21", "newest"])
 def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
     # when
@@ -254,6 +259,7 @@ def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
     assert_error(ran, f"the option `onnxruntime.opset` cannot be `{opset}`")
 
 
+@pytest.mark.needs("torch")
 def test_an_opset_for_a_target_that_is_not_onnx_is_rejected(run, tmp_path):
     # when
     ran = run(
@@ -280,6 +286,7 @@ def test_the_command_that_writes_a_missing_bundle_is_complete(run, tmp_path, com
     assert f"whisperport export {folder if files else 'CHECKPOINT'} --target NAME --out DIR" in hint
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize(
     "command",
     [("export", "-t", "onnxruntime", "-o", "out"), ("check", "-t", "xnnpack")],

@@ -93,6 +93,7 @@ def test_coarse_logits_are_chosen_if_they_are_clearly_faster_than_exact_ones() -
 # The candidates ----------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("torch")
 def test_targets_that_are_installed_and_run_here_are_candidates() -> None:
     names = {target.spec.name for target in candidates()}
 
@@ -100,6 +101,7 @@ def test_targets_that_are_installed_and_run_here_are_candidates() -> None:
     assert not names & {"hailo8", "sm8650", "genio720", "aws-neuron"}
 
 
+@pytest.mark.needs("torch")
 def test_a_target_without_its_runtime_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = fastest.is_installed
     monkeypatch.setattr(fastest, "is_installed", lambda x: x != "openvino" and installed(x))

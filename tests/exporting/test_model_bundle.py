@@ -140,7 +140,8 @@ def test_a_bundle_of_the_embedded_model_that_is_given_by_its_folder_needs_no_war
 def test_two_processes_export_a_model_once(tmp_path: Path, one_layer_pt: Path) -> None:
     script = (
         "import sys\n"
-        "from whisperport import exporting, model_bundle\n"
+        "from whisperport.exporting import export as exporting\n"
+        "from whisperport.exporting import model_bundle\n"
         "def export(checkpoint, target, out, *_, **__):\n"
         "    import shutil, time\n"
         "    time.sleep(1)\n"

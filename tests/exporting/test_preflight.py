@@ -172,7 +172,7 @@ def test_an_export_asks_first_unless_told_not_to(
     # given
     from whisperport.exporting.export import ExportOptions, export
 
-    from .conftest import noise_clips
+    from ..conftest import noise_clips
 
     machine(root, available_kb=1000)
     out = tmp_path / "bundle"

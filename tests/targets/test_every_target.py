@@ -197,8 +197,10 @@ def test_the_script_of_its_compiler_stands_alone(target: Target) -> None:
     parts = SDK_PARTS.get(target.compiler.toolchain, set())
     assert found <= {target.compiler.sdk, "numpy", "onnxruntime", "torch", *parts}
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    assert {"version", "check"} <= defined
-    json.dumps(target.compiler.settings())
+    settings = target.compiler.settings()
+    assert "version" in defined
+    assert "check" in defined or "requires" in settings  # the kit compares the version with it
+    json.dumps(settings)
 
 
 # The check ---------------------------------------------------------------------------------------

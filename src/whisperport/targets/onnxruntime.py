@@ -162,7 +162,7 @@ class OnnxRuntime(Target):
             "static": "ONNX Runtime supports dynamic shapes; whisperport uses static shapes only",
             "dtypes": "onnx/onnx docs/Operators.md, opset 20: types of Add, MatMul, Gather, Where",
             "precisions": "w8: onnxruntime docs/ContribOperators.md, MatMulNBits with 8 bits, which rounds "
-            "its other input to 8 bits in blocks of 32; microsoft/onnxruntime#24491: since release 1.22",
+            "its other input to 8 bits in blocks of 128; microsoft/onnxruntime#24491: since release 1.22",
             "max_rank": "no limit found in ONNX Runtime's CPU kernels; 8 is the limit of other compilers",
         },
     )
@@ -230,13 +230,12 @@ class OnnxRuntime(Target):
         ]
         # Other providers copy weights to their own memory, so sharing does not help them.
         on_cpu = [graph for graph, name in zip(graphs, providers, strict=True) if name == CPU]
-        batches = [
-            graph
+        own = {
+            graph: OwnWeights(graph)
             for entry, graph in zip(entries, graphs, strict=True)
-            if graph in on_cpu and entry.spec.kind.is_batch
-        ]
-        own = {graph: OwnWeights(graph) for graph in batches}
-        own = {graph: weights for graph, weights in own.items() if weights.float_bytes <= LARGEST}
+            if graph in on_cpu and (entry.precision == W8 or entry.spec.kind.is_batch)
+        }
+        own = {graph: weights for graph, weights in own.items() if weights.packed_bytes <= LARGEST}
         shared = OnnxWeights([graph for graph in on_cpu if graph not in own])
         return {
             entry.spec.name: OnnxRunner(
