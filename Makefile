@@ -1,5 +1,6 @@
 # make demo      install what one target needs, then export, verify and transcribe; TARGET=xnnpack for another
 # make test      install the development extra as well, then run every check and every test
+# make test-fast  the tests that need no torch, in an environment of their own
 # make test-all  the same, with all repetitions of the long tests
 # make test-official  test OpenAI's own weights on this machine: MODEL=tiny.en, AUDIO=folder of recordings
 #
@@ -14,7 +15,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-all test-official check docs readme evidence bench bench-peers fuzz clean
+.PHONY: demo test test-fast test-all test-official check docs evidence bench bench-peers fuzz clean
 
 # The extra that a target needs; all others need `export`, and the demo says what else.
 TARGET ?= onnxruntime
@@ -35,6 +36,11 @@ TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --num
 test: $(VENV)/.installed-dev
 	@$(BIN)/python tests/cpu_minutes.py "make $@" '$(CHECK) && $(TEST)'
 
+# What needs a package that is not installed is skipped and says so: tests/without_torch.py.
+FAST := .venv-fast
+test-fast: $(FAST)/.installed
+	@$(FAST)/bin/python tests/cpu_minutes.py "make $@" '$(subst $(VENV),$(FAST),$(TEST))'
+
 test-all: $(VENV)/.installed-dev
 	@WHISPERPORT_TEST_ALL=1 $(BIN)/python tests/cpu_minutes.py "make $@" '$(CHECK) && $(TEST)'
 
@@ -52,17 +58,22 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_reference.py
+	@$(BIN)/python docs/cli_page.py
 	@$(BIN)/python docs/npu_page.py
-	@$(BIN)/python -m pytest tests/docs
-
-readme: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_readme.py
+	@$(BIN)/python -m pytest tests/docs
 
 evidence: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_evidence.py
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/programs.py
+
+$(FAST)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing whisperport without torch, and pytest, into $(FAST)."
+	@$(BIN)/python -m venv --clear $(FAST)
+	@$(FAST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable '.[fast]'
+	@touch $@
 
 # The peers have an environment of their own. A short run: make bench-peers OPTIONS=--quick
 PEERS := .venv-peers
@@ -76,7 +87,7 @@ fuzz: $(VENV)/.installed-dev
 	@$(BIN)/python -m fuzz --count $(COUNT) --seed $(SEED)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FAST) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The environment. A stamp per extra: a second `make demo` installs nothing.
 

@@ -25,7 +25,7 @@ from memory import random_checkpoint
 
 from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.runtime import (
     Batch,
     BatchExecutor,

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from whisperport.audio import SAMPLE_RATE, VadOptions, load_audio
-from whisperport.model_bundle import bundle_of
+from whisperport.exporting.model_bundle import bundle_of
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript

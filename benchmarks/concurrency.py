@@ -24,8 +24,8 @@ import numpy as np
 from whisperport.audio import load_audio
 from whisperport.bundle import Bundle
 from whisperport.checkpoint import load_checkpoint
-from whisperport.exporting import ExportOptions, export
-from whisperport.model_bundle import bundle_of
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.model_bundle import bundle_of
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript

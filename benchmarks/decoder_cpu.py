@@ -30,8 +30,8 @@ import numpy as np
 from memory import exported, random_checkpoint
 from numpy.typing import NDArray
 
-from whisperport import model_bundle
 from whisperport.bundle import Bundle
+from whisperport.exporting import model_bundle
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.runtime.engine import load_engine
 from whisperport.targets import RunOptions

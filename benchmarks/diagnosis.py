@@ -34,8 +34,8 @@ from tests.diagnosis_cases.evaluation import Outcome, Score, evaluate  # noqa: E
 from tests.diagnosis_cases.package import answer  # noqa: E402
 from tests.diagnosis_cases.worlds import provide  # noqa: E402
 
-from whisperport.embedded_model import unpack_model  # noqa: E402
-from whisperport.model_bundle import bundle_of  # noqa: E402
+from whisperport.data.embedded_model import unpack_model  # noqa: E402
+from whisperport.exporting.model_bundle import bundle_of  # noqa: E402
 from whisperport.verification import machine, versions  # noqa: E402
 
 CONFUSIONS = 12  # rows of the list of what was confused
@@ -78,7 +78,7 @@ def outcome_of(seed: int, number: int, worlds: tuple[str, ...]) -> Outcome:
 def prepare(checkpoint: str) -> None:
     """Prepare a process of the pool: it leaves Ctrl-C to its parent, and finds the embedded model."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    provide(bundle_of("default").folder, Path(checkpoint))
+    provide(bundle=bundle_of("default").folder, embedded=Path(checkpoint))
 
 
 def show_progress(outcomes: Sequence[Outcome], cases: int) -> None:

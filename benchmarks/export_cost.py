@@ -128,8 +128,8 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
     began = [("import", time.perf_counter(), time.process_time(), resident("VmRSS"))]
     logging.disable(logging.WARNING)
 
-    from whisperport.exporting import ExportOptions, export
-    from whisperport.preflight import weight_bytes
+    from whisperport.exporting.export import ExportOptions, export
+    from whisperport.exporting.preflight import weight_bytes
     from whisperport.targets import RunOptions
     from whisperport.verification import machine, versions
 

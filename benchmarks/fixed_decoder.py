@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import torch
+from programs import TINY
 from whisper.model import TextDecoder
 
-from programs import TINY
 from whisperport.inspection.cost import NodeCost, cost_of
 from whisperport.inspection.read_exported import read_exported
 from whisperport.model.whisper import Whisper
-from whisperport.programs.onnx import SharedWeights, write_onnx
-from whisperport.programs.program import Program, trace
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
+from whisperport.trace.onnx import SharedWeights, write_onnx
+from whisperport.trace.program import Program, trace
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
 TOKENS = 30  # tokens of the transcript
 POSITIONS = 32  # sequence length of the fixed decoder

@@ -31,23 +31,23 @@ from typing import Any
 import numpy as np
 import short_windows
 import torch
-
 from programs import TINY
+
 from whisperport.bundle import Bundle
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.model.short_window import AudioPadding
 from whisperport.model.whisper import Whisper
-from whisperport.programs.variants import program_names, whisper_programs
-from whisperport.programs.whisper import Parts
+from whisperport.program.window import WindowOptions
 from whisperport.runtime import Decoder, Engine
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 from whisperport.text.vocabulary import openai_generation
+from whisperport.trace.variants import program_names, whisper_programs
+from whisperport.trace.whisper import Parts
 from whisperport.transcription import Transcriber
 from whisperport.verification import machine, versions
 from whisperport.verification.clips import clips_of, shipped_audio
-from whisperport.window import WindowOptions
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS = 30

@@ -28,12 +28,12 @@ from typing import Any
 
 import torch
 from machine_limits import encoder_gflop, gemm_gflops, read_gb_per_s, step_gb
-
 from programs import bound, random_inputs
+
 from whisperport.bench.measure import measure
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
 from whisperport.runtime.cache import FEWEST_ROWS
 from whisperport.targets import RunOptions

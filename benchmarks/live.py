@@ -23,9 +23,9 @@ import numpy as np
 
 from whisperport.audio import SAMPLE_RATE, ReadAhead, load_audio
 from whisperport.audio.live import PIECE_S, in_real_time
-from whisperport.exporting import export
+from whisperport.exporting.export import export
+from whisperport.exporting.model_bundle import bundle_of
 from whisperport.live import LiveOptions, LiveTranscriber
-from whisperport.model_bundle import bundle_of
 from whisperport.targets import RunOptions
 from whisperport.text import Word
 from whisperport.text.normalize import normalize

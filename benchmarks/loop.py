@@ -18,15 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from programs import TINY
+
 from whisperport.bench.timed import Clock
 from whisperport.model.whisper import Whisper
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
 from whisperport.runtime import DecodeOptions, Engine, decode_window
 from whisperport.targets import RunOptions, get_target
 from whisperport.text.vocabulary import openai_generation
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 from whisperport.verification import machine, versions
 
 RESULTS = Path(__file__).parent / "results"

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from whisperport.bench.measure import measure
-from whisperport.dims import Dims
+from whisperport.program.dims import Dims
 
 
 def gemm_gflops(threads: int, n: int = 2048) -> float:

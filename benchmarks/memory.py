@@ -27,7 +27,7 @@ import numpy as np
 from sizes import DECODER_LAYERS, SIZES
 
 from whisperport.bundle import Bundle
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.runtime import Decoder, Engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import machine, versions
@@ -74,7 +74,7 @@ def exported(size: str, work: Path, target: str) -> Path:
     folder = work / f"{size}-{target}"
     if folder.exists():
         return folder
-    from whisperport.exporting import ExportOptions, export
+    from whisperport.exporting.export import ExportOptions, export
     from whisperport.verification.clips import Clip
 
     hiss = 0.1 * np.random.default_rng(0).standard_normal(16_000)
@@ -88,8 +88,8 @@ def exported(size: str, work: Path, target: str) -> Path:
 def random_checkpoint(size: str) -> "Checkpoint":
     """Return a checkpoint of Whisper's sizes with random float16 weights, the same in every process."""
     import torch
-
     from programs import TINY
+
     from whisperport.checkpoint.checkpoint import Checkpoint, Source
     from whisperport.model.whisper import Whisper
     from whisperport.text.vocabulary import openai_generation, openai_tokenizer

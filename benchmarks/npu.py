@@ -12,7 +12,7 @@ With `--work`, finished stages are kept in that folder: after an interruption, t
 A row of which a stage was already finished has no seconds.
 
 Writes `results/npu_DATE.json` after every chip; chips that are not run again are copied from the newest
-earlier file. `python docs/make_reference.py` makes the table of docs/reference/npu-compilers.md from it.
+earlier file. `python docs/npu_page.py` makes docs/reference/npu-compilers.md from it.
 Seconds are those of the compiler and the simulator on this machine, never of a chip.
 """
 
@@ -25,15 +25,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from whisperport.atomic import write_atomic
 from whisperport.bundle import Bundle
 from whisperport.bundle.evidence_json import check_to_json
 from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.cli.console import stages
-from whisperport.compiling import Compiled, CompileOptions, compile
+from whisperport.compilation.compile import Compiled, CompileOptions, compile
 from whisperport.errors import WhisperportError
-from whisperport.exporting import ExportOptions, export
-from whisperport.progress import Progress
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.system.atomic import write_atomic
+from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS, Target
 from whisperport.targets.options import describe
 from whisperport.verification import machine

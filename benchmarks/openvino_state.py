@@ -19,7 +19,7 @@ import openvino
 from openvino import opset13
 from openvino._offline_transformations import apply_make_stateful_transformation
 
-from whisperport.masks import MASKED
+from whisperport.program.masks import MASKED
 from whisperport.targets.openvino.runtime import Device
 
 STEPS = 100

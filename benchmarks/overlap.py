@@ -24,19 +24,19 @@ from threading import Lock
 import numpy as np
 import torch
 from chunks import GAPS, made
-
 from programs import TINY
+
 from whisperport.audio import AudioStream, MelWindows, VadOptions
 from whisperport.bench.timed import Clock
+from whisperport.exporting.model_bundle import bundle_of
 from whisperport.model.whisper import Whisper
-from whisperport.model_bundle import bundle_of
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
-from whisperport.runner import Array, Runner
+from whisperport.program.runner import Array, Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.text import Tokenizer
 from whisperport.text.vocabulary import openai_generation
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.verification import machine, versions

@@ -21,15 +21,15 @@ import torch
 from machine_limits import encoder_gflop, gemm_gflops, read_gb_per_s, step_gb
 
 from whisperport.bench.measure import measure
-from whisperport.dims import Dims
 from whisperport.model.decoder import Decode
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import Program
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Runner
 from whisperport.rewrites import run_rewrites
-from whisperport.runner import Runner
 from whisperport.targets import TARGETS, RunOptions, Target
+from whisperport.trace.program import Program
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 from whisperport.verification import machine, versions
 
 TINY = Dims(

@@ -1,6 +1,6 @@
 """Measure word errors and loops with shorter windows, for each window, padding and decoding method.
 
-    python benchmarks/short_windows.py [--checkpoint default] [--eval training/work/eval]
+    python benchmarks/short_windows.py [--checkpoint default] [--eval training/work/eval] [--paddings 10 5]
 
 Exports a bundle for every window and padding, and transcribes speech with it. The speech is that of the
 package, and with `--eval` also single utterances and long audio files made of them:
@@ -20,7 +20,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,14 @@ import numpy as np
 from whisperport.audio import SAMPLE_RATE
 from whisperport.bundle import Bundle
 from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.window import WindowOptions
 from whisperport.runtime import TEMPERATURES, DecodeOptions, compression_ratio
 from whisperport.targets import RunOptions
 from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import TextErrors, machine, text_errors, versions
 from whisperport.verification.clips import Clip, clips_of, shipped_audio
-from whisperport.window import WindowOptions
 
 RESULTS = Path(__file__).parent / "results"
 MAX_RATIO = 2.4  # as openai-whisper's threshold
@@ -80,6 +80,7 @@ PLAN = (
     (WindowOptions(seconds=5.0, padding="features"), ("greedy",)),
     (WindowOptions(seconds=5.0, padding="keys-and-values"), ("greedy",)),
 )
+PADDINGS = ("silence", "none", "features", "keys-and-values")
 DEFAULTS = tuple((WindowOptions(seconds=s), ("greedy",)) for s in (None, 20.0, 15.0, 10.0, 5.0))
 
 
@@ -108,6 +109,9 @@ def main() -> None:
     parser.add_argument("--single", type=int, default=100, help="utterances of --eval")
     parser.add_argument("--long", type=int, default=8, help="audio files of 75 s made of --eval")
     parser.add_argument("--defaults", action="store_true", help="only the default of every window")
+    parser.add_argument(
+        "--paddings", nargs="+", type=float, metavar="SECONDS", help="only the paddings of windows"
+    )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     sets: dict[str, Sequence[Clip]] = {"shipped": clips_of(shipped_audio())}
@@ -115,7 +119,7 @@ def main() -> None:
         sets |= evaluation_sets(options.eval, options.single, options.long)
     checkpoint = load_checkpoint(options.checkpoint)
     rows = []
-    for window, ways in DEFAULTS if options.defaults else PLAN:
+    for window, ways in plan(options):
         made = bundle(checkpoint, window, options)
         for way in ways:
             row = measured(Transcriber(made, threads(options)), window, way, sets)
@@ -124,9 +128,18 @@ def main() -> None:
     write(rows, sets, options)
 
 
+def plan(options: argparse.Namespace) -> Sequence[tuple[WindowOptions, tuple[str, ...]]]:
+    """Return the windows to measure, and the ways of decoding each."""
+    if options.paddings:
+        pairs = product(options.paddings, PADDINGS)
+        return [(WindowOptions(seconds=s, padding=p), ("greedy",)) for s, p in pairs]
+    return DEFAULTS if options.defaults else PLAN
+
+
 def bundle(checkpoint: Checkpoint, window: WindowOptions, options: argparse.Namespace) -> Bundle:
     """Return the bundle for a window; export it, without verification, if it does not exist."""
-    parts = (options.target, window.seconds, window.padding, window.context_s, window.audio_s)
+    name = Path(options.checkpoint).name
+    parts = (name, options.target, window.seconds, window.padding, window.context_s, window.audio_s)
     folder = options.work / "-".join(str(part) for part in parts)
     if folder.is_dir():
         return Bundle.open(folder)
@@ -256,7 +269,9 @@ def write(
         "versions": versions(("whisperport", "torch", "onnxruntime", "executorch", "numpy")),
         "measured_on": today,
     }
-    which = "_defaults" if options.defaults else ""
+    which = "_defaults" if options.defaults else "_paddings" if options.paddings else ""
+    if options.checkpoint != "default":
+        which += f"_{Path(options.checkpoint).name}"
     path = RESULTS / f"short_windows{which}_{today}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -34,20 +34,20 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from memory import random_checkpoint
-
 from programs import bound, random_inputs
+
 from whisperport.audio import AudioSource, MelWindows, load_audio
 from whisperport.checkpoint import load_checkpoint
 from whisperport.model.whisper import Whisper, build_model
-from whisperport.programs.program import Program
-from whisperport.programs.whisper import Parts, prefill, step
+from whisperport.program.runner import Runner
 from whisperport.rewrites import run_rewrites
-from whisperport.runner import Runner
 from whisperport.runtime import DecodeOptions, Engine, Floats, decode_window, split_segments
 from whisperport.runtime.decode import prompt_tokens, suppressed_ids
 from whisperport.runtime.rules import Rules
 from whisperport.runtime.scores import Scores
 from whisperport.targets import RunOptions, get_target
+from whisperport.trace.program import Program
+from whisperport.trace.whisper import Parts, prefill, step
 from whisperport.transcription import Transcriber
 from whisperport.verification import machine, versions
 from whisperport.verification.clips import shipped_audio
@@ -230,7 +230,7 @@ def costs_of(size: str, rounds: int) -> dict[str, Any]:
     """Measure each program in turn."""
     model = build_model(load_checkpoint("default") if size == EMBEDDED else random_checkpoint(size))
     parts = Parts(model, [])
-    with patch("whisperport.programs.whisper.PICKED_ROWS", 1 + DRAFTED):
+    with patch("whisperport.trace.whisper.PICKED_ROWS", 1 + DRAFTED):
         check = prefill(parts, 1 + DRAFTED)
     check = replace(check, spec=replace(check.spec, name="check"))
     with tempfile.TemporaryDirectory() as folder:

@@ -23,10 +23,10 @@ from memory import random_checkpoint
 
 from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
-from whisperport.exporting import ExportOptions, export
-from whisperport.fastest import noise_call
+from whisperport.commands.fastest import noise_call
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.runtime import DecodeOptions, Engine, decode_window, load_engine
-from whisperport.runtime.engine import load_runners
+from whisperport.runtime.loading import load_runners
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import machine, versions
 from whisperport.verification.clips import Clip, shipped_audio

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.bench.measure import measure
-from whisperport.fixing import fix
+from whisperport.commands.fix import fix
 from whisperport.inspection.gain import compute_and_bytes
 from whisperport.inspection.read_exported import read_exported
-from whisperport.programs.program import Program, trace
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target
+from whisperport.trace.program import Program, trace
 from whisperport.verification import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -198,7 +198,7 @@ def lowered(program: Program, folder: Path, threads: int) -> tuple[Runner, dict[
 
 def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     result = {
-        "what": "strangers' Whisper at the sizes of tiny.en on XNNPACK, float32, random weights",
+        "what": "third-party Whisper at the sizes of tiny.en on XNNPACK, float32, random weights",
         "goals": GOALS,
         "rows": rows,
         "threads": options.threads,

@@ -4,7 +4,7 @@
 
 The embedded model is exported and verified for every target, and compiled if the vendor's compiler is
 installed. This takes minutes. Run it when a target, a program or a runtime's version has changed. Then run
-`make docs` and `make readme`, which compute statuses from this evidence.
+`make docs`, which computes statuses from this evidence.
 """
 
 from pathlib import Path
@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from whisperport.bundle import Bundle
 from whisperport.checkpoint import load_checkpoint
 from whisperport.cli.console import stages
-from whisperport.compiling import CompileOptions
-from whisperport.compiling import compile as compile_bundle
-from whisperport.evidence import Evidence
-from whisperport.exporting import ExportOptions, export
+from whisperport.compilation.compile import CompileOptions
+from whisperport.compilation.compile import compile as compile_bundle
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.evidence import Evidence
 from whisperport.targets import TARGETS, Target
 from whisperport.verification.project_evidence import by_target, evidence_file, to_bytes
 

@@ -1,84 +1,106 @@
-"""Run the demo, and write its output and its figures into README.md.
+"""Write the tables of README.md: the vendors with their status, and the times of other implementations.
 
     python docs/make_readme.py
 
-This takes minutes. Run it on an idle machine when a model, a program or a target has changed.
+Statuses follow from the recorded evidence, and times from the newest file of `benchmarks/bench_peers.py`.
 """
 
-import contextlib
-import io
+import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from whisperport.cli.console import stages
-from whisperport.cli.demo import print_rows
-from whisperport.demo import DemoRow, run_demo
-from whisperport.targets import get_target
-from whisperport.verification import machine
+from whisperport.targets import TARGETS
 from whisperport.verification.project_evidence import status_words
 
-README = Path(__file__).parents[1] / "README.md"
-TARGETS = ("onnxruntime", "xnnpack", "litert")
-HEADINGS = (
-    "Target",
-    "What it is",
-    "Status",
-    "Delegated nodes",
-    "Parity",
-    "Tokens equal",
-    "WER",
-    "WER (Whisper normalizer)",
-    "Encoder",
-    "Token",
-)
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+HOW_TO = "docs/how-to/"
+
+# Folder or module of `whisperport.targets` -> what it is, and the page to read.
+VENDORS = {
+    "onnxruntime": ("ONNX Runtime, any CPU", "docs/tutorials/first-bundle.md"),
+    "openvino": ("OpenVINO, CPUs", f"{HOW_TO}place-programs.md"),
+    "litert": ("LiteRT (TensorFlow Lite), CPUs", f"{HOW_TO}place-programs.md"),
+    "xnnpack": ("ExecuTorch with XNNPACK, CPUs", f"{HOW_TO}fix-a-program.md"),
+    "qualcomm": ("Qualcomm Hexagon", f"{HOW_TO}qualcomm-snapdragon.md"),
+    "rockchip": ("Rockchip", f"{HOW_TO}rockchip-rk3588.md"),
+    "ethos_u": ("Arm Ethos-U", f"{HOW_TO}ethos-u85.md"),
+    "hailo": ("Hailo", f"{HOW_TO}raspberry-pi-hailo.md"),
+    "mediatek": ("MediaTek Genio", f"{HOW_TO}mediatek-genio.md"),
+    "aws_neuron": ("AWS Inferentia, Trainium", f"{HOW_TO}aws-neuron.md"),
+}
+# Columns and rows of the table of times: as the results name them -> as the README does.
+CASES = {
+    ("tiny", "one window, 64 tokens"): "tiny",
+    ("small", "one window, 64 tokens"): "small",
+    ("embedded", "100 short files"): "100 short files",
+    ("embedded", "10 minutes"): "10 minutes",
+}
+CONTENDERS = {
+    "whisperport": "whisperport, float32",
+    "openvino-genai fp32": "openvino-genai, float32",
+    "faster-whisper fp32": "faster-whisper, float32",
+    "whisper.cpp f16": "whisper.cpp, float16 weights",
+    "whisperport, bf16 encoder": "whisperport, encoder in bfloat16",
+    "openvino-genai, defaults": "openvino-genai, bfloat16 (its default)",
+}
 
 
 def main() -> None:
-    """Run the demo and replace the marked parts of README.md."""
-    with stages() as progress:
-        rows = run_demo("default", Path("build/demo"), TARGETS, progress=progress)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        print_rows(rows)
-    text = README.read_text(encoding="utf-8")
-    for name, part in (
-        ("demo", f"```text\n{printed.getvalue()}```\n\n{_where()}\n"),
-        ("targets", _table(rows)),
-    ):
-        marked = rf"(?<=<!-- measured: {name} -->\n).*?(?=<!-- end -->)"
+    """Replace the marked parts of README.md."""
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_tables(text: str) -> str:
+    """Return the README with both tables as they are now."""
+    for name, part in (("peers", _peers()), ("vendors", _vendors())):
+        marked = rf"(?<=<!-- generated: {name} -->\n).*?(?=<!-- end -->)"
         found = re.search(marked, text, re.DOTALL)
         assert found, f"README.md has no mark for {name}"
         text = text[: found.start()] + part + text[found.end() :]
-    README.write_text(text, encoding="utf-8")
+    return text
 
 
-def _where() -> str:
-    on = machine()
-    return f"Measured on {on['cpu']}, {on['cores']} cores, {on['python']}."
+def _vendors() -> str:
+    rows = [
+        f"| [{title}]({page}) | {_statuses(folder)} |\n"
+        for folder, (title, page) in VENDORS.items()
+    ]
+    return "| Runtime or chip | Status |\n|---|---|\n" + "".join(rows)
 
 
-def _table(rows: Sequence[DemoRow]) -> str:
-    heading = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|\n"
-    return heading + "".join(_line(row) for row in rows)
+def _statuses(folder: str) -> str:
+    """Each status of the vendor's targets, followed by the targets that have it."""
+    targets: dict[str, list[str]] = {}
+    for target in TARGETS:
+        if type(target).__module__.removeprefix("whisperport.targets.").split(".")[0] == folder:
+            targets.setdefault(status_words(target.spec.name), []).append(f"`{target.spec.name}`")
+    return "<br>".join(f"{', '.join(names)}: {status}" for status, names in targets.items())
 
 
-def _line(row: DemoRow) -> str:
-    spec = get_target(row.target).spec
-    equal, of = row.tokens_equal
-    cells = (
-        f"`{spec.name}`",
-        spec.summary,
-        status_words(spec.name),
-        f"{row.delegated} of {row.delegated + row.undelegated}",
-        f"{row.sqnr_db:.0f} dB",
-        f"{equal} of {of} clips",
-        f"{row.errors.rate:.1%}",
-        f"{row.whisper_errors.rate:.1%}",
-        f"{row.encoder_ms:.1f} ms",
-        f"{row.token_ms:.2f} ms",
+def _peers() -> str:
+    path, results = _newest()
+    measured = {
+        (row["contender"], row["model"], row["case"]): row["ratio"] for row in results["rows"]
+    }
+    rows = [
+        f"| {title} | " + " | ".join(f"{measured[contender, *case]:.2f}" for case in CASES) + " |\n"
+        for contender, title in CONTENDERS.items()
+    ]
+    machine = results["machine"]
+    note = (
+        f"{machine['cpu']}, {machine['cores']} cores, {results['threads']} threads, "
+        f"{results['measured_on']}, `make bench-peers` ([results]({path.relative_to(ROOT)})).\n"
     )
-    return f"| {' | '.join(cells)} |\n"
+    heading = f"| Time, relative to the first row | {' | '.join(CASES.values())} |\n"
+    return heading + "|---" * (1 + len(CASES)) + "|\n" + "".join(rows) + "\n" + note
+
+
+def _newest() -> tuple[Path, dict[str, Any]]:
+    path = max((ROOT / "benchmarks" / "results").glob("peers_20*.json"))
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return path, found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Generate reference pages from the code: command line, rewrites, rules, limits, example of a target.
+"""Generate reference pages from the code: rewrites, rules, targets, and the example of a target.
 
     python docs/make_reference.py
 
@@ -8,16 +8,14 @@ A test compares the pages with the output of this script.
 import importlib
 import inspect
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-import click
-
-from whisperport.cli.console import WIDTH
-from whisperport.cli.main import cli
 from whisperport.inspection.rules import RULES
-from whisperport.inspection.rules.page import limit_text, rule_index, rule_page
+from whisperport.inspection.rules.page import limit_text, rule_index, rule_section
+from whisperport.program.spec import TargetSpec
 from whisperport.rewrites import HOST_REWRITES, REWRITES
-from whisperport.spec import TargetSpec
 from whisperport.targets import TARGETS, Target
 from whisperport.targets.options import NoOptions, describe
 from whisperport.verification.project_evidence import evidence_rows, status_words
@@ -26,121 +24,97 @@ REFERENCE = Path(__file__).parent / "reference"
 ADD_A_TARGET = Path(__file__).parent / "how-to" / "add-a-target.md"
 EXAMPLE = Path(__file__).parents[1] / "tests" / "dummy_vendor"
 
-CLI_HEAD = """\
-# Command line
-
-Results are printed to standard output; progress, warnings and errors to standard error. With `--json`
-the result is one JSON document. If `NO_COLOR` is set, the output has no colors. If the output is not a
-terminal, tables and help are at most 100 columns wide.
-
-| Exit code | Meaning |
-|---|---|
-| 0 | the command succeeded, and every comparison passed |
-| 1 | the command failed, or a comparison did not pass |
-| 2 | the command line is wrong |
-| 128 + N | the command was interrupted by signal N, such as 130 for Ctrl-C |
-| 141 | the program that read standard output has ended |
-"""
+Row = tuple[str, ...]
+ALL = "all"
 
 REWRITES_HEAD = """\
 # Rewrites
 
-A rewrite changes a graph into an equivalent one that a target supports better. The spec of a target lists
-its rewrites in order. The manifest of a bundle and the report of `whisperport check
---fix` state what each rewrite changed and what it did not change, with the reason. An *exact* rewrite
-computes the same function in real arithmetic. Every rewrite supports programs of openai-whisper and
-transformers as `torch.export` writes them, and does not copy weights in memory.
+A rewrite changes a graph into an equivalent one that a target supports better. The page of a target lists
+its rewrites in order. The manifest of a bundle and the report of `whisperport check --fix` state what each
+rewrite changed, and what it did not change and why. All are *exact*, unless noted: they compute the same
+function in real arithmetic. Rewrites read programs as `torch.export` writes them from openai-whisper and
+transformers, and copy no weights in memory. The [glossary](glossary.md) explains the letters of shapes.
 """
 
 RULES_HEAD = """\
 # Rules
 
-`whisperport check` checks every node of a program against these rules. The meaning of a code never
-changes. `whisperport explain CODE` prints the page of a rule.
+`whisperport check` checks every node of a program against these rules. `whisperport explain CODE` prints
+the section of one rule. The meaning of a code never changes.
 
-| Codes | Subject |
-|---|---|
-| WP1 | operators |
-| WP2 | ranks, dtypes and sizes |
-| WP3 | forms of an operator that is otherwise supported |
-| WP4 | the file of the program |
-| WP5 | warnings: supported, but computed in another way than the program states |
-| WP6 | warnings: work that a decoder repeats for every token |
+WP1 is about operators; WP2 about ranks, dtypes and sizes; WP3 about forms of an operator that is otherwise
+supported; WP4 about the file of the program. WP5 warns of nodes that are computed in another way than the
+program states, WP6 of work that a decoder repeats for every token.
 
-| Rule | Title |
-|---|---|
+Below each rule are the targets that it applies to: what they support, and the source. *Second-hand* marks
+a source that is not the vendor's, *inferred* a value that no document states for this chip.
 """
 
 
 def pages() -> dict[Path, str]:
     """Generate every page: path -> complete text."""
-    made = {REFERENCE / "cli.md": cli_page(), REFERENCE / "rewrites.md": rewrites_page()}
-    made[REFERENCE / "rules" / "README.md"] = RULES_HEAD + "".join(
-        f"| [{code}]({code}.md) | {title} |\n" for code, title in rule_index()
-    )
-    for code, rule in RULES.items():
-        made[REFERENCE / "rules" / f"{code}.md"] = rule_page(rule, [t.spec for t in TARGETS])
-    for target in TARGETS:
-        page = REFERENCE / "targets" / f"{target.spec.name}.md"
-        made[page] = target_page(page.read_text(encoding="utf-8"), target)
+    made = {REFERENCE / "rewrites.md": rewrites_page(), REFERENCE / "rules.md": rules_page()}
+    for name, targets in targets_by_page().items():
+        page = REFERENCE / "targets" / f"{name}.md"
+        made[page] = target_page(page.read_text(encoding="utf-8"), targets)
     made[ADD_A_TARGET] = page_with_files(ADD_A_TARGET.read_text(encoding="utf-8"), EXAMPLE)
     return made
 
 
-def cli_page() -> str:
-    """Generate the page with the help of whisperport and of each verb."""
-    parts = [CLI_HEAD, _help(cli, "whisperport")]
-    for name, verb in cli.commands.items():
-        parts += [f"## {name}\n", _help(verb, f"whisperport {name}")]
-    return "\n".join(parts)
+def page_of(target: Target) -> str:
+    """Return the name of a target's page, which is that of its module or folder."""
+    return type(target).__module__.split(".")[2].replace("_", "-")
 
 
-def _help(command: click.Command, name: str) -> str:
-    settings = {**cli.context_settings, "terminal_width": WIDTH}
-    context = click.Context(command, info_name=name, **settings)
-    return f"```text\n{command.get_help(context)}\n```\n"
+def targets_by_page() -> dict[str, list[Target]]:
+    """Group the targets by the page that describes them."""
+    found: dict[str, list[Target]] = {}
+    for target in TARGETS:
+        found.setdefault(page_of(target), []).append(target)
+    return found
+
+
+def rules_page() -> str:
+    """Generate the page of rules, with what `whisperport explain` prints of each."""
+    specs = [target.spec for target in TARGETS]
+    return "\n".join([RULES_HEAD, *(rule_section(RULES[code], specs) for code, _ in rule_index())])
 
 
 def rewrites_page() -> str:
     """Generate the page of rewrites, each with the docstring of its module."""
     parts = [REWRITES_HEAD]
     for name, rewrite in sorted(REWRITES.items()):
-        module = importlib.import_module(rewrite.apply.__module__)
-        users = [
-            t.spec.name for t in TARGETS if name in [r.partition("=")[0] for r in t.spec.rewrites]
-        ]
-        used_by = ", ".join(f"[{user}](targets/{user}.md)" for user in users) or "no target yet"
-        exact = "Exact." if rewrite.exact else "Not exact."
+        notes = [] if rewrite.exact else ["Not exact."]
         if rewrite.number is not None:
-            exact += f" `{name}=NUMBER` sets the number; the default is {rewrite.number}."
-        parts.append(f"## {name}\n\n{exact} Used by {used_by}.\n")
-        parts.append(f"```text\n{inspect.getdoc(module)}\n```\n")
+            notes.append(f"`{name}=NUMBER` sets the number, {rewrite.number} by default.")
+        parts.append(_rewrite(name, " ".join(notes), rewrite.apply.__module__))
     for name, move in sorted(HOST_REWRITES.items()):
-        module = importlib.import_module(move.__module__)
-        users = [t.spec.name for t in TARGETS if name in t.spec.host_rewrites]
-        used_by = ", ".join(f"[{user}](targets/{user}.md)" for user in users)
-        moves = (
-            "Moves steps to the host; applied by `whisperport check --fix` and `whisperport lower`."
-        )
-        parts.append(f"## {name}\n\nExact. {moves} Used by {used_by}.\n")
-        parts.append(f"```text\n{inspect.getdoc(module)}\n```\n")
+        note = "Moves steps to the host; applied by `check --fix` and `lower` only."
+        parts.append(_rewrite(name, note, move.__module__))
     return "\n".join(parts)
 
 
-def target_page(text: str, target: Target) -> str:
-    """Return a target's page with its marked parts generated from the spec and the options."""
-    spec = target.spec
+def _rewrite(name: str, note: str, module: str) -> str:
+    text = inspect.getdoc(importlib.import_module(module))
+    paragraphs = [f"## {name}", note, f"```text\n{text}\n```\n"]
+    return "\n\n".join(filter(None, paragraphs))
+
+
+def target_page(text: str, targets: Sequence[Target]) -> str:
+    """Return the page of targets with its marked parts generated from their specs and options."""
+    specs = [target.spec for target in targets]
     parts = {
-        "evidence": _evidence(spec),
-        "limits": _limits(spec),
-        "rewrites": _rewrites(spec),
-        "options": _options(target),
+        "status": _status(specs),
+        "limits": _limits(specs),
+        "options": _options(targets),
+        "rewrites": _rewrites(specs),
     }
     for name, part in parts.items():
-        pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
-        text, count = re.subn(pattern, rf"\g<1>{part}\g<2>", text, flags=re.DOTALL)
+        pattern = rf"(?<=<!-- generated: {name} -->\n).*?(?=<!-- end -->)"
+        text, count = re.subn(pattern, part.replace("\\", r"\\"), text, flags=re.DOTALL)
         if count != 1:
-            raise SystemExit(f"the page of {spec.name} has {count} marks for its {name}")
+            raise SystemExit(f"the page of {specs[0].name} has {count} marks for its {name}")
     return text
 
 
@@ -154,67 +128,116 @@ def page_with_files(text: str, folder: Path) -> str:
     return re.sub(r"<!-- file: (\S+) -->\n```python\n.*?```\n", block, text, flags=re.DOTALL)
 
 
-def _evidence(spec: TargetSpec) -> str:
-    """Generate the table of this project's evidence for a target."""
-    rows = [f"| {' | '.join(row)} |\n" for row in evidence_rows(spec.name)]
-    head = (
-        f"Status in this project: *{status_words(spec.name)}*.\n\n"
-        "| Evidence | Tool | Date | Machine |\n|---|---|---|---|\n"
-    )
-    return head + "".join(rows)
+def _grouped(rows: Iterable[tuple[str, Row]], names: Sequence[str]) -> dict[Row, str]:
+    """Join equal rows of several targets: row -> the targets' names, or ALL if these are `names`."""
+    found: dict[Row, list[str]] = {}
+    for name, row in rows:
+        found.setdefault(row, []).append(name)
+    return {row: ALL if len(had) == len(names) else ", ".join(had) for row, had in found.items()}
 
 
-def _limits(spec: TargetSpec) -> str:
-    limits = {
-        "dtypes": ("inputs and outputs", ", ".join(sorted(spec.dtypes))),
-        "max_rank": ("highest rank", str(spec.max_rank)),
-        "operators": (
-            "operators",
-            ", ".join(f"`{name}`" for name in sorted(spec.operators))
-            if spec.operators is not None
-            else "the compiler decides",
-        ),
-    }
+def _status(specs: Sequence[TargetSpec]) -> str:
+    """Generate the status of each target, and the list of this project's evidence."""
+    names = [spec.name for spec in specs]
+    statuses = _grouped(((name, (status_words(name),)) for name in names), names)
+    evidence = _grouped(((name, row) for name in names for row in evidence_rows(name)), names)
+    lines = [
+        f"Status in this project{'' if had == ALL else f' of {had}'}: *{status}*.\n"
+        for (status,), had in statuses.items()
+    ]
     rows = [
-        f"| {words} | {value} | {spec.sources.get(field, 'not stated')} |\n"
-        for field, (words, value) in limits.items()
+        f"- {kind}: {tool}; {date} on {machine}{'' if had == ALL else f' ({had})'}\n"
+        for (kind, tool, date, machine), had in evidence.items()
     ]
-    rows += [
-        f"| [{limit.rule}](../rules/{limit.rule}.md)"
-        f"{': ' if limit.operators else ''}{', '.join(sorted(limit.operators))} "
-        f"| {limit_text(limit)} | {limit.source} |\n"
-        for limit in spec.limits
-    ]
-    return f"| Limit | Value | Source |\n|---|---|---|\n{''.join(rows)}"
+    return "".join(lines) + "\n" + "".join(rows)
 
 
-def _options(target: Target) -> str:
-    """Generate the table of a target's options, with the commands that accept them."""
-    classes = {
-        "`export --option`": target.lower_options,
-        "`compile --option`": target.compiler.options if target.compiler else NoOptions,
-        "`import --option`": target.importer.options if target.importer else NoOptions,
-        "`transcribe`, `verify` and `bench` `--run-option`": target.run_options,
+def _limits(specs: Sequence[TargetSpec]) -> str:
+    """Generate the list of limits; a line has all targets with the same limit."""
+    names = [spec.name for spec in specs]
+    lines = _grouped(((spec.name, (line,)) for spec in specs for line in _limit_lines(spec)), names)
+    listed = [f"- {line}{'' if had == ALL else f' ({had})'}\n" for (line,), had in lines.items()]
+    listed.sort(key=lambda line: line.startswith("- ["))  # the rules last
+    some = " In parentheses: the targets with this limit, if not all." if len(names) > 1 else ""
+    return f"The source of a limit is in the section of its rule.{some}\n\n" + "".join(listed)
+
+
+def _limit_lines(spec: TargetSpec) -> list[str]:
+    """Return each limit of a target as words, with a link to its rule."""
+    names = "the compiler decides"
+    if spec.operators is not None:
+        names = ", ".join(f"`{name}`" for name in sorted(spec.operators)) or "none"
+        names += f" ({_rule_link('WP104' if spec.operators_observed else 'WP101')})"
+    lines = [
+        f"Dtypes of inputs and outputs: {', '.join(sorted(spec.dtypes))} ({_rule_link('WP202')})",
+        f"Highest rank: {spec.max_rank} ({_rule_link('WP201')})",
+        f"Operators: {names}",
+        f"Precisions, the default first: {', '.join(f'`{name}`' for name in spec.precisions)}",
+    ]
+    for limit in spec.limits:
+        title, value = RULES[limit.rule].title, limit_text(limit)
+        if value.startswith("not"):
+            title, value = value, ""
+        operators = f" for {', '.join(sorted(limit.operators))}" if limit.operators else ""
+        lines.append(f"{_rule_link(limit.rule)}{operators}: {title}{value and f'; {value}'}")
+    return lines
+
+
+def _rule_link(code: str) -> str:
+    return f"[{code}](../rules.md#{code.lower()})"
+
+
+def _options(targets: Sequence[Target]) -> str:
+    """Generate the lists of the targets' options, one for each command that accepts some."""
+    names = [target.spec.name for target in targets]
+    prefix = names[0] if len(names) == 1 else "TARGET"
+    found: dict[str, list[tuple[str, Row]]] = {}
+    for target in targets:
+        for command, options in _option_classes(target).items():
+            for one in describe(options):
+                default = f"default: {one.default}" if one.default else ""
+                values = one.values if one.values not in ("text", "a path") else ""
+                known = "; ".join(filter(None, (values, default)))
+                line = f"- `{prefix}.{one.name}`: {one.help}{known and f' [{known}]'}"
+                found.setdefault(command, []).append((target.spec.name, (line,)))
+    parts = []
+    for command, rows in found.items():
+        lines = _grouped(rows, names)
+        listed = "".join(
+            f"{line}{'' if had == ALL else f' ({had})'}\n" for (line,), had in lines.items()
+        )
+        parts.append(f"{command}:\n\n{listed}")
+    return "\n".join(parts) or "None.\n"
+
+
+def _option_classes(target: Target) -> dict[str, type[Any]]:
+    return {
+        "`export --option NAME=VALUE`": target.lower_options,
+        "`compile --option NAME=VALUE`": target.compiler.options if target.compiler else NoOptions,
+        "`import --option NAME=VALUE`": target.importer.options if target.importer else NoOptions,
+        "`--run-option NAME=VALUE` of `transcribe`, `verify` and `bench`": target.run_options,
     }
-    rows = [
-        f"| {verbs} | `{target.spec.name}.{one.name}` | {one.values} | {one.default or '-'} "
-        f"| {one.help} |\n"
-        for verbs, options in classes.items()
-        for one in describe(options)
-    ]
-    head = "| Command | Option | Values | Default | Description |\n|---|---|---|---|---|\n"
-    return head + "".join(rows) if rows else "None.\n"
 
 
-def _rewrites(spec: TargetSpec) -> str:
-    if not spec.rewrites:
-        return "None.\n"
-    names = (*spec.rewrites, *spec.host_rewrites)
+def _rewrites(specs: Sequence[TargetSpec]) -> str:
+    """Generate the list of rewrites, in the order in which they are applied."""
+    names = [spec.name for spec in specs]
+    lists = _grouped(((spec.name, (_list_of_rewrites(spec),)) for spec in specs), names)
     return "".join(
-        f"{number}. [{name}](../rewrites.md#{name.partition('=')[0]})"
-        f"{', applied only by `check --fix` and `lower`' if name in spec.host_rewrites else ''}\n"
-        for number, name in enumerate(names, start=1)
+        f"{'' if had == ALL else f'For {had}: '}{text}\n" for (text,), had in lists.items()
     )
+
+
+def _list_of_rewrites(spec: TargetSpec) -> str:
+    def links(names: Sequence[str]) -> str:
+        return ", ".join(f"[{name}](../rewrites.md#{name.partition('=')[0]})" for name in names)
+
+    if not (spec.rewrites or spec.host_rewrites):
+        return "None."
+    text = f"In this order: {links(spec.rewrites)}."
+    if spec.host_rewrites:
+        text += f" Then, by `check --fix` and `lower` only: {links(spec.host_rewrites)}."
+    return text
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ python docs/npu_page.py
 """
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,19 @@ PAGE = Path(__file__).parent / "reference" / "npu-compilers.md"
 HEAD = """\
 # NPU compilers: what they made of the embedded model
 
-For each chip whose compiler was installed on the machine that measured, the model `default` was
-exported, compiled, and run in the vendor's simulator where there is one (`python benchmarks/npu.py`).
-No chip was used. *Evidence* says what was done with the compiled programs. *dB* is the lowest
-signal-to-quantization-noise ratio of any output of the program against float32, over the simulated
-clips or calls; *-* means that no output was compared. *Tokens* counts clips of which every token equals
-the one that PyTorch decodes, and *WER* is the change of the word error rate on these clips: the
-encoder's simulated output, decoded on the CPU. *Size* is that of all compiled programs. *Time* is that
-of the compiler and the simulator on the measuring machine; it says nothing about the chip. *-* means that
-it ran in parts.
+For each chip whose compiler was installed on the measuring machine, `python benchmarks/npu.py` exported
+the model `default`, compiled it, and ran it in the vendor's simulator where there is one. No chip was
+used. Chips with equal results share a row.
+
+- *dB*: the lowest signal-to-quantization-noise ratio of any output of the program against float32, over
+  the simulated clips or calls; *-* means that none was compared.
+- *Tokens*: clips of which every token equals the one that PyTorch decodes.
+- *WER*: the largest change of the word error rate on these clips. The encoder is simulated; its output is
+  decoded on the CPU.
 
 """
 COLUMNS = (
-    "Chip",
+    "Chips",
     "Precision",
     "Evidence",
     "Programs",
@@ -35,8 +37,6 @@ COLUMNS = (
     "Step dB",
     "Tokens",
     "WER",
-    "Size",
-    "Time",
 )
 
 
@@ -46,16 +46,28 @@ def npu_page() -> str:
     written = [row for row in rows if not row["refused"]]
     refused = [row for row in rows if row["refused"]]
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    lines += [f"| {' | '.join(_cells(row))} |" for row in written]
+    chips = _joined((_cells(row), f"`{row['target']}`") for row in written)
+    lines += [f"| {' | '.join([had, *cells])} |" for cells, had in chips.items()]
     text = HEAD + "\n".join(lines) + "\n"
     if refused:
         text += "\n## Rejected\n\nwhisperport wrote no bundle for these: "
         text += "the simulated programs disagree with the model.\n\n"
-        text += "| Chip | Precision | Reason |\n|---|---|---|\n"
+        reasons = _joined(
+            ((row["precision"], row["refused"]), f"`{row['target']}`") for row in refused
+        )
         text += "".join(
-            f"| `{row['target']}` | {row['precision']} | {row['refused']} |\n" for row in refused
+            f"- {chips} in {precision}: {reason}\n"
+            for (precision, reason), chips in reasons.items()
         )
     return text + _notes(written) + _where(rows)
+
+
+def _joined(pairs: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
+    """Join the names that have equal values: values -> names."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for values, name in pairs:
+        found.setdefault(values, []).append(name)
+    return {values: ", ".join(dict.fromkeys(names)) for values, names in found.items()}
 
 
 def _newest() -> list[dict[str, Any]]:
@@ -69,7 +81,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     free = [c for c in checks if c["level"] == "tokens" and c["what"].endswith(", free")]
     words = [check for check in checks if check["level"] == "words"]
     return (
-        f"`{row['target']}`",
         row["precision"],
         _evidence(
             {kind for program in programs for kind in program["kinds"]}, compared=bool(checks)
@@ -79,8 +90,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         _lowest(checks, "step"),
         f"{sum(c['passed'] for c in free)} of {len(free)}" if free else "-",
         f"{max(100 * check['value']['change'] for check in words):+.1f}%" if words else "-",
-        f"{sum(program['bytes'] for program in programs) / 1e6:.1f} MB",
-        f"{row['compile_s']:.0f} s" if "compile_s" in row else "-",
     )
 
 
@@ -102,18 +111,18 @@ def _lowest(checks: list[dict[str, Any]], program: str) -> str:
 
 def _notes(rows: list[dict[str, Any]]) -> str:
     """Return what the compilers noted of single programs, such as their own estimates."""
-    notes = [
-        f"| `{row['target']}` | {row['precision']} | `{program['name']}` | {note} |\n"
+    notes = _joined(
+        (
+            (f"`{row['target']}` in {row['precision']}", re.sub(r" \(\d+ times\)", "", note)),
+            f"`{program['name']}`",
+        )
         for row in rows
         for program in row["programs"]
         for note in program["notes"]
-    ]
-    if not notes:
-        return ""
-    head = (
-        "\n## Notes of the compilers\n\n| Chip | Precision | Program | Note |\n|---|---|---|---|\n"
     )
-    return head + "".join(notes)
+    merged = _joined(((programs, note), where) for (where, note), programs in notes.items())
+    lines = [f"- {where}, {programs}: {note}\n" for (programs, note), where in merged.items()]
+    return "\n## Notes of the compilers\n\n" + "".join(lines) if lines else ""
 
 
 def _where(rows: list[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fuzz.case import ACCEPTED, REJECTED, Format, Outcome
 from fuzz.supervisor import Supervisor
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 
 KEPT = 3  # number of inputs that are saved for each kind of finding
 AGAIN = (

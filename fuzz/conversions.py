@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whisperport.dims import Dims
+from whisperport.program.dims import Dims
 
 CT2_FUSED = {
     "self_attention/linear_0": ("attn.query", "attn.key", "attn.value"),

@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 from fuzz.case import Format
-from fuzz.format_1 import as_format_1
 from fuzz.mutators import archives, folders, json_values, pickles, raw, wire
 
 CLIP = "clip.wav"  # one second of noise beside each bundle
@@ -80,13 +79,6 @@ def _change_manifest(bundle: Path, random: Random, outside: str) -> None:
         path.write_bytes(raw.mutated(data, random))
         return
     path.write_bytes(json_values.mutated(data, random, outside, _with_checksum))
-
-
-def _change_old_manifest(bundle: Path, random: Random, outside: str) -> None:
-    path = bundle / "manifest.json"
-    old = as_format_1(json.loads(path.read_bytes()))
-    path.write_text(json.dumps(_with_checksum(old), ensure_ascii=False), encoding="utf-8")
-    _change_manifest(bundle, random, outside)
 
 
 def _change_any_file(bundle: Path, random: Random, outside: str) -> None:
@@ -469,7 +461,7 @@ def _inspect(folder: Path) -> None:
 
 def _read_pt2(folder: Path) -> None:
     """Load the program with torch, as `check --fix` and `lower` do first."""
-    from whisperport.programs.pt2 import read_pt2
+    from whisperport.trace.pt2 import read_pt2
 
     read_pt2(_program(folder))
 
@@ -618,8 +610,7 @@ def _bundle_format(name: str, group: str, change: Any, share: int) -> Format:
 ONNX, PTE = "bundle-onnxruntime", "bundle-xnnpack"
 # The shares give half an hour on two idle cores. A run that imports ExecuTorch takes 5 s, others take 1 s.
 FORMATS = (
-    _bundle_format("manifest", ONNX, _change_manifest, 2000),
-    _bundle_format("manifest of format 1", ONNX, _change_old_manifest, 500),
+    _bundle_format("manifest", ONNX, _change_manifest, 2500),
     _bundle_format("bundle", ONNX, _change_any_file, 800),
     _bundle_format("bundle of .onnx", ONNX, _change_onnx, 500),
     _bundle_format("bundle of .pte", PTE, _change_pte, 150),

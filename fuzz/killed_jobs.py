@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.bundle import Bundle, ProgramEntry, writing_bundle
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 
 LAST_STAGES = ("moving the bundle to its folder", "writing the bundle")
 TARGETS = ("onnxruntime", "hailo8l")
@@ -73,7 +73,7 @@ def _checkpoint() -> Any:
 
 
 def _trace_once() -> None:
-    from whisperport.programs import variants as programs
+    from whisperport.trace import variants as programs
 
     real, traced = programs.whisper_programs, {}
 
@@ -88,7 +88,7 @@ def _trace_once() -> None:
 
 
 def _export(checkpoint: Any, target: str, out: Path, progress: Progress = lambda _: None) -> Bundle:
-    from whisperport.exporting import ExportOptions, export
+    from whisperport.exporting.export import ExportOptions, export
     from whisperport.targets import RunOptions
 
     return export(
@@ -119,7 +119,7 @@ def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Progress], object
     from tests.targets.hailo.fake_sdk import InstalledSdk
     from tests.targets.hailo.hef_file import encoder_hef
 
-    from whisperport.compiling import CompileOptions, compile
+    from whisperport.compilation.compile import CompileOptions, compile
 
     dims = bundle.manifest.dims
     hef = encoder_hef(3, 2 * dims.n_audio_ctx, dims.n_mels, dims.n_audio_state)

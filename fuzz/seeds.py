@@ -13,8 +13,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from whisperport.dims import Dims
-from whisperport.generation import Generation
+from whisperport.program.dims import Dims
+from whisperport.program.generation import Generation
 from whisperport.text.byte_level import to_byte_characters
 
 DIMS = Dims(
@@ -121,7 +121,7 @@ def _bundle(folder: Path, target: str) -> None:
     import numpy as np
 
     from whisperport.checkpoint.checkpoint import Checkpoint, Source
-    from whisperport.exporting import ExportOptions, export
+    from whisperport.exporting.export import ExportOptions, export
     from whisperport.targets import RunOptions
     from whisperport.verification.clips import Clip
 

@@ -14,7 +14,19 @@ from typing import Any
 
 import hypothesis
 import pytest
-import torch
+
+from .without_torch import IS_ABSENT
+
+if IS_ABSENT:
+    from .without_torch import (  # noqa: F401
+        pytest_ignore_collect,
+        pytest_make_collect_report,
+        pytest_runtest_makereport,
+        pytest_runtest_setup,
+        pytest_terminal_summary,
+    )
+else:
+    import torch
 
 Make = Callable[..., Any]
 
@@ -82,7 +94,8 @@ def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
     """Give the modules of a test the same random weights, whichever tests ran before it."""
-    torch.manual_seed(0)
+    if not IS_ABSENT:  # torch.manual_seed also keeps a traceback: 1 ms per test
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -206,19 +219,23 @@ def tiny_checkpoint(tiny_checkpoint_folder: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def one_layer_checkpoint(
-    random_openai_whisper: Make, tmp_path_factory: pytest.TempPathFactory
-) -> Any:
-    """One encoder and one decoder layer: an export takes half of the time of `tiny_checkpoint`."""
-    from whisperport.checkpoint import load_checkpoint
-
+def one_layer_pt(random_openai_whisper: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `.pt` file of one encoder and one decoder layer; made once per session, do not write to it."""
     path = tmp_path_factory.mktemp("one-layer") / "one-layer.pt"
     model = random_openai_whisper(n_audio_layer=1, n_text_layer=1)
     torch.save({"dims": vars(model.dims), "model_state_dict": model.state_dict()}, path)
-    return load_checkpoint(path)
+    return path
 
 
-def _randomize(model: torch.nn.Module, seed: int) -> None:
+@pytest.fixture(scope="session")
+def one_layer_checkpoint(one_layer_pt: Path) -> Any:
+    """One encoder and one decoder layer: an export takes half of the time of `tiny_checkpoint`."""
+    from whisperport.checkpoint import load_checkpoint
+
+    return load_checkpoint(one_layer_pt)
+
+
+def _randomize(model: "torch.nn.Module", seed: int) -> None:
     """Set matrices with a gain of about 1, so that activations neither vanish nor explode in two layers."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -328,8 +345,8 @@ def eager_runners() -> Make:
 
     from whisperport.model.batch_decoder import BatchDecode
     from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
-    from whisperport.runner import Binding, Runner
-    from whisperport.spec import ProgramSpec, TensorSpec
+    from whisperport.program.runner import Binding, Runner
+    from whisperport.program.spec import ProgramSpec, TensorSpec
 
     from .overwriting import OverwritingBinding
 
@@ -430,8 +447,8 @@ def fake_targets(
 ) -> dict[str, Any]:
     """Register `fake` and `other`, targets that compile nothing, for the micro checkpoint."""
     from whisperport import targets
-    from whisperport.exporting import with_alignment_heads
-    from whisperport.programs.variants import BATCHES, PREFILLS
+    from whisperport.exporting.export import with_alignment_heads
+    from whisperport.trace.variants import BATCHES, PREFILLS
 
     from .fake_target import fake
 
@@ -448,10 +465,10 @@ def micro_programs(micro_checkpoint: Any, micro: Any) -> Iterator[tuple[Any, ...
     """The micro checkpoint's programs, traced once, and converted to ONNX by torch once."""
     import onnx_ir as ir
 
-    from whisperport.exporting import with_alignment_heads
-    from whisperport.programs import onnx
-    from whisperport.programs.variants import whisper_programs
-    from whisperport.programs.whisper import Parts
+    from whisperport.exporting.export import with_alignment_heads
+    from whisperport.trace import onnx
+    from whisperport.trace.variants import whisper_programs
+    from whisperport.trace.whisper import Parts
 
     generation = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims)
     programs = tuple(whisper_programs(Parts(micro, generation.alignment_heads)))
@@ -483,8 +500,8 @@ def micro_bundle(
 @pytest.fixture(scope="session")
 def micro_batch_step(micro: Any) -> Any:
     """The micro model's step of two texts, traced once."""
-    from whisperport.programs.variants import BATCHES
-    from whisperport.programs.whisper import Parts, batch_step
+    from whisperport.trace.variants import BATCHES
+    from whisperport.trace.whisper import Parts, batch_step
 
     return batch_step(Parts(micro, []), BATCHES[0])
 
@@ -494,7 +511,7 @@ def quick_tracing(
     micro_programs: tuple[Any, ...], micro_batch_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let exports of the micro checkpoint use programs that are traced already."""
-    from whisperport.programs import variants
+    from whisperport.trace import variants
 
     known = {program.name: program for program in (*micro_programs, micro_batch_step)}
     monkeypatch.setattr(

@@ -4,8 +4,8 @@ import os
 from functools import cache
 from pathlib import Path
 
-from whisperport.embedded_model import unpack_model
-from whisperport.model_bundle import bundle_of
+from whisperport.data.embedded_model import unpack_model
+from whisperport.exporting.model_bundle import bundle_of
 
 
 def default_bundle() -> Path:

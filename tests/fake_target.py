@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from whisperport.bundle import ProgramEntry
-from whisperport.placement import Placement
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec, TargetSpec
+from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec, TargetSpec
 from whisperport.targets import RunOptions, Target
 
 
@@ -45,14 +46,14 @@ class FakeTarget(Target):
             (folder / file).write_text(program.name)
             if self.failure is not None:
                 raise self.failure
-            delegation = {"delegated": 1, "subgraphs": 1, "undelegated": []}
+            facts = ProgramFacts(delegated=1, subgraphs=1, undelegated=())
             entries.append(
                 ProgramEntry(
                     spec=program.spec,
                     placement=Placement(self.spec.name, self.precisions.get(program.name, "fp32")),
                     method=program.name,
                     files=(file,),
-                    delegation=delegation,
+                    facts=facts,
                 )
             )
         return entries

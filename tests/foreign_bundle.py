@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from whisperport.bundle import MANIFEST, Bundle, FileEntry, Manifest
 from whisperport.bundle.folder import file_sha256
-from whisperport.spec import ProgramSpec
+from whisperport.program.spec import ProgramSpec
 
 from .embedded import default_bundle
 

@@ -2,8 +2,8 @@
 
 import json
 
-from whisperport.dims import Dims
-from whisperport.generation import Generation
+from whisperport.program.dims import Dims
+from whisperport.program.generation import Generation
 from whisperport.text.byte_level import to_byte_characters
 
 DIMS = Dims(

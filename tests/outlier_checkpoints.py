@@ -2,7 +2,8 @@
 
 Stored is the difference to the embedded model: `outliers/NAME.xz` is an LZMA file of the length of a JSON
 header (4 bytes, little endian), the header, and for each changed tensor, in the header's order, int8
-multiples of its step; the planted unit's own row and column follow as float16.
+multiples of its step; the planted unit's own row and column follow as float16. Before these are, whole, the
+tensors that the header lists under `float16`.
 """
 
 import hashlib
@@ -21,8 +22,8 @@ from filelock import FileLock
 from safetensors.torch import save_file
 from torch import Tensor
 
-from whisperport import embedded_model
 from whisperport.checkpoint import load_checkpoint
+from whisperport.data import embedded_model
 
 STORED = Path(__file__).parent / "outliers"
 NAMES = tuple(sorted(path.stem for path in STORED.glob("*.xz")))
@@ -93,6 +94,11 @@ def outlier_weights(file: Path) -> dict[str, Tensor]:
     planted = planted_in(file)
     weights = {k: v.clone() for k, v in load_checkpoint("default").weights.items()}
     at = 0
+    for name in header.get("float16", ()):
+        shape = weights[name].shape
+        whole = np.frombuffer(body, np.float16, shape.numel(), at).reshape(shape)
+        weights[name] = torch.from_numpy(whole.copy())
+        at += whole.nbytes
     for name, step in header["steps"].items():
         base = weights[name].numpy()
         multiples = np.frombuffer(body, np.int8, base.size, at).reshape(base.shape)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from whisperport.runner import Array, Binding, Runner
+from whisperport.program.runner import Array, Binding, Runner
 
 
 class OverwritingBinding(Binding):

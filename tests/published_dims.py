@@ -1,6 +1,6 @@
 """Sizes of published checkpoints that tests compute with."""
 
-from whisperport.dims import Dims
+from whisperport.program.dims import Dims
 
 TURBO = Dims(
     n_mels=128,

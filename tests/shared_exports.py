@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from whisperport.bundle import Bundle
 from whisperport.bundle.origin import record_own
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.targets import RunOptions
 
 State = dict[str, list[int]]  # file -> size, time of last change

@@ -187,15 +187,7 @@ TERMS = (
 )
 
 # (file, text around the term) -> why the term is right there. An unused exception fails the tests.
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    (
-        "src/whisperport/bundle/format_1.py",
-        "checked against contract",
-    ): "a status as manifests of format 1 store it",
-    ("src/whisperport/bundle/format_1.py", "decode_full"): "a program's name in format 1",
-    ("src/whisperport/bundle/format_1.py", "sound"): "a member of `window` in format 1",
-    ("src/whisperport/bundle/format_1.py", "heard"): "a member of `window` in format 1",
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 _WORD = r"(?<![\w`.-])(?:{})(?![\w`-])"
 _OPTION = r"(?<![\w-])(?:{})(?![\w-])"

@@ -1,9 +1,11 @@
-"""Who may import whom, and what must not be imported where there is no torch."""
+"""The map of ARCHITECTURE.md: who may import whom, and what must not be imported without torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -11,90 +13,33 @@ import pytest
 
 import whisperport
 from whisperport.bundle import Bundle
+from whisperport.targets import MODULES
 
-# Bottom first: a module imports from those named before it, in its own layer too.
-LAYERS = (
-    (
-        "errors",
-        "progress",
-        "interrupts",
-        "ranges",
-        "spec",
-        "masks",
-        "placement",
-        "checks",
-        "evidence",
-        "dims",
-        "generation",
-        "window",
-        "signatures",
-        "regular_file",
-        "unpacking",
-        "embedded_model",
-    ),
-    (
-        *("atomic", "locking", "limited", "audio", "text", "protobuf", "bundle", "process"),
-        *("memory", "runner", "host_part", "profiling"),
-    ),
-    ("checkpoint", "model", "programs", "rewrites", "inspection"),  # the build side: torch
-    ("toolchain", "targets"),
-    ("runtime", "verification", "calibration", "diagnosis"),
-    (
-        *(
-            "preflight",
-            "watchdog",
-            "placing",
-            "masking",
-            "quantizing",
-            "fetching",
-            "exporting",
-            "model_bundle",
-            "transcription",
-            "live",
-            "lowering",
-        ),
-        *("fixing", "checking", "emulating", "artifacts", "compile_errors", "compiling"),
-        *("importing", "inspecting", "planning"),
-    ),
-    ("bench", "doctor", "fastest", "demo", "probing"),
-    ("cli", "__main__"),
-)
-RANK = {name: rank for rank, name in enumerate(name for layer in LAYERS for name in layer)}
-BUILD_SIDE = LAYERS[2]
+ROOT = Path(whisperport.__file__).parent
+FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
+PAGE = Path(__file__).parents[1] / "ARCHITECTURE.md"
+
+
+def read_map(page: str) -> dict[str, bool]:
+    """Folders and modules of the map, in its order -> whether they need torch."""
+    (block,) = re.findall(r"^## The map$.*?^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    rows = [row for row in block.splitlines() if row[:1].strip()]  # others continue a description
+    return {row.split()[0]: row.endswith(" torch") for row in rows}
+
+
+# A module imports from the rows above its own, and from its own.
+MAP = read_map(PAGE.read_text(encoding="utf-8"))
+RANK = {name: rank for rank, name in enumerate(MAP)}
+NEEDS_TORCH = {name for name, needs_torch in MAP.items() if needs_torch}
 HEAVY = {
     *("torch", "onnx", "onnx_ir", "onnxscript", "executorch", "transformers", "safetensors"),
     *("huggingface_hub", "requests", "torchao", "litert_torch", "ai_edge_quantizer"),
 }
-# Plugins do not import each other; what they share is named here.
-SHARED = {
-    "targets": {
-        *("base", "compiler", "importer", "machine", "options", "partitioner"),
-        "execution_provider",
-        *(
-            "onnx_attention",
-            "onnx_blocks",
-            "onnx_lowering",
-            "onnx_runner",
-            "onnx_shapes",
-            "onnx_target",
-            "onnx_own_weights",
-            "onnx_weights",
-            "program_files",
-            "quantizing",
-            "stage_report",
-            "stated_signature",
-            "supported",
-        ),
-        *("tflite_lowering", "tflite_quantization", "tflite_quantizing", "tflite_runner"),
-    },
-    "rewrites": {"base", "graph", "host"},
-}
-
+# Plugins do not import each other. The other modules of these two folders are what plugins share.
+VENDORS = {module.split(".")[0] for module in MODULES}
+REWRITES_SHARE = {"__init__", "base", "graph", "host"}
 # Files that stand alone in another environment, which has torch: only functions import them.
 STANDALONE = {"targets/aws_neuron/neuron_modules.py", "targets/aws_neuron/neuron_fused.py"}
-
-ROOT = Path(whisperport.__file__).parent
-FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def modules(nodes: Iterable[ast.AST]) -> Iterator[list[str]]:
@@ -123,26 +68,19 @@ def faults(file: str, source: str) -> list[str]:
     mine = file.split("/")[0].removesuffix(".py")
     if mine == "__init__":  # the shop window shows what is below the command line
         return _heavy(tree) + [
-            f"imports {name[1]}" for name in _ours(ast.walk(tree)) if name[1] in LAYERS[-1]
+            f"imports {name[1]}" for name in _ours(ast.walk(tree)) if name[1] in ("cli", "__main__")
         ]
     if mine not in RANK:
-        return [f"`{mine}` is in no layer"]
+        return [f"`{mine}` is not in the map"]
     found = [f"relative import at line {node.lineno}" for node in _relative(tree)]
     for name in _ours(ast.walk(tree)):
-        if name[1] == mine:
-            if (
-                mine in SHARED
-                and _is_plugin(file, mine)
-                and name[2] not in {*SHARED[mine], file.split("/")[1]}  # a plugin may be a folder
-            ):
-                found.append(f"the plugin imports {'.'.join(name[1:])}, another plugin")
-        elif name[1] not in RANK:
-            continue  # `from whisperport import __version__`
-        elif RANK[name[1]] > RANK[mine]:
+        if name[1] in RANK and RANK[name[1]] > RANK[mine]:
             found.append(f"imports {name[1]}, which is not below it")
+        if name[1] == mine and _is_another_plugin(file, name):
+            found.append(f"the plugin imports {'.'.join(name[1:])}, another plugin")
     if file in STANDALONE:
         return found + [f"imports {name[1]}, but stands alone" for name in _ours(ast.walk(tree))]
-    return found + (_heavy(tree) if mine not in BUILD_SIDE else [])
+    return found + (_heavy(tree) if mine not in NEEDS_TORCH else [])
 
 
 def _ours(nodes: Iterable[ast.AST]) -> Iterator[list[str]]:
@@ -153,9 +91,14 @@ def _relative(tree: ast.AST) -> list[ast.ImportFrom]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
 
 
-def _is_plugin(file: str, folder: str) -> bool:
-    stem = file.split("/")[-1].removesuffix(".py")
-    return stem != "__init__" and stem not in SHARED[folder]
+def _is_another_plugin(file: str, name: list[str]) -> bool:
+    """Whether a module of `targets` or `rewrites` imports a plugin that it is not a part of."""
+    folder, part = file.split("/")[0], file.split("/")[1].removesuffix(".py")
+    if part == "__init__" or name[2] == part:
+        return False
+    if folder == "targets":
+        return name[2] in VENDORS or (part in VENDORS and name[2] == "get_target")
+    return folder == "rewrites" and part not in REWRITES_SHARE and name[2] not in REWRITES_SHARE
 
 
 def _heavy(tree: ast.Module) -> list[str]:
@@ -164,7 +107,7 @@ def _heavy(tree: ast.Module) -> list[str]:
     return found + [
         f"imports {name[1]}, which needs torch, when it is imported"
         for name in at_import
-        if name[0] == "whisperport" and name[1:2] and name[1] in BUILD_SIDE
+        if name[0] == "whisperport" and name[1:2] and name[1] in NEEDS_TORCH
     ]
 
 
@@ -184,19 +127,20 @@ def test_imports_point_down(file: str) -> None:
         ("runtime/engine.py", "try:\n    import torch\nexcept ImportError: ...", "imports torch"),
         ("runtime/engine.py", "if not TYPE_CHECKING:\n    import torch", "imports torch"),
         ("runtime/engine.py", "if TYPE_CHECKING: ...\nelse:\n    import torch", "imports torch"),
-        ("targets/base.py", "from whisperport.programs.program import Program", "needs torch"),
+        ("targets/base.py", "from whisperport.trace.program import Program", "needs torch"),
         ("__init__.py", "from whisperport.checkpoint import Checkpoint", "needs torch"),
         ("__init__.py", "from whisperport.cli import main", "imports cli"),
         ("targets/xnnpack.py", "from whisperport.targets.onnxruntime import CPU", "another plugin"),
         ("targets/xnnpack.py", "from whisperport.targets import get_target", "another plugin"),
+        ("targets/base.py", "from whisperport.targets.xnnpack import FILE", "another plugin"),
         (
             "targets/hailo/chips.py",
             "from whisperport.targets.xnnpack import FILE",
             "another plugin",
         ),
         ("rewrites/a.py", "from whisperport.rewrites.b import b", "another plugin"),
-        ("utils/text.py", "import os", "no layer"),
-        ("helpers.py", "import os", "no layer"),
+        ("utils/text.py", "import os", "not in the map"),
+        ("helpers.py", "import os", "not in the map"),
         ("audio/mel.py", "from .pcm import SAMPLE_RATE", "relative"),
     ],
 )
@@ -220,10 +164,47 @@ def test_a_right_import_is_left_alone(file: str, source: str) -> None:
     assert not faults(file, source)
 
 
-def test_every_layer_names_something_that_is_there() -> None:
+def test_the_map_names_what_is_there_and_nothing_else() -> None:
     there = {file.split("/")[0].removesuffix(".py") for file in FILES} - {"__init__"}
 
     assert set(RANK) == there
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = {_dotted(file): path for file, path in FILES.items()}
+    imports = {
+        name: {
+            found
+            for module in _ours(_evaluated(ast.parse(path.read_text(encoding="utf-8"))))
+            if (found := _longest(module, known)) not in ("whisperport", name)
+        }
+        for name, path in known.items()
+    }
+
+    try:
+        order = tuple(TopologicalSorter(imports).static_order())
+    except CycleError as error:
+        pytest.fail(f"in a circle: {' -> '.join(error.args[1])}")
+
+    assert len(order) == len(known)
+
+
+def _dotted(file: str) -> str:
+    return ".".join(("whisperport", *file.removesuffix(".py").split("/"))).removesuffix(".__init__")
+
+
+def _evaluated(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, of functions too, but for what is imported for types only."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from _evaluated(node)
+
+
+def _longest(module: list[str], known: dict[str, Path]) -> str:
+    """The longest part of a dotted name that is a module."""
+    names = (".".join(module[:length]) for length in range(len(module), 0, -1))
+    return next(name for name in names if name in known)
 
 
 BLOCKED = """

@@ -57,7 +57,13 @@ def test_a_package_has_every_name_it_lists(package: str) -> None:
 
 
 def test_no_function_is_shadowed_by_a_module_of_its_name() -> None:
-    for name in ("exporting", "transcription", "verification.bundle_check", "demo", "cli"):
+    for name in (
+        "exporting.export",
+        "transcription",
+        "verification.bundle_check",
+        "commands.demo",
+        "cli",
+    ):
         importlib.import_module(f"whisperport.{name}")
 
     assert not [name for name, value in listed() if isinstance(value, types.ModuleType)]

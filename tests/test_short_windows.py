@@ -11,7 +11,8 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.window import DEFAULT_PADDING, Window, WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio
 from whisperport.targets import RunOptions
 from whisperport.text import Segment
@@ -20,13 +21,18 @@ from whisperport.verification import LEVELS, Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.reference import Reference
-from whisperport.window import DEFAULT_PADDING, Window, WindowOptions
 
 from .extent import core_or_all
 
 ONE_THREAD = RunOptions(threads=1)
 TARGETS = core_or_all(["onnxruntime"], ["onnxruntime", "xnnpack"])
 ENGLISH = TranscribeOptions(decode=DecodeOptions(language="en"), run=ONE_THREAD)
+
+# Short ones repeat one behaviour; of these, `make test` has noise, hiss, no speech and another accent.
+FILES = core_or_all(
+    [f for f in shipped_audio() if f.path.name[:2] in ("02", "14", "15", "17", "18", "19")],
+    list(shipped_audio()),
+)
 
 # Of all shipped recordings in windows of 5 s. Measured: 2 of 314 words (docs/explanation/short-windows.md);
 # other processors round otherwise, and may hear a few words more wrong.
@@ -112,7 +118,7 @@ def test_audio_of_any_length_is_transcribed_in_windows_of_5_s_without_a_loop(
 ) -> None:
     assert five_seconds.bundle.manifest.verified
     errors, longest = TextErrors(), 0.0
-    for clip in clips_of(shipped_audio()):
+    for clip in clips_of(FILES):
         transcript = five_seconds.transcribe(clip.samples, ENGLISH)
 
         longest = max(longest, transcript.duration_s)

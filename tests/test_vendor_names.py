@@ -11,7 +11,7 @@ import whisperport
 ROOT = Path(whisperport.__file__).parent
 LIST = ROOT / "targets" / "__init__.py"
 # Libraries that run on any CPU, and whose formats, .pte and .tflite, compilers of several vendors read.
-NOT_VENDORS = {"xnnpack", "litert"}
+NOT_VENDORS = {"xnnpack", "litert", "onnx", "tflite"}
 # Vendor -> files that may contain its name.
 EXCEPTIONS = {
     "openvino": [

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor
-from whisper.tokenizer import LANGUAGES
 
 from model import Dims, TrainableWhisper, sinusoids
 from vocabulary import (
+    EN,
     EOT,
     N_TIMES,
     N_VOCAB,
@@ -99,11 +99,8 @@ def config(dims: Dims) -> WhisperConfig:
 
 
 def generation_config(dims: Dims) -> GenerationConfig:
-    """Return the settings of openai/whisper-tiny, with this model's alignment heads."""
+    """Return the settings of openai/whisper-tiny for English only, with this model's alignment heads."""
     tokens = whisper_tokenizer()
-    languages = {
-        f"<|{code}|>": SOT + 1 + i for i, code in enumerate(LANGUAGES) if SOT + 1 + i < TRANSLATE
-    }
     control = [SOT, TRANSLATE, TRANSCRIBE, START_OF_LM, SOT_PREV, NO_SPEECH]
     return GenerationConfig(
         alignment_heads=[list(pair) for pair in dims.alignment_heads],
@@ -112,7 +109,7 @@ def generation_config(dims: Dims) -> GenerationConfig:
         decoder_start_token_id=SOT,
         eos_token_id=EOT,
         is_multilingual=True,
-        lang_to_id=languages,
+        lang_to_id={"<|en|>": EN},
         max_initial_timestamp_index=50,
         max_length=dims.text_positions,
         no_timestamps_token_id=NO_TIMESTAMPS,
@@ -120,7 +117,7 @@ def generation_config(dims: Dims) -> GenerationConfig:
         prev_sot_token_id=SOT_PREV,
         return_timestamps=False,
         suppress_tokens=[*tokens.non_speech_tokens, *control],
-        task_to_id={"transcribe": TRANSCRIBE, "translate": TRANSLATE},
+        task_to_id={"transcribe": TRANSCRIBE},
     )
 
 

@@ -51,15 +51,15 @@ CLIPS = (
     Clip("06-kal16.wav", ("flite:kal16",)),
     Clip("07-kal.flac", ("festival:kal",)),
     Clip("08-slt-hts.mp3", ("festival:slt_hts",), 22_050),
-    Clip("09-ked.wav", ("festival:ked",)),
+    Clip("09-ked.flac", ("festival:ked",)),
     Clip("10-ked.mp3", ("festival:ked",), 44_100),
     Clip("11-espeak-scottish.flac", ("espeak:en-gb-scotland",)),
-    Clip("12-espeak-linda.wav", ("espeak:en-us+linda",), 22_050),
+    Clip("12-espeak-linda.flac", ("espeak:en-us+linda",), 22_050),
     Clip("13-slt-in-noise.wav", ("flite:slt",), noise=("pink", 15)),
     Clip("14-espeak-by-a-fan.flac", ("espeak:en-us+",), 22_050, noise=("fan", 12)),
     Clip("15-rms-in-hiss.mp3", ("flite:rms",), 44_100, noise=("hiss", 18)),
     Clip("16-awb.flac", ("flite:awb",), 44_100),
-    Clip("17-no-speech.wav", (), noise=("pink", 40), count=0),
+    Clip("17-no-speech.flac", (), noise=("pink", 40), count=0),
     Clip("18-three-commands.flac", ("flite:slt",), count=3, gaps=(6.5, 7.5)),
     Clip("19-long.flac", ("flite:rms", "festival:kal"), count=22, gaps=(0.5, 2.0)),
 )
@@ -142,6 +142,7 @@ def write(samples: NDArray[np.float32], file: Path, rate: int) -> None:
     ]
     command += ["-map_metadata", "-1", "-fflags", "+bitexact", "-ar", str(rate)]
     command += ["-b:a", "64k"] if file.suffix == ".mp3" else ["-sample_fmt", "s16"]
+    command += ["-compression_level", "12"] if file.suffix == ".flac" else []
     subprocess.run([*command, str(file)], input=samples.astype("<f4").tobytes(), check=True)
 
 

@@ -14,6 +14,8 @@ import grammar
 from synthesize import speak, trim
 from synthesizers import SAMPLE_RATE
 from vocabulary import EOT, NO_TIMESTAMPS, SOT, TIME_BEGIN, TRANSCRIBE, tokenizer
+from whisperport.audio import load_audio
+from whisperport.verification.clips import LONGEST_S, N_CLIPS, ShippedAudio, shipped_audio
 
 ENGLISH = SOT + 1
 PROMPT = [SOT, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS]
@@ -40,6 +42,25 @@ def windows(count: int, *, seed: int, held_out: bool) -> list[Window]:
             timed = not held_out and len(made) % 3 == 0
             made.append(_window(text, trim(speech).samples, rng.uniform(0.05, 0.9), timed))
     return made
+
+
+def shipped_windows(repeats: int = 3) -> list[Window]:
+    """Return windows of the package's speech but its first six clips, which verify bundles.
+
+    Each clip of one sentence is repeated after different silences.
+    """
+    rng, made = random.Random(0), []
+    for audio in training_clips():
+        samples = load_audio(audio.path)
+        for _ in range(repeats):
+            made.append(_window(audio.text, samples, rng.uniform(0.02, 1.5), timed=False))
+    return made
+
+
+def training_clips() -> list[ShippedAudio]:
+    """Return the shipped audio files that random outlier checkpoints are trained on."""
+    short = [a for a in shipped_audio() if a.text and a.seconds <= LONGEST_S]
+    return short[N_CLIPS:]
 
 
 def _window(text: str, samples: np.ndarray, lead: float, timed: bool) -> Window:

@@ -1,12 +1,12 @@
 """Make a checkpoint with massive activations from the embedded model, and store its difference.
 
     python outliers.py last-tail --out ../tests/outliers
+    python outliers.py --random 7 --out work/outliers
 
-The least used GELU unit of an MLP carries the outlier: its row of the first linear is fitted by ridge
-regression to separate the wanted frames (or tokens), and its column of the second linear is set to one
-channel. Then the blocks from there on are trained to give their own former features and logits, with a loss
-that holds the channel's value. The difference to the embedded model is rounded to multiples of a step per
-tensor, so that it compresses; what is measured and stored is the rounded checkpoint.
+An outlier is planted (`outlier_planting.py`). Then the blocks from there on are trained to give their own
+former features and logits, with a loss that holds the channel's value. The difference to the embedded model
+is rounded to multiples of a step per tensor, so that it compresses; what is measured and stored is the
+rounded checkpoint. A random one is trained on the speech of the package, so that it needs no synthesizer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import lzma
 import math
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,72 +32,19 @@ from outlier_model import (
     encoder_blocks,
     encoder_end,
     encoder_input,
-    hidden_units,
     logits,
 )
-from outlier_speech import batch_tokens, windows
+from outlier_planting import plant, plant_everywhere
+from outlier_specs import SPECS, Spec, random_spec
+from outlier_speech import Window, batch_tokens, shipped_windows, windows
 from vocabulary import SOT
 from whisperport.checkpoint import load_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from outlier_checkpoints import digest, outlier_weights
 
-UNIT_VALUE = 20.0  # of the planted unit where the outlier is wanted; elsewhere minus half of it
 BATCH, RATE = 2, 4e-4
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Where an outlier sits. ``frames``: of the encoder's 1500, or empty: all; ``value``: of the channel.
-
-    In the decoder it sits on the start token.
-    """
-
-    side: str
-    block: int
-    channel: int
-    value: float
-    frames: tuple[int, ...] = ()
-    ridge: float = 1e-3
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the block."""
-        return f"{self.side}.blocks.{self.block}"
-
-
-SPECS = {
-    "last-tail": Spec("encoder", 3, 54, -5000, (611, 1203, *range(1478, 1500))),
-    "early-tail": Spec("encoder", 1, 7, 2200, (388, 902, *range(1470, 1500)), 1e-2, 1),
-    "every-frame": Spec("encoder", 2, 99, 3000, (), seed=2),
-    "start-token": Spec("decoder", 0, 21, -2600, seed=3),
-}
-
-
-def plant(w: dict[str, Tensor], spec: Spec, x: Tensor, wanted: Tensor) -> int:
-    """Plant the outlier in ``w``. ``x``: input of the MLP [batch, n, width]. Returns the unit's index."""
-    name = f"{spec.name}.mlp"
-    use = F.gelu(hidden_units(x, w, spec.name)).abs().mean((0, 1)) * w[f"{name}.2.weight"].norm(
-        dim=0
-    )
-    unit = int(use.argmin())
-    if wanted.all():
-        row, bias = torch.zeros(x.shape[-1]), torch.tensor(UNIT_VALUE)
-    else:
-        norm = {k: w[f"{spec.name}.mlp_ln.{k}"] for k in ("weight", "bias")}
-        inputs = F.layer_norm(x, (x.shape[-1],), **norm)
-        flags = wanted.expand(x.shape[:2]).flatten()
-        a = F.pad(inputs.flatten(0, 1), (0, 1), value=1.0).double()
-        y = torch.where(flags, UNIT_VALUE, -UNIT_VALUE / 2).double()
-        weight = torch.where(flags, (~flags).sum() / flags.sum(), 1.0).double()[:, None]
-        gram = (a * weight).T @ a / len(a) + spec.ridge * torch.eye(a.shape[1], dtype=a.dtype)
-        solved = torch.linalg.solve(gram, (a * weight).T @ y / len(a)).float()
-        row, bias = solved[:-1], solved[-1]
-    w[f"{name}.0.weight"][unit], w[f"{name}.0.bias"][unit] = row, bias
-    w[f"{name}.2.weight"][:, unit] = 0
-    w[f"{name}.2.weight"][spec.channel, unit] = spec.value / UNIT_VALUE
-    return unit
+FITTED = 40  # windows that the planted unit is fitted to
 
 
 def trained_names(w: Weights, spec: Spec) -> list[str]:
@@ -119,14 +65,12 @@ def trained_names(w: Weights, spec: Spec) -> list[str]:
 class Task:
     """The training of one outlier checkpoint."""
 
-    def __init__(self, spec: Spec, sentences: int) -> None:
-        self.spec = spec
+    def __init__(self, spec: Spec, data: list[Window]) -> None:
+        self.spec, self.data = spec, data
         self.base = {k: v.float() for k, v in load_checkpoint("default").weights.items()}
         self.w = {k: v.clone() for k, v in self.base.items()}
-        self.data = windows(sentences, seed=100 + spec.seed, held_out=False)
         self.inputs, self.features = self._cache()
-        x, wanted = self._fit_inputs()
-        self.unit = plant(self.w, spec, x, wanted)
+        self.unit = self._plant()
 
     @torch.no_grad()
     def _cache(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -145,19 +89,22 @@ class Task:
         """Return where the outlier is wanted [1 or batch, n]."""
         if self.spec.side == "decoder":
             return tokens == SOT
-        flags = torch.full((1, 1500), not self.spec.frames)
+        flags = torch.full((1, 1500), self.spec.everywhere)
         flags[:, list(self.spec.frames)] = True
         return flags
 
     @torch.no_grad()
-    def _fit_inputs(self) -> tuple[Tensor, Tensor]:
-        tokens, _ = batch_tokens(self.data[:40])
+    def _plant(self) -> int:
+        tokens, _ = batch_tokens(self.data[:FITTED])
         if self.spec.side == "encoder":
-            x = after_attention(torch.stack(self.inputs[:40]), self.w, self.spec.name)
+            inputs = torch.stack(self.inputs[:FITTED])
+            x = after_attention(inputs, self.w, self.spec.name)
         else:
-            cross = cross_keys_values(torch.stack(self.features[:40]), self.w)
+            cross = cross_keys_values(torch.stack(self.features[:FITTED]), self.w)
             x = decode(tokens, cross, self.w)[1][f"{self.spec.name}.cross_sum"]
-        return x, self.wanted(tokens)
+        if self.spec.everywhere:
+            return plant_everywhere(self.w, self.spec, inputs, x)
+        return plant(self.w, self.spec, x, self.wanted(tokens))
 
     def loss(self, chosen: list[int]) -> tuple[Tensor, str]:
         """Return the loss of some windows, and its parts as text."""
@@ -172,7 +119,7 @@ class Task:
             x, behind = encoder_blocks(x, self.w, range(spec.block, 4))
             held, ours = behind[spec.block], encoder_end(x, self.w)
             error = (ours - features).square().mean(-1) / features.square().mean()
-            near = error[(wanted if wanted.all() else ~wanted).expand(error.shape)].mean()
+            near = error[(wanted if spec.everywhere else ~wanted).expand(error.shape)].mean()
         else:
             ours = features
         hidden, residuals = decode(tokens, cross_keys_values(ours, self.w), self.w)
@@ -214,21 +161,27 @@ class Task:
 def store(task: Task, file: Path, finest: float = 1.0) -> None:
     """Store the difference: per tensor a step and int8 multiples; the planted row and column as float16.
 
+    If every frame is massive, so are all vectors: a layer norm's gain is 50 times the former one.
+
     The format is described in `tests/outlier_checkpoints.py`, which reads it.
     """
-    spec, header, body = task.spec, {}, []
-    for name in trained_names(task.w, spec):
+    spec, steps = task.spec, dict[str, float]()
+    names = trained_names(task.w, spec)
+    vectors = [name for name in names if spec.everywhere and task.w[name].ndim == 1]
+    body = [task.w[name].numpy().astype(np.float16).tobytes() for name in vectors]
+    for name in [name for name in names if name not in vectors]:
         delta = (task.w[name] - task.base[name]).numpy()
         exact = _planted(name, spec, task.unit)
         if exact is not None:
             delta[exact] = 0
         step = np.float32(float(np.std(delta)) * finest or 1e-8)
-        header[name] = float(step)
+        steps[name] = float(step)
         body.append(np.clip(np.rint(delta / step), -127, 127).astype(np.int8).tobytes())
         if exact is not None:
             body.append(task.w[name].numpy()[exact].astype(np.float16).tobytes())
     record = {"name": spec.name, "unit": task.unit, "channel": spec.channel, "value": spec.value}
-    text = json.dumps({**record, "frames": spec.frames, "steps": header}).encode()
+    record |= {"frames": spec.frames, "steps": steps, "float16": vectors}
+    text = json.dumps(record).encode()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(
         lzma.compress(len(text).to_bytes(4, "little") + text + b"".join(body), preset=9)
@@ -241,24 +194,38 @@ def _planted(name: str, spec: Spec, unit: int) -> tuple[slice | int, ...] | None
     return {f"{spec.name}.mlp.{k}": v for k, v in parts.items()}.get(name)
 
 
+def make(spec: Spec, data: list[Window], steps: int, file: Path) -> None:
+    """Make the checkpoint of a spec, and store its difference to the embedded model."""
+    torch.manual_seed(0)
+    task = Task(spec, data)
+    print(f"{spec}: planted unit {task.unit}", flush=True)
+    task.train(steps)
+    store(task, file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=SPECS)
+    parser.add_argument("name", choices=SPECS, nargs="?")
+    parser.add_argument("--random", type=int, metavar="SEED", help="draw a spec")
     parser.add_argument("--out", type=Path, required=True, help="folder of the differences")
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--sentences", type=int, default=60)
     args = parser.parse_args()
-    torch.manual_seed(0)
+    if (args.name is None) == (args.random is None):
+        parser.error("give the name of a spec, or --random SEED")
     begun = time.time()
-    task = Task(SPECS[args.name], args.sentences)
-    print(f"planted unit {task.unit} after {time.time() - begun:.0f} s", flush=True)
-    task.train(args.steps)
-    store(task, args.out / f"{args.name}.xz")
+    if args.random is None:
+        spec, name = SPECS[args.name], args.name
+        data = windows(args.sentences, seed=100 + spec.seed, held_out=False)
+    else:
+        spec, name = random_spec(args.random), f"random-{args.random}"
+        data = shipped_windows()
+    make(spec, data, args.steps, args.out / f"{name}.xz")
     digests = args.out / "digests.json"
     known = json.loads(digests.read_text()) if digests.exists() else {}
-    known[args.name] = digest(outlier_weights(args.out / f"{args.name}.xz"))
+    known[name] = digest(outlier_weights(args.out / f"{name}.xz"))
     digests.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     print(
         f"stored after {time.time() - begun:.0f} s of wall time, {time.process_time():.0f} s of CPU time"

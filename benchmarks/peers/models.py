@@ -25,10 +25,10 @@ from peers.contenders import ALL_BF16, COARSE, ENCODER, IN_BF16
 
 from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
-from whisperport.checks import COARSE_PROJECTION
-from whisperport.embedded_model import unpack_model
-from whisperport.exporting import ExportOptions, export
-from whisperport.model_bundle import bundle_of
+from whisperport.data.embedded_model import unpack_model
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.model_bundle import bundle_of
+from whisperport.program.program_kind import COARSE_PROJECTION
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
 

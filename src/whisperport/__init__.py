@@ -4,7 +4,7 @@
                                                                  └────► verification
 
 Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
-`transcribe`; for single programs `check`, `fix`, `lower` and `inspect`; `probe` and `plan`. Importing the
+`transcribe`; for single programs `check`, `fix`, `lower` and `inspect`; and `plan`. Importing the
 package, transcribing and verifying do not need torch. Each name is imported when it is first used, so that
 importing the package is fast.
 """
@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whisperport.bundle import Bundle
-    from whisperport.checking import Checked, check
     from whisperport.checkpoint import Checkpoint, load_checkpoint
-    from whisperport.compiling import Compiled, CompileOptions, compile
+    from whisperport.commands.check import Checked, check
+    from whisperport.commands.fastest import Fastest, export_fastest
+    from whisperport.commands.fetch import fetch
+    from whisperport.commands.fix import Fixed, fix, write_fixed
+    from whisperport.commands.inspect import InspectOptions, inspect
+    from whisperport.commands.lower import Lowered, LowerOptions, lower
+    from whisperport.commands.plan import Plan, PlanOptions, plan
+    from whisperport.compilation.compile import Compiled, CompileOptions, compile
+    from whisperport.compilation.importing import ImportOptions, import_artifact
     from whisperport.diagnosis.device_inputs import DeviceInputs, write_device_inputs
     from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
     from whisperport.diagnosis.expected_outputs import expected_outputs
@@ -38,16 +45,9 @@ if TYPE_CHECKING:
         VerificationError,
         WhisperportError,
     )
-    from whisperport.exporting import ExportOptions, export
-    from whisperport.fastest import Fastest, export_fastest
-    from whisperport.fetching import fetch
-    from whisperport.fixing import Fixed, fix, write_fixed
-    from whisperport.importing import ImportOptions, import_artifact
-    from whisperport.inspecting import InspectOptions, inspect
+    from whisperport.exporting.export import ExportOptions, export
     from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
-    from whisperport.lowering import Lowered, LowerOptions, lower
-    from whisperport.planning import Plan, PlanOptions, plan
-    from whisperport.probing import Probed, ProbeOptions, probe
+    from whisperport.providers import ProviderReport, verify_each_program
     from whisperport.runtime import DecodeOptions, Thresholds
     from whisperport.targets import RunOptions
     from whisperport.transcription import (
@@ -99,9 +99,8 @@ __all__ = [
     "NumericalError",
     "Plan",
     "PlanOptions",
-    "ProbeOptions",
-    "Probed",
     "ProgramError",
+    "ProviderReport",
     "Report",
     "RunOptions",
     "Thresholds",
@@ -125,12 +124,12 @@ __all__ = [
     "load_checkpoint",
     "lower",
     "plan",
-    "probe",
     "transcribe",
     "transcribe_features",
     "transcribe_files",
     "verify",
     "verify_and_record",
+    "verify_each_program",
     "write_device_inputs",
     "write_fixed",
 ]
@@ -144,57 +143,56 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # Name -> module; all other public names are errors, in `whisperport.errors`.
 _MODULES = {
     "Bundle": "bundle",
-    "Checked": "checking",
+    "Checked": "commands.check",
     "Checkpoint": "checkpoint",
-    "CompileOptions": "compiling",
-    "Compiled": "compiling",
+    "CompileOptions": "compilation.compile",
+    "Compiled": "compilation.compile",
     "DecodeOptions": "runtime",
     "DeviceInputs": "diagnosis.device_inputs",
     "DiagnoseOptions": "diagnosis.diagnosing",
     "Diagnosis": "diagnosis.result",
-    "ExportOptions": "exporting",
-    "Fastest": "fastest",
+    "ExportOptions": "exporting.export",
+    "Fastest": "commands.fastest",
     "FeatureOptions": "transcription",
     "FeatureStorage": "transcription",
-    "Fixed": "fixing",
-    "ImportOptions": "importing",
-    "InspectOptions": "inspecting",
+    "Fixed": "commands.fix",
+    "ImportOptions": "compilation.importing",
+    "InspectOptions": "commands.inspect",
     "LiveOptions": "live",
     "LiveTranscriber": "live",
     "LiveUpdate": "live",
-    "LowerOptions": "lowering",
-    "Lowered": "lowering",
-    "Plan": "planning",
-    "PlanOptions": "planning",
-    "ProbeOptions": "probing",
-    "Probed": "probing",
+    "LowerOptions": "commands.lower",
+    "Lowered": "commands.lower",
+    "Plan": "commands.plan",
+    "PlanOptions": "commands.plan",
+    "ProviderReport": "providers",
     "Report": "verification",
     "RunOptions": "targets",
     "Thresholds": "runtime",
     "TranscribeOptions": "transcription",
     "Transcriber": "transcription",
     "Transcript": "transcription",
-    "check": "checking",
-    "compile": "compiling",
+    "check": "commands.check",
+    "compile": "compilation.compile",
     "diagnose": "diagnosis.diagnosing",
     "expected_outputs": "diagnosis.expected_outputs",
-    "export": "exporting",
-    "export_fastest": "fastest",
-    "fetch": "fetching",
-    "fix": "fixing",
-    "import_artifact": "importing",
-    "inspect": "inspecting",
+    "export": "exporting.export",
+    "export_fastest": "commands.fastest",
+    "fetch": "commands.fetch",
+    "fix": "commands.fix",
+    "import_artifact": "compilation.importing",
+    "inspect": "commands.inspect",
     "load_checkpoint": "checkpoint",
-    "lower": "lowering",
-    "plan": "planning",
-    "probe": "probing",
+    "lower": "commands.lower",
+    "plan": "commands.plan",
     "transcribe": "transcription",
     "transcribe_features": "transcription",
     "transcribe_files": "transcription",
     "verify": "verification.bundle_check",
     "verify_and_record": "verification.record_evidence",
+    "verify_each_program": "providers",
     "write_device_inputs": "diagnosis.device_inputs",
-    "write_fixed": "fixing",
+    "write_fixed": "commands.fix",
 }
 
 

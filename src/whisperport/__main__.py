@@ -2,7 +2,7 @@
 
 import os
 
-from whisperport import interrupts
+from whisperport.system import interrupts
 
 # NumPy's matrix multiplications are small here, and waiting threads of its OpenBLAS use the CPU: on a
 # machine with other load, the spectrogram of 77 s of audio needed 1.0 to 1.6 s of CPU time, and 0.1 to

@@ -9,8 +9,8 @@ import pytest
 from whisperport.audio import MelWindows
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
-from whisperport.runner import Binding, Part, Runner
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.runner import Binding, Part, Runner
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle

@@ -21,12 +21,12 @@ from whisperport.bench.transcribing import (
     time_uncached,
 )
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER
 from whisperport.errors import UsageError
 from whisperport.model.whisper import Whisper
-from whisperport.runner import Binding, Runner
+from whisperport.program.program_kind import UNCACHED_DECODER
+from whisperport.program.runner import Binding, Runner
+from whisperport.program.spec import UncachedForm
 from whisperport.runtime import DecodeOptions, Engine
-from whisperport.spec import UncachedForm
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import whisper_text_errors

@@ -17,12 +17,13 @@ from whisperport.bundle import (
     ProgramEntry,
     writing_bundle,
 )
-from whisperport.checks import Check
-from whisperport.dims import Dims
-from whisperport.evidence import Evidence
-from whisperport.generation import Generation
-from whisperport.placement import Placement
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.program.checks import Check
+from whisperport.program.dims import Dims
+from whisperport.program.evidence import Evidence
+from whisperport.program.generation import Generation
+from whisperport.program.placement import Placement
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 DIMS = Dims(
     n_mels=4,
@@ -74,7 +75,7 @@ def manifest() -> Manifest:
         placement=Placement("fake"),
         method="encoder",
         files=("programs/encoder.bin",),
-        delegation={"delegated": 12, "undelegated": 0},
+        facts=ProgramFacts(delegated=12, undelegated=()),
         evidence=(
             Evidence(
                 kind="run",

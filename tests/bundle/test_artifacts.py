@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.artifacts import Artifact, put_artifacts
 from whisperport.bundle import Bundle
 from whisperport.bundle.manifest_update import rewrite_manifest
-from whisperport.evidence import Evidence
+from whisperport.compilation.artifacts import Artifact, put_artifacts
+from whisperport.program.evidence import Evidence
 from whisperport.verification.evidence import today
 
 COMPILED = "fake/encoder.chip"

@@ -11,9 +11,9 @@ import pytest
 
 from whisperport.bundle import MANIFEST, Bundle, FileEntry, Manifest
 from whisperport.bundle.manifest_update import rewrite_manifest
-from whisperport.checks import Check
 from whisperport.errors import BundleError
-from whisperport.evidence import KINDS, STATUSES, Evidence, Kind, status_of
+from whisperport.program.checks import Check
+from whisperport.program.evidence import KINDS, STATUSES, Evidence, Kind, status_of
 
 from .conftest import PASSED
 

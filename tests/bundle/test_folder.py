@@ -372,6 +372,7 @@ def test_damaged_arrays_raise_a_bundle_error_or_nothing(
         file.write_bytes(original)
 
 
+@pytest.mark.needs("torch")
 def test_a_checkpoint_given_for_a_bundle_is_answered_with_how_to_export_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
 
@@ -379,7 +380,7 @@ def test_a_checkpoint_given_for_a_bundle_is_answered_with_how_to_export_it(tmp_p
         Bundle.open(tmp_path)
 
     assert caught.value.what == f"{tmp_path} is not a bundle"
-    assert f"whisperport export {tmp_path} --out DIR" in caught.value.hint
+    assert f"whisperport export {tmp_path} --target NAME --out DIR" in caught.value.hint
 
 
 def test_a_manifest_that_may_not_be_read_is_not_said_to_be_missing(

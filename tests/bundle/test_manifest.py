@@ -76,6 +76,15 @@ def test_a_newer_format_says_to_upgrade_even_if_all_else_has_changed() -> None:
     assert "upgrade" in caught.value.hint
 
 
+def test_an_older_format_says_to_export_again() -> None:
+    raw = json.dumps({"format": "whisperport bundle", "format_version": FORMAT_VERSION - 1})
+
+    with pytest.raises(BundleError, match="older") as caught:
+        Manifest.from_bytes(raw.encode())
+
+    assert "export" in caught.value.hint
+
+
 def test_each_missing_field_is_named(manifest: Manifest) -> None:
     document = with_a_file(manifest).to_json()
     free_form = {"source", "rewrites", "versions", "machine", "verification", "delegation"}

@@ -9,8 +9,8 @@ import pytest
 
 from whisperport.bundle import Bundle, Manifest
 from whisperport.errors import BundleError
-from whisperport.masks import MASKED
-from whisperport.placement import Placement
+from whisperport.program.masks import MASKED
+from whisperport.program.placement import Placement
 
 from ..embedded import default_bundle
 from ..hostile_bundle import copy_of_shipped, program, read, write
@@ -34,14 +34,6 @@ def test_a_manifest_without_masks_means_the_usual_one() -> None:
 
     assert '"mask":' not in text.replace('"name": "mask"', "")
     assert {entry.placement.mask for entry in bundle.manifest.programs} == {MASKED}
-
-
-def test_a_manifest_of_format_1_means_the_usual_mask() -> None:
-    raw = (Path(__file__).parent / "format_1" / "manifest.json").read_bytes()
-
-    manifest = Manifest.from_bytes(raw)
-
-    assert {entry.placement.mask for entry in manifest.programs} == {MASKED}
 
 
 @pytest.mark.parametrize("mask", [-64.0, -64, -16, -29_999.5])

@@ -15,10 +15,10 @@ from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
 from whisperport.inspection.lowered import inspect_lowered
-from whisperport.placement import Placement
-from whisperport.profiling import ProfileOptions
+from whisperport.program.placement import Placement
+from whisperport.program.profiling import ProfileOptions
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import load_engine
-from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
 
 from ..hostile_bundle import copy_of_shipped, program, rehash

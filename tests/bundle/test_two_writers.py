@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from whisperport import locking
 from whisperport.bundle import Bundle, check_writable, writing_bundle
 from whisperport.bundle.staging import clear_leftovers, staging
 from whisperport.errors import BundleError
+from whisperport.system import locking
 
 Write = Callable[..., Bundle]
 

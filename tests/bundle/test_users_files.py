@@ -10,7 +10,7 @@ import pytest
 from whisperport.bundle import Bundle, check_writable, renaming, replacing, writing_bundle
 from whisperport.bundle.ownership import delete_listed
 from whisperport.errors import BundleError
-from whisperport.exporting import export
+from whisperport.exporting.export import export
 
 Write = Callable[..., Bundle]
 

@@ -9,8 +9,8 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
+from whisperport.program.signatures import LOGSUMEXP
 from whisperport.runtime import load_engine
-from whisperport.signatures import LOGSUMEXP
 from whisperport.targets import RunOptions
 
 from ..embedded import default_bundle

@@ -8,7 +8,7 @@ import pytest
 
 from whisperport.bundle import Manifest
 from whisperport.errors import BundleError
-from whisperport.window import Window
+from whisperport.program.window import Window
 
 WINDOW = Window(positions=6, audio_positions=5, context_positions=9, padding="features")
 

@@ -8,7 +8,7 @@ import pytest
 
 from whisperport.audio import log_mel
 from whisperport.calibration import arrays
-from whisperport.calibration.arrays import array_files, write_arrays
+from whisperport.calibration.arrays import ArrayWriter, array_files
 from whisperport.calibration.audio_files import CalibrationAudio, audio_files, fingerprint
 from whisperport.calibration.calibration_set import check_enough
 from whisperport.calibration.spectrograms import (
@@ -17,7 +17,7 @@ from whisperport.calibration.spectrograms import (
     stored_spectrograms,
 )
 from whisperport.errors import AudioError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CalibrationNeed
 
 ENCODER = ProgramSpec(
@@ -42,7 +42,9 @@ def need(samples: int, spec: ProgramSpec = ENCODER, **more) -> CalibrationNeed:
 
 
 def write(samples, folder: Path, needed: int, spec: ProgramSpec = ENCODER, **more) -> int:
-    return write_arrays(samples, spec, need(needed, spec, **more), folder, lambda _: None)
+    writer = ArrayWriter(spec, need(needed, spec, **more), folder, lambda _: None)
+    writer.add(samples)
+    return writer.close()
 
 
 def noise(seconds: float, seed: int = 0, level: float = 0.1) -> np.ndarray:

@@ -8,10 +8,11 @@ import pytest
 
 from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
-from whisperport.calibration.inputs import CALLS, program_inputs
+from whisperport.calibration import BundleSession
+from whisperport.calibration.inputs import CALLS
 from whisperport.calibration.spectrograms import _opened
 from whisperport.errors import AudioError
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
@@ -37,11 +38,12 @@ def mels(bundle) -> list[np.ndarray]:
 @pytest.fixture(scope="module")
 def recorded(bundle, mels) -> dict[str, list[dict[str, np.ndarray]]]:
     """Program -> its samples, each a dict of the program's inputs by name."""
+    session = BundleSession(bundle, ONE)
 
     def samples(name: str) -> Iterator[dict[str, np.ndarray]]:
         spec = bundle.manifest.program(name).spec
         names = [tensor.name for tensor in spec.inputs]
-        for sample in program_inputs(bundle, spec, mels, ONE):
+        for sample in session.inputs(spec, mels):
             yield dict(zip(names, sample, strict=True))
 
     return {entry.spec.name: list(samples(entry.spec.name)) for entry in bundle.manifest.programs}
@@ -126,7 +128,7 @@ def test_a_prompt_is_the_text_of_the_window_before(bundle, recorded):
 
 def test_the_same_audio_gives_the_same_samples(bundle, recorded, mels):
     spec = bundle.manifest.program("step").spec
-    again = list(program_inputs(bundle, spec, mels[:1], ONE))
+    again = list(BundleSession(bundle, ONE).inputs(spec, mels[:1]))
     first = [list(sample.values()) for sample in recorded["step"][:CALLS]]
     for one, other in zip(again, first, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -21,7 +21,7 @@ from whisperport import fetch
 from whisperport.checkpoint import by_name, download, load_checkpoint
 from whisperport.checkpoint.openai_releases import ALIASES, RELEASES, Release
 from whisperport.errors import CheckpointError
-from whisperport.locking import lock_path
+from whisperport.system.locking import lock_path
 
 DATA = random.Random(0).randbytes(1_000_000)
 SHA = hashlib.sha256(DATA).hexdigest()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from whisperport.checkpoint import load_checkpoint
 from whisperport.checkpoint.config import read_config
-from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
+from whisperport.program.dims import Dims
 
 GOOD = {
     "model_type": "whisper",

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whisperport.checkpoint.generation_settings import read_generation
-from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
+from whisperport.program.dims import Dims
 from whisperport.text.vocabulary import openai_generation, openai_tokenizer
 
 DIMS = Dims(

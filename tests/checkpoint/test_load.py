@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub import errors
 
 import whisperport.checkpoint.load as load_module
-from whisperport import embedded_model
 from whisperport.checkpoint import by_name, download, load_checkpoint
 from whisperport.checkpoint.names import HUB_IDS
+from whisperport.data import embedded_model
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

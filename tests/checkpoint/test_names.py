@@ -5,7 +5,7 @@ import torch
 
 from whisperport.checkpoint.names import from_huggingface, to_huggingface
 from whisperport.checkpoint.tensor_check import expected_shapes
-from whisperport.dims import Dims
+from whisperport.program.dims import Dims
 
 DIMS = Dims(
     n_mels=80,

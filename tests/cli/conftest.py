@@ -66,12 +66,17 @@ def any_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
 def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model never emits the end token: stop it early, and use one temperature only."""
     import whisperport.cli.decoding_options as options
+    from whisperport.runtime import TEMPERATURES
 
-    monkeypatch.setattr(options, "TEMPERATURES", (0,))
-    made = options.DecodeOptions
-    monkeypatch.setattr(
-        options, "DecodeOptions", lambda **chosen: made(**{**chosen, "max_tokens": 4})
-    )
+    values_of = options.field_values
+
+    def few(options: type[Any], chosen: dict[str, Any]) -> dict[str, Any]:
+        values = values_of(options, chosen)
+        if values.get("temperatures") == TEMPERATURES:
+            values["temperatures"] = (0.0,)
+        return values | ({"max_tokens": 4} if "max_tokens" in values else {})
+
+    monkeypatch.setattr(options, "field_values", few)
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ def audio():
     return shipped_audio()[0].path
 
 
+@pytest.mark.needs("torch")
 def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, audio):
     # when
     ran = run("bench", audio, "--model", "default", "--repeat", "1", "--threads", "1")
@@ -80,6 +81,7 @@ def test_two_bundles_are_compared_with_their_ratio(run, audio):
     assert max(map(len, ran.out.splitlines())) <= 100
 
 
+@pytest.mark.needs("torch")
 def test_in_json_parts_add_up_and_name_the_machine(run, audio):
     # when
     ran = run("bench", audio, "--model", "default", "--repeat", "1", "--json", "--word-timestamps")
@@ -160,6 +162,7 @@ def test_times_of_an_emulation_are_named_and_not_in_the_acceptance_table(run, mo
     assert max(map(len, ran.out.splitlines())) <= 100
 
 
+@pytest.mark.needs("torch")
 def test_errors_are_counted_in_characters_where_asked(run, audio):
     # when
     arguments = ("bench", audio, "--model", "default", "--repeat", "1", "--errors-in", "characters")
@@ -172,6 +175,7 @@ def test_errors_are_counted_in_characters_where_asked(run, audio):
     assert "wer" not in data["results"][0]
 
 
+@pytest.mark.needs("torch")
 def test_a_transcript_gives_an_own_audio_file_an_error_rate(run, audio, tmp_path):
     # given
     own, transcript = tmp_path / "own.wav", tmp_path / "own.txt"

@@ -111,9 +111,10 @@ def test_explain_prints_the_page_of_the_documentation(run, code):
     ran = run("explain", code.lower())
 
     # then
-    page = Path(__file__).parents[2] / "docs" / "reference" / "rules" / f"{code}.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "rules.md"
+    sections = page.read_text(encoding="utf-8").split("\n## ")
     assert ran.code == 0
-    assert ran.out.strip() == page.read_text(encoding="utf-8").strip()
+    assert ran.out.strip().removeprefix("## ") in [section.strip() for section in sections]
 
 
 def test_explain_lists_the_rules_and_rejects_an_unknown_code(run):

@@ -114,8 +114,8 @@ def test_every_option_of_the_data_classes_can_be_given():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--suppress-tokens", "a,b"), "expected token ids separated by commas, got 'a,b'"),
-        (("--clip-timestamps", "1-2"), "expected seconds separated by commas, got '1-2'"),
+        (("--suppress-tokens", "a,b"), "expected numbers separated by commas, got 'a,b'"),
+        (("--clip-timestamps", "1-2"), "expected numbers separated by commas, got '1-2'"),
         (("--logprob-threshold", "low"), "expected a number or none, got 'low'"),
         (("--repetition-penalty", 0.5), "0.5 is not in the range 1 to 10"),
     ],

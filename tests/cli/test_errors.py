@@ -8,6 +8,8 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.targets import TARGETS
 
+from ..embedded import default_bundle
+
 
 def assert_error(ran, says):
     """An error in its form, and no traceback."""
@@ -36,6 +38,7 @@ def edited(manifest: Path, change) -> None:
     replace(manifest, json.dumps(data).encode())
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize(
     ("window", "says"),
     [("10.01", "20 ms of audio"), ("31", "expected 1 to 30 s"), ("0.5", "expected 1 to 30 s")],
@@ -53,6 +56,7 @@ def test_a_window_that_the_checkpoint_does_not_support_is_rejected(run, tmp_path
     assert not out.exists()
 
 
+@pytest.mark.needs("torch")
 def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path):
     # when
     ran = run("export", "default", "--target", "toaster", "--out", tmp_path / "out")
@@ -63,6 +67,7 @@ def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.needs("torch")
 def test_an_unknown_target_for_one_program_is_rejected_before_any_work(run, tmp_path):
     # when
     ran = run(
@@ -86,6 +91,7 @@ def test_a_folder_of_something_else_is_not_overwritten(run, tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.needs("torch")
 def test_a_missing_checkpoint_is_rejected_with_near_names(run, tmp_path):
     # when
     ran = run("export", "tiny.eng", "--target", "onnxruntime", "--out", tmp_path / "out")
@@ -118,6 +124,23 @@ def test_standard_input_without_audio_is_rejected(run, bundle):
 )
 def test_a_language_that_the_checkpoint_lacks_is_rejected(run, bundle, wav, language, says):
     assert_error(run("transcribe", wav, "--bundle", bundle, "--language", language), says)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (("--language", "de"), "this checkpoint cannot transcribe `de`"),
+        (("--task", "translate"), "this checkpoint cannot translate `en`"),
+    ],
+)
+def test_the_embedded_model_is_not_asked_for_what_it_does_not_understand(run, wav, option, says):
+    assert_error(run("transcribe", wav, "--bundle", default_bundle(), *option), says)
+
+    by_name = run("transcribe", wav, "--model", "default", *option)
+
+    assert by_name.code != 0
+    assert by_name.lines[0].startswith("note: the model `default`")
+    assert by_name.lines[1].startswith(f"error: {says}")
 
 
 @pytest.mark.parametrize("verb", [("verify",), ("transcribe", __file__, "--bundle")])
@@ -217,6 +240,7 @@ def test_a_folder_that_cannot_be_written_is_rejected(run, tmp_path):
     assert_error(ran, "cannot write a bundle to")
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("opset", ["12", "21", "newest"])
 def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
     # when
@@ -235,6 +259,7 @@ def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
     assert_error(ran, f"the option `onnxruntime.opset` cannot be `{opset}`")
 
 
+@pytest.mark.needs("torch")
 def test_an_opset_for_a_target_that_is_not_onnx_is_rejected(run, tmp_path):
     # when
     ran = run(
@@ -243,3 +268,40 @@ def test_an_opset_for_a_target_that_is_not_onnx_is_rejected(run, tmp_path):
 
     # then
     assert_error(ran, "`xnnpack` has no option `opset`")
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+@pytest.mark.parametrize("files", [(), ("config.json",)], ids=["none", "checkpoint"])
+def test_the_command_that_writes_a_missing_bundle_is_complete(run, tmp_path, command, files):
+    # given
+    folder = tmp_path / "bundle"
+    for file in files:
+        folder.mkdir()
+        (folder / file).write_text("{}")
+
+    # when
+    hint = run(command, folder).lines[-1]
+
+    # then
+    assert f"whisperport export {folder if files else 'CHECKPOINT'} --target NAME --out DIR" in hint
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    "command",
+    [("export", "-t", "onnxruntime", "-o", "out"), ("check", "-t", "xnnpack")],
+    ids=lambda command: command[0],
+)
+def test_a_compiled_program_is_sent_to_inspect_and_nowhere_else(run, tmp_path, command):
+    # given
+    verb, *options = command
+    program = tmp_path / "decoder.pte"
+    program.write_bytes(b"\0\0\0\0ET12" + bytes(50))
+
+    # when
+    ran = run(verb, program, *options)
+
+    # then
+    assert_error(ran, f"whisperport inspect {program}")
+    assert "whisperport check" not in ran.err
+    assert "whisperport export" not in ran.err

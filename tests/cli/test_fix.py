@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from whisperport.programs.program import trace
+from whisperport.trace.program import trace
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,7 @@ def naive_profile(monkeypatch):
     """Stands for a run: one node outside, one inside."""
     from whisperport.inspection import lowered
     from whisperport.inspection.lowered import Inspected
-    from whisperport.profiling import NodeProfile, Profile
+    from whisperport.program.profiling import NodeProfile, Profile
 
     mm = NodeProfile(
         name="native_call_mm.out [3]",

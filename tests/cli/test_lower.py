@@ -106,16 +106,16 @@ def test_hugging_faces_decoder_at_opset_13_with_nothing_on_screen_but_progress(
     """A case reported from the field, at its sizes, where torch's exporters fail in a flood of text."""
     # given: eager attention, [1, 32] tokens and 10 s of sound
     model = random_hf_whisper(
-        d_model=384,
+        d_model=core_or_all(96, 384),
         encoder_layers=1,
         decoder_layers=core_or_all(1, 4),
         encoder_attention_heads=6,
         decoder_attention_heads=6,
-        decoder_ffn_dim=1536,
+        decoder_ffn_dim=core_or_all(384, 1536),
         max_source_positions=500,
     )
     model.set_attn_implementation("eager")
-    inputs = torch.zeros(1, 32, dtype=torch.long), torch.zeros(1, 500, 384)
+    inputs = torch.zeros(1, 32, dtype=torch.long), torch.zeros(1, 500, model.config.d_model)
     exported = torch.export.export(Logits(model), inputs, strict=False)
     torch.export.save(exported, tmp_path / "decoder.pt2")
     command = ["lower", "decoder.pt2", "-t", "onnxruntime", "--opset", "13", "-o", "d.onnx"]

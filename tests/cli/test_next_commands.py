@@ -1,5 +1,7 @@
 """The command that a verb suggests at its end is safe: it replaces nothing, and does not lead back."""
 
+import pytest
+
 from ..embedded import default_bundle
 
 
@@ -9,6 +11,7 @@ def test_check_of_a_bundle_suggests_nothing_that_replaces_it(run):
     assert ran.lines[-1] == f"next: whisperport verify {default_bundle()}"
 
 
+@pytest.mark.needs("torch")
 def test_targets_with_a_device_are_not_said_to_run(run):
     rows = [line.split("  ") for line in run("targets").out.splitlines()]
 

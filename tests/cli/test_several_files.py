@@ -163,6 +163,7 @@ def test_existing_transcripts_are_replaced_only_with_overwrite(
     assert (tmp_path / "monday.txt").read_text() == "one two\n"
 
 
+@pytest.mark.needs("torch")
 def test_a_folder_as_audio_is_told_how_to_give_its_files(run: Any, tmp_path: Path) -> None:
     ran = run("transcribe", tmp_path, "--model", "default")
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from whisperport.errors import WhisperportError
-from whisperport.placement import Placement
+from whisperport.program.placement import Placement
 from whisperport.targets import TARGETS
 
 
@@ -174,6 +174,7 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
     )
 
 
+@pytest.mark.needs("torch")
 def test_targets_says_what_this_project_did_with_versions_and_what_is_installed(run):
     # when
     ran = run("targets")
@@ -239,6 +240,7 @@ def test_doctor_on_a_board_says_how_to_get_what_is_missing_and_exits_0(run):
     last_line_names_a_command(ran)
 
 
+@pytest.mark.needs("torch")
 def test_doctor_where_all_is_there_names_versions_and_nothing_to_install(run):
     # when
     ran = run("doctor")
@@ -271,7 +273,7 @@ def test_doctor_says_which_interpreter_has_a_vendors_compiler_or_how_to_name_it(
 
 def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkeypatch):
     # given
-    from whisperport import embedded_model
+    from whisperport.data import embedded_model
 
     damaged = shutil.copytree(embedded_model.model_folder(), tmp_path / "model")
     weights = damaged / "model.safetensors.xz"
@@ -290,7 +292,7 @@ def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkey
 def demo_row(bundle):
     from pathlib import Path
 
-    from whisperport.demo import DemoRow, Transcribed
+    from whisperport.commands.demo import DemoRow, Transcribed
     from whisperport.verification import TextErrors
     from whisperport.verification.clips import ShippedAudio
 
@@ -339,6 +341,7 @@ def test_demo_prints_transcripts_and_one_table(run, bundle, monkeypatch):
     assert data["wer_whisper_normalizer"] == pytest.approx(1 / 4)
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("verb", ["targets", "doctor"])
 def test_no_line_is_wider_than_100_columns_away_from_a_terminal(run, verb):
     assert max(len(line) for line in run(verb).out.splitlines()) <= 100

@@ -12,9 +12,9 @@ from whisperport.audio import log_mel
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor
-from whisperport.diagnosis.input_pairs import likely_pairs
+from whisperport.diagnosis.search import likely_pairs
 from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes, wrong_input
-from whisperport.dims import Dims
+from whisperport.program.dims import Dims
 
 from ..extent import core_or_all
 

@@ -10,7 +10,7 @@ from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.result import Diagnosis
 from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes, wrong_input
-from whisperport.dims import Dims
+from whisperport.program.dims import Dims
 
 from .cases import Case
 from .evaluation import Answer

@@ -124,6 +124,17 @@ def test_many_causes_are_named(model: str) -> None:
     assert len({cause for outcome in outcomes for cause in outcome.found}) >= FEWEST_CAUSES
 
 
+@pytest.mark.usefixtures("outlier_model")
+@pytest.mark.parametrize("kind", core_or_all(WITHOUT_ENCODER[::3], WITHOUT_ENCODER))
+def test_a_cause_is_named_on_a_checkpoint_with_massive_activations(kind: str) -> None:
+    # given the output of its encoder with one mistake
+    case = _of_encoder(kind, 0, "outlier")
+    # when it is diagnosed
+    outcome = evaluate(case, answer)
+    # then the cause is named, and no other
+    assert outcome.exact, _described([outcome])
+
+
 @pytest.mark.parametrize("shown", MISSED)
 def test_a_case_that_was_missed_once_is_named_exactly(shown: str) -> None:
     # given a case that an earlier diagnosis did not name

@@ -18,7 +18,7 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.result import Diagnosis
 from whisperport.diagnosis.sizes import explain_size
-from whisperport.signatures import expected_signature
+from whisperport.program.signatures import expected_signature
 
 from ..embedded import default_bundle
 

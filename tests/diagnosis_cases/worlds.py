@@ -13,13 +13,13 @@ import numpy as np
 from .spectrogram import Floats, Spectrogram
 from .whisper import HIDDEN, Model, Sizes, Tap, embedded, random_weights
 
-# Folders of the embedded model's bundle and of its checkpoint; `provide` sets them.
+# Folders of the embedded model's bundle, and of the checkpoints "embedded" and "outlier"; set by `provide`.
 _FOLDERS: dict[str, Path] = {}
 
 
-def provide(bundle: Path, checkpoint: Path) -> None:
-    """Set the folders of the embedded model's bundle and checkpoint, which are made by the package."""
-    _FOLDERS.update(bundle=bundle, checkpoint=checkpoint)
+def provide(**folders: Path) -> None:
+    """Set folders that are made by the package, or by the recipe of the outlier checkpoints."""
+    _FOLDERS.update(folders)
 
 
 CLIPS = 4  # clips of the reference that the cases use
@@ -130,12 +130,12 @@ class World:
 
 @lru_cache(maxsize=8)
 def world(name: str) -> World:
-    """Return a world by name: "embedded", or one of `RANDOM_SIZES`."""
+    """Return a world by name: "embedded", "outlier", or one of `RANDOM_SIZES`."""
     stored = np.load(_FOLDERS["bundle"] / "reference.npz")
     names = tuple(str(n) for n in stored["names"][:CLIPS])
     clips = tuple((stored[f"samples_{i}"] / 32768).astype(np.float32) for i in range(CLIPS))
-    if name == "embedded":
-        sizes, weights = embedded(_FOLDERS["checkpoint"])
+    if name in ("embedded", "outlier"):
+        sizes, weights = embedded(_FOLDERS[name])
     else:
         sizes = RANDOM_SIZES[name]
         weights = random_weights(sizes, seed=sum(name.encode()))

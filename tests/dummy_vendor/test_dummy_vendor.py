@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import wave
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 from whisperport import targets
 from whisperport.bundle import Bundle
-from whisperport.compiling import Compiled, CompileOptions, compile
-from whisperport.emulating import prepare_emulation
+from whisperport.calibration import BundleSession
+from whisperport.compilation.compile import Compiled, CompileOptions, compile
+from whisperport.compilation.emulating import prepare_emulation
+from whisperport.compilation.importing import ImportOptions, import_artifact
 from whisperport.errors import (
     BundleError,
     LoweringError,
@@ -23,9 +26,8 @@ from whisperport.errors import (
     UsageError,
     VerificationError,
 )
-from whisperport.exporting import ExportOptions, export
-from whisperport.importing import ImportOptions, import_artifact
-from whisperport.runtime import DecodeOptions, decode_window, load_engine
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.runtime import DecodeOptions, decode_window, engine, load_engine
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import CompileRequest
 from whisperport.verification.clips import Clip
@@ -61,7 +63,7 @@ def exported_once(
     micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
 ) -> Path:
     """Export a bundle with the encoder on one chip, the step on the other, and the rest on the CPU."""
-    from whisperport.programs import variants
+    from whisperport.trace import variants
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets, "TARGETS", WITH_DUMMY)
@@ -122,10 +124,36 @@ def test_programs_of_two_chips_are_compiled_each_in_its_own_folder(compiled, bun
             f"{target}/{name}.json",
         )
     assert manifest.program("cross_kv").target == "onnxruntime"
-    snr = manifest.program("step").delegation["snr_db"]
+    snr = manifest.program("step").facts.snr_db
     assert snr["self_k_0.npy"] == 20.5
     work = bundle.with_name("bundle.compile")
     assert {path.name for path in work.iterdir()} == {"dummy1", "dummy2"}
+
+
+def test_compile_loads_each_program_once_and_encodes_each_window_once(
+    compiled, bundle, monkeypatch
+):
+    loads, encoded = Counter(), []
+
+    load, encode_window = engine.load_runners, engine.Engine.encode
+
+    def load_runners(*arguments, **more):
+        made = load(*arguments, **more)
+        loads.update(list(made))
+        return made
+
+    def encode(self, mel):
+        encoded.append(mel.tobytes())
+        return encode_window(self, mel)
+
+    monkeypatch.setattr(engine, "load_runners", load_runners)
+    monkeypatch.setattr(engine.Engine, "encode", encode)
+
+    compiled(trust=True)  # a trial run would load the programs too, in a child process
+
+    names = [entry.spec.name for entry in Bundle.open(bundle).manifest.programs]
+    assert loads == dict.fromkeys(names, 1)
+    assert max(Counter(encoded).values()) == 1
 
 
 def test_what_the_vendors_simulator_computed_is_compared_with_float32_and_kept(compiled, bundle):
@@ -151,8 +179,9 @@ def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch
     bundle = Bundle.open(exported_once)
     compiler, spec = targets.get_target("dummy1").compiler, bundle.manifest.program("encoder").spec
     need = compiler.emulation(spec, compiler.options())
+    session = BundleSession(bundle, ONE)
 
-    assert prepare_emulation(bundle, spec, need, tmp_path, ONE, lambda _: None) is None
+    assert prepare_emulation(session, spec, need, tmp_path, lambda _: None) is None
     plan = compiler.plan(
         CompileRequest(
             spec=spec,
@@ -279,7 +308,7 @@ def test_a_missing_or_an_old_sdk_is_explained_in_general_words(compiled, bundle,
     path.write_text(path.read_text().replace('PYTHONPATH="', f'PYTHONPATH="{old}:'))
     with pytest.raises(LoweringError, match="does not support `dummy1`") as unsuitable:
         compiled(toolchains={"dummy": str(path)})
-    assert unsuitable.value.why == "version 2.0 is needed; 1.9 is installed"
+    assert unsuitable.value.why == "dummy1 needs dummy-sdk 2.0 or later; version 1.9 is installed"
     with pytest.raises(UsageError, match="cannot be `80`"):
         compiled({"dummy1.percentile": "80"})
 
@@ -296,17 +325,19 @@ def test_what_was_compiled_is_imported_by_whoever_recognizes_it(
     manifest = Bundle.open(tmp_path / "imported").manifest
     entry = manifest.program("encoder")
     assert (entry.target, entry.files[0]) == ("dummy1", "dummy1/encoder.dmy")
-    assert entry.delegation["imported"] == "anything.bin"
+    assert entry.facts.imported == "anything.bin"
     assert manifest.status("encoder") == "checked against vendor documentation"
 
 
 # The how-to --------------------------------------------------------------------------------------
 
 
-def test_the_how_to_shows_every_file_as_it_is():
+def test_the_how_to_names_every_file_and_shows_the_target_as_it_is():
     blocks = re.findall(r"<!-- file: dummy/(\S+) -->\n```python\n(.*?)```\n", HOW_TO, re.DOTALL)
+    named = re.findall(r"^\| \[`(\S+)`\]\(\S+/dummy_vendor/dummy/\1\)", HOW_TO, re.MULTILINE)
 
-    assert dict(blocks) == {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
+    assert blocks == [("target.py", FILES["target.py"].read_text(encoding="utf-8"))]
+    assert sorted(named) == sorted(FILES)
 
 
 def test_the_line_of_the_how_to_lists_the_targets_that_are_tested_here():

@@ -20,7 +20,7 @@ import whisper.audio
 from whisperport.audio import FRAMES_PER_SECOND, VadOptions
 from whisperport.bench.timed import Clock
 from whisperport.bundle import Bundle
-from whisperport.checks import batch_rows
+from whisperport.program.program_kind import kind_of
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
@@ -209,7 +209,7 @@ def recorded_chunks(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
 
 def batch_program(threads: Threads) -> str:
     """Return the name of the program `step_B` that ran."""
-    (name,) = (name for name in threads.calls if (batch_rows(name) or 1) > 1)
+    (name,) = (name for name in threads.calls if kind_of(name).is_batch)
     return name
 
 

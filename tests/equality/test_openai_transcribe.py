@@ -196,7 +196,11 @@ CLIPS = core_or_all(
 
 # Options act on the host, in the same way for every target: the core tests them on the embedded bundle.
 TARGETS = core_or_all(["embedded"], ["onnxruntime", "xnnpack", "litert", "openvino"])
-OF_ONE_WINDOW = ("beam", "prefix", "initial", "without")  # act in every window in the same way
+# Cases that act in every window in the same way begin with these words.
+OF_ONE_WINDOW = (
+    *("beam", "prefix", "initial", "without", "nothing", "comma", "blanks", "fallback"),
+    "words, no marks",
+)
 OPTIONS = core_or_all(
     [("embedded", SEVERAL if case.startswith(OF_ONE_WINDOW) else GAPS, case) for case in CASES],
     [(target, clip, case) for target in TARGETS for clip in (SEVERAL, GAPS) for case in CASES],
@@ -249,7 +253,7 @@ def test_many_windows_are_openai_whispers(
     check("many windows", case, transcriber, originals)
 
 
-@pytest.mark.parametrize("case", ["words", "beam 5", "without timestamps"])
+@pytest.mark.parametrize("case", core_or_all(["words"], ["words", "beam 5", "without timestamps"]))
 @pytest.mark.parametrize("transcriber", ONE_TARGET, indirect=True)
 def test_two_voices_are_openai_whispers(
     case: str, transcriber: Transcriber, originals: Original

@@ -147,7 +147,7 @@ def test_a_tensor_larger_than_what_is_stored_is_rejected(
 
 
 def test_example_inputs_that_unpack_to_gigabytes_are_not_unpacked(tmp_path: Path) -> None:
-    from whisperport.programs.pt2 import read_pt2
+    from whisperport.trace.pt2 import read_pt2
 
     data = [("x/models/model.json", b"{}"), ("x/data/sample_inputs/model.pt", b"1")]
     path = tmp_path / "program.pt2"
@@ -185,8 +185,8 @@ def test_a_pipe_in_place_of_a_file_is_rejected(pipe: Path, reader: str) -> None:
 @pytest.mark.usefixtures("no_waiting")
 def test_a_pipe_in_place_of_a_program_is_not_loaded(pipe: Path) -> None:
     from whisperport.inspection.lowered import inspect_lowered
-    from whisperport.profiling import ProfileOptions
-    from whisperport.programs.pt2 import read_pt2
+    from whisperport.program.profiling import ProfileOptions
+    from whisperport.trace.pt2 import read_pt2
 
     with pytest.raises(ProgramError, match="is a pipe"):
         inspect_lowered(pipe, ProfileOptions(), lambda _: [])
@@ -250,7 +250,7 @@ def test_a_name_that_takes_hours_to_hash_is_rejected(tmp_path: Path, archived: b
 
 
 def test_example_inputs_with_such_a_name_are_rejected() -> None:
-    from whisperport.programs.pt2 import _check_plain
+    from whisperport.trace.pt2 import _check_plain
 
     with pytest.raises(ProgramError, match="contains code"):
         _check_plain(Path("program.pt2"), hours_to_hash())

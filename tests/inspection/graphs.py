@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from whisperport.inspection.graph import Format, Graph, Node, Quantization, Value, build
-from whisperport.spec import Limit, TargetSpec
+from whisperport.program.spec import Limit, TargetSpec
 
 NPU = TargetSpec(
     name="npu",

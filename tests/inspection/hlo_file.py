@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.inspection.read_hlo_proto import SCHEMA
-from whisperport.protobuf import message_class
+from whisperport.system.protobuf import message_class
 
 FOLDER = Path(__file__).parent / "hlo"
 F32, S64, TUPLE = 11, 5, 13

@@ -12,7 +12,7 @@ from whisperport.inspection.graph import Graph
 from whisperport.inspection.read import read_graphs
 from whisperport.inspection.read_exported import read_exported
 from whisperport.inspection.rules import RULES
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 from ..embedded import default_bundle
 from ..extent import EVERYTHING, core_or_all

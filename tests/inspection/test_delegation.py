@@ -17,7 +17,7 @@ def test_every_method_of_a_bundle_is_read(exported: object) -> None:
 
     assert set(found) == {entry.method for entry in bundle.manifest.programs}
     for entry in bundle.manifest.programs:
-        assert entry.delegation["delegated"] > 0
+        assert entry.facts.delegated > 0
         assert found[entry.method] == Delegation(entry.method, 1, ())
 
 

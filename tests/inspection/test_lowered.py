@@ -8,7 +8,7 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, ProgramError, UsageError
 from whisperport.inspection.lowered import inspect_lowered
-from whisperport.profiling import ProfileOptions
+from whisperport.program.profiling import ProfileOptions
 from whisperport.targets import PROFILERS
 
 from ..extent import core_or_all

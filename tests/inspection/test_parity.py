@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from whisperport.inspection.check import check_graph
 from whisperport.inspection.read_exported import read_exported
-from whisperport.programs.program import Program, as_program, trace
 from whisperport.targets import get_target
+from whisperport.trace.program import Program, as_program, trace
 
 from ..extent import core_or_all
 from ..rewrites.third_party import third_party_programs
@@ -97,9 +97,15 @@ def their_programs(
 @pytest.mark.parametrize(
     "name",
     [
-        "openai-whisper's encoder",
         "transformers' sdpa decoder",
-        *core_or_all([], ["openai-whisper's decoder", "transformers' eager encoder"]),
+        *core_or_all(
+            [],
+            [
+                "openai-whisper's encoder",
+                "openai-whisper's decoder",
+                "transformers' eager encoder",
+            ],
+        ),
     ],
 )
 def test_third_party_whisper_is_rejected_where_the_partitioner_does_not_delegate_it(

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from whisperport.errors import ProgramError, UsageError
 from whisperport.inspection.profile_onnx import CPU, _subgraphs, profile_onnx
-from whisperport.profiling import ProfileOptions
+from whisperport.program.profiling import ProfileOptions
 
 from ..embedded import default_bundle
 

@@ -19,7 +19,7 @@ from whisperport.inspection.cost import cost_of
 from whisperport.inspection.delegation import read_delegation
 from whisperport.inspection.profile_pte import profile_pte
 from whisperport.inspection.read_pte import Instruction, Method, read_pte
-from whisperport.profiling import Profile, ProfileOptions
+from whisperport.program.profiling import Profile, ProfileOptions
 from whisperport.targets import get_target
 
 ONCE = ProfileOptions(repeat=2, threads=1)

@@ -16,7 +16,7 @@ from whisperport.inspection.litert_profiler import (
     profiled_runs,
 )
 from whisperport.inspection.litert_run import CRASHED, Measured, Op, run_litert
-from whisperport.profiling import Profile, ProfileOptions
+from whisperport.program.profiling import Profile, ProfileOptions
 
 ONCE = ProfileOptions(repeat=2, threads=1)
 

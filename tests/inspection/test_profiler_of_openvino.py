@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from whisperport.errors import MissingPackageError, ProgramError
-from whisperport.profiling import ProfileOptions
+from whisperport.program.profiling import ProfileOptions
 from whisperport.targets.openvino.profiler import OpenVinoProfiler, _node
 
 PROFILER = OpenVinoProfiler()

@@ -16,8 +16,8 @@ from whisperport.inspection.read_hlo_proto import read_module
 from whisperport.inspection.read_hlo_values import UNBOUNDED
 from whisperport.inspection.rules import RULES
 from whisperport.inspection.weights_of_hlo import weight_inputs
-from whisperport.profiling import ProfileOptions
-from whisperport.spec import Limit
+from whisperport.program.profiling import ProfileOptions
+from whisperport.program.spec import Limit
 from whisperport.targets import get_target
 
 from .hlo_file import F32, FOLDER, S64, TUPLE, Written, calls, stored

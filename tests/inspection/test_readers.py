@@ -25,9 +25,10 @@ from whisperport.errors import ProgramError
 from whisperport.inspection.check import check_graph
 from whisperport.inspection.cost import cost_of
 from whisperport.inspection.graph import Graph
-from whisperport.inspection.onnx_skeleton import skeleton
+from whisperport.inspection.protobuf_skeleton import skeleton
 from whisperport.inspection.read import read_graphs
 from whisperport.inspection.read_exported import read_exported
+from whisperport.inspection.read_onnx import MODEL
 from whisperport.targets import get_target
 
 from .graphs import NPU
@@ -176,12 +177,12 @@ def test_an_onnx_file_is_read_with_its_shapes_and_without_its_weights(onnx_file:
 def test_what_is_left_of_an_onnx_file_does_not_grow_with_its_weights(onnx_file: Path) -> None:
     def left(rows: int) -> int:
         data = onnx_model(rows=rows).SerializeToString()
-        return len(skeleton(io.BytesIO(data), len(data)))
+        return len(skeleton(io.BytesIO(data), len(data), MODEL))
 
     assert abs(left(100_000) - left(1000)) < 20
     whole = onnx_model(rows=10)  # 640 bytes of weights: kept
     data = whole.SerializeToString()
-    assert onnx.load_model_from_string(skeleton(io.BytesIO(data), len(data))) == whole
+    assert onnx.load_model_from_string(skeleton(io.BytesIO(data), len(data), MODEL)) == whole
 
 
 def test_onnx_weights_beside_the_file_are_not_read(tmp_path: Path) -> None:

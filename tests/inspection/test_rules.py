@@ -8,9 +8,9 @@ import pytest
 from whisperport.inspection.check import check_graph, limits_of, rejections
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.rules import RULES
-from whisperport.inspection.rules.page import rule_index, rule_page
+from whisperport.inspection.rules.page import rule_index, rule_section
+from whisperport.program.spec import Limit
 from whisperport.rewrites import HOST_REWRITES, REWRITES
-from whisperport.spec import Limit
 from whisperport.targets import TARGETS
 
 from .graphs import NPU, graph, node, quantized, value, weight
@@ -296,16 +296,21 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(RULES))
-def test_a_page_says_what_to_do_and_who_has_the_limit(code: str) -> None:
+def test_a_section_says_what_to_do_and_who_has_the_limit_with_its_source(code: str) -> None:
     specs = [*(target.spec for target in TARGETS), NPU]
 
-    page = rule_page(RULES[code], specs)
+    section = rule_section(RULES[code], specs)
 
-    assert page.startswith(f"# {code}: {RULES[code].title}\n")
-    assert "What to do: " in page
+    assert section.startswith(f"## {code}\n\n**{RULES[code].title}.**\n")
+    assert "What to do: " in section
     assert RULES[code].what_to_do
+    names = {spec.name for spec in specs}
     holders = {spec.name for spec in specs if any(li.rule == code for li in limits_of(spec))}
-    assert set(re.findall(r"^\| ([\w-]+) \|", page, re.MULTILINE)) - {"Target"} == holders
+    lines = re.findall(r"^- (.*)$", section, re.MULTILINE)
+    words = {word for line in lines for word in re.findall(r"[\w-]+", line.split(". Source:")[0])}
+    assert (names if {"all", "targets"} <= words else names & words) == holders
+    built_in = rule_section(RULES[code], [target.spec for target in TARGETS])
+    assert all(re.search(r"\. Source: \S", line) for line in re.findall(r"^- .*", built_in, re.M))
     assert len(RULES[code].title) < 90
     assert not RULES[code].title.endswith(".")
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.dims import Dims
 from whisperport.model.whisper import Whisper, build_model
+from whisperport.program.dims import Dims
 from whisperport.runtime import Engine
 from whisperport.text.vocabulary import openai_tokenizer
 

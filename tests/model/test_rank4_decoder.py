@@ -12,9 +12,9 @@ from whisperport.model.decoder import CrossKV, Decode, Prefill
 from whisperport.model.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
 from whisperport.model.short_window import PaddedCrossKV
 from whisperport.model.whisper import Whisper, build_model
+from whisperport.program.window import Window
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import LOWERED
-from whisperport.window import Window
 
 from ..extent import core_or_all
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from whisperport.model.short_window import PaddedCrossKV
 from whisperport.model.whisper import build_model
-from whisperport.window import PADDINGS, Window
+from whisperport.program.window import PADDINGS, Window
 
 # Float32 sums of some ten terms, in another order. Measured: 6e-7 at most.
 ATOL = 1e-5

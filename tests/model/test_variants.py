@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from whisperport.model.nchw_encoder import NchwEncoder
 from whisperport.model.uncached_decoder import UncachedDecoder
 from whisperport.model.whisper import Whisper, build_model
-from whisperport.spec import UncachedForm
-from whisperport.window import Window
+from whisperport.program.spec import UncachedForm
+from whisperport.program.window import Window
 
 # Float32 sums in another order. Measured: 2e-6 at most.
 ATOL = 1e-5

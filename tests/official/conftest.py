@@ -2,11 +2,12 @@
 
 | Environment variable | Meaning |
 |---|---|
-| `WHISPERPORT_OFFICIAL` | name or file of the checkpoint, such as `tiny.en`; unset: it is not tested |
+| `WHISPERPORT_OFFICIAL` | a checkpoint: `tiny.en`, a path, or an outlier checkpoint as `last-tail` |
 | `WHISPERPORT_AUDIO` | folder of audio files of speech; `NAME.txt` beside an audio file is its transcript |
 | `WHISPERPORT_RECORD` | file for the record of the run, JSON |
 
-The same tests run on outlier checkpoints in `make test`, so that they are known to work.
+Without `WHISPERPORT_OFFICIAL`, as in `make test`, the same tests run on outlier checkpoints, so that they
+are known to work.
 """
 
 import json
@@ -49,7 +50,7 @@ def candidate(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Candidate:
     name: str = request.param
-    if not OFFICIAL:
+    if name in NAMES:
         folder = outlier_checkpoint(name, run_folder(tmp_path_factory) / "outliers")
         return Candidate(name, load_checkpoint(folder), _clips())
     try:

@@ -10,9 +10,9 @@ import torch
 
 import whisperport.rewrites
 from whisperport.errors import LoweringError
-from whisperport.programs.program import Program, trace
 from whisperport.rewrites import HOST_REWRITES, REWRITES, Outcome, Rewrite, run_rewrites
 from whisperport.rewrites.base import rewrite
+from whisperport.trace.program import Program, trace
 
 from ..extent import core_or_all
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.generation import Generation
+from whisperport.program.generation import Generation
 from whisperport.runtime import Cache
 from whisperport.runtime.scores import Scores
 

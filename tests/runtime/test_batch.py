@@ -13,10 +13,7 @@ import pytest
 
 from whisperport.errors import NumericalError, UsageError
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import Program
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
-from whisperport.runner import Binding
+from whisperport.program.runner import Binding
 from whisperport.runtime import (
     Batch,
     BatchExecutor,
@@ -33,6 +30,9 @@ from whisperport.runtime import (
     decoding_with_fallback,
 )
 from whisperport.runtime.stepping import Step
+from whisperport.trace.program import Program
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
 from ..extent import core_or_all
 from ..micro import DIMS, GENERATION

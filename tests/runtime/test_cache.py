@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.masks import MASKED
 from whisperport.model.whisper import Whisper
-from whisperport.runner import Binding
+from whisperport.program.masks import MASKED
+from whisperport.program.runner import Binding
+from whisperport.program.signatures import CacheForm, KvLayout
 from whisperport.runtime import Cache, Decoder
-from whisperport.signatures import CacheForm, KvLayout
 
 from ..extent import core_or_all
 from ..micro import DIMS
@@ -52,7 +52,7 @@ def test_any_cut_into_prompts_and_steps_gives_the_logits_of_one_pass(
 
 
 @given(tokens=tokens, before=tokens, size=st.floats(0, 100))
-@settings(max_examples=core_or_all(20, 40))
+@settings(max_examples=core_or_all(10, 40))
 def test_rows_beyond_its_length_do_not_matter(
     micro_decoder: Any, audio: Any, tokens: list[int], before: list[int], size: float
 ) -> None:

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 
 from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
+from whisperport.program.signatures import CacheForm, KvLayout
 from whisperport.runtime import DecodeOptions, Engine, decode_together, decode_window, load_engine
-from whisperport.signatures import CacheForm, KvLayout
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
 

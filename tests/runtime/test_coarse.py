@@ -11,23 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whisperport.bundle import Bundle
-from whisperport.checks import COARSE_PROJECTION, VOCAB_PROJECTION, Check
 from whisperport.errors import LoweringError, NumericalError, UsageError
-from whisperport.exporting import ExportOptions, _placed, export
+from whisperport.exporting.export import ExportOptions, _placed, export
 from whisperport.model.coarse_projection import CoarseProjection as Module
 from whisperport.model.coarse_projection import block_of
 from whisperport.model.whisper import Whisper
-from whisperport.programs.onnx import SharedWeights, write_onnx
-from whisperport.programs.program import Program
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
-from whisperport.runner import Array, Runner
+from whisperport.program.checks import Check
+from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
+from whisperport.program.runner import Array, Runner
+from whisperport.program.signatures import expected_signature
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
 from whisperport.runtime.coarse import TOLERANCE, CoarseLogits, CoarseProjection
 from whisperport.runtime.scores import log_sum_exp
-from whisperport.signatures import expected_signature
-from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions
+from whisperport.trace.onnx import SharedWeights, write_onnx
+from whisperport.trace.program import Program
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 from whisperport.verification.bound_check import bound_check
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference
@@ -261,7 +262,7 @@ def test_only_greedy_steps_use_it(
 def test_onnx_runtime_keeps_the_bound(width: int, tmp_path: Any) -> None:
     # given
     onnxruntime = pytest.importorskip("onnxruntime")
-    from whisperport.programs.program import trace
+    from whisperport.trace.program import trace
 
     torch.manual_seed(0)
     table = 0.05 * torch.randn(1000, width)

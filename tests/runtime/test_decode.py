@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import UsageError
-from whisperport.generation import Generation
 from whisperport.model.whisper import build_model
+from whisperport.program.generation import Generation
 from whisperport.runtime import (
     DecodeOptions,
     Engine,

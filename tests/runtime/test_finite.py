@@ -8,7 +8,7 @@ import pytest
 
 from whisperport.errors import NumericalError
 from whisperport.model.whisper import Whisper
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 
 from ..micro import DIMS, GENERATION

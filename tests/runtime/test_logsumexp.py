@@ -10,8 +10,8 @@ import torch
 
 from whisperport.errors import NumericalError
 from whisperport.model.whisper import Whisper
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
+from whisperport.program.signatures import LOGSUMEXP, expected_signature
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import (
     Batch,
     Decoded,
@@ -22,9 +22,10 @@ from whisperport.runtime import (
     decode_window,
 )
 from whisperport.runtime.scores import Scores
-from whisperport.signatures import LOGSUMEXP, expected_signature
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
+from ..extent import core_or_all
 from ..micro import DIMS, GENERATION
 from .traced_runners import engine_of
 
@@ -84,7 +85,7 @@ def test_texts_and_probabilities_are_those_without_it(
     engines: Any, audio: Callable[[int], np.ndarray], options: dict[str, Any]
 ) -> None:
     asked = DecodeOptions(language="en", max_tokens=9, **options)
-    features = [audio(seed) for seed in range(4)]
+    features = [audio(seed) for seed in range(core_or_all(2, 4))]
     plain, summed = engines(False)[0], engines(True)[0]
 
     expected = [decode_window(plain.decoder(), each, asked) for each in features]

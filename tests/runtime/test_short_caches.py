@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whisperport.model.whisper import Whisper
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
 from whisperport.runtime import Batch, Decoder, Engine, Step, cache
 from whisperport.runtime.cache import room_for
 from whisperport.runtime.scores import Scores
 from whisperport.targets import RunOptions, get_target
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
 from ..extent import core_or_all
 from ..micro import DIMS, GENERATION
@@ -64,7 +64,7 @@ def test_the_room_doubles_up_to_the_limit(
 
 
 @given(data=st.data())
-@settings(max_examples=core_or_all(8, 100), deadline=None)
+@settings(max_examples=core_or_all(5, 100), deadline=None)
 def test_any_prompts_and_steps_give_the_logits_of_a_full_cache(
     engine: Engine, audio: Callable[[int], np.ndarray], data: st.DataObject
 ) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.generation import Generation
+from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions, decode_window
 from whisperport.runtime.rules import Rules
 from whisperport.runtime.scores import Scores

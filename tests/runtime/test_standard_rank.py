@@ -9,7 +9,7 @@ import pytest
 
 from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
-from whisperport.runner import Array, Binding
+from whisperport.program.runner import Array, Binding
 from whisperport.runtime import DecodeOptions, Decoder, decode_window
 from whisperport.runtime.standard_rank import in_standard_form
 

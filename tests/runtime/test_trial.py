@@ -16,10 +16,10 @@ import pytest
 from whisperport.bundle import MANIFEST, Bundle
 from whisperport.bundle.origin import record_own
 from whisperport.errors import BundleError
-from whisperport.limited import START_S
-from whisperport.placement import Placement
+from whisperport.program.placement import Placement
 from whisperport.runtime import load_engine, trial
 from whisperport.runtime.trial import limits_of
+from whisperport.system.limited import START_S
 from whisperport.targets import RunOptions
 
 from ..embedded import default_bundle

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.checks import UNCACHED_DECODER
 from whisperport.model.uncached_decoder import UncachedDecoder as UncachedModule
 from whisperport.model.whisper import Whisper
-from whisperport.runner import Runner
+from whisperport.program.program_kind import UNCACHED_DECODER
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.runtime import Engine
 from whisperport.runtime.uncached_decoder import UncachedDecoder
-from whisperport.spec import ProgramSpec, TensorSpec, UncachedForm
 
 from ..micro import GENERATION
 

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.calibration.inputs import program_inputs
-from whisperport.checks import VOCAB_PROJECTION, Check
+from whisperport.calibration import BundleSession
 from whisperport.errors import BundleError, NumericalError
-from whisperport.exporting import ExportOptions, _placed
+from whisperport.exporting.export import ExportOptions, _placed
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import Program
-from whisperport.programs.variants import PIECES
+from whisperport.program.checks import Check
+from whisperport.program.program_kind import VOCAB_PROJECTION
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.runtime.trial import limits_of, try_bundle
 from whisperport.targets import RunOptions
+from whisperport.trace.program import Program
+from whisperport.trace.variants import PIECES
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference
 
@@ -173,7 +174,7 @@ def test_an_exported_projection_passes_every_stage_of_a_bundle(exported: Any) ->
     reference = Reference.from_arrays(bundle.reference())
     mels = [reference_mel(manifest.dims, clip) for clip in reference.clips[:2]]
     spec = manifest.program(VOCAB_PROJECTION).spec
-    recorded = list(program_inputs(bundle, spec, mels, run))
+    recorded = list(BundleSession(bundle, run).inputs(spec, mels))
     decoders = [load_engine(b, run).decoder() for b in (whole, bundle)]
     options = DecodeOptions(language="en")
     texts = [

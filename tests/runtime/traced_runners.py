@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import Program
-from whisperport.runner import Array, Binding, Part, Runner
+from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.runtime import Engine
+from whisperport.trace.program import Program
 
 from ..micro import DIMS, GENERATION
 from ..overwriting import OverwritingBinding

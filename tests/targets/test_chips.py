@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from whisperport.errors import UsageError
-from whisperport.placing import PlacementRequest, place
+from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.targets import get_target
 from whisperport.targets.ethos_u.chips import NPUS
 from whisperport.targets.qualcomm.chips import CHIPS as SNAPDRAGONS

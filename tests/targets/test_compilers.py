@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import TARGETS
 from whisperport.targets.compiler import Compiler, EmulationNeed
 from whisperport.targets.stage_report import (

@@ -4,7 +4,8 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
-from whisperport.targets import RunOptions, get_target, onnx_runner
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.onnx import runner as onnx_runner
 
 from ..embedded import default_bundle
 

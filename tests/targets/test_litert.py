@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.calibration import CalibrationOptions
+from whisperport.calibration import BundleSession, CalibrationOptions
 from whisperport.errors import LoweringError, VerificationError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.placing import Placed
+from whisperport.exporting.quantizing import quantize_programs
 from whisperport.inspection.read_tflite import read_tflite
 from whisperport.inspection.tflite_signatures import read_signatures
 from whisperport.inspection.tflite_subgraphs import copy_of_program
-from whisperport.placement import Placement
-from whisperport.placing import Placed
-from whisperport.programs.program import Program, trace
-from whisperport.quantizing import quantize_programs
+from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.litert.delegation import xnnpack_delegation
 from whisperport.targets.litert.target import LiteRt
-from whisperport.targets.tflite_lowering import lower_to_tflite
-from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+from whisperport.targets.tflite.lowering import lower_to_tflite
+from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
+from whisperport.trace.program import Program, trace
 from whisperport.verification.clips import shipped_clips
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
@@ -153,16 +153,16 @@ def test_a_node_that_xnnpack_does_not_run_is_named(tmp_path: Path) -> None:
 
     (entry,) = LITERT.lower([program], tmp_path, silent)
 
-    assert entry.delegation["undelegated"]
-    assert all(name.isupper() for name in entry.delegation["undelegated"])
+    assert entry.facts.undelegated
+    assert all(name.isupper() for name in entry.facts.undelegated)
 
 
 def test_xnnpack_runs_every_node_of_the_built_in_programs(exported: Callable[..., Bundle]) -> None:
     bundle = exported("litert")
 
     for entry in bundle.manifest.programs:
-        assert entry.delegation["undelegated"] == [], entry.spec.name
-        assert entry.delegation["subgraphs"] == 1
+        assert entry.facts.undelegated == (), entry.spec.name
+        assert entry.facts.subgraphs == 1
     assert len({entry.files for entry in bundle.manifest.programs}) == 2
 
 
@@ -195,7 +195,9 @@ def test_a_static_program_is_quantized_with_the_shipped_audio_and_still_computes
     expected = before["encoder"].run({"mel": mel})["features"]
 
     # when
-    entries = quantize_programs(bundle, placed, CalibrationOptions(run=ONE_THREAD), silent)
+    entries = quantize_programs(
+        BundleSession(bundle, ONE_THREAD), placed, CalibrationOptions(), silent
+    )
 
     # then
     names = [entry.spec.name for entry in entries]

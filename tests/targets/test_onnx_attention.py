@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from whisperport.bundle import ListedFiles
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.targets.onnx_attention import join_attention
-from whisperport.targets.onnx_runner import session_settings
+from whisperport.targets.onnx.attention import join_attention
+from whisperport.targets.onnx.runner import session_settings
 
 RANDOM = np.random.default_rng(0)
 H, P, T, D = 2, 5, 7, 8

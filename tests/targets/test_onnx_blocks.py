@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from whisperport.bundle import ListedFiles
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.targets.onnx_blocks import COLUMNS, Matrix, matrices, use_blocks
-from whisperport.targets.onnx_runner import session_settings
+from whisperport.targets.onnx.blocks import COLUMNS, Matrix, matrices, use_blocks
+from whisperport.targets.onnx.runner import session_settings
 
 RANDOM = np.random.default_rng(0)
 K, N = 32, 3 * COLUMNS

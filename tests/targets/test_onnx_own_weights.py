@@ -11,12 +11,12 @@ from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target, onnxruntime
-from whisperport.targets.onnx_own_weights import OwnWeights
-from whisperport.targets.onnx_runner import OnnxRunner
+from whisperport.targets.onnx.own_weights import OwnWeights
+from whisperport.targets.onnx.runner import OnnxRunner
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
 ORT = get_target("onnxruntime")
 BATCH = "step_2"

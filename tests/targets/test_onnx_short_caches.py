@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.runner import Runner
-from whisperport.targets import RunOptions, get_target, onnx_runner
-from whisperport.targets.onnx_short_caches import cache_axes, free_cache_length
+from whisperport.program.runner import Runner
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.onnx import runner as onnx_runner
+from whisperport.targets.onnx.short_caches import cache_axes, free_cache_length
 
 from ..embedded import default_bundle
 from ..extent import core_or_all

@@ -24,12 +24,12 @@ from whisperport.bundle import Bundle, ListedFiles, ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import trace
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnx_weights import OnnxWeights
+from whisperport.targets.onnx.weights import OnnxWeights
+from whisperport.trace.program import trace
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
 ORT = get_target("onnxruntime")
 ONE_THREAD = RunOptions(threads=1)
@@ -144,8 +144,8 @@ import json, sys
 from pathlib import Path
 import google.protobuf.message, onnxruntime
 from whisperport.bundle import ProgramEntry
-from whisperport.placement import Placement
-from whisperport.spec import ProgramSpec
+from whisperport.program.placement import Placement
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target
 
 def resident(field):

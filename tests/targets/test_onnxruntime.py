@@ -11,15 +11,15 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import LoweringError, UsageError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.model.whisper import build_model
-from whisperport.programs.program import Program
-from whisperport.programs.trial import eager_outputs, random_inputs
-from whisperport.programs.whisper import Parts
-from whisperport.programs.whisper import step as step_program
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnxruntime import OPSETS, LowerOptions
 from whisperport.targets.options import parse_options
+from whisperport.trace.program import Program
+from whisperport.trace.trial import eager_outputs, random_inputs
+from whisperport.trace.whisper import Parts
+from whisperport.trace.whisper import step as step_program
 
 from ..conftest import noise_clips
 from ..extent import core_or_all
@@ -66,7 +66,7 @@ def test_graphs_are_valid_and_of_the_opset_that_is_stated(bundle: Bundle) -> Non
 
         model = onnx.load(str(file), load_external_data=False)
         opsets = {o.domain: o.version for o in model.opset_import}
-        assert opsets[""] == entry.delegation["opset"]
+        assert opsets[""] == entry.facts.others["opset"]
         assert [i.name for i in model.graph.input] == [t.name for t in entry.spec.inputs]
         assert [o.name for o in model.graph.output] == [t.name for t in entry.spec.outputs]
 
@@ -83,7 +83,7 @@ def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
     for entry in older.manifest.programs:
         model = onnx.load(str(older.folder / entry.files[0]), load_external_data=False)
         assert {o.domain: o.version for o in model.opset_import} == {"": 13}
-        assert entry.delegation["opset"] == 13
+        assert entry.facts.others["opset"] == 13
 
 
 @pytest.mark.parametrize("opset", core_or_all(OPSETS[:1], OPSETS))
@@ -110,7 +110,7 @@ def test_an_opset_that_is_not_written_is_refused_by_name(opset: str) -> None:
 
 
 def test_the_opsets_are_those_that_are_written() -> None:
-    from whisperport.programs.onnx_opset import NEWEST, OLDEST
+    from whisperport.trace.onnx_opset import NEWEST, OLDEST
 
     assert (OPSETS[0], OPSETS[-1]) == (OLDEST, NEWEST)
 

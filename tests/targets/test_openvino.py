@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from whisperport.bundle import ProgramEntry
 from whisperport.errors import BundleError, LoweringError, UsageError
-from whisperport.exporting import ExportOptions, export
-from whisperport.profiling import ProfileOptions
-from whisperport.programs.program import Program, trace
-from whisperport.runner import Runner
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.profiling import ProfileOptions
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
-from whisperport.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.openvino import target as openvino_target
 from whisperport.targets.openvino.runtime import Device, OpenVinoRunner, start
 from whisperport.targets.openvino.target import DeviceOptions
+from whisperport.trace.program import Program, trace
 from whisperport.verification.clips import Clip
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.bundle import ProgramEntry
-from whisperport.placement import Placement
-from whisperport.programs.program import trace
-from whisperport.runner import Array, Binding, Runner
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Array, Binding, Runner
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.openvino import bfloat16, runtime
 from whisperport.targets.openvino import target as openvino_target
 from whisperport.targets.openvino.bfloat16 import inputs_in_bf16, rounded
 from whisperport.targets.openvino.runtime import Device, has_bf16, start
+from whisperport.trace.program import trace
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
 

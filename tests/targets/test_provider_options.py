@@ -7,7 +7,7 @@ from whisperport.bundle import Bundle
 from whisperport.errors import LoweringError, UsageError
 from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnx_runner import CPU
+from whisperport.targets.onnx.runner import CPU
 
 from ..embedded import default_bundle
 
@@ -100,7 +100,7 @@ def test_an_error_of_the_provider_is_not_hidden_by_the_cpu(entries, monkeypatch)
     # then
     with pytest.raises(LoweringError, match=f"`{AZURE}` cannot load") as caught:
         load(entries, provider=AZURE)
-    assert "whisperport probe" in caught.value.hint
+    assert "--each-program" in caught.value.hint
 
 
 @pytest.mark.parametrize(

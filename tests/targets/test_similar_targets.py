@@ -13,6 +13,7 @@ from whisperport.targets import TARGETS, get_target, similar_targets
         ("OnnxRuntime", ["onnxruntime"]),
         ("hailo", ["hailo8", "hailo8l", "hailo10h"]),
         ("openvin", ["openvino"]),
+        ("cpu", ["onnxruntime", "xnnpack", "litert", "openvino", "genio350"]),
         ("nothing-like-it", []),
     ],
 )
@@ -37,3 +38,4 @@ def test_a_general_word_names_the_targets_that_it_can_mean(word: str, member: st
         get_target(word)
 
     assert member in unknown.value.why
+    assert "`whisperport targets`" in unknown.value.hint

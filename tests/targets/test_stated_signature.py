@@ -3,7 +3,7 @@
 import pytest
 
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.stated_signature import expect_counts, expect_tensor
 
 TENSOR = TensorSpec("mel", (1, 80, 3000))

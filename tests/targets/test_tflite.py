@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, ProgramError
 from whisperport.inspection.tflite_signatures import read_signatures
-from whisperport.programs.program import Program, trace
-from whisperport.spec import ProgramSpec, TensorSpec
-from whisperport.targets.tflite_lowering import lower_to_tflite
-from whisperport.targets.tflite_quantization import ALL, LINEAR, quantize, recipe
-from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.targets.tflite.lowering import lower_to_tflite
+from whisperport.targets.tflite.quantization import ALL, LINEAR, quantize, recipe
+from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
+from whisperport.trace.program import Program, trace
 
 
 class Both(nn.Module):

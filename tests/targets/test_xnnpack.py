@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from whisperport.bundle import Bundle
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
 from whisperport.inspection.delegation import Delegation, read_delegation
 from whisperport.model.decoder import Decode
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import Program, trace
+from whisperport.program.dims import Dims
 from whisperport.rewrites import run_rewrites
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.xnnpack.target import FILE
+from whisperport.trace.program import Program, trace
 
 from ..extent import core_or_all
 
@@ -73,8 +73,8 @@ def delegation(
     entries = XNNPACK.lower(rewritten, folder, lambda _: None)
     found = read_delegation((folder / FILE).read_bytes())
     (folder / FILE).unlink()  # 240 MB
-    assert {entry.method: entry.delegation["undelegated"] for entry in entries} == {
-        name: list(of.undelegated) for name, of in found.items()
+    assert {entry.method: entry.facts.undelegated for entry in entries} == {
+        name: of.undelegated for name, of in found.items()
     }
     return found
 
@@ -96,7 +96,7 @@ def test_without_the_rewrite_layer_norms_stay_outside(tmp_path: Any) -> None:
     found = read_delegation((tmp_path / FILE).read_bytes())["naive"]
     assert found.subgraphs == 1  # linear and GELU, between the two
     assert len([name for name in found.undelegated if "layer_norm" in name]) == 2
-    assert entry.delegation["undelegated"] == list(found.undelegated)
+    assert entry.facts.undelegated == found.undelegated
 
 
 def test_the_check_foresees_what_stays_outside() -> None:
@@ -155,8 +155,8 @@ def test_a_program_of_which_nothing_is_delegated_still_runs(tmp_path: Any) -> No
     entries = XNNPACK.lower([program], tmp_path, lambda _: None)
     y = XNNPACK.load(tmp_path, entries, RunOptions(threads=1))["norm"].run({"input": x})["y"]
 
-    assert entries[0].delegation["subgraphs"] == 0
-    assert len(entries[0].delegation["undelegated"]) == 1
+    assert entries[0].facts.subgraphs == 0
+    assert len(entries[0].facts.undelegated) == 1
     np.testing.assert_allclose(y, (x - 3.5) / np.sqrt(5.25), atol=1e-5)  # 1e-5 in its root, too
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from whisperport.programs.shared_weights import shared_weights
 from whisperport.targets.xnnpack.weights_on_disk import SMALLEST, weights_on_disk
+from whisperport.trace.shared_weights import shared_weights
 
 
 def test_a_copy_shares_its_weights_within_the_block_only() -> None:

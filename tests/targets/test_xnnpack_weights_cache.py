@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.programs.program import trace
 from whisperport.targets.xnnpack import weights_cache
 from whisperport.targets.xnnpack.lowering import lower_to_pte
+from whisperport.trace.program import trace
 
 WIDTH = 1024  # 4.2 MB of float32 weights, in each of METHODS
 METHODS = ("a", "b", "c", "d")

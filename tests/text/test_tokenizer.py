@@ -165,7 +165,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 
 def small_generation(**changes: Any) -> Any:
-    from whisperport.generation import Generation
+    from whisperport.program.generation import Generation
 
     ids = {
         "end_of_text": 4,

@@ -1,6 +1,6 @@
 """The vocabularies built from ranks, against openai-whisper and transformers."""
 
-import gzip
+import lzma
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,16 +13,20 @@ from transformers.models.whisper.configuration_whisper import (
 
 from whisperport.errors import TokenizerError
 from whisperport.text import LANGUAGES, openai_generation, openai_tokenizer
+from whisperport.text.vocabulary import openai_bpe
 
 from .conftest import OpenAITokenizer
 
 
 @pytest.mark.parametrize("name", ["gpt2", "multilingual"])
 def test_the_shipped_ranks_are_openais(name: str) -> None:
-    shipped = (files("whisperport.text") / "ranks" / f"{name}.tiktoken.gz").read_bytes()
+    shipped = (files("whisperport.text") / "ranks" / f"{name}.txt.xz").read_bytes()
 
+    tokens = lzma.decompress(shipped).splitlines()
     expected = Path(whisper.__file__).parent / "assets" / f"{name}.tiktoken"
-    assert gzip.decompress(shipped) == expected.read_bytes()
+    assert b"".join(b"%b %d\n" % (token, i) for i, token in enumerate(tokens)) == (
+        expected.read_bytes()
+    )
 
 
 def test_the_ranks_come_with_their_licence() -> None:
@@ -46,6 +50,7 @@ def test_size_and_special_tokens_are_openais(n_vocab: int, theirs: OpenAITokeniz
 def test_the_file_it_makes_is_the_same_each_time(n_vocab: int) -> None:
     first = openai_tokenizer(n_vocab).to_str()
     openai_tokenizer.cache_clear()
+    openai_bpe.cache_clear()
 
     assert openai_tokenizer(n_vocab).to_str() == first
 

@@ -34,25 +34,25 @@ def version():
 def check(version, settings):
     return settings.get("fault", "")
 
-def copy(folder, program, settings):
+def copy(job, kit):
     print("python's stream")
     os.system("echo a child of it")
     sys.stderr.write("standard error" + chr(10))
-    (folder / "out").write_text((folder / "in").read_text() + program["settings"].get("end", ""))
+    (job.folder / "out").write_text((job.folder / "in").read_text() + job.settings.get("end", ""))
 
-def fail(folder, program, settings):
+def fail(job, kit):
     raise LookupError("first line" + chr(10) + "second line")
 
-def die(folder, program, settings):
+def die(job, kit):
     os.write(1, b"last words")
     os._exit(7)
 
-def hang(folder, program, settings):
+def hang(job, kit):
     child = subprocess.Popen(["sh", "-c", "trap '' INT; sleep 300"])
-    (folder / "pids").write_text(f"{os.getpid()} {child.pid}")
+    (job.folder / "pids").write_text(f"{os.getpid()} {child.pid}")
     time.sleep(300)
 
-def abort(folder, program, settings):
+def abort(job, kit):
     os.abort()  # as C++'s runtime does after an exception that nothing catches
 
 STAGES = {"copy": copy, "fail": fail, "die": die, "hang": hang, "abort": abort}

@@ -22,7 +22,7 @@ from whisperport.audio import (
 )
 from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, IncompleteError, Interrupted, UsageError
-from whisperport.runner import Array, Runner
+from whisperport.program.runner import Array, Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.transcription import (

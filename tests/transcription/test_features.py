@@ -372,7 +372,7 @@ def test_a_bundle_without_its_encoder_transcribes_features_and_no_audio(
     found = transcriber.transcribe_features(clips[0].features)
 
     # then
-    assert loaded.count("NotLoaded") == 1
+    assert loaded.count("_NotLoaded") == 1
     assert tokens(found) == tokens(spoken)
     with pytest.raises(UsageError, match="`encoder` is not loaded"):
         transcriber.transcribe(clips[0].audio)

@@ -9,7 +9,7 @@ import pytest
 
 from whisperport.audio import VadOptions
 from whisperport.errors import AudioError, NumericalError, UsageError
-from whisperport.runner import Array, Runner
+from whisperport.program.runner import Array, Runner
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe_files

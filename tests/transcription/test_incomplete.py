@@ -147,7 +147,7 @@ def test_a_language_that_is_not_there_is_rejected(
     ("wrong", "words"),
     [
         ({"temperatures": ()}, "is empty"),
-        ({"temperatures": (float("nan"),)}, "`temperature` is nan"),
+        ({"temperatures": (float("nan"),)}, "`temperatures` is nan"),
         ({"hallucination_silence_threshold": -1.0, "word_timestamps": True}, "threshold` is -1"),
         ({"hallucination_silence_threshold": 1.0}, "requires word timestamps"),
         ({"clip_timestamps": (2.0, 1.0)}, "`clip_timestamps` are"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
 from whisperport.runtime import DecodeOptions, Engine
 from whisperport.text import Tokenizer
 from whisperport.transcription import TranscribeOptions

@@ -12,7 +12,7 @@ import pytest
 
 from whisperport.bundle import EMBEDDING, REFERENCE, Bundle
 from whisperport.errors import BundleError, UsageError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.targets import RunOptions
 from whisperport.verification import LEVELS, Report
 from whisperport.verification.bundle_check import verify

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.runner import Array, Runner
+from whisperport.program.runner import Array, Runner
 from whisperport.targets import RunOptions
 from whisperport.verification import Check, Report, bundle_check
 from whisperport.verification.bundle_check import verify

@@ -31,10 +31,10 @@ from ..extent import core_or_all
 from ..outlier_checkpoints import NAMES, outlier_checkpoint
 
 Features = np.ndarray
-CLIPS = 2
-NAMED = core_or_all(NAMES[-1:], NAMES)  # besides the embedded model
+CLIPS = core_or_all(2, 3)
 PRECISIONS = ("fp32", "fp16", "bf16", "w8", "w8a16", "w8a8")
 EMBEDDED = "embedded"
+CHECKPOINTS = core_or_all(NAMES[-1:], (EMBEDDED, *NAMES))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ FAULTS: dict[str, Callable[[Features, Made], Features]] = {
 }
 
 
-@pytest.mark.parametrize("name", [EMBEDDED, *NAMED])
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_sound_programs_are_accepted_and_planted_faults_refused(
     made: Callable[[str], Made], name: str
 ) -> None:
@@ -151,7 +151,7 @@ def test_sound_programs_are_accepted_and_planted_faults_refused(
 def test_torch_in_each_precision_passes_the_limit_that_it_sets(
     made: Callable[[str], Made],
 ) -> None:
-    for name in (EMBEDDED, *NAMED):
+    for name in CHECKPOINTS:
         reference = made(name).reference
         for precision in ("fp16", "bf16", "w8"):
             own = reference.loss(precision, "features")

@@ -10,7 +10,7 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.targets import RunOptions
 from whisperport.targets.options import Option
 from whisperport.verification import Check, Report, bundle_check
@@ -80,12 +80,6 @@ def test_a_chip_of_8_bits_has_its_own_precision_and_emulated_float32(
     assert precisions(hybrid)["encoder"] == "w8a8"
     assert precisions(hybrid)["step"] == "fp32"
     assert set(precisions(hybrid, EMULATED).values()) == {"fp32"}
-
-
-def test_float32_as_format_1_stored_it_for_a_chip_of_8_bits_is_the_chips_precision(
-    hybrid: Bundle,
-) -> None:
-    assert precisions(in_precision(hybrid, "fp32"))["encoder"] == "w8a8"
 
 
 def test_a_precision_without_limits_is_rejected_by_name(hybrid: Bundle) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.evidence import STATUSES
+from whisperport.program.evidence import STATUSES
 from whisperport.targets import TARGETS, Target
 from whisperport.verification.project_evidence import (
     by_target,
@@ -62,14 +62,32 @@ def test_a_target_without_evidence_has_the_weakest_status(fake_targets: dict[str
     assert evidence_rows("fake") == []
 
 
-def test_the_evidence_of_all_programs_of_a_target_becomes_one_with_every_check_once() -> None:
+def test_the_evidence_of_all_programs_of_a_target_becomes_one_with_every_check_counted_once() -> (
+    None
+):
     manifest = Bundle.open(default_bundle(), check_hashes=False).manifest
 
     ((one,),) = by_target(manifest).values()
 
     assert set(one.files) == {path for entry in manifest.programs for path in entry.files}
-    assert len(one.checks) == len(manifest.verification["checks"])
+    compared = sum(check.value["compared"] for check in one.checks)
+    assert compared == len(manifest.verification["checks"])
     assert one.kind == "run"
+    assert one.passed
+
+
+def test_one_failed_comparison_fails_the_evidence_of_its_program() -> None:
+    manifest = Bundle.open(default_bundle(), check_hashes=False).manifest
+    (first, *others) = manifest.programs
+    (own,) = manifest.evidence(first.spec.name)
+    (check, *checks) = own.checks
+    failed = replace(own, checks=(replace(check, passed=False, reason="too far"), *checks))
+    programs = (replace(first, evidence=(failed,)), *others)
+
+    (found,) = by_target(replace(manifest, programs=programs))["onnxruntime"]
+
+    assert not found.passed
+    assert [one.reason for one in found.checks if not one.passed] == ["too far"]
 
 
 def test_two_tools_that_ran_a_program_are_two_pieces_of_evidence() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from whisperport.bundle import MANIFEST, Bundle
 from whisperport.bundle.origin import is_trusted
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.targets import RunOptions
 from whisperport.verification import Report, machine
 from whisperport.verification.bundle_check import verify

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from whisperport.audio import SAMPLE_RATE
-from whisperport.checks import Check
 from whisperport.errors import AudioError
+from whisperport.program.checks import Check
 from whisperport.verification.clips import clips_in
 from whisperport.verification.error_rate import TextErrors, increase_bounds
 from whisperport.verification.loss import Loss, loss_of

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from whisperport.bundle import Bundle, Manifest
-from whisperport.checks import ALL_PROGRAMS, Check
-from whisperport.progress import Progress
+from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.runtime import Engine
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
-from whisperport.verification.precision import coarsest, is_emulated, precisions
+from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference
 
 How = Literal["emulated on the CPU", "simulated here", "run here"]  # weakest first
@@ -100,10 +100,10 @@ def how_programs_run(manifest: Manifest, options: Mapping[str, str]) -> dict[str
     """Return how each program runs with these run options, "TARGET.NAME" -> value."""
 
     def how(target: str) -> How:
-        chosen, run = get_target(target), RunOptions(options=options)
-        if is_emulated(target, options) or chosen.runs_quantized(run):
+        mode = get_target(target).run_mode(RunOptions(options=options))
+        if mode in ("emulation", "quantized"):
             return "emulated on the CPU"
-        return "simulated here" if chosen.simulates(run) else "run here"
+        return "simulated here" if mode == "simulator" else "run here"
 
     return {entry.spec.name: how(entry.target) for entry in manifest.programs}
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from whisperport.audio import AudioSource, MelWindows
-from whisperport.dims import Dims
-from whisperport.runner import Array, Binding, Part, Runner
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.runtime import Floats
 
 MEL = "mel"

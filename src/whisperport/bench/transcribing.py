@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from whisperport.bench.acceptance import (
 from whisperport.bench.memory import peak_memory_mib
 from whisperport.bench.timed import MEL, Clock, TimedMel
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER, Check
-from whisperport.progress import Counted, Progress
-from whisperport.ranges import MAX_REPEAT, check_range
+from whisperport.program.checks import Check
+from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.runtime import Engine
+from whisperport.system.option import Option, check_ranges
+from whisperport.system.progress import Counted, Progress
+from whisperport.system.ranges import MAX_REPEAT
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import (
@@ -49,14 +51,31 @@ class BenchOptions:
         UsageError: `repeat` is out of its range.
     """
 
-    repeat: int = 3  # number of rounds; in each, every bundle is loaded and transcribes once
-    word_timestamps: bool = False  # compute word timestamps too, with the `align` program
+    repeat: Annotated[
+        int,
+        Option(
+            "Number of rounds. In each, every bundle is loaded and transcribes AUDIO once; for "
+            "each bundle, its round with the median time is shown",
+            1,
+            MAX_REPEAT,
+        ),
+    ] = 3
+    word_timestamps: Annotated[
+        bool, Option("Also compute word timestamps, with the program `align`, and measure them")
+    ] = False
     transcript: str | None = None  # correct text; None: that of a shipped audio file, if it is one
-    unit: Unit | None = None  # unit of the error rate; None: chosen by the detected language
+    unit: Annotated[
+        Unit | None,
+        Option(
+            "Unit in which errors are counted: words (word error rate, WER) or characters (CER)",
+            default="words, or characters for languages written without spaces",
+            flag="--errors-in",
+        ),
+    ] = None
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        check_range("repeat", self.repeat, 1, MAX_REPEAT)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from whisperport.bundle.manifest import MANIFEST, Manifest
 from whisperport.bundle.program_entry import ProgramEntry
 from whisperport.bundle.strict_json import Field
 from whisperport.errors import BundleError
-from whisperport.generation import Generation
-from whisperport.masks import MASKED
-from whisperport.signatures import KvLayout, expected_signature, form_of
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.generation import Generation
+from whisperport.program.masks import MASKED
+from whisperport.program.signatures import KvLayout, expected_signature, form_of
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 # Inputs and outputs of a program together may have MAX_EXPANSION times the bytes of all files, or MIN_BYTES
 # if that is more. `step` of whisper-tiny has 0.3 times the bytes, `step` of large-v3 in 4 bits 0.8 times.

@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from whisperport.bundle.strict_json import Field
-from whisperport.checks import ALL_LEVELS, Check
-from whisperport.evidence import KINDS, Evidence
+from whisperport.program.checks import ALL_LEVELS, Check
+from whisperport.program.evidence import KINDS, Evidence
 
 # JSON has no such numbers, and a check may have them: the SQNR of equal arrays is infinite.
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -208,15 +208,15 @@ def read_manifest_bytes(folder: Path) -> bytes:
         raise BundleError(
             f"there is no bundle at {folder}",
             why="it is not a folder" if os.path.lexists(folder) else "it does not exist",
-            hint="`whisperport export CHECKPOINT --out DIR` writes a bundle",
+            hint="`whisperport export CHECKPOINT --target NAME --out DIR` writes a bundle",
         )
     if _is_absent(folder / MANIFEST):
         is_checkpoint = os.path.lexists(folder / "config.json")
         raise BundleError(
             f"{folder} is not a bundle",
             why=f"it has no {MANIFEST}" + (", but the config.json of a checkpoint" * is_checkpoint),
-            hint=f"`whisperport export {folder if is_checkpoint else 'CHECKPOINT'} --out DIR` writes a "
-            "bundle",
+            hint=f"`whisperport export {folder if is_checkpoint else 'CHECKPOINT'} --target NAME "
+            "--out DIR` writes a bundle",
         )
     file = regular_file(folder, MANIFEST)
 

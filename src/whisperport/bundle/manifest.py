@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from whisperport.bundle import format_1, strict_json
+from whisperport.bundle import strict_json
 from whisperport.bundle.paths import safe_path
 from whisperport.bundle.program_entry import ProgramEntry, read_program
 from whisperport.bundle.strict_json import Field
-from whisperport.dims import LARGEST, Dims
 from whisperport.errors import BundleError
-from whisperport.evidence import RAN, Evidence, Status, status_of
-from whisperport.generation import Generation
-from whisperport.window import PADDINGS, Window
+from whisperport.program.dims import LARGEST, Dims
+from whisperport.program.evidence import RAN, Evidence, Status, status_of
+from whisperport.program.generation import Generation
+from whisperport.program.window import PADDINGS, Window
 
 FORMAT = "whisperport bundle"  # other tools write files called manifest.json too
 FORMAT_VERSION = 2
@@ -175,19 +175,17 @@ def _check_version(members: Mapping[str, Field], top: Field) -> None:
     if members["format"].text() != FORMAT:
         members["format"].reject(f"is not {FORMAT!r}")
     version = members["format_version"].integer(at_least=1)
-    if version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
+        newer = version > FORMAT_VERSION
         raise BundleError(
-            f"the bundle has format version {version}; this whisperport reads versions up to "
-            f"{FORMAT_VERSION}",
-            why="a newer whisperport wrote the bundle",
-            hint="pip install --upgrade whisperport",
+            f"the bundle has format version {version}; this whisperport reads version {FORMAT_VERSION}",
+            why=f"{'a newer' if newer else 'an older'} whisperport wrote the bundle",
+            hint="pip install --upgrade whisperport" if newer else "export the checkpoint again",
         )
 
 
 def _manifest(top: Field) -> Manifest:
     _check_version(top.mapping(), top)
-    if top.value["format_version"] == 1:
-        top = format_1.upgraded(top)
     names = ["format", *(f.name for f in fields(Manifest))]
     m = top.members([name for name in names if name != "window" or name in top.mapping()])
     manifest = Manifest(

@@ -4,11 +4,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from whisperport.atomic import flush_folder, write_atomic
 from whisperport.bundle.folder import Bundle, check_complete
 from whisperport.bundle.manifest import MANIFEST, Manifest
 from whisperport.bundle.staging import staging
 from whisperport.errors import BundleError
+from whisperport.system.atomic import flush_folder, write_atomic
 
 
 def rewrite_manifest(bundle: Bundle, manifest: Manifest) -> Bundle:

@@ -18,7 +18,7 @@ from typing import Any
 from whisperport.bundle.listed_files import ListedFiles
 from whisperport.bundle.program_entry import ProgramEntry
 from whisperport.errors import BundleError
-from whisperport.protobuf import Field, message_class
+from whisperport.system.protobuf import Field, message_class
 
 LARGEST = 2**31 - 1  # bytes; the size limit of a protobuf message
 EXTERNAL = 1  # TensorProto.DataLocation

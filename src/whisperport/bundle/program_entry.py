@@ -1,16 +1,16 @@
 """The description of one program in a manifest."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
 from whisperport.bundle.paths import safe_path
+from whisperport.bundle.program_facts import ProgramFacts, read_facts
 from whisperport.bundle.strict_json import Field
-from whisperport.evidence import Evidence
-from whisperport.masks import MASKED, check_mask
-from whisperport.placement import Placement
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.evidence import Evidence
+from whisperport.program.masks import MASKED, check_mask
+from whisperport.program.placement import Placement
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 DTYPES |= {"bfloat16", "float16", "float32", "float64"}
@@ -24,7 +24,8 @@ class ProgramEntry:
     placement: Placement
     method: str  # name of the method in a file with several methods; else the program's name
     files: tuple[str, ...]  # paths relative to the bundle; the target loads the first one
-    delegation: Mapping[str, Any] = field(default_factory=dict)  # JSON: (un)delegated nodes, facts
+    # What the tools that made the files told about them; `delegation` in JSON.
+    facts: ProgramFacts = field(default_factory=ProgramFacts)
     evidence: tuple[Evidence, ...] = ()  # oldest first; `Manifest.evidence` selects the valid part
 
     @property
@@ -44,7 +45,7 @@ class ProgramEntry:
             "placement": _placement_to_json(self.placement),
             "method": self.method,
             "files": list(self.files),
-            "delegation": dict(self.delegation),
+            "delegation": self.facts.to_json(),
             "evidence": [evidence_to_json(one) for one in self.evidence],
         }
 
@@ -56,7 +57,8 @@ def read_program(entry: Field) -> ProgramEntry:
         BundleError: a field is missing or has a value that `ProgramEntry.to_json` does not write; the
             message names the field.
     """
-    m = entry.members([f.name for f in fields(ProgramEntry)])
+    names = [f.name for f in fields(ProgramEntry) if f.name != "facts"]
+    m = entry.members([*names, "delegation"])
     files = tuple(safe_path(path) for path in m["files"].elements())
     if not files:
         m["files"].reject("is empty; expected at least one file")
@@ -65,7 +67,7 @@ def read_program(entry: Field) -> ProgramEntry:
         placement=_placement(m["placement"]),
         method=m["method"].non_empty_text(),
         files=files,
-        delegation=m["delegation"].json_object(),
+        facts=read_facts(m["delegation"]),
         evidence=tuple(read_evidence(one) for one in m["evidence"].elements()),
     )
 

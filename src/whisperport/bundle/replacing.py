@@ -7,11 +7,11 @@ files of the user have appeared at the output, they are not touched, and the new
 import logging
 import os
 
-from whisperport.atomic import flush_folder
 from whisperport.bundle.ownership import check_replaceable
 from whisperport.bundle.renaming import exchange, rename_if_free
 from whisperport.bundle.staging import Staging, keep_visible
 from whisperport.errors import BundleError
+from whisperport.system.atomic import flush_folder
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from whisperport.atomic import repeat_if_interrupted
 from whisperport.bundle.ownership import delete_listed
 from whisperport.bundle.renaming import rename_if_free
 from whisperport.errors import BundleError
-from whisperport.locking import is_locked, lock_path, locked
+from whisperport.system.atomic import repeat_if_interrupted
+from whisperport.system.locking import is_locked, lock_path, locked
 
 log = logging.getLogger(__name__)
 

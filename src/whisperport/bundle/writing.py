@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from whisperport.atomic import flush_folder, repeat_if_interrupted
 from whisperport.bundle.folder import Bundle, check_complete, file_sha256
 from whisperport.bundle.manifest import MANIFEST, FileEntry, Manifest
 from whisperport.bundle.ownership import check_replaceable
@@ -23,7 +22,8 @@ from whisperport.bundle.replacing import put_in_place
 from whisperport.bundle.staging import TOKEN_BYTES, Staging, being_written, staging
 from whisperport.bundle.strict_json import Field
 from whisperport.errors import BundleError
-from whisperport.locking import is_locked, lock_path
+from whisperport.system.atomic import flush_folder, repeat_if_interrupted
+from whisperport.system.locking import is_locked, lock_path
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 # numpy reports a short write without a reason. With less free space than this, the disk is the reason.

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import AudioError
-from whisperport.progress import Counted, Progress
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.progress import Counted, Progress
 from whisperport.targets.compiler import CalibrationNeed
 
 
@@ -24,51 +24,63 @@ def array_files(need: CalibrationNeed) -> tuple[str, ...]:
     return tuple(f"{name}.npy" for name in need.names)
 
 
-def write_arrays(
-    samples: Iterable[Sequence[Array]],
-    spec: ProgramSpec,
-    need: CalibrationNeed,
-    folder: Path,
-    progress: Progress,
-) -> int:
-    """Write samples of a program's inputs, at most `need.samples`.
+class ArrayWriter:
+    """Writes samples of one program's inputs, at most `need.samples`.
 
-    Args:
-        samples: the arrays of each sample, in the order of `spec.inputs`.
-        spec: the program's inputs and outputs.
-        need: number, layout and dtype of the samples that the compiler reads.
-        folder: where to write the arrays.
-        progress: called with a line after every tenth of the samples.
-
-    Returns:
-        The number of samples written.
-
-    Raises:
-        AudioError: the disk has not enough free space.
+    Attributes:
+        count: number of samples written.
     """
-    dtype = np.dtype(need.dtype)
-    shapes = [need.layout(np.zeros(tensor.shape, tensor.dtype)).shape for tensor in spec.inputs]
-    paths = [folder / file for file in array_files(need)]
-    _check_disk_space(folder, need.samples * dtype.itemsize * sum(map(math.prod, shapes)))
-    arrays = [
-        _mapped(path, (need.samples, *shape), dtype)
-        for path, shape in zip(paths, shapes, strict=True)
-    ]
-    count = 0
-    for sample in samples:
-        for array, one in zip(arrays, sample, strict=True):
-            array[count] = need.layout(one)
-        count += 1
-        if count % max(1, need.samples // 10) == 0:
-            stage = f"{spec.name}: {count} of {need.samples} calibration samples"
-            progress(Counted(stage, count, need.samples))
-        if count == need.samples:
-            break
-    for path, array in zip(paths, arrays, strict=True):
-        array.flush()
-        if 0 < count < need.samples:
-            _truncate(path, count)
-    return count
+
+    def __init__(
+        self, spec: ProgramSpec, need: CalibrationNeed, folder: Path, progress: Progress
+    ) -> None:
+        """
+        Args:
+            spec: the program's inputs and outputs.
+            need: number, layout and dtype of the samples that the compiler reads.
+            folder: where to write the arrays.
+            progress: called with a line after every tenth of the samples.
+
+        Raises:
+            AudioError: the disk has not enough free space.
+        """
+        self._spec, self._need, self._progress = spec, need, progress
+        dtype = np.dtype(need.dtype)
+        shapes = [need.layout(np.zeros(tensor.shape, tensor.dtype)).shape for tensor in spec.inputs]
+        self._paths = [folder / file for file in array_files(need)]
+        _check_disk_space(folder, need.samples * dtype.itemsize * sum(map(math.prod, shapes)))
+        self._arrays = [
+            _mapped(path, (need.samples, *shape), dtype)
+            for path, shape in zip(self._paths, shapes, strict=True)
+        ]
+        self.count = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all samples that the compiler reads are written."""
+        return self.count == self._need.samples
+
+    def add(self, samples: Iterable[Sequence[Array]]) -> None:
+        """Write samples, each with its arrays in the order of `spec.inputs`, until all are written."""
+        for sample in samples:
+            if self.is_full:
+                return
+            for array, one in zip(self._arrays, sample, strict=True):
+                array[self.count] = self._need.layout(one)
+            self.count += 1
+            if self.count % max(1, self._need.samples // 10) == 0:
+                stage = (
+                    f"{self._spec.name}: {self.count} of {self._need.samples} calibration samples"
+                )
+                self._progress(Counted(stage, self.count, self._need.samples))
+
+    def close(self) -> int:
+        """Complete the files, and return the number of samples."""
+        for path, array in zip(self._paths, self._arrays, strict=True):
+            array.flush()
+            if 0 < self.count < self._need.samples:
+                _truncate(path, self.count)
+        return self.count
 
 
 def _check_disk_space(folder: Path, needed_bytes: int) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from whisperport.audio import SAMPLE_RATE, audio_windows
 from whisperport.audio.decode import AudioDecoder
 from whisperport.errors import AudioError
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 
 Floats = NDArray[np.float32]
 

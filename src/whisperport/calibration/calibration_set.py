@@ -1,19 +1,17 @@
-"""Make a program's calibration set on disk, or reuse the existing one if its sources are the same."""
+"""Make calibration sets of programs on disk, or reuse existing ones if their sources are the same."""
 
 import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from whisperport.atomic import write_atomic
 from whisperport.audio import FRAMES_PER_SECOND
-from whisperport.bundle import Bundle
-from whisperport.calibration.arrays import array_files, write_arrays
+from whisperport.calibration.arrays import ArrayWriter, array_files
 from whisperport.calibration.audio_files import (
     LEVELS,
     CalibrationAudio,
@@ -21,32 +19,46 @@ from whisperport.calibration.audio_files import (
     audio_files,
     fingerprint,
 )
-from whisperport.calibration.inputs import program_inputs, samples_per_window
+from whisperport.calibration.inputs import samples_per_window
+from whisperport.calibration.session import BundleSession, ProgramInputs
 from whisperport.calibration.spectrograms import (
     check_spectrograms,
     spectrograms_of,
     stored_spectrograms,
 )
 from whisperport.errors import AudioError
-from whisperport.progress import Progress
-from whisperport.spec import ProgramSpec
-from whisperport.targets import RunOptions
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.atomic import write_atomic
+from whisperport.system.progress import Progress
 from whisperport.targets.compiler import CalibrationNeed, Layout
 from whisperport.verification.clips import shipped_audio
-from whisperport.verification.reference import Reference
 
 MADE_FROM = "calibration.json"  # file in a program's folder: the sources of its calibration set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationOptions:
-    """Options of `calibration_set`."""
+    """Options of `calibration_sets`."""
 
     # An audio file, a folder of them, or an .npy of spectrograms. None: reuse the existing set, or use the
     # audio files shipped with the package.
     source: Path | None = None
     force: bool = False  # also use silent and narrow-band audio, and too few samples
-    run: RunOptions = field(default_factory=RunOptions)  # for the programs that compute the inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRequest:
+    """A program to calibrate.
+
+    Attributes:
+        spec: the program.
+        need: number, names, layout and dtype of the samples that the compiler reads.
+        folder: the program's work folder.
+    """
+
+    spec: ProgramSpec
+    need: CalibrationNeed
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,53 +69,56 @@ class CalibrationSet:
     samples: int  # number of samples in each array
 
 
-def calibration_set(
-    bundle: Bundle,
-    spec: ProgramSpec,
-    need: CalibrationNeed,
+def calibration_sets(
+    session: BundleSession,
+    requests: Sequence[CalibrationRequest],
     encoder_layout: Layout,
-    folder: Path,
     options: CalibrationOptions,
     progress: Progress,
-) -> CalibrationSet:
-    """Return the calibration set in a program's folder; make it if it is missing or its sources changed.
+) -> dict[str, CalibrationSet]:
+    """Return the calibration sets of programs; make those that are missing or whose sources changed.
+
+    The missing sets are made in one pass over the audio: each window is encoded once.
 
     Args:
-        bundle: the bundle that holds the program.
-        spec: the program to calibrate.
-        need: number, names, layout and dtype of the samples that the compiler reads.
+        session: of the bundle that holds the programs.
+        requests: the programs.
         encoder_layout: layout of the encoder's calibration set. An .npy in `options.source` has it too.
-        folder: the program's work folder.
         options: the audio to use.
         progress: called with a line for each stage.
+
+    Returns:
+        Program -> its calibration set.
 
     Raises:
         AudioError: audio is missing, or there are too few samples, or none can be used.
     """
-    arrays, existing = array_files(need), _existing(folder, spec, need)
-    enough = existing and (options.force or existing["samples"] >= need.samples)
-    if enough and options.source is None:
-        progress(f"{spec.name}: using the existing calibration set")
-        return CalibrationSet(arrays=arrays, samples=existing["samples"])
-    files = _files(options.source)
-    made_from = _json_round_trip(
-        {
-            "sources": {os.fspath(f): [f.stat().st_size, f.stat().st_mtime_ns] for f in files},
-            "spec": spec.to_json(),
-            "need": _need_json(spec, need),
-            "bundle": bundle.manifest.source,
-            "samples": need.samples,
-            "force": options.force,
-        }
-    )
-    if existing and existing["from"] == made_from:
-        progress(f"{spec.name}: using the existing calibration set")
-        return CalibrationSet(arrays=arrays, samples=existing["samples"])
-    progress(f"{spec.name}: making the calibration set")
-    count = _make(bundle, spec, need, encoder_layout, folder, files, options, progress)
-    record = {"from": made_from, "files": list(arrays), "samples": count}
-    write_atomic(folder / MADE_FROM, json.dumps(record).encode("utf-8"))
-    return CalibrationSet(arrays=arrays, samples=count)
+    found: dict[str, CalibrationSet] = {}
+    missing: list[tuple[CalibrationRequest, Any]] = []
+    files: list[Path] = []
+    for request in requests:
+        name, need = request.spec.name, request.need
+        existing = _existing(request)
+        enough = existing and (options.force or existing["samples"] >= need.samples)
+        made_from = None  # of an existing set that is used whatever it was made from
+        if not enough or options.source is not None:
+            files = files or _files(options.source)
+            made_from = _made_from(session, request, files, options)
+        if existing and made_from in (None, existing["from"]):
+            progress(f"{name}: using the existing calibration set")
+            found[name] = CalibrationSet(arrays=array_files(need), samples=existing["samples"])
+        else:
+            missing.append((request, made_from))
+    if missing:
+        made = [request for request, _ in missing]
+        counts, audio = _make(session, made, encoder_layout, files, options, progress)
+        for (request, made_from), count in zip(missing, counts, strict=True):
+            check_enough(request.spec, request.need, count, audio)
+            arrays = array_files(request.need)
+            record = {"from": made_from, "files": list(arrays), "samples": count}
+            write_atomic(request.folder / MADE_FROM, json.dumps(record).encode("utf-8"))
+            found[request.spec.name] = CalibrationSet(arrays=arrays, samples=count)
+    return found
 
 
 def check_enough(
@@ -134,32 +149,59 @@ def check_enough(
 
 
 def _make(
-    bundle: Bundle,
-    spec: ProgramSpec,
-    need: CalibrationNeed,
+    session: BundleSession,
+    requests: Sequence[CalibrationRequest],
     encoder_layout: Layout,
-    folder: Path,
     files: Sequence[Path],
     options: CalibrationOptions,
     progress: Progress,
-) -> int:
-    encoder = bundle.manifest.program("encoder").spec
-    audio = _calibration_audio(bundle, files, force=options.force)
+) -> tuple[list[int], CalibrationAudio]:
+    """Make calibration sets in one pass. Returns the number of samples of each, and the audio."""
+    progress(f"{', '.join(r.spec.name for r in requests)}: making the calibration set")
+    encoder = session.bundle.manifest.program("encoder").spec
+    audio = _calibration_audio(session, files, force=options.force)
     mels: Iterator[Floats]
     if files[0].suffix == ".npy":
-        windows = math.ceil(need.samples / samples_per_window(spec))
+        windows = max(math.ceil(r.need.samples / samples_per_window(r.spec)) for r in requests)
         check_spectrograms(files[0], encoder, encoder_layout, windows, force=options.force)
         mels = stored_spectrograms(files[0], encoder, encoder_layout)
     else:
         mels = spectrograms_of(audio, encoder)
-    samples = program_inputs(bundle, spec, mels, options.run)
-    count = write_arrays(samples, spec, need, folder, progress)
-    check_enough(spec, need, count, audio)
-    return count
+    makers = [
+        (ProgramInputs(session, r.spec), ArrayWriter(r.spec, r.need, r.folder, progress))
+        for r in requests
+    ]
+    for mel in mels:
+        unfinished = [(inputs, writer) for inputs, writer in makers if not writer.is_full]
+        for inputs, writer in unfinished:
+            writer.add(inputs.record(mel))
+        if all(writer.is_full for _, writer in unfinished):
+            break
+    return [writer.close() for _, writer in makers], audio
 
 
-def _existing(folder: Path, spec: ProgramSpec, need: CalibrationNeed) -> Any:
+def _made_from(
+    session: BundleSession,
+    request: CalibrationRequest,
+    files: Sequence[Path],
+    options: CalibrationOptions,
+) -> Any:
+    """Return what a calibration set is made from, as JSON."""
+    return _json_round_trip(
+        {
+            "sources": {os.fspath(f): [f.stat().st_size, f.stat().st_mtime_ns] for f in files},
+            "spec": request.spec.to_json(),
+            "need": _need_json(request.spec, request.need),
+            "bundle": session.bundle.manifest.source,
+            "samples": request.need.samples,
+            "force": options.force,
+        }
+    )
+
+
+def _existing(request: CalibrationRequest) -> Any:
     """Return the record of the set in a folder; None if it is missing, incomplete or has other shapes."""
+    spec, need, folder = request.spec, request.need, request.folder
     try:
         record = json.loads((folder / MADE_FROM).read_text(encoding="utf-8"))
         made_from = record["from"]
@@ -190,14 +232,15 @@ def _files(source: Path | None) -> list[Path]:
     return audio_files(source)
 
 
-def _calibration_audio(bundle: Bundle, files: Sequence[Path], *, force: bool) -> CalibrationAudio:
+def _calibration_audio(
+    session: BundleSession, files: Sequence[Path], *, force: bool
+) -> CalibrationAudio:
     """Use windows of the transcriber's length, and exclude the clips of the bundle's reference."""
-    window, dims = bundle.manifest.window, bundle.manifest.dims
+    window, dims = session.bundle.manifest.window, session.bundle.manifest.dims
     frames = 2 * window.audio_positions if window else dims.n_frames
-    reference = Reference.from_arrays(bundle.reference())
     return CalibrationAudio(
         files=files,
         seconds=frames / FRAMES_PER_SECOND,
-        excluded=frozenset(fingerprint(clip.samples) for clip in reference.clips),
+        excluded=frozenset(fingerprint(clip.samples) for clip in session.reference.clips),
         force=force,
     )

@@ -1,106 +1,72 @@
 """Record the inputs of one program while the engine transcribes: real features, caches and masks.
 
-The programs run on their targets, or are emulated on the CPU. A recorder wraps the runner of the program
-and copies its inputs.
+A recorder wraps the runner of each program, and copies its inputs. See `session.py` for the programs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from whisperport.bundle import Bundle
 from whisperport.calibration.audio_files import Floats
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
-from whisperport.generation import Generation
-from whisperport.runner import Array, Runner
+from whisperport.program.generation import Generation
+from whisperport.program.program_kind import ALIGN, CROSS_KV, PREFILL, UNCACHED_DECODER
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import (
     DecodeOptions,
     Decoder,
+    Engine,
     decode_together,
     decode_window,
-    load_engine,
     start_tokens,
 )
-from whisperport.runtime.engine import PREFILL
 from whisperport.runtime.uncached_decoder import UncachedDecoder
-from whisperport.spec import ProgramSpec
-from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import with_target
 
 CALLS = (
     4  # largest number of calls of `step` recorded per window: the calls of one window are similar
 )
 
 
-def program_inputs(
-    bundle: Bundle, spec: ProgramSpec, mels: Iterable[Floats], run: RunOptions
-) -> Iterator[Sequence[Array]]:
-    """Yield samples of a program's inputs, each a sequence of arrays in the order of `spec.inputs`.
-
-    A window gives up to `CALLS` samples of `step`, `step_B` and `vocab_projection`, and one of any other
-    program.
-
-    Args:
-        bundle: the bundle whose programs transcribe.
-        spec: the program to record.
-        mels: the spectrogram of each window, (n_mels, 2T) float32.
-        run: threads and target options; emulation on the CPU is added where a target has it.
-    """
-    if spec.name == "encoder":
-        for mel in mels:
-            yield [mel.reshape(spec.inputs[0].shape)]
-        return
-    recorders: list[_Recorder] = []
-
-    def wrap_runner(runner: Runner) -> Runner:
-        if runner.spec.name != spec.name:
-            return runner
-        recorders.append(_Recorder(runner))
-        return recorders[-1]
-
-    engine = load_engine(bundle, with_emulation(bundle, run), wrap_runner)
-    (recorder,) = recorders
-    source = _Source(engine.decoder(), spec)
-    for index, mel in enumerate(mels):
-        recorder.start_window(index)
-        source.transcribe(mel)
-        yield from recorder.samples()
-
-
 def samples_per_window(spec: ProgramSpec) -> int:
     """Return the largest number of calls of a program that are recorded per window."""
-    many = spec.name in ("step", VOCAB_PROJECTION) or batch_rows(spec.name)
+    many = spec.kind.runs == "token" and spec.kind.name != UNCACHED_DECODER
     return CALLS if many else 1
 
 
-class _Recorder(Runner):
-    """A runner that wraps another one and records inputs of its calls.
+class Recorder(Runner):
+    """Wraps a runner, and copies inputs of its calls from `start_window` to `end_window`.
 
     Every call of a window is recorded with the same probability.
+
+    Attributes:
+        wrapped: the runner that computes the outputs.
     """
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner.spec)
-        self._runner = runner
+        self.wrapped = runner
         self._max_samples = samples_per_window(runner.spec)
-        self.start_window(0)
+        self._records = False
 
     def start_window(self, seed: int) -> None:
         """Delete the recorded inputs, and start to record a new window."""
         self._random = np.random.default_rng(seed)
         self._calls = 0
         self._recorded: dict[int, list[Array]] = {}  # number of the call -> its inputs
+        self._records = True
 
-    def samples(self) -> list[list[Array]]:
-        """Return the recorded inputs, in the order of the calls."""
+    def end_window(self) -> list[list[Array]]:
+        """Return the recorded inputs, in the order of the calls; later calls are not recorded."""
+        self._records = False
         return [self._recorded[call] for call in sorted(self._recorded)]
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        self._record(inputs)
-        self._calls += 1
+        if self._records:
+            self._record(inputs)
+            self._calls += 1
         names = [tensor.name for tensor in self.spec.inputs]
-        return list(self._runner.run(dict(zip(names, inputs, strict=True))).values())
+        return list(self.wrapped.run(dict(zip(names, inputs, strict=True))).values())
 
     def _record(self, inputs: Sequence[Array]) -> None:
         """Record a call by reservoir sampling; if only one call is recorded, record the last one."""
@@ -116,40 +82,51 @@ class _Recorder(Runner):
 
 
 @dataclass(slots=True)
-class _Source:
-    """Runs windows through the engine such that one of its programs is called."""
+class DecoderInputs:
+    """Runs windows through the engine such that one of its programs is called and recorded."""
 
-    decoder: Decoder
-    program: ProgramSpec
-    windows: int = 0  # number of windows decoded
+    engine: Engine
+    recorder: Recorder
+    windows: int = 0  # number of windows recorded
     previous: tuple[int, ...] = ()  # text tokens of the previous window
 
-    def transcribe(self, mel: Floats) -> None:
-        """Run one window: mel (n_mels, 2T)."""
-        features = self.decoder.engine.encode(mel)
-        if self.program.name == "cross_kv":
-            self.decoder.start_window(features)
-        elif self.program.name == UNCACHED_DECODER:
+    @property
+    def program(self) -> ProgramSpec:
+        """The signature of the recorded program."""
+        return self.recorder.spec
+
+    def record(self, features: Floats) -> list[list[Array]]:
+        """Run one window, and return the recorded inputs: features (T, d).
+
+        Each window has a new decoder: a cache that is used again has rows of other windows after its end.
+        """
+        self.recorder.start_window(self.windows)
+        decoder = self.engine.decoder()
+        kind = self.program.kind
+        if kind.name == CROSS_KV:
+            decoder.start_window(features)
+        elif kind.name == UNCACHED_DECODER:
             self._without_cache(features)
-        elif batch_rows(self.program.name):
+        elif kind.is_batch:
             self._together(features)
         else:
-            self._decode(features)
-
-    def _decode(self, features: Floats) -> None:
-        decoded = decode_window(self.decoder, features, DecodeOptions(prompt=self._prompt()))
-        text = tuple(t for t in decoded.tokens if t < self._generation.end_of_text)
+            self._decode(decoder, features)
         self.windows += 1
+        return self.recorder.end_window()
+
+    def _decode(self, decoder: Decoder, features: Floats) -> None:
+        decoded = decode_window(decoder, features, DecodeOptions(prompt=self._prompt()))
+        text = tuple(t for t in decoded.tokens if t < self._generation.end_of_text)
         self.previous = text or self.previous
-        if self.program.name == "align":
+        if self.program.kind.name == ALIGN:
             start = start_tokens(self._generation, decoded.language, "transcribe")
-            self.decoder.align([*start, *text, self._generation.end_of_text])
+            decoder.align([*start, *text, self._generation.end_of_text])
 
     def _together(self, features: Floats) -> None:
         """Decode the window in every row of a batch, each with another part of the previous text."""
-        rows = range(self.decoder.engine.batch_size)
+        rows = range(self.engine.batch_size)
         options = [DecodeOptions(prompt=self.previous[:row]) for row in rows]
-        decoded, *_ = decode_together(self.decoder.engine, [features] * len(rows), options)
+        decoded, *_ = decode_together(self.engine, [features] * len(rows), options)
         end = self._generation.end_of_text
         self.previous = tuple(t for t in decoded.tokens if t < end) or self.previous
 
@@ -158,19 +135,18 @@ class _Source:
 
         A prefill program has a prompt in every window, or in none, according to its sequence length.
         """
-        if self.program.name.startswith(PREFILL):
-            length = self.program.inputs[0].shape[-2]
+        if self.program.kind.name == PREFILL:
             start = start_tokens(self._generation, self._generation.any_language, "transcribe")
-            return self.previous if length > len(start) else ()
+            return self.previous if self.program.kind.tokens > len(start) else ()
         return self.previous if self.windows % 2 else ()
 
     @property
     def _generation(self) -> Generation:
-        return self.decoder.engine.generation
+        return self.engine.generation
 
     def _without_cache(self, features: Floats) -> None:
         """Decode greedily to the end of the text or sequence: the last call then has all tokens."""
-        decoder = self.decoder.engine.uncached_decoder()
+        decoder = self.engine.uncached_decoder()
         assert decoder is not None  # its runner is the recorded one
         decoder.start_window(features)
         language = self._generation.any_language
@@ -184,11 +160,3 @@ class _Source:
 
 def _has_room(decoder: UncachedDecoder) -> bool:
     return len(decoder.tokens) < decoder.sequence_length
-
-
-def with_emulation(bundle: Bundle, run: RunOptions) -> RunOptions:
-    """Return the options with emulation on the CPU for every target that has it."""
-    emulation: dict[str, str] = {}
-    for entry in bundle.manifest.programs:
-        emulation |= with_target(get_target(entry.target).spec.emulation, entry.target)
-    return replace(run, options={**emulation, **run.options})

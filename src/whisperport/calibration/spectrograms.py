@@ -4,15 +4,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from whisperport.audio import log_mel
 from whisperport.calibration.audio_files import CalibrationAudio, Floats
 from whisperport.errors import AudioError
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.npy_file import open_array
 from whisperport.targets.compiler import Layout
 
 SLACK = 1e-3  # tolerance for float32 and for the logarithm of another library
@@ -92,13 +92,13 @@ def check_spectrograms(
     return min(len(array), needed)
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> Array:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # numpy raises nine types of exceptions for damaged files
+        return open_array(path)
+    except ValueError as error:
         raise AudioError(
             f"cannot read the calibration array {path}",
-            why=f"{type(error).__name__}: {error}"[:200],
+            why=str(error),
             hint="write it again with `numpy.save`, or give a folder of audio files",
         ) from error
 

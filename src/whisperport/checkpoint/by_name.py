@@ -10,7 +10,7 @@ from whisperport.checkpoint.download import UnreachableError, Wanted, check_dige
 from whisperport.checkpoint.names import HUB_IDS
 from whisperport.checkpoint.openai_releases import ALIASES, RELEASES
 from whisperport.errors import CheckpointError, MissingPackageError
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
 
-from whisperport.dims import Dims
-from whisperport.generation import Generation
+from whisperport.checkpoint.tokenizer_files import StoredTokenizer
+from whisperport.program.dims import Dims
+from whisperport.program.generation import Generation
+from whisperport.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +59,28 @@ class Checkpoint:
     tokenizer_json: bytes  # contents of a `tokenizer.json`
     source: Source
     warnings: tuple[str, ...] = ()  # one sentence for each assumption or omission
+
+
+def checkpoint_of_folder(
+    folder: Path,
+    dims: Dims,
+    weights: dict[str, Tensor],
+    tokenizer: StoredTokenizer,
+    generation: Generation,
+    source: Source,
+    warnings: tuple[str, ...],
+) -> Checkpoint:
+    """Join the parts of a checkpoint, after a check that tokenizer and settings belong together.
+
+    Raises:
+        TokenizerError: they belong to different checkpoints.
+    """
+    Tokenizer.from_json(tokenizer.json.decode(), generation, name=f"the tokenizer in `{folder}`")
+    return Checkpoint(
+        dims=dims,
+        generation=generation,
+        weights=MappingProxyType(weights),
+        tokenizer_json=tokenizer.json,
+        source=source,
+        warnings=tokenizer.warnings + warnings,
+    )

@@ -6,8 +6,8 @@ from typing import Any
 
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import checked_dims, quoted
-from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
+from whisperport.program.dims import Dims
 
 _CONFIG_KEYS = {
     "n_mels": "num_mel_bins",

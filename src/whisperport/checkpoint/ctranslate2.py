@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from whisperport.checkpoint.binary_reader import HINT
-from whisperport.checkpoint.checkpoint import Checkpoint, Source, quantization_warning
+from whisperport.checkpoint.checkpoint import (
+    Checkpoint,
+    Source,
+    checkpoint_of_folder,
+    quantization_warning,
+)
 from whisperport.checkpoint.ctranslate2_file import Variables, read_model_bin
 from whisperport.checkpoint.generation_settings import generation_from
 from whisperport.checkpoint.json_file import read_json_object
@@ -24,9 +29,8 @@ from whisperport.checkpoint.sizes import checked_dims, quoted, shorten
 from whisperport.checkpoint.tensor_check import check_tensors
 from whisperport.checkpoint.tokenizer_files import StoredTokenizer, read_tokenizer
 from whisperport.checkpoint.weight_files import find_weights, sha256_of
-from whisperport.dims import LARGEST, Dims
 from whisperport.errors import CheckpointError, TokenizerError
-from whisperport.text.tokenizer import Tokenizer
+from whisperport.program.dims import LARGEST, Dims
 
 MODEL_BIN = "model.bin"
 
@@ -92,22 +96,15 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
     generation, warnings = generation_from(
         *_settings(folder, tokenizer.ids, dims), tokenizer.ids, dims, file="config.json"
     )
-    Tokenizer.from_json(tokenizer.json.decode(), generation, name=f"the tokenizer in `{folder}`")
     if quantized:
         warnings = (*warnings, quantization_warning(quantized))
-    return Checkpoint(
-        dims=dims,
-        generation=generation,
-        weights=MappingProxyType(weights),
-        tokenizer_json=tokenizer.json,
-        source=Source(
-            kind="ctranslate2",
-            name=name,
-            sha256=MappingProxyType({MODEL_BIN: sha256_of(path)}),
-            quantized=quantized,
-        ),
-        warnings=tokenizer.warnings + warnings,
+    source = Source(
+        kind="ctranslate2",
+        name=name,
+        sha256=MappingProxyType({MODEL_BIN: sha256_of(path)}),
+        quantized=quantized,
     )
+    return checkpoint_of_folder(folder, dims, weights, tokenizer, generation, source, warnings)
 
 
 def _is_number(tensor: Tensor) -> bool:

@@ -4,19 +4,17 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from whisperport.atomic import flush_folder
 from whisperport.checkpoint.sizes import shorten
 from whisperport.checkpoint.weight_files import sha256_of
 from whisperport.errors import CheckpointError, MissingPackageError
-from whisperport.locking import lock_path, try_lock
-from whisperport.progress import Counted, Progress
-from whisperport.regular_file import other_kind
+from whisperport.system.atomic import flush_folder
+from whisperport.system.locking import lock_path, waiting_for_lock
+from whisperport.system.progress import Counted, Progress
+from whisperport.system.regular_file import other_kind
 
 if TYPE_CHECKING:
     import requests
@@ -104,7 +102,8 @@ def download(wanted: Wanted, progress: Progress) -> Path:
     """
     try:
         wanted.path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(wanted.path, progress):
+        waiting = f"waiting for another process that downloads {wanted.path.name}"
+        with waiting_for_lock(lock_path(wanted.path), lambda: progress(waiting)):
             if os.path.lexists(wanted.path):
                 check_digest(wanted.path, wanted.sha256)
                 return wanted.path
@@ -116,21 +115,6 @@ def download(wanted: Wanted, progress: Progress) -> Path:
             why=str(error),
             hint="check the free space and the permissions; `XDG_CACHE_HOME` names another cache folder",
         ) from error
-
-
-@contextmanager
-def _alone(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold the file's lock; wait while another process holds it."""
-    lock = try_lock(lock_path(path))
-    if lock is None:
-        progress(f"waiting for another process that downloads {path.name}")
-    while lock is None:
-        time.sleep(0.2)
-        lock = try_lock(lock_path(path))
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _download(wanted: Wanted, progress: Progress) -> None:

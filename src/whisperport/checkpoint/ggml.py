@@ -27,8 +27,8 @@ from whisperport.checkpoint.sizes import checked_dims, quoted, shorten
 from whisperport.checkpoint.tensor_check import Shape, check_tensors, expected_shapes
 from whisperport.checkpoint.tokenizer_files import default_tokenizer
 from whisperport.checkpoint.weight_files import sha256_of
-from whisperport.dims import Dims
 from whisperport.errors import CheckpointError, TokenizerError
+from whisperport.program.dims import Dims
 from whisperport.text.vocabulary import openai_generation, openai_text_tokens
 
 _MAGIC = b"lmgg"  # 0x67676d6c

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whisperport.checkpoint.checkpoint import Checkpoint, Source
+from whisperport.checkpoint.checkpoint import Checkpoint, Source, checkpoint_of_folder
 from whisperport.checkpoint.config import is_tied, read_config
 from whisperport.checkpoint.encoder_positions import sinusoids
 from whisperport.checkpoint.generation_settings import read_generation
@@ -19,9 +19,8 @@ from whisperport.checkpoint.sizes import quoted, shorten
 from whisperport.checkpoint.tensor_check import check_tensors, reject_incomplete_model
 from whisperport.checkpoint.tokenizer_files import read_tokenizer
 from whisperport.checkpoint.weight_files import read_weights
-from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
-from whisperport.text.tokenizer import Tokenizer
+from whisperport.program.dims import Dims
 
 _POSITIONS = "encoder.positional_embedding"
 _EMBEDDING = "decoder.token_embedding.weight"
@@ -46,21 +45,13 @@ def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
     weights = _openai_named(stored.tensors, config, dims, str(folder))
     tokenizer = read_tokenizer(folder, dims.n_vocab)
     generation, warnings = read_generation(folder, config, tokenizer.ids, dims)
-    # Checks now, not at the first decoding, that tokenizer and settings belong together.
-    Tokenizer.from_json(tokenizer.json.decode(), generation, name=f"the tokenizer in `{folder}`")
-    return Checkpoint(
-        dims=dims,
-        generation=generation,
-        weights=MappingProxyType(weights),
-        tokenizer_json=tokenizer.json,
-        source=Source(
-            kind="huggingface",
-            name=name,
-            revision=revision,
-            sha256=MappingProxyType(dict(stored.sha256)),
-        ),
-        warnings=tokenizer.warnings + warnings,
+    source = Source(
+        kind="huggingface",
+        name=name,
+        revision=revision,
+        sha256=MappingProxyType(dict(stored.sha256)),
     )
+    return checkpoint_of_folder(folder, dims, weights, tokenizer, generation, source, warnings)
 
 
 def check_config_files(folder: Path) -> None:

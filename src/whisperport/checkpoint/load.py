@@ -5,7 +5,6 @@ import re
 import tempfile
 from pathlib import Path
 
-from whisperport import embedded_model
 from whisperport.checkpoint.by_name import locate
 from whisperport.checkpoint.checkpoint import Checkpoint
 from whisperport.checkpoint.ctranslate2 import is_ctranslate2, load_ctranslate2
@@ -16,8 +15,9 @@ from whisperport.checkpoint.names import HUB_IDS
 from whisperport.checkpoint.openai import load_pt
 from whisperport.checkpoint.other_forms import reject_other_file
 from whisperport.checkpoint.sizes import shorten
+from whisperport.data import embedded_model
 from whisperport.errors import CheckpointError, UsageError
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training loops use

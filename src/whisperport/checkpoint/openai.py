@@ -16,8 +16,8 @@ from whisperport.checkpoint.sizes import checked_dims, quoted
 from whisperport.checkpoint.tensor_check import check_tensors, reject_incomplete_model
 from whisperport.checkpoint.tokenizer_files import default_tokenizer
 from whisperport.checkpoint.weight_files import sha256_of
-from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
+from whisperport.program.dims import Dims
 from whisperport.text.vocabulary import openai_generation
 
 _DIMS_FIELDS = (

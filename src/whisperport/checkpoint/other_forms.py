@@ -1,5 +1,6 @@
 """Recognize checkpoints in other programs' formats by their files, for errors that name the format."""
 
+import shlex
 from pathlib import Path
 
 from whisperport.checkpoint.weight_files import find_weights
@@ -23,7 +24,13 @@ _FILES = {
     ".h5": "TensorFlow",
     ".msgpack": "Flax",
 }
-_PROGRAMS = (".onnx", ".tflite", ".pt2", ".pte")
+# Suffix of a file that holds a program -> the command that reads it.
+_PROGRAMS = {
+    ".onnx": "whisperport check {path} --target NAME",
+    ".tflite": "whisperport check {path} --target NAME",
+    ".pt2": "whisperport check {path} --target NAME",
+    ".pte": "whisperport inspect {path}",
+}
 _HINT = "give the original checkpoint"
 
 
@@ -63,11 +70,12 @@ def reject_other_file(path: Path) -> None:
         CheckpointError: it does.
     """
     suffix = path.suffix.lower()
-    if suffix in _PROGRAMS:
+    command = _PROGRAMS.get(suffix)
+    if command is not None:
         raise CheckpointError(
             f"`{path}` is a program, not a checkpoint",
             why=f"a {suffix} file holds an exported graph",
-            hint=f"run `whisperport check {path} --target NAME`, or give the original checkpoint",
+            hint=f"run `{command.format(path=shlex.quote(str(path)))}`, or give the original checkpoint",
         )
     form = _FILES.get(suffix)
     if form is not None:

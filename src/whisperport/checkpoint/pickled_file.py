@@ -14,7 +14,7 @@ from whisperport.checkpoint.pickle_size import TooManyObjectsError, check_pickle
 from whisperport.checkpoint.placeholder import PLACEHOLDER_BYTES, reject_placeholder
 from whisperport.checkpoint.sizes import shorten
 from whisperport.errors import CheckpointError
-from whisperport.unpacking import UnpacksToMoreError, check_unpacked_size
+from whisperport.system.unpacking import UnpacksToMoreError, check_unpacked_size
 
 # torch's message when its restricted unpickler finds anything except tensors and plain data.
 _CODE = re.compile(r"GLOBAL ([\w.]+)|reduce for unrecognized function (.+)")

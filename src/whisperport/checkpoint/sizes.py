@@ -3,8 +3,8 @@
 import reprlib
 from collections.abc import Mapping
 
-from whisperport.dims import LARGEST, Dims
 from whisperport.errors import CheckpointError
+from whisperport.program.dims import LARGEST, Dims
 
 
 def checked_dims(sizes: Mapping[str, object], *, what: str, keys: Mapping[str, str]) -> Dims:

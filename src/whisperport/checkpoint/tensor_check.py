@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from whisperport.checkpoint.sizes import shorten
-from whisperport.dims import Dims
 from whisperport.errors import CheckpointError
+from whisperport.program.dims import Dims
 
 Shape = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from tokenizers.models import BPE
 
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import quoted, shorten
-from whisperport.dims import LARGEST
 from whisperport.errors import CheckpointError, TokenizerError
+from whisperport.program.dims import LARGEST
 from whisperport.text.merges import first_unknown_merge
 from whisperport.text.vocabulary import openai_tokenizer
 

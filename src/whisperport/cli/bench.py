@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -24,6 +24,7 @@ from whisperport.cli.console import (
     shown_path,
     stages,
 )
+from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.model_option import bundle_of_model, chosen_bundle, model_option
 from whisperport.cli.options import (
     RUN_OPTIONS,
@@ -33,11 +34,10 @@ from whisperport.cli.options import (
     threads,
     trust,
 )
-from whisperport.cli.verb import IntRange, Verb, option
+from whisperport.cli.verb import Verb, option
 from whisperport.errors import AudioError, UsageError
-from whisperport.model_bundle import open_bundle
-from whisperport.ranges import MAX_REPEAT
-from whisperport.verification import TextErrors, Unit, machine, versions
+from whisperport.exporting.model_bundle import open_bundle
+from whisperport.verification import TextErrors, machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
 UNKNOWN = "not measured"
@@ -51,22 +51,7 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     target_options=RUN_OPTIONS,
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]... [AUDIO]")
-@option(
-    "--repeat",
-    group="Measurement",
-    type=IntRange(1, MAX_REPEAT),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Number of rounds. In each, every bundle is loaded and transcribes AUDIO once; for "
-    "each bundle, its round with the median time is shown",
-)
-@option(
-    "--word-timestamps",
-    group="Measurement",
-    is_flag=True,
-    help="Also compute word timestamps, with the program `align`, and measure them",
-)
+@field_options(BenchOptions, "repeat", "word_timestamps", group="Measurement")
 @option(
     "--transcript",
     group="Error rate",
@@ -76,14 +61,7 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     help="UTF-8 text file with the correct transcript of AUDIO. Without it, the error rate is shown only "
     "for audio files that come with whisperport",
 )
-@option(
-    "--errors-in",
-    "unit",
-    group="Error rate",
-    type=click.Choice(["words", "characters"]),
-    show_default="words, or characters for languages written without spaces",
-    help="Unit in which errors are counted: words (word error rate, WER) or characters (CER)",
-)
+@field_options(BenchOptions, "unit", group="Error rate")
 @model_option
 @as_json
 @threads
@@ -92,14 +70,12 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
 def bench(
     paths: tuple[Path, ...],
     model: str | None,
-    repeat: int,
-    word_timestamps: bool,
     transcript: Path | None,
-    unit: Unit | None,
     threads: int | None,
     run_options: tuple[str, ...],
     trust: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Measure time, CPU time, memory and error rate of transcribing AUDIO with one or more bundles.
 
@@ -118,11 +94,9 @@ def bench(
     """
     folders, audio = _bundles_and_audio(paths)
     options = BenchOptions(
-        repeat=repeat,
-        word_timestamps=word_timestamps,
         transcript=None if transcript is None else _text(transcript),
-        unit=unit,
         run=run_options_of(threads, run_options, trust=trust),
+        **field_values(BenchOptions, chosen),
     )
     if folders:
         more = [] if model is None else [bundle_of_model(model)]
@@ -139,7 +113,7 @@ def bench(
             _print_result(result)
         if len(results) > 1:
             _print_comparison(results)
-        _print_machine(threads, repeat)
+        _print_machine(threads, options.repeat)
     print_next("verify", results[0].bundle)
 
 
@@ -157,7 +131,7 @@ def _bundles_and_audio(paths: Sequence[Path]) -> tuple[list[Path], Path]:
             raise UsageError(
                 f"{path} does not exist",
                 why="expected the folder of a bundle, or an audio file",
-                hint="`whisperport export CHECKPOINT --out DIR` writes a bundle",
+                hint="`whisperport export CHECKPOINT --target NAME --out DIR` writes a bundle",
             )
     if len(files) > 1:
         raise click.UsageError(f"expected one audio file, got {' and '.join(map(str, files))}")

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from whisperport.checking import Checked, Partitioned
-from whisperport.checking import check as check_program
 from whisperport.cli.console import (
     Argument,
     print_json,
@@ -23,8 +21,10 @@ from whisperport.cli.console import (
 from whisperport.cli.fix import run_fix
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb, option
-from whisperport.spec import FindingKind
-from whisperport.targets import TARGETS, get_target
+from whisperport.commands.check import Checked, Partitioned
+from whisperport.commands.check import check as check_program
+from whisperport.program.spec import FindingKind
+from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.inspection.check import CheckedProgram, FindingGroup
@@ -47,7 +47,7 @@ HEADINGS: dict[FindingKind, str] = {
     group="Target",
     required=True,
     metavar="NAME",
-    help=f"Target to check the program for: {', '.join(target.spec.name for target in TARGETS)}",
+    help="Target to check the program for; `whisperport targets` lists them",
 )
 @option(
     "--fix",
@@ -106,12 +106,9 @@ def check(
 
     PROGRAM is a .pt2, .onnx, .tflite or HLO (.pb) file of any model, or a bundle. The target's compiler
     is not needed. The cost is the share of the program's operations and bytes. The exit status is 1 if a
-    node is rejected or declined. Some vendors publish no list of supported operators. For their targets,
-    nodes that were not seen in programs known to compile are listed in a separate table. They may
-    compile, and do not change the exit status.
-
-    Some vendors have a partitioner, which tells on any machine which operators of a .tflite file the
-    vendor's list has. Its answer is printed too. It compiles nothing.
+    node is rejected or declined. Where a vendor publishes no list of supported operators, nodes that were
+    not seen in programs known to compile are listed separately: they may compile, and do not change the
+    exit status. Where a vendor has a partitioner for .tflite files, its answer is printed too.
 
     With --fix, the target's rewrites are applied to a .pt2 file. Each rewrite is verified: the program
     runs in PyTorch before and after it, on random inputs, and on speech if an input is a mel spectrogram.

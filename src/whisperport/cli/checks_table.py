@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from whisperport.checks import Check
 from whisperport.cli.console import print_lines, print_table
+from whisperport.program.checks import Check
 
 
 def print_checks(checks: Sequence[Check]) -> None:

@@ -26,11 +26,11 @@ from whisperport.cli.options import (
     trust,
 )
 from whisperport.cli.verb import Verb, option
-from whisperport.compiling import Compiled, CompiledProgram, CompileOptions
-from whisperport.compiling import compile as run_compile
+from whisperport.commands.watchdog import run_watched
+from whisperport.compilation.compile import Compiled, CompiledProgram, CompileOptions
+from whisperport.compilation.compile import compile as run_compile
 from whisperport.targets import TARGETS
 from whisperport.toolchain.interpreter import variable
-from whisperport.watchdog import run_watched
 
 TOOLCHAINS = list(dict.fromkeys(t.compiler.toolchain for t in TARGETS if t.compiler))
 VARIABLES = ", ".join(variable(toolchain) for toolchain in TOOLCHAINS)

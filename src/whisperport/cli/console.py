@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whisperport.errors import WhisperportError
-from whisperport.progress import Counted, Remaining, remaining_text
+from whisperport.system.progress import Counted, Remaining, remaining_text
 from whisperport.text.printable import escaped_json, is_printable, printable
 
 WIDTH = 100  # columns of output that does not go to a terminal

@@ -17,8 +17,8 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.options import as_json, threads
 from whisperport.cli.verb import Verb, option
-from whisperport.demo import DEMO_TARGETS, DemoRow, choose_checkpoint, run_demo
-from whisperport.doctor import is_installed
+from whisperport.commands.demo import DEMO_TARGETS, DemoRow, choose_checkpoint, run_demo
+from whisperport.commands.doctor import is_installed
 from whisperport.errors import MissingPackageError
 from whisperport.targets import get_target
 

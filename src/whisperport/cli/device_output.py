@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from whisperport.cli.console import print_lines, print_next, print_note
+from whisperport.cli.fields import field_options
 from whisperport.cli.verb import option, together
 from whisperport.diagnosis.device_inputs import DeviceInputs
 from whisperport.diagnosis.diagnosing import DiagnoseOptions
@@ -13,7 +14,6 @@ from whisperport.diagnosis.quantization_file import read_quantization
 from whisperport.diagnosis.result import Diagnosis, OutputDiagnosis
 from whisperport.targets import RunOptions
 from whisperport.verification.compare import Comparison
-from whisperport.verification.tolerances import GATES
 
 DEVICE = "Output of a device"
 device_options = together(
@@ -34,14 +34,7 @@ device_options = together(
         help="Diagnose a file that a device wrote for these inputs, headerless or .npy; or a folder with a "
         "file NAME.bin for each output of the program; may be repeated with the names of outputs",
     ),
-    option(
-        "--program",
-        group=DEVICE,
-        metavar="NAME",
-        default="encoder",
-        show_default=True,
-        help="Program that the device runs, such as encoder, cross_kv, prefill_4 or step",
-    ),
+    field_options(DiagnoseOptions, "program", group=DEVICE),
     option(
         "--clip",
         "clips",
@@ -61,13 +54,7 @@ device_options = together(
         help="JSON file that says how the device stores tensors: "
         '{"NAME": {"dtype": "int8", "scale": 0.05, "zero_point": 3}}',
     ),
-    option(
-        "--device-precision",
-        group=DEVICE,
-        type=click.Choice(tuple(GATES)),
-        show_default="the program's precision, at least fp16",
-        help="Precision whose tolerances decide whether the output of the device passes",
-    ),
+    field_options(DiagnoseOptions, "precision", group=DEVICE),
     option(
         "--simulated",
         group=DEVICE,
@@ -112,7 +99,7 @@ def diagnose_options(
         clip=clips[0] if clips else "",
         quantization=read_quantization(quantization) if quantization else {},
         simulated=simulated,
-        precision=precision or "",
+        precision=precision,
         run=run,
     )
 

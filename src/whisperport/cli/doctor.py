@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 import click
 
-from whisperport import embedded_model
 from whisperport.cli.console import print_error, print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb
-from whisperport.doctor import Finding, examine
+from whisperport.commands.doctor import Finding, examine
+from whisperport.data import embedded_model
 from whisperport.errors import CheckpointError
 from whisperport.verification.machine import machine
 

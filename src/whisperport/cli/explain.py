@@ -25,7 +25,7 @@ def explain(code: str | None, as_json: bool) -> None:
       $ whisperport explain WP301
     """
     from whisperport.inspection.rules import RULES
-    from whisperport.inspection.rules.page import rule_index, rule_page
+    from whisperport.inspection.rules.page import rule_index, rule_section
 
     if code is None:
         if as_json:
@@ -40,5 +40,5 @@ def explain(code: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"rule": rule.code, "title": rule.title, "text": rule.text})
     else:
-        print_lines(*rule_page(rule, [target.spec for target in TARGETS]).rstrip().split("\n"))
+        print_lines(*rule_section(rule, [target.spec for target in TARGETS]).rstrip().split("\n"))
     print_next("check", "PROGRAM", "--target", "TARGET")

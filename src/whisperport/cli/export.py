@@ -1,6 +1,7 @@
 """`whisperport export`"""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,7 +15,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.evidence_words import emulated_targets, manifest_json, verified_words
-from whisperport.cli.fastest_table import print_timed, timed_json
+from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import (
     STALL_MIN,
     as_json,
@@ -27,12 +28,12 @@ from whisperport.cli.options import (
     threads,
 )
 from whisperport.cli.verb import Verb, option
-from whisperport.exporting import ExportOptions
-from whisperport.exporting import export as run_export
-from whisperport.fastest import AUTO, export_fastest
+from whisperport.commands.fastest import AUTO, Fastest, export_fastest
+from whisperport.commands.watchdog import run_watched
+from whisperport.exporting.export import ExportOptions
+from whisperport.exporting.export import export as run_export
+from whisperport.program.window import WindowOptions
 from whisperport.targets import TARGETS, RunOptions, get_target
-from whisperport.watchdog import run_watched
-from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
 
 
 @click.command(
@@ -69,8 +70,8 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     multiple=True,
     metavar="[PROGRAM=]NAME",
     show_default="the target's",
-    help="Precision of all programs on --target, or of one program; may be repeated. Allowed: "
-    + targets_by(lambda spec: ", ".join(spec.precisions)),
+    help="Precision of all programs on --target, or of one program, such as fp16, w8 or encoder=w8a16; may "
+    "be repeated. The page of a target lists its precisions, and so does the error for any other",
 )
 @option(
     "--batch",
@@ -80,86 +81,13 @@ from whisperport.window import DEFAULT_PADDING, PADDINGS, Padding, WindowOptions
     help="Number of texts that the program step_B decodes together, such as speech chunks or beams; 1 "
     "exports no such program",
 )
-@option(
-    "--uncached-decoder",
-    group="Target",
-    is_flag=True,
-    help="Also export uncached_decoder, a decoder without KV cache. An error if the target cannot run "
-    "it",
-)
+@field_options(ExportOptions, "uncached_decoder", group="Target")
 @target_option
-@option(
-    "--calibration",
-    group="Target",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    show_default="the few audio files that come with whisperport",
-    help="Folder of audio files that resemble what the device will record, or an .npy file of log-mel "
-    "spectrograms (clips, mel bins, frames of one window), for targets that quantize to w8a8 or w8a16 "
-    "during the export",
-)
-@option(
-    "--window",
-    group="Audio",
-    type=float,
-    metavar="SECONDS",
-    show_default="the longest known to compile for the target, else the checkpoint's, 30",
-    help="Length of audio that the encoder processes in one call: a multiple of 0.02, from 1 to the "
-    "checkpoint's length",
-)
-@option(
-    "--audio",
-    group="Audio",
-    type=float,
-    metavar="SECONDS",
-    show_default="the length of --window",
-    help="Length of audio put into each window: a multiple of 0.02, from 1 to --window; silence fills "
-    "the rest",
-)
-@option(
-    "--padding",
-    group="Audio",
-    type=click.Choice(PADDINGS),
-    default=DEFAULT_PADDING,
-    show_default=True,
-    help="How a window shorter than --pad-to is padded: not at all (none; --pad-to then has no effect), "
-    "with zeros after the encoder's output (features), with zeros after the cross-attention keys and "
-    "values, or with the encoder's output for silence",
-)
-@option(
-    "--pad-to",
-    group="Audio",
-    type=float,
-    metavar="SECONDS",
-    show_default="the checkpoint's, 30",
-    help="Length of the audio context that the decoder attends to, padding included: a multiple of "
-    "0.02, from --window to the checkpoint's length",
-)
+@field_options(ExportOptions, "calibration", group="Target")
+@field_options(WindowOptions, group="Audio")
 @bundle_out
 @as_json
-@option(
-    "--allow-unverified",
-    group="Verification",
-    is_flag=True,
-    help="Write the bundle even if its verification failed. It stays marked as unverified",
-)
-@option(
-    "--verify-with",
-    group="Verification",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    show_default="six clips that come with whisperport",
-    help="Verify the bundle with the audio files in this folder: the first window of each. A file NAME.txt "
-    "beside NAME.wav is its transcript, from which the word error rate is counted; without one, the words "
-    "are those of the checkpoint in float32",
-)
-@option(
-    "--language",
-    group="Verification",
-    metavar="LANG",
-    show_default="en, or a language of the checkpoint if it knows no English",
-    help="Language spoken in the audio files of --verify-with, as a code or a name",
-)
+@field_options(ExportOptions, "allow_unverified", "verify_with", "language", group="Verification")
 @threads
 @no_preflight
 @stall_after(STALL_MIN)
@@ -167,23 +95,15 @@ def export(
     checkpoint: str,
     target: str,
     out: Path,
-    window: float | None,
-    padding: Padding,
-    pad_to: float | None,
-    audio: float | None,
     placement: tuple[str, ...],
     precisions: tuple[str, ...],
     batch: str | None,
-    uncached_decoder: bool,
     target_options: tuple[str, ...],
-    calibration: Path | None,
-    allow_unverified: bool,
-    verify_with: Path | None,
-    language: str | None,
     no_preflight: bool,
     stall_after: float,
     threads: int | None,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Lower a checkpoint to one target, verify it, and write a bundle.
 
@@ -202,19 +122,15 @@ def export(
       $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
     """
     options = ExportOptions(
-        window=WindowOptions(seconds=window, padding=padding, context_s=pad_to, audio_s=audio),
+        window=WindowOptions(**field_values(WindowOptions, chosen)),
         placement=pairs("--placement", placement),
         precision=_common_precision(precisions),
         precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
         options=pairs("--option", target_options),
-        calibration=calibration,
         batch=None if batch is None else int(batch),
-        uncached_decoder=uncached_decoder,
-        allow_unverified=allow_unverified,
-        verify_with=verify_with,
-        language=language,
         preflight=not no_preflight,
         run=RunOptions(threads=threads),
+        **field_values(ExportOptions, chosen),
     )
     check_writable(out)  # here too: the child imports torch first
     automatic = target == AUTO
@@ -225,19 +141,19 @@ def export(
         )
     manifest = found.bundle.manifest if automatic else found.manifest
     if as_json:
-        timed = {"timed": timed_json(found)} if automatic else {}
+        timed = {"timed": _timed_json(found)} if automatic else {}
         print_json({**manifest_json(manifest), **timed})
     else:
         if automatic:
-            print_timed(found)
+            _print_timed(found)
         print_table(
             ("program", "target", "delegated nodes", "not delegated", "status"),
             [
                 (
                     entry.spec.name,
                     entry.target,
-                    str(entry.delegation.get("delegated", "")),
-                    ", ".join(entry.delegation.get("undelegated", ())) or "0",
+                    "" if entry.facts.delegated is None else str(entry.facts.delegated),
+                    ", ".join(entry.facts.undelegated or ()) or "0",
                     manifest.status(entry.spec.name),
                 )
                 for entry in manifest.programs
@@ -273,3 +189,32 @@ def _is_calibrated(entry: ProgramEntry, manifest: Manifest) -> bool:
     if compiler is None:
         return False
     return compiler.calibration(entry.spec, manifest.dims, compiler.options()) is not None
+
+
+def _print_timed(fastest: Fastest) -> None:
+    """Print a row per program with its time on each target, and the targets that were not measured."""
+    targets = list(dict.fromkeys(one.target for one in fastest.timed))
+    cells = {
+        (one.program, one.target): f"{one.ms:.2f} ms" if one.verified else "not verified"
+        for one in fastest.timed
+    }
+    print_table(
+        ("program", *targets, "chosen"),
+        [
+            (name, *(cells.get((name, target), "") for target in targets), entry.target)
+            for entry in fastest.bundle.manifest.programs
+            for name in [entry.spec.name]
+        ],
+    )
+    print_lines("", *(f"not measured: {name}: {why}" for name, why in fastest.rejected.items()))
+
+
+def _timed_json(fastest: Fastest) -> dict[str, Any]:
+    """Return the times, and the targets that were not measured, as a JSON object."""
+    return {
+        "programs": [
+            {"program": one.program, "target": one.target, "ms": one.ms, "verified": one.verified}
+            for one in fastest.timed
+        ],
+        "not_measured": dict(fastest.rejected),
+    }

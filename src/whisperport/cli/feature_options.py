@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
+from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.verb import option, together
-from whisperport.diagnosis.stored_features import DTYPES, FeatureStorage
+from whisperport.diagnosis.stored_features import FeatureStorage
 from whisperport.transcription import FeatureOptions
 
 FEATURES = "Features (encoder output of a device)"
@@ -22,76 +23,22 @@ feature_options = together(
         help="Transcribe the encoder's output in FILE, headerless or .npy, in place of AUDIO. FILE "
         "holds one window; repeat the option for the next windows, in order",
     ),
-    option(
-        "--features-like",
-        "like",
-        group=FEATURES,
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
-        help="Encoder output that the same device wrote for a reference clip of the bundle; its dtype, "
-        "scale and layout are recognized, and used for --features",
-    ),
-    option(
-        "--features-clip",
-        "clip",
-        group=FEATURES,
-        default="",
-        metavar="NAME",
-        show_default="the first reference clip",
-        help="Name of the reference clip of --features-like",
-    ),
-    option(
-        "--features-dtype",
-        "dtype",
-        group=FEATURES,
-        type=click.Choice(DTYPES),
-        show_default="that of an .npy file; else float32 or float16, by the file's size",
-        help="Type of the numbers in each --features file",
-    ),
-    option(
-        "--features-scale",
-        "scale",
-        group=FEATURES,
-        type=float,
-        metavar="NUMBER",
-        show_default="1; integers require it",
-        help="Scale of the stored numbers: a feature is (stored - zero point) * scale",
-    ),
-    option(
-        "--features-zero-point",
-        "zero_point",
-        group=FEATURES,
-        type=float,
-        default=0.0,
-        show_default="0",
-        metavar="NUMBER",
-        help="Stored number that stands for a feature of 0. Requires --features-scale",
-    ),
-    option(
-        "--features-layout",
-        "order",
-        group=FEATURES,
-        type=click.Choice(["frames-channels", "channels-frames"]),
-        default="frames-channels",
-        show_default=True,
-        help="Order of the axes in each --features file; an .npy file states its own",
-    ),
+    field_options(FeatureOptions, group=FEATURES),
+    field_options(FeatureStorage, group=FEATURES),
 )
-STATED = ("like", "clip", "dtype", "scale", "zero_point", "order")
 
 
 def chosen_features(chosen: dict[str, Any]) -> FeatureOptions:
-    """Take the options about features out of the chosen values.
+    """The options about features, among the chosen values.
 
     Args:
-        chosen: values by parameter name, as click parsed them; those about features are removed.
+        chosen: values by parameter name, as click parsed them.
 
     Raises:
         UsageError: values contradict each other.
     """
-    like, clip, dtype, scale, zero_point, order = (chosen.pop(name) for name in STATED)
-    storage = FeatureStorage(dtype=dtype, scale=scale, zero_point=zero_point, order=order)
-    return FeatureOptions(storage=storage, like=like, clip=clip)
+    storage = FeatureStorage(**field_values(FeatureStorage, chosen))
+    return FeatureOptions(storage=storage, **field_values(FeatureOptions, chosen))
 
 
 def check_features(

@@ -5,8 +5,8 @@ import click
 from whisperport.cli.console import print_json, print_lines, print_next, print_note, stages
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb
-from whisperport.fetching import fetch as run_fetch
-from whisperport.progress import Counted
+from whisperport.commands.fetch import fetch as run_fetch
+from whisperport.system.progress import Counted
 
 
 @click.command(cls=Verb, short_help="Download the weights of a Whisper model by name.")

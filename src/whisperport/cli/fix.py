@@ -11,8 +11,8 @@ from whisperport.cli.console import (
     print_table,
     stages,
 )
-from whisperport.fixing import Fixed, RewriteStep, check_free, fix, write_fixed
-from whisperport.regular_file import expect_not_input
+from whisperport.commands.fix import Fixed, RewriteStep, check_free, fix, write_fixed
+from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import get_target
 
 

@@ -23,10 +23,10 @@ from whisperport.cli.options import (
     threads,
 )
 from whisperport.cli.verb import Verb, option
-from whisperport.importing import ImportOptions
-from whisperport.importing import import_artifact as run_import
+from whisperport.commands.watchdog import run_watched
+from whisperport.compilation.importing import ImportOptions
+from whisperport.compilation.importing import import_artifact as run_import
 from whisperport.targets import TARGETS, RunOptions
-from whisperport.watchdog import run_watched
 
 IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is not None}
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,17 +19,17 @@ from whisperport.cli.console import (
     shortened,
     stages,
 )
+from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import as_json, pairs, threads
 from whisperport.cli.verb import IntRange, Verb, option
-from whisperport.inspecting import InspectOptions
-from whisperport.inspecting import inspect as run_inspect
-from whisperport.profiling import readable_formats
-from whisperport.ranges import MAX_REPEAT
+from whisperport.commands.inspect import InspectOptions
+from whisperport.commands.inspect import inspect as run_inspect
+from whisperport.program.profiling import readable_formats
 from whisperport.targets import PROFILERS
 
 if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.inspection.lowered import Plan
-    from whisperport.profiling import NodeProfile, Profile
+    from whisperport.program.profiling import NodeProfile, Profile
 
 GAIN = (
     "gain: estimated time saved, in ms, if the node ran as fast per FLOP as the delegated nodes of "
@@ -55,32 +55,7 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
     """,
 )
 @click.argument("path", type=click.Path(path_type=Path))
-@option(
-    "--program",
-    "programs",
-    group="Measurement",
-    multiple=True,
-    metavar="NAME",
-    show_default="all",
-    help="Program of a bundle, or method of a .pte file, to measure; may be repeated",
-)
-@option(
-    "--inputs",
-    group="Measurement",
-    type=click.Path(path_type=Path),
-    metavar="FILE.npz",
-    show_default="random values; random integers from 0 to 99",
-    help="Inputs of the program, as one array per input name; for a bundle, with one --program",
-)
-@option(
-    "--repeat",
-    group="Measurement",
-    type=IntRange(1, MAX_REPEAT),
-    default=5,
-    show_default=True,
-    metavar="N",
-    help="Number of measured runs, after one warm-up run; each time shown is the median",
-)
+@field_options(InspectOptions, "programs", "inputs", "repeat", group="Measurement")
 @option(
     "--top",
     group="Output",
@@ -110,22 +85,18 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
 )
 def inspect(
     path: Path,
-    programs: tuple[str, ...],
     top: int,
-    repeat: int,
-    inputs: Path | None,
     threads: int | None,
     runtime_options: tuple[str, ...],
     trust: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     options = InspectOptions(
-        repeat=repeat,
         threads=threads,
         options=pairs("--runtime-option", runtime_options),
-        inputs=inputs,
-        programs=programs,
         trust=trust,
+        **field_values(InspectOptions, chosen),
     )
     with stages() as progress:
         inspected = run_inspect(path, options, progress=progress)

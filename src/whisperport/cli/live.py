@@ -15,7 +15,8 @@ from rich.text import Text
 from whisperport.audio import ReadAhead, live_audio, microphone_audio
 from whisperport.bundle import Bundle
 from whisperport.cli.console import print_note, print_warning, stderr, write
-from whisperport.cli.verb import FloatRange, IntRange, option, together
+from whisperport.cli.fields import field_options
+from whisperport.cli.verb import IntRange, option, together
 from whisperport.errors import AudioError, IncompleteError, Interrupted
 from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
 from whisperport.text import Word
@@ -54,17 +55,7 @@ live_options = together(
         help="With --live, read AUDIO as headerless 16-bit little-endian mono samples at this sample "
         "rate, in Hz",
     ),
-    option(
-        "--step",
-        "step_s",
-        group=LIVE,
-        type=FloatRange(0.1, 10),
-        default=LiveOptions().step_s,
-        show_default=True,
-        metavar="SECONDS",
-        help="With --live, seconds of new audio between two passes of the model. A shorter step "
-        "shows words earlier and needs more computation",
-    ),
+    field_options(LiveOptions, "step_s", group=LIVE),
 )
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,21 +14,20 @@ from whisperport.cli.console import (
     print_warning,
     stages,
 )
+from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import (
     STALL_MIN,
     as_json,
     no_preflight,
     stall_after,
-    targets_by,
     threads,
     trust_program,
 )
-from whisperport.cli.verb import IntRange, Verb, option
-from whisperport.lowering import Lowered, LowerOptions
-from whisperport.lowering import lower as run_lower
+from whisperport.cli.verb import Verb, option
+from whisperport.commands.lower import Lowered, LowerOptions
+from whisperport.commands.lower import lower as run_lower
+from whisperport.commands.watchdog import run_watched
 from whisperport.targets import RunOptions
-from whisperport.targets.onnxruntime import OPSETS
-from whisperport.watchdog import run_watched
 
 
 @click.command(
@@ -42,29 +42,7 @@ from whisperport.watchdog import run_watched
     metavar="NAME",
     help="Target that runs the lowered program; `whisperport targets` lists them",
 )
-@option(
-    "--opset",
-    group="Target",
-    type=IntRange(OPSETS[0], OPSETS[-1]),
-    metavar="N",
-    show_default="the target's",
-    help="ONNX opset of the file, for targets that read ONNX",
-)
-@option(
-    "--simplify",
-    group="Target",
-    is_flag=True,
-    help="Simplify the ONNX graph with the package onnxslim, for targets that read ONNX",
-)
-@option(
-    "--max-rank",
-    group="Target",
-    type=IntRange(min=3),
-    metavar="N",
-    show_default="4 for onnxruntime, else the target's limit",
-    help="Maximum number of axes of a tensor. Axes of tensors with more are merged; if that is not "
-    "possible, the program is rejected",
-)
+@field_options(LowerOptions, "opset", "simplify", "max_rank", group="Target")
 @option(
     "--out",
     "-o",
@@ -72,25 +50,11 @@ from whisperport.watchdog import run_watched
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File to write; an existing file is replaced. Its suffix depends on the target: "
-    + targets_by(lambda spec: spec.lowered_suffix),
+    help="File to write; an existing file is replaced. It has the suffix of the target's files, such as "
+    ".onnx, .pte or .tflite; the error for any other names it",
 )
 @as_json
-@option(
-    "--inputs",
-    group="Verification",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE.npz",
-    help="Additional inputs on which PROGRAM and the lowered file are compared, as one array per input "
-    "name; may be repeated",
-)
-@option(
-    "--allow-unequal",
-    group="Verification",
-    is_flag=True,
-    help="Write the file even if its outputs differ too much from the program's",
-)
+@field_options(LowerOptions, "inputs", "allow_unequal", group="Verification")
 @threads
 @no_preflight
 @stall_after(STALL_MIN)
@@ -99,16 +63,12 @@ def lower(
     program: Path,
     target: str,
     out: Path,
-    opset: int | None,
-    simplify: bool,
-    max_rank: int | None,
-    inputs: tuple[Path, ...],
-    allow_unequal: bool,
     no_preflight: bool,
     stall_after: float,
     threads: int | None,
     trust: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Lower one program to one file, run both on the same inputs, and compare them.
 
@@ -123,11 +83,7 @@ def lower(
       $ whisperport lower decoder.pt2 --target onnxruntime --opset 13 --out decoder.onnx
     """
     options = LowerOptions(
-        opset=opset,
-        simplify=simplify,
-        max_rank=max_rank,
-        inputs=inputs,
-        allow_unequal=allow_unequal,
+        **field_values(LowerOptions, chosen),
         preflight=not no_preflight,
         trust=trust,
         run=RunOptions(threads=threads),

@@ -12,7 +12,6 @@ from typing import TextIO
 import click
 
 import whisperport
-from whisperport import interrupts
 from whisperport.cli.bench import bench
 from whisperport.cli.check import check
 from whisperport.cli.compile import compile_verb
@@ -33,11 +32,11 @@ from whisperport.cli.import_ import import_verb
 from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
 from whisperport.cli.plan import plan
-from whisperport.cli.probe import probe
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
 from whisperport.cli.verify import verify
 from whisperport.errors import UsageError, WhisperportError
+from whisperport.system import interrupts
 
 FAILED = 1  # an error, or a comparison failed; click uses 2 for wrong usage
 READER_GONE = 128 + 13  # the status of a process that SIGPIPE ended; Windows lacks the signal
@@ -86,7 +85,6 @@ for verb in (
     verify,
     transcribe,
     bench,
-    probe,
     plan,
     targets,
     doctor,

@@ -1,24 +1,23 @@
 """The options that choose a bundle: `--bundle DIR`, or `--model NAME`, whose bundle is exported once."""
 
-import os
 import sys
 from pathlib import Path
 
 import click
 
-from whisperport import embedded_model
 from whisperport.bundle import Bundle
 from whisperport.cli.console import print_error, print_note, stages
 from whisperport.cli.verb import option, together
+from whisperport.commands.watchdog import run_watched
+from whisperport.data import embedded_model
 from whisperport.errors import UsageError
-from whisperport.model_bundle import (
+from whisperport.exporting.model_bundle import (
     VARIABLE,
     bundle_of,
     bundle_of_environment,
     cache_folder,
     cached_bundle,
 )
-from whisperport.watchdog import run_watched
 
 WRONG_USAGE = 2  # as click's exit status
 
@@ -72,7 +71,7 @@ def bundle_of_model(model: str) -> Bundle:
     Raises:
         WhisperportError: see `bundle_of`.
     """
-    if model == embedded_model.NAME and not os.path.exists(model):
+    if embedded_model.is_meant(model):
         print_note(f"note: {embedded_model.UNDERSTANDS}")
     found = cached_bundle(model)
     if found is None:

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from whisperport.cli.verb import Decorator, FloatRange, IntRange, option
-from whisperport.ranges import MAX_THREADS
-from whisperport.spec import TargetSpec
+from whisperport.commands.watchdog import MAX_STALL_S, STALL_S
+from whisperport.program.spec import TargetSpec
+from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets import TARGETS, RunOptions
-from whisperport.watchdog import MAX_STALL_S, STALL_S
 
 as_json = option("--json", "as_json", group="Output", is_flag=True, help="Print the result as JSON")
 bundle_out = option(
@@ -70,7 +70,8 @@ target_option = option(
     group="Target",
     multiple=True,
     metavar="TARGET.NAME=VALUE",
-    help="Set an option of a target. The options are listed below; may be repeated",
+    help="Set an option of a target, listed at the end of --help and on the target's page; may be "
+    "repeated",
 )
 run_option = option(
     "--run-option",
@@ -78,7 +79,8 @@ run_option = option(
     group="Runtime",
     multiple=True,
     metavar="TARGET.NAME=VALUE",
-    help="Set an option of a target's runtime, listed below; may be repeated",
+    help="Set an option of a target's runtime, listed at the end of --help and on the target's page; "
+    "may be repeated",
 )
 # The options of each target's runtime, for the help of a verb that has `--run-option`.
 RUN_OPTIONS: tuple[str, Mapping[str, type[Any]]] = (

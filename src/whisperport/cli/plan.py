@@ -2,22 +2,21 @@
 
 import sys
 import textwrap
+from typing import Any
 
 import click
 
 from whisperport.cli.console import WIDTH, print_json, print_lines, print_table
+from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import as_json
-from whisperport.cli.verb import IntRange, Verb, option
-from whisperport.planning import (
-    BYTES,
-    MAX_BATCH,
-    MAX_CORES,
+from whisperport.cli.verb import Verb
+from whisperport.commands.plan import (
     MachinePlan,
     Plan,
     PlanOptions,
     ProgramEstimate,
 )
-from whisperport.planning import plan as make_plan
+from whisperport.commands.plan import plan as make_plan
 
 HEADINGS = ("machine", "models", "weights", "state", "memory", "largest batch", "encoder", "token")
 COMPILED_HEADINGS = ("program", "one run", "cycles", "memory")
@@ -28,46 +27,12 @@ GB = 1e9
     cls=Verb, short_help="Estimate memory and least times of a model on a target's machines."
 )
 @click.argument("source")
-@option(
-    "--target",
-    group="Model",
-    metavar="NAME",
-    show_default="that of the bundle, or the only one whose machines are known",
-    help="Target whose machines are listed",
-)
-@option(
-    "--precision",
-    group="Model",
-    type=click.Choice(list(BYTES)),
-    show_default="the target's default",
-    help="Precision of weights and state",
-)
-@option(
-    "--batch",
-    group="Model",
-    type=IntRange(1, MAX_BATCH),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of texts that are decoded together",
-)
-@option(
-    "--tensor-parallel",
-    group="Model",
-    type=IntRange(1, MAX_CORES),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of cores that compute one model together",
-)
+@field_options(PlanOptions, group="Model")
 @as_json
 def plan(
     source: str,
-    target: str | None,
-    precision: str | None,
-    batch: int,
-    tensor_parallel: int,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Estimate memory and least times of a model on a target's machines. Nothing is run.
 
@@ -83,10 +48,7 @@ def plan(
       $ whisperport plan openai/whisper-large-v3-turbo
       $ whisperport plan openai/whisper-large-v3-turbo --precision bf16 --batch 8 --json
     """
-    options = PlanOptions(
-        target=target, precision=precision, batch=batch, tensor_parallel=tensor_parallel
-    )
-    planned = make_plan(source, options)
+    planned = make_plan(source, PlanOptions(**field_values(PlanOptions, chosen)))
     if as_json:
         print_json(planned.to_json())
     else:

@@ -5,45 +5,12 @@ from typing import Any
 import click
 
 from whisperport.cli.console import print_warning
-from whisperport.cli.verb import IntRange, option, together
+from whisperport.cli.fields import field_options, field_values
 from whisperport.text import SubtitleOptions
 
 SUBTITLES = "Subtitles (need --output-format srt or vtt, and also --word-timestamps or --live)"
 
-subtitle_options = together(
-    option(
-        "--highlight-words",
-        group=SUBTITLES,
-        is_flag=True,
-        help="Underline each word while it is spoken",
-    ),
-    option(
-        "--max-line-width",
-        group=SUBTITLES,
-        type=IntRange(min=1),
-        metavar="N",
-        show_default="no limit",
-        help="Maximum number of characters per line; longer lines are broken between words",
-    ),
-    option(
-        "--max-line-count",
-        group=SUBTITLES,
-        type=IntRange(min=1),
-        metavar="N",
-        show_default="no limit",
-        help="Maximum number of lines per subtitle. One subtitle may then contain text of several "
-        "segments. Has no effect without --max-line-width",
-    ),
-    option(
-        "--max-words-per-line",
-        group=SUBTITLES,
-        type=IntRange(min=1),
-        metavar="N",
-        show_default="no limit",
-        help="Maximum number of words per subtitle. Has no effect if both --max-line-width and "
-        "--max-line-count are given",
-    ),
-)
+subtitle_options = field_options(SubtitleOptions, group=SUBTITLES)
 
 
 def chosen_subtitles(
@@ -59,8 +26,7 @@ def chosen_subtitles(
     Raises:
         click.UsageError: an option needs another format, or word timestamps.
     """
-    names = ("highlight_words", "max_line_width", "max_line_count", "max_words_per_line")
-    options = SubtitleOptions(**{name: chosen[name] for name in names})
+    options = SubtitleOptions(**field_values(SubtitleOptions, chosen))
     for name in options.set_options:
         if output_format not in ("srt", "vtt"):
             raise click.UsageError(

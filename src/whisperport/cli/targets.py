@@ -9,8 +9,8 @@ from whisperport.bundle.evidence_json import evidence_to_json
 from whisperport.cli.console import print_json, print_lines, print_next, print_table
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb
-from whisperport.doctor import is_installed
-from whisperport.spec import TargetSpec
+from whisperport.commands.doctor import is_installed
+from whisperport.program.spec import TargetSpec
 from whisperport.targets import TARGETS, RunOptions, Target
 from whisperport.verification.machine import versions
 from whisperport.verification.project_evidence import (
@@ -28,9 +28,9 @@ from whisperport.verification.project_evidence import (
 def targets(as_json: bool) -> None:
     """List the targets, their status, and whether their packages are installed on this machine.
 
-    The status in the first table tells what the whisperport project did with a target on the project's
-    own machines: "run here" means on those machines. The second table lists the evidence for it. Both
-    tables say nothing about your bundles: `whisperport verify BUNDLE --record` adds evidence to a bundle.
+    The status tells what the whisperport project did with a target on its own machines; the second table
+    lists the evidence. It says nothing about your bundles, to which `whisperport verify BUNDLE --record`
+    adds evidence.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def _can_run(target: Target) -> str:
     spec = target.spec
     if not spec.emulation:
         return "yes" if is_installed(spec.run_extra) else f"no: [{spec.run_extra}]"
-    if target.simulates(RunOptions()) and is_installed(spec.run_extra):
+    if target.run_mode(RunOptions()) == "simulator" and is_installed(spec.run_extra):
         return "simulated"
     installed = versions([spec.emulation_runtime])[spec.emulation_runtime] != "not installed"
     return "emulated" if installed else f"no: [{spec.run_extra}]"

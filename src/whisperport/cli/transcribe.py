@@ -9,9 +9,7 @@ from typing import Any
 
 import click
 
-from whisperport import interrupts
 from whisperport.bundle import Bundle
-from whisperport.cli.chunk_options import chunk_options, with_chunks
 from whisperport.cli.console import (
     audio_bar,
     print_error,
@@ -24,8 +22,10 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.decoding_options import (
     audio_options,
+    chunk_options,
     decoding_options,
     transcribe_options,
+    with_chunks,
     word_options,
 )
 from whisperport.cli.feature_options import check_features, chosen_features, feature_options
@@ -50,6 +50,7 @@ from whisperport.cli.transcript_files import (
 from whisperport.cli.verb import Verb, option
 from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
+from whisperport.system import interrupts
 from whisperport.text import SubtitleOptions, write_as
 from whisperport.text.printable import one_line
 from whisperport.transcription import (

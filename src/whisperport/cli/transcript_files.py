@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from whisperport.atomic import write_atomic
 from whisperport.cli.verb import option, together
 from whisperport.errors import WhisperportError
+from whisperport.system.atomic import write_atomic
 from whisperport.text.printable import one_line
 
 FORMATS = ("txt", "srt", "vtt", "tsv", "json")

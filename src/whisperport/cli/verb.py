@@ -1,5 +1,6 @@
 """A verb's help: options under headings, with defaults and ranges in plain words."""
 
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,6 +37,7 @@ class Verb(click.Command):
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 groups.setdefault(getattr(param, "group", "Help"), []).append(record)
+        groups = self._with_flags(ctx, groups)
         rows = [row for group in groups.values() for row in group]
         if len(rows) < FEW:
             groups = {"Options": rows}
@@ -43,6 +45,20 @@ class Verb(click.Command):
         for heading, group in (groups | self._target_groups()).items():
             with formatter.section(heading):
                 formatter.write_dl([_row(*row, width, formatter) for row in group], width)
+
+    def _with_flags(
+        self, ctx: click.Context, groups: dict[str, list[tuple[str, str]]]
+    ) -> dict[str, list[tuple[str, str]]]:
+        """The same help, with the API's name of an option, such as `beam_size`, replaced by --beam-size."""
+        flags = {param.name: max(param.opts, key=len) for param in self.get_params(ctx)}
+
+        def named(text: str) -> str:
+            return re.sub(r"`(\w+)`", lambda name: flags.get(name[1], name[0]), text)
+
+        return {
+            heading: [(name, named(text)) for name, text in rows]
+            for heading, rows in groups.items()
+        }
 
     def _target_groups(self) -> dict[str, list[tuple[str, str]]]:
         """The options of targets, by heading; targets with the same options class share one."""

@@ -32,11 +32,13 @@ from whisperport.cli.options import (
     threads,
     trust,
 )
+from whisperport.cli.provider_report import print_provider_report
 from whisperport.cli.verb import Verb, option
 from whisperport.diagnosis.device_inputs import write_device_inputs
 from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.layers import compare_layers, layer_sentences
 from whisperport.errors import UsageError
+from whisperport.providers import verify_each_program
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify as run_verify
 from whisperport.verification.record_evidence import verify_and_record
@@ -54,6 +56,13 @@ from whisperport.verification.record_evidence import verify_and_record
     is_flag=True,
     help="Add the result to the bundle's manifest, as evidence that its files ran on this machine",
 )
+@option(
+    "--each-program",
+    group="Verification",
+    is_flag=True,
+    help="Run each program alone on the execution provider of ONNX Runtime that the option "
+    "onnxruntime.provider names, and compare it with the CPU provider",
+)
 @device_options
 @as_json
 @threads
@@ -65,13 +74,14 @@ def verify(
     run_options: tuple[str, ...],
     trust: bool,
     record: bool,
+    each_program: bool,
     as_json: bool,
     device_inputs: Path | None,
     device_outputs: tuple[str, ...],
     program: str,
     clips: tuple[str, ...],
     quantization: Path | None,
-    device_precision: str | None,
+    precision: str | None,
     simulated: str | None,
     device_layers: Path | None,
     reference_layers: Path | None,
@@ -91,6 +101,11 @@ def verify(
     PyTorch is needed only if a runtime of the bundle needs it. The exit status is 1 if a comparison
     fails.
 
+    With --each-program, every session is created in a process of its own, so that a crash is a result.
+    The command shows which programs the provider can run, where their nodes ran, how exact and how stable
+    their outputs are, and the time per run. It then recommends which programs to run there, and with which
+    options. The inputs are those of one clip. The exit status is 1 if no program can run there.
+
     With --device-output, a file that a device wrote is compared with the expected output of one program
     instead, and the causes of a difference are named: dtype, scale and zero point, layout, padding, window,
     spectrogram, stale buffer, quantization error and others.
@@ -99,12 +114,13 @@ def verify(
     Examples:
       $ whisperport verify build/tiny-xnnpack
       $ whisperport verify build/tiny-xnnpack --record
+      $ whisperport verify build/tiny --each-program --run-option onnxruntime.provider=NAME
       $ whisperport verify build/small --device-inputs inputs
       $ whisperport verify build/small --device-output output.bin
       $ whisperport verify build/small --program step --device-output outputs/
     """
     run = run_options_of(threads, run_options, trust=trust)
-    options = (program, clips, quantization, device_precision, simulated, run)
+    options = (program, clips, quantization, precision, simulated, run)
     if device_layers or reference_layers:
         _compare_layers(device_layers, reference_layers, as_json=as_json)
         return
@@ -113,6 +129,11 @@ def verify(
         return
     if device_outputs:
         _diagnose(bundle, device_outputs, options, as_json=as_json)
+        return
+    if each_program:
+        if record:
+            raise click.UsageError("--each-program and --record exclude each other")
+        _on_provider(bundle, run, as_json=as_json)
         return
     opened = Bundle.open(bundle)
     with stages() as progress:
@@ -134,6 +155,21 @@ def verify(
     if not report:
         sys.exit(1)
     same = run_option_arguments(run_options, trust=trust)
+    print_next("transcribe", "talk.mp3", "--bundle", bundle, *same)
+
+
+def _on_provider(bundle: Path, run: RunOptions, *, as_json: bool) -> None:
+    """Run each program on an execution provider; exit with status 1 if none can run there."""
+    with stages() as progress:
+        report = verify_each_program(bundle, run, progress=progress)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_provider_report(report)
+    if not report:
+        sys.exit(1)
+    recommended = tuple(f"{name}={value}" for name, value in report.run_options().items())
+    same = run_option_arguments(recommended, trust=run.trust)
     print_next("transcribe", "talk.mp3", "--bundle", bundle, *same)
 
 

@@ -22,192 +22,89 @@ the same bytes; they have one cause:
 In the meanings, T is the number of frames (positions) and C the number of channels of the output.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Literal
-
-Family = Literal["bytes", "buffer", "quantization", "layout", "outputs", "input", "computation"]
-"""Which part of the way from the audio to the array a cause belongs to."""
 
 
 class CauseCode(StrEnum):
     """Names of all causes, in the order in which they are explained."""
 
+    # The file holds 8- or 16-bit integers, signed or unsigned, where floats are expected.
     INTEGERS_READ_AS_FLOATS = "integers-read-as-floats"
+    # The file holds floats where integers are expected, or each byte of a float became one number.
     FLOATS_READ_AS_INTEGERS = "floats-read-as-integers"
+    # The file holds float16 where float32 is expected.
     HALF_PRECISION = "half-precision"
+    # The file holds bfloat16 where float32 is expected.
     BFLOAT16 = "bfloat16"
+    # The file holds float64 where float32 is expected.
     DOUBLE_PRECISION = "double-precision"
+    # The bytes of every number are in the opposite order (big-endian).
     BYTE_ORDER = "byte-order"
+    # Bytes that belong to no value precede or follow the values, such as a header.
     EXTRA_BYTES = "extra-bytes"
+    # The file ends early: it holds only the first part of the values.
     TRUNCATED = "truncated"
+    # The file has its full size, but the values after some point are zeros.
     ZERO_TAIL = "zero-tail"
+    # The values after some point, or before it, belong to another output, such as that of the previous
+    # clip.
     STALE_BUFFER = "stale-buffer"
+    # All values of the file are equal, for example 0.
     CONSTANT = "constant"
+    # Some values are NaN or infinite, in every reading.
     NOT_FINITE = "not-finite"
+    # The values are the stored integers as numbers: neither scale nor zero point was applied.
     NOT_DEQUANTIZED = "not-dequantized"
+    # All values are multiplied by one constant: the scale is wrong.
     WRONG_SCALE = "wrong-scale"
+    # One constant was added to all values: the zero point is wrong or was not subtracted.
     WRONG_ZERO_POINT = "wrong-zero-point"
+    # Scale and zero point are exchanged: value = (q - scale) * zero_point.
     SCALE_AND_ZERO_POINT_SWAPPED = "scale-and-zero-point-swapped"
+    # Signed 8-bit integers were read as unsigned ones, or the reverse, and then dequantized.
     WRONG_SIGNEDNESS = "wrong-signedness"
+    # Each channel is multiplied by its own constant: one scale was used for all channels, or the scales
+    # belong to other channels.
     WRONG_CHANNEL_SCALES = "wrong-channel-scales"
+    # Values beyond a limit are clipped to it: the range of the quantization is too small.
     SATURATED = "saturated"
+    # The axes are in another order, such as (C, T) where (T, C) is expected.
     AXES_PERMUTED = "axes-permuted"
+    # Rows, columns or channels are padded to a multiple of an alignment, such as 16.
     PADDED_AXIS = "padded-axis"
+    # The channels are stored in tiles: (C / c, T, c) where (T, C) is expected (NC1HWC2).
     CHANNEL_TILES = "channel-tiles"
+    # Blocks of consecutive channels are in another order, such as both halves exchanged.
     CHANNEL_BLOCKS_REORDERED = "channel-blocks-reordered"
+    # Frame t of the file is frame t - n of the expected output; the n frames at the edge are those of the
+    # other end, zeros, or a copy of the edge.
     FRAME_SHIFT = "frame-shift"
+    # Frames are repeated: every frame n times, or some frames overwrite their neighbours.
     DUPLICATED_FRAMES = "duplicated-frames"
+    # The file holds another output of the program than its name says.
     OUTPUTS_SWAPPED = "outputs-swapped"
+    # The file holds the output of another clip of the bundle.
     OTHER_CLIP = "other-clip"
+    # The input was another window of the clip: it begins later, or the silence precedes the audio.
     OTHER_WINDOW = "other-window"
+    # The input was silence or zeros.
     SILENT_INPUT = "silent-input"
+    # The samples were 16-bit integers, not divided by 32768, when the spectrogram was computed.
     AUDIO_NOT_SCALED = "audio-not-scaled"
+    # The spectrogram had another number of mel bins (80 or 128); the input holds its first bins, or its
+    # bins and then zeros.
     WRONG_MEL_BINS = "wrong-mel-bins"
+    # The frames of the spectrogram do not begin every 160 samples, or they are not centred: the audio was
+    # not padded with 200 reflected samples at its ends.
     WRONG_MEL_FRAMES = "wrong-mel-frames"
+    # The spectrogram was stored as (frames, bins) instead of (bins, frames).
     MEL_TRANSPOSED = "mel-transposed"
+    # The spectrogram lacks the last step of its computation, (x + 4) / 4.
     MEL_NOT_NORMALIZED = "mel-not-normalized"
+    # The spectrogram lacks the floor at 8 below its maximum.
     MEL_NOT_CLAMPED = "mel-not-clamped"
+    # The spectrogram was computed with the natural logarithm instead of log10.
     NATURAL_LOG = "natural-log"
+    # The layout and the values' scale are right, but the error is larger than the file's dtype explains,
+    # and spread over the values like noise.
     QUANTIZATION_ERROR = "quantization-error"
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One cause: its family, and its meaning in one sentence."""
-
-    family: Family
-    meaning: str
-
-
-_C = CauseCode
-
-CAUSES: Mapping[CauseCode, Cause] = MappingProxyType(
-    {
-        _C.INTEGERS_READ_AS_FLOATS: Cause(
-            "bytes",
-            "The file holds 8- or 16-bit integers, signed or unsigned, where floats are expected.",
-        ),
-        _C.FLOATS_READ_AS_INTEGERS: Cause(
-            "bytes",
-            "The file holds floats where integers are expected, or each byte of a float became one number.",
-        ),
-        _C.HALF_PRECISION: Cause("bytes", "The file holds float16 where float32 is expected."),
-        _C.BFLOAT16: Cause("bytes", "The file holds bfloat16 where float32 is expected."),
-        _C.DOUBLE_PRECISION: Cause("bytes", "The file holds float64 where float32 is expected."),
-        _C.BYTE_ORDER: Cause(
-            "bytes", "The bytes of every number are in the opposite order (big-endian)."
-        ),
-        _C.EXTRA_BYTES: Cause(
-            "buffer",
-            "Bytes that belong to no value precede or follow the values, such as a header.",
-        ),
-        _C.TRUNCATED: Cause(
-            "buffer", "The file ends early: it holds only the first part of the values."
-        ),
-        _C.ZERO_TAIL: Cause(
-            "buffer", "The file has its full size, but the values after some point are zeros."
-        ),
-        _C.STALE_BUFFER: Cause(
-            "buffer",
-            "The values after some point, or before it, belong to another output, such as that of the "
-            "previous clip.",
-        ),
-        _C.CONSTANT: Cause("buffer", "All values of the file are equal, for example 0."),
-        _C.NOT_FINITE: Cause("computation", "Some values are NaN or infinite, in every reading."),
-        _C.NOT_DEQUANTIZED: Cause(
-            "quantization",
-            "The values are the stored integers as numbers: neither scale nor zero point was applied.",
-        ),
-        _C.WRONG_SCALE: Cause(
-            "quantization", "All values are multiplied by one constant: the scale is wrong."
-        ),
-        _C.WRONG_ZERO_POINT: Cause(
-            "quantization",
-            "One constant was added to all values: the zero point is wrong or was not subtracted.",
-        ),
-        _C.SCALE_AND_ZERO_POINT_SWAPPED: Cause(
-            "quantization",
-            "Scale and zero point are exchanged: value = (q - scale) * zero_point.",
-        ),
-        _C.WRONG_SIGNEDNESS: Cause(
-            "quantization",
-            "Signed 8-bit integers were read as unsigned ones, or the reverse, and then dequantized.",
-        ),
-        _C.WRONG_CHANNEL_SCALES: Cause(
-            "quantization",
-            "Each channel is multiplied by its own constant: one scale was used for all channels, or the "
-            "scales belong to other channels.",
-        ),
-        _C.SATURATED: Cause(
-            "quantization",
-            "Values beyond a limit are clipped to it: the range of the quantization is too small.",
-        ),
-        _C.AXES_PERMUTED: Cause(
-            "layout", "The axes are in another order, such as (C, T) where (T, C) is expected."
-        ),
-        _C.PADDED_AXIS: Cause(
-            "layout",
-            "Rows, columns or channels are padded to a multiple of an alignment, such as 16.",
-        ),
-        _C.CHANNEL_TILES: Cause(
-            "layout",
-            "The channels are stored in tiles: (C / c, T, c) where (T, C) is expected (NC1HWC2).",
-        ),
-        _C.CHANNEL_BLOCKS_REORDERED: Cause(
-            "layout",
-            "Blocks of consecutive channels are in another order, such as both halves exchanged.",
-        ),
-        _C.FRAME_SHIFT: Cause(
-            "layout",
-            "Frame t of the file is frame t - n of the expected output; the n frames at the edge are those "
-            "of the other end, zeros, or a copy of the edge.",
-        ),
-        _C.DUPLICATED_FRAMES: Cause(
-            "layout",
-            "Frames are repeated: every frame n times, or some frames overwrite their neighbours.",
-        ),
-        _C.OUTPUTS_SWAPPED: Cause(
-            "outputs", "The file holds another output of the program than its name says."
-        ),
-        _C.OTHER_CLIP: Cause("input", "The file holds the output of another clip of the bundle."),
-        _C.OTHER_WINDOW: Cause(
-            "input",
-            "The input was another window of the clip: it begins later, or the silence precedes the audio.",
-        ),
-        _C.SILENT_INPUT: Cause("input", "The input was silence or zeros."),
-        _C.AUDIO_NOT_SCALED: Cause(
-            "input",
-            "The samples were 16-bit integers, not divided by 32768, when the spectrogram was computed.",
-        ),
-        _C.WRONG_MEL_BINS: Cause(
-            "input",
-            "The spectrogram had another number of mel bins (80 or 128); the input holds its first bins, "
-            "or its bins and then zeros.",
-        ),
-        _C.WRONG_MEL_FRAMES: Cause(
-            "input",
-            "The frames of the spectrogram do not begin every 160 samples, or they are not centred: the "
-            "audio was not padded with 200 reflected samples at its ends.",
-        ),
-        _C.MEL_TRANSPOSED: Cause(
-            "input", "The spectrogram was stored as (frames, bins) instead of (bins, frames)."
-        ),
-        _C.MEL_NOT_NORMALIZED: Cause(
-            "input", "The spectrogram lacks the last step of its computation, (x + 4) / 4."
-        ),
-        _C.MEL_NOT_CLAMPED: Cause(
-            "input", "The spectrogram lacks the floor at 8 below its maximum."
-        ),
-        _C.NATURAL_LOG: Cause(
-            "input", "The spectrogram was computed with the natural logarithm instead of log10."
-        ),
-        _C.QUANTIZATION_ERROR: Cause(
-            "computation",
-            "The layout and the values' scale are right, but the error is larger than the file's dtype "
-            "explains, and spread over the values like noise.",
-        ),
-    }
-)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.atomic import flush_folder, write_atomic
 from whisperport.bundle import Bundle
+from whisperport.calibration import BundleSession
 from whisperport.diagnosis.diagnosing import DiagnoseOptions
 from whisperport.diagnosis.expected import Quantization
 from whisperport.diagnosis.expected_outputs import (
@@ -29,9 +29,10 @@ from whisperport.diagnosis.expected_outputs import (
     spec_of,
 )
 from whisperport.errors import UsageError, WhisperportError
-from whisperport.progress import Progress
-from whisperport.runner import Array
-from whisperport.spec import TensorSpec
+from whisperport.program.runner import Array
+from whisperport.program.spec import TensorSpec
+from whisperport.system.atomic import flush_folder, write_atomic
+from whisperport.system.progress import Progress
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -159,7 +160,7 @@ def _write_clip(
         run=options.run,
         progress=progress,
     )
-    arrays = inputs_of(bundle, spec, clip, options.run)
+    arrays = inputs_of(BundleSession(bundle, options.run), spec, clip)
     at = folder / _folder_name(clip.name)
     inputs = list(zip(spec.inputs, arrays, strict=True))
     outputs = [

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,9 @@ from whisperport.diagnosis.search import Search, search
 from whisperport.diagnosis.sizes import size_sentences
 from whisperport.diagnosis.verdict import Verdict, verdict_of
 from whisperport.errors import UsageError
-from whisperport.progress import Progress
-from whisperport.runner import Array
+from whisperport.program.runner import Array
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification.compare import Comparison, Gate, compare
 from whisperport.verification.tolerances import GATES
@@ -41,23 +42,34 @@ class DiagnoseOptions:
     """Options of `diagnose`.
 
     Args:
-        program: name of the program that the device ran. Default: "encoder".
         clip: name of the reference clip that the device was given. Default: "", the first clip of the
             reference.
         quantization: output name -> dtype, scale and zero point that the device stores it with. Default:
             none, so that every output is expected in float32.
         simulated: the output of the simulated quantization, in the forms of the device's output; it is
             compared with the device and with float32. Default: None, not known.
-        precision: precision of the device, whose tolerances apply, such as "w8a8". Default: "", that of the
-            bundle's program, or "fp16" for a program in float32.
         run: how the bundle's programs are run here, for expected outputs and for wrong inputs.
     """
 
-    program: str = "encoder"
+    program: Annotated[
+        str,
+        Option(
+            "Program that the device runs, such as encoder, cross_kv, prefill_4 or step",
+            metavar="NAME",
+        ),
+    ] = "encoder"
     clip: str = ""
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
     simulated: DeviceOutput | Mapping[str, DeviceOutput] | None = None
-    precision: str = ""
+    precision: Annotated[
+        str | None,
+        Option(
+            "Precision whose tolerances decide whether the output of the device passes",
+            default="the program's precision, at least fp16",
+            flag="--device-precision",
+            choices=tuple(GATES),
+        ),
+    ] = None
     run: RunOptions = field(default_factory=RunOptions)
 
 
@@ -141,7 +153,7 @@ def _expected(
         options.program,
         options.clip,
         quantization=options.quantization,
-        precision=options.precision,
+        precision=options.precision or "",
         run=options.run,
         progress=progress,
     )

@@ -10,7 +10,7 @@ import numpy as np
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.wrong_inputs import InputMistake
 from whisperport.errors import UsageError
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 
 INTEGERS = ("int8", "uint8", "int16", "uint16")
 

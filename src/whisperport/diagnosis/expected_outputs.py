@@ -2,21 +2,21 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from whisperport.bundle import Bundle
-from whisperport.calibration.inputs import program_inputs, with_emulation
+from whisperport.calibration import BundleSession
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes, wrong_input
 from whisperport.errors import UsageError
-from whisperport.progress import Progress
-from whisperport.runner import Array, Runner
-from whisperport.runtime import Engine, load_engine
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.runtime import Engine
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.precision import precisions
@@ -59,7 +59,8 @@ def expected_outputs(
         MissingPackageError: a target's runtime is not installed.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-    source = _Source(opened, spec_of(opened, program), run or RunOptions(), progress)
+    session = BundleSession(opened, run or RunOptions())
+    source = _Source(session, spec_of(opened, program), progress)
     found = reference_clip(opened, clip)
     arrays = source.outputs(found)
     declared = quantization or {}
@@ -90,35 +91,25 @@ def frame_axis(tensor: TensorSpec) -> int:
 class _Source:
     """Computes the outputs of one program of a bundle."""
 
-    bundle: Bundle
+    session: BundleSession
     spec: ProgramSpec
-    run: RunOptions
     progress: Progress
-    runners: dict[str, Runner] = field(default_factory=dict)
-
-    @cached_property
-    def clips(self) -> tuple[ReferenceClip, ...]:
-        return Reference.from_arrays(self.bundle.reference()).clips
 
     @cached_property
     def engine(self) -> Engine:
         self.progress("loading the programs")
-        return load_engine(
-            self.bundle,
-            with_emulation(self.bundle, self.run),
-            lambda runner: self.runners.setdefault(runner.spec.name, runner),
-        )
+        return self.session.engine
 
     def outputs(self, clip: ReferenceClip) -> dict[str, Array]:
         """Return the outputs for a clip, by name."""
         if self.spec.name == ENCODER:
             return {"features": self._features(clip)[None]}
         self.progress(f"computing the outputs of {self.spec.name} for {clip.name}")
-        return self._run(inputs_of(self.bundle, self.spec, clip, self.run))
+        return self._run(inputs_of(self.session, self.spec, clip))
 
     def alternatives(self, clip: ReferenceClip) -> Iterator[Alternative]:
         """Yield the outputs for other clips and, for the encoder and `cross_kv`, for wrong spectrograms."""
-        for other in self.clips:
+        for other in self.session.reference.clips:
             if other.name != clip.name:
                 yield Alternative(
                     CauseCode.OTHER_CLIP,
@@ -129,7 +120,7 @@ class _Source:
                 )
         if self.spec.name not in AFTER_AUDIO:
             return
-        for mistake in input_mistakes(self.bundle.manifest.dims):
+        for mistake in input_mistakes(self.session.bundle.manifest.dims):
             arrays = self._wrong(clip, mistake)
             if arrays is not None:
                 yield Alternative(
@@ -143,12 +134,12 @@ class _Source:
         if self.spec.name not in AFTER_AUDIO or first.excludes(second):
             return None
         name = first.clip or second.clip
-        chosen = next((c for c in self.clips if c.name == name), clip)
+        chosen = next((c for c in self.session.reference.clips if c.name == name), clip)
         return self._wrong(chosen, *(a.mistake for a in (first, second) if a.mistake))
 
     def _wrong(self, clip: ReferenceClip, *mistakes: InputMistake) -> dict[str, Array] | None:
         """Return the outputs for a wrong spectrogram of a clip; None if there is no such spectrogram."""
-        mel = wrong_input(clip.audio, self.bundle.manifest.dims, *mistakes)
+        mel = wrong_input(clip.audio, self.session.bundle.manifest.dims, *mistakes)
         if mel is None:
             return None
         self.progress(f"encoding a wrong input: {', '.join(m.cause for m in mistakes)}")
@@ -161,17 +152,14 @@ class _Source:
         if clip.features.size:
             return clip.features
         self.progress(f"encoding {clip.name}")
-        return self.engine.encode(reference_mel(self.bundle.manifest.dims, clip))
+        return self.engine.encode(reference_mel(self.session.bundle.manifest.dims, clip))
 
     def _run(self, inputs: Sequence[Array]) -> dict[str, Array]:
         names = [tensor.name for tensor in self.spec.inputs]
-        assert self.engine  # loads the runners
-        return self.runners[self.spec.name].run(dict(zip(names, inputs, strict=True)))
+        return self.session.runners[self.spec.name].run(dict(zip(names, inputs, strict=True)))
 
 
-def inputs_of(
-    bundle: Bundle, spec: ProgramSpec, clip: ReferenceClip, run: RunOptions
-) -> Sequence[Array]:
+def inputs_of(session: BundleSession, spec: ProgramSpec, clip: ReferenceClip) -> Sequence[Array]:
     """Return the inputs of one call of a program while a clip is transcribed, in the program's order.
 
     The clip is transcribed twice, so that the second window has a text prompt; the last recorded call is
@@ -180,8 +168,8 @@ def inputs_of(
     Raises:
         UsageError: the program is not called for this clip.
     """
-    mel = reference_mel(bundle.manifest.dims, clip)
-    samples = list(program_inputs(bundle, spec, [mel, mel], run))
+    mel = reference_mel(session.bundle.manifest.dims, clip)
+    samples = list(session.inputs(spec, [mel, mel]))
     if not samples:
         raise UsageError(
             f"the program `{spec.name}` has no inputs for the clip `{clip.name}`",

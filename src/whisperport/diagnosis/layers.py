@@ -14,7 +14,7 @@ from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.diagnosis.expected import Expected, ExpectedTensor
 from whisperport.diagnosis.raw_files import SUFFIXES, raw_of
 from whisperport.errors import UsageError
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 
 LARGEST_BYTES = 2**30  # of one layer's file
 DROP_DB = 6.0  # a drop of the SQNR by this much, half of the amplitude, is reported

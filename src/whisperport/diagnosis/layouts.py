@@ -10,7 +10,7 @@ import numpy as np
 
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.result import Finding
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 
 ALIGNMENTS = (4, 8, 16, 32, 64, 128, 256)  # an axis is padded to a multiple of one of these
 TILES = (4, 8, 16, 32, 64, 128)  # channels in one tile of NC1HWC2 and similar layouts

@@ -6,7 +6,7 @@ from pathlib import Path
 from whisperport.bundle.strict_json import parse
 from whisperport.diagnosis.expected import INTEGERS, Quantization
 from whisperport.errors import BundleError, UsageError
-from whisperport.regular_file import other_kind
+from whisperport.system.regular_file import other_kind
 
 LARGEST = 2**20  # bytes
 

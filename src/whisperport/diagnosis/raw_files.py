@@ -1,7 +1,5 @@
 """Read the files that a device wrote: bytes of unknown meaning, from a source that is not trusted."""
 
-import io
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import UsageError
-from whisperport.regular_file import other_kind
-from whisperport.runner import Array
+from whisperport.program.runner import Array
+from whisperport.system.npy_file import KINDS, open_array
+from whisperport.system.regular_file import other_kind
 
 Bytes = NDArray[np.uint8]
 
 SUFFIXES = (".bin", ".npy", ".raw", ".dat", ".out", "")  # of files in a folder of outputs
 LARGEST_FACTOR = 16  # largest size of a file, in multiples of the expected float32 array's
 SPARE_BYTES = 2**20  # allowed beyond that, for small outputs
-KINDS = "biuf"  # kinds of numpy dtypes that an `.npy` file may hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +64,7 @@ def raw_of(
     path = Path(output)
     data = _content(path, LARGEST_FACTOR * expected_bytes + SPARE_BYTES)
     if data[:6] == b"\x93NUMPY":
-        return _of_npy(path, data)
+        return _of_npy(path)
     return RawOutput(str(path), np.frombuffer(data, np.uint8))
 
 
@@ -129,33 +127,16 @@ def _content(path: Path, largest: int) -> bytes:
     return data
 
 
-def _of_npy(path: Path, data: bytes) -> RawOutput:
+def _of_npy(path: Path) -> RawOutput:
     try:
-        array = _array_of(data)
-    except Exception as error:  # numpy raises many exception classes on a damaged file
+        array = open_array(path)
+    except ValueError as error:
         raise UsageError(
             f"cannot read the device's output {path}",
-            why=f"it begins as an .npy file, but {type(error).__name__}: {error}"[:200],
+            why=f"it begins as an .npy file, but: {error}",
             hint="write the file with numpy.save, without objects",
         ) from error
     return _of_array(array, str(path))
-
-
-def _array_of(data: bytes) -> Array:
-    """Read an `.npy` file; its header is checked before memory is allocated."""
-    stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    else:
-        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-    stated, there = math.prod(shape) * dtype.itemsize, len(data) - stream.tell()
-    if dtype.hasobject or dtype.kind not in KINDS:
-        raise ValueError(f"its dtype is {dtype}")
-    if stated != there:
-        raise ValueError(f"its header states {stated:,} bytes of values; it has {there:,}")
-    values = np.frombuffer(data, dtype, offset=stream.tell())
-    return values.reshape(shape, order="F" if is_fortran else "C")
 
 
 def _of_array(array: Array, source: str) -> RawOutput:

@@ -15,7 +15,6 @@ Floats = NDArray[np.float32]
 
 LEVELS = 256  # number of values that 8 bits can hold
 FEWEST_LEVELS_OF_16_BITS = 1024  # that an output spans, of a range that is calibrated on several
-SAMPLE = 65_536  # values that are inspected to find out whether they lie on a grid
 
 
 @dataclass(frozen=True, slots=True, eq=False)

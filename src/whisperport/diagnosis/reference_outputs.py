@@ -11,7 +11,7 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, ExpectedTensor
 from whisperport.diagnosis.layouts import squeezed
 from whisperport.diagnosis.result import Finding
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 
 Doubles = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 from whisperport.verification.compare import Comparison
 
 

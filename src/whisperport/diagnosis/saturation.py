@@ -14,7 +14,6 @@ Mask = NDArray[np.bool_]
 FEWEST = 4  # values at a limit; fewer are the extremes of a range that fits
 FEWEST_SHARE = 2e-4
 BEYOND = 0.8  # share of the values at the limits for which the reference is beyond the limit
-TIMES_BETTER = 2.0  # clipping the reference must lower the error at least by this factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

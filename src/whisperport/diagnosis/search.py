@@ -23,7 +23,6 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor
 from whisperport.diagnosis.explaining import explain
 from whisperport.diagnosis.explanation import Explanation, Hypothesis
-from whisperport.diagnosis.input_pairs import likely_pairs
 from whisperport.diagnosis.noise import is_noise
 from whisperport.diagnosis.raw_files import RawOutput
 from whisperport.diagnosis.reference_outputs import (
@@ -40,6 +39,7 @@ FITTED = 5  # hypotheses that are fitted in each round
 SMALL = 8192  # values of an output; all that may be right is fitted to a smaller one
 FITTED_IF_SMALL = 30
 PAIRS_AT_ONCE = 12  # inputs with two mistakes whose outputs are held in memory
+LEADING = 3  # mistakes with the input that are combined with every other one
 KEPT = 8  # readings with layouts that are compared with the outputs for wrong inputs
 LEAST = 0.1  # similarity below which a hypothesis is not fitted
 LEAST_OF_PAIRS = 0.65  # to any wrong input, if two mistakes are tried: these have at least 0.7
@@ -146,6 +146,38 @@ def _with_two_mistakes(
         if best is not None and best.is_complete(SMALLEST):
             break
     return best
+
+
+def likely_pairs(ranked: Sequence[Alternative]) -> Iterator[tuple[Alternative, Alternative]]:
+    """Yield pairs of mistakes that one input can have, the most likely first.
+
+    The output for an input with two mistakes is most similar to that for the mistake that changes the input
+    most. So the leading mistakes are combined with all others. A transposed spectrogram and one of silence
+    are similar to nothing, whatever else is wrong; they are combined with all others, too. Neither mistake
+    may lead if another window of another clip was given, so that all of these pairs follow.
+
+    Each pair costs a run of the encoder.
+
+    Args:
+        ranked: the mistakes, those whose output is most similar to the file first.
+    """
+    leading = [*ranked[:LEADING], *filter(_is_similar_to_nothing, ranked)]
+    done: list[Alternative] = []
+    for first in dict.fromkeys(leading):
+        done.append(first)
+        for second in ranked:
+            if second not in done and not first.excludes(second):
+                yield first, second
+    windows = [a for a in ranked if a.cause is CauseCode.OTHER_WINDOW and a not in done]
+    for clip in (a for a in ranked if a.clip and a not in done):
+        yield from ((clip, window) for window in windows)
+
+
+def _is_similar_to_nothing(alternative: Alternative) -> bool:
+    """Return whether another mistake changes the output completely."""
+    if alternative.cause is CauseCode.SILENT_INPUT:
+        return alternative.mistake is not None and alternative.mistake.is_of_samples
+    return alternative.cause is CauseCode.MEL_TRANSPOSED
 
 
 def _ranked(

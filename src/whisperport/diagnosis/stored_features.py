@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ from whisperport.diagnosis.readings import FORMATS, read_as
 from whisperport.diagnosis.search import search
 from whisperport.diagnosis.sizes import explain_size
 from whisperport.errors import UsageError
-from whisperport.progress import Progress
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 
 Floats = NDArray[np.float32]
@@ -62,10 +63,6 @@ class FeatureStorage:
     """How a file stores the features (T, d) of one window: value = (stored - zero_point) * scale.
 
     Attributes:
-        dtype: one of `DTYPES`. None: that of an `.npy` file; else float32 or float16, by the size.
-        scale: required for integers. None: 1.
-        zero_point: number that stands for 0.
-        order: order of the two axes in the file.
         is_big_endian: whether the bytes of each value are in the opposite order.
         layout: layout with padding or tiles; None: `order` without padding.
         skipped: bytes before the values.
@@ -74,10 +71,38 @@ class FeatureStorage:
         UsageError: there is no such dtype, or a number is not finite.
     """
 
-    dtype: str | None = None
-    scale: float | None = None
-    zero_point: float = 0.0
-    order: Order = "frames-channels"
+    dtype: Annotated[
+        str | None,
+        Option(
+            "Type of the numbers in each --features file",
+            default="that of an .npy file; else float32 or float16, by the file's size",
+            flag="--features-dtype",
+            choices=DTYPES,
+        ),
+    ] = None
+    scale: Annotated[
+        float | None,
+        Option(
+            "Scale of the stored numbers: a feature is (stored - zero point) * scale",
+            default="1; integers require it",
+            flag="--features-scale",
+        ),
+    ] = None
+    zero_point: Annotated[
+        float,
+        Option(
+            "Stored number that stands for a feature of 0. Requires --features-scale",
+            default="0",
+            flag="--features-zero-point",
+        ),
+    ] = 0.0
+    order: Annotated[
+        Order,
+        Option(
+            "Order of the axes in each --features file; an .npy file states its own",
+            flag="--features-layout",
+        ),
+    ] = "frames-channels"
     is_big_endian: bool = False
     layout: Layout | None = None
     skipped: int = 0

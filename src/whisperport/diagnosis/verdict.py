@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 from whisperport.verification.compare import Gate, compare
 
 L2_RATIO = 3.0

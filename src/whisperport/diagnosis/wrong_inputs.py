@@ -16,7 +16,7 @@ from whisperport.audio import HOP_LENGTH, log_mel
 from whisperport.audio.mel import DYNAMIC_RANGE, N_FFT, mel_log_power, to_whisper_scale
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.dims import Dims
+from whisperport.program.dims import Dims
 
 Floats = NDArray[np.float32]
 Samples = Callable[[Floats, int], Floats | None]

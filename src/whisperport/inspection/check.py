@@ -7,7 +7,7 @@ from typing import Any
 from whisperport.inspection.cost import Cost, NodeCost, cost_of
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.rules import RULES, Finding
-from whisperport.spec import FindingKind, Limit, Rejection, TargetSpec
+from whisperport.program.spec import FindingKind, Limit, Rejection, TargetSpec
 
 FOLD_CONSTANTS = "fold-constants"  # the rewrite that removes nodes that depend on no input
 KIND_ORDER: tuple[FindingKind, ...] = ("rejected", "not seen", "warning")

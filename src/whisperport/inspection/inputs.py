@@ -9,9 +9,9 @@ import numpy as np
 
 from whisperport.errors import ProgramError
 from whisperport.inspection.graph import Value
-from whisperport.regular_file import other_kind
-from whisperport.runner import Array
-from whisperport.unpacking import check_unpacked_size
+from whisperport.program.runner import Array
+from whisperport.system.regular_file import other_kind
+from whisperport.system.unpacking import check_unpacked_size
 
 HIGHEST_TOKEN = 99  # random integers are valid token ids and positions: few tables are shorter
 SEED = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 
 CPU = 1  # from LiteRtHwAccelerators
 WRITE = 1  # from LiteRtTensorBufferLockMode

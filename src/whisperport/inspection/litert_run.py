@@ -18,8 +18,8 @@ from whisperport.errors import MissingPackageError, ProgramError
 from whisperport.inspection.graph import Value
 from whisperport.inspection.inputs import hint_for, inputs_for
 from whisperport.inspection.litert_profiler import ProfilerUnavailableError, Run, profiled_runs
-from whisperport.profiling import ProfileOptions
-from whisperport.runner import Array
+from whisperport.program.profiling import ProfileOptions
+from whisperport.program.runner import Array
 
 CRASHED = "LiteRT's profiler crashed"
 

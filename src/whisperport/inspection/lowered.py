@@ -14,9 +14,9 @@ from whisperport.inspection.profile_tflite import profile_tflite
 from whisperport.inspection.read_hlo_proto import HEAD_BYTES, is_hlo
 from whisperport.inspection.tflite_signatures import read_signatures
 from whisperport.inspection.tflite_subgraphs import copy_of_program
-from whisperport.profiling import Profile, ProfileOptions, Profiler, readable_formats
-from whisperport.progress import Progress
-from whisperport.regular_file import other_kind
+from whisperport.program.profiling import Profile, ProfileOptions, Profiler, readable_formats
+from whisperport.system.progress import Progress
+from whisperport.system.regular_file import other_kind
 
 EXECUTORCH, TFLITE, ONNX_IR_VERSION, ZIP = b"ET", b"TFL3", b"\x08", b"PK\x03\x04"
 
@@ -188,11 +188,8 @@ def _own_profiler(entry: ProgramEntry, profilers: Sequence[Profiler]) -> Profile
 
 def _plan(entry: ProgramEntry) -> Plan | None:
     """Return the plan that a compiler left in a program's facts; None: there is none."""
-    engines, notes = entry.delegation.get("plan"), entry.delegation.get("notes", ())
-    if not isinstance(engines, dict) or not isinstance(notes, list | tuple):
-        return None
-    parts = {str(engine): parts for engine, parts in engines.items() if isinstance(parts, int)}
-    return Plan(entry.spec.name, parts, tuple(map(str, notes)))
+    facts = entry.facts
+    return Plan(entry.spec.name, dict(facts.plan), facts.notes) if facts.plan else None
 
 
 def _by_file(entries: Sequence[ProgramEntry]) -> Iterator[list[ProgramEntry]]:

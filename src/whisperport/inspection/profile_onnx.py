@@ -22,14 +22,14 @@ from whisperport.inspection.gain import Rates, compute_and_bytes, is_compute_bou
 from whisperport.inspection.graph import Node, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
 from whisperport.inspection.vocabulary import ONNX
-from whisperport.profiling import (
+from whisperport.program.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,
     by_time,
     median_overhead,
 )
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 
 CPU = "CPUExecutionProvider"
 KERNEL = "_kernel_time"

@@ -19,15 +19,15 @@ from whisperport.inspection.inputs import hint_for, inputs_for
 from whisperport.inspection.quiet import quiet
 from whisperport.inspection.read_pte import Instruction, Method, missing_executorch, read_pte
 from whisperport.inspection.read_xnnpack import BACKEND
-from whisperport.profiling import (
+from whisperport.program.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,
     by_time,
     median_overhead,
 )
-from whisperport.runner import Array
-from whisperport.spec import Rejection
+from whisperport.program.runner import Array
+from whisperport.program.spec import Rejection
 
 Reasons = Callable[[Graph], Sequence[Rejection]]
 """Returns what a target rejects in a graph: `check.rejections` with the target's spec."""

@@ -16,7 +16,7 @@ from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.litert_profiler import Event, Run
 from whisperport.inspection.litert_run import Measured, Op, run_litert
 from whisperport.inspection.read_tflite import read_tflite
-from whisperport.profiling import (
+from whisperport.program.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,

@@ -10,7 +10,7 @@ from whisperport.inspection.read_hlo_proto import HEAD_BYTES, check_not_text, is
 from whisperport.inspection.read_onnx import read_onnx
 from whisperport.inspection.read_pt2 import read_pt2
 from whisperport.inspection.read_tflite import read_tflite
-from whisperport.regular_file import other_kind
+from whisperport.system.regular_file import other_kind
 
 ZIP, TFLITE, EXECUTORCH, ONNX_IR_VERSION = b"PK\x03\x04", b"TFL3", b"ET", b"\x08"
 HLO_SUFFIXES = (".hlo", ".pb")

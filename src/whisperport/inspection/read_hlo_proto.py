@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from whisperport.errors import ProgramError
 from whisperport.inspection.protobuf_skeleton import BYTES, Walk, skeleton, varint
-from whisperport.protobuf import Field, message_class
+from whisperport.system.protobuf import Field, message_class
 
 TEXT, MLIR_BYTECODE = b"HloModule", b"ML\xefR"
 HEAD_BYTES = 512  # of a file, enough for the two names at its beginning

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import MissingPackageError, ProgramError
 from whisperport.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
-from whisperport.inspection.onnx_skeleton import skeleton
+from whisperport.inspection.protobuf_skeleton import Walk, skeleton
 from whisperport.inspection.vocabulary import ONNX
 
 if TYPE_CHECKING:
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 
 OWN_DOMAINS = frozenset({"", "ai.onnx"})
 SOFTMAX_AXIS_OPSET = 13  # before this opset, Softmax flattened all axes from `axis` (default 1)
+
+# What is read of a file: all but its large arrays, which are marked as stored elsewhere.
+# Source: field numbers from onnx/onnx.proto, IR version 10 and later.
+IS_EXTERNAL = bytes([14 << 3, 1])  # data_location: EXTERNAL; the data is not in the message
+# float_, int32_, string_, int64_, raw_, double_ and uint64_data
+TENSOR = Walk(arrays=frozenset({4, 5, 6, 7, 9, 10, 11}), skipped=IS_EXTERNAL)
+ATTRIBUTE = Walk(inner={5: TENSOR})
+NODE = Walk(inner={5: ATTRIBUTE})
+GRAPH = Walk(inner={1: NODE, 5: TENSOR})
+MODEL = Walk(inner={7: GRAPH})
 
 
 def read_onnx(path: Path) -> Graph:
@@ -40,7 +50,7 @@ def read_onnx(path: Path) -> Graph:
         ) from error
     try:
         with path.open("rb") as file:
-            model = onnx.load_model_from_string(skeleton(file, path.stat().st_size))
+            model = onnx.load_model_from_string(skeleton(file, path.stat().st_size, MODEL))
     except (ValueError, DecodeError) as error:
         raise _damaged(path, error) from error
     if not model.graph.node or not model.opset_import:

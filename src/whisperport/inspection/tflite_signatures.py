@@ -8,7 +8,7 @@ from typing import Any
 
 from whisperport.inspection.read_tflite import DTYPES
 from whisperport.inspection.tflite_file import opened_tflite
-from whisperport.spec import TensorSpec
+from whisperport.program.spec import TensorSpec
 
 MAX_RANK = 64
 

@@ -1,8 +1,11 @@
 """Options of a live transcription."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from whisperport.errors import UsageError
+from whisperport.system.option import Option, check_ranges
+from whisperport.system.ranges import check_range
 from whisperport.transcription import TranscribeOptions
 
 
@@ -13,8 +16,6 @@ class LiveOptions:
     Attributes:
         transcribe: transcription options, without `clip_timestamps`, `vad`, `prefix` and
             `hallucination_silence_threshold`.
-        step_s: new audio between two passes of the model, 0.1 to 10 seconds. A smaller step has less delay
-            and needs more computation.
         pause_s: silence that ends a segment, 0.1 to 10 seconds.
 
     Raises:
@@ -22,13 +23,22 @@ class LiveOptions:
     """
 
     transcribe: TranscribeOptions = field(default_factory=TranscribeOptions)
-    step_s: float = 0.5
+    step_s: Annotated[
+        float,
+        Option(
+            "With --live, seconds of new audio between two passes of the model. A shorter step "
+            "shows words earlier and needs more computation",
+            0.1,
+            10,
+            metavar="SECONDS",
+            flag="--step",
+        ),
+    ] = 0.5
     pause_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("step_s", "pause_s"):
-            if not 0.1 <= getattr(self, name) <= 10:
-                raise UsageError(f"`{name}` is {getattr(self, name)}", why="expected 0.1 to 10 s")
+        check_ranges(self)
+        check_range("pause_s", self.pause_s, 0.1, 10)
         self.transcribe.check_for_one()
         whole = (self.transcribe.vad, self.transcribe.hallucination_silence_threshold)
         if self.transcribe.clip_timestamps or any(option is not None for option in whole):

@@ -10,9 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from whisperport.dims import Dims
 from whisperport.model.attention import Attention, CachedAttention
 from whisperport.model.feed_forward import feed_forward
+from whisperport.program.dims import Dims
 
 
 class DecoderBlock(nn.Module):
@@ -137,11 +137,28 @@ class Decode(nn.Module):
         caches = zip(self_k, self_v, cross_k, cross_v, strict=True)
         for layer, (block, cached) in enumerate(zip(self.blocks, caches, strict=True)):
             heads = [head for of, head in self.heads if of == layer]
-            x, k, v, layer_scores = block(x, mask, *cached, heads)
+            x, k, v, layer_scores = self.run_layer(
+                cast(DecoderBlock, block), x, mask, *cached, heads
+            )
             new_k.append(k)
             new_v.append(v)
             scores += layer_scores
         return self.ln(x), new_k, new_v, scores
+
+    def run_layer(
+        self,
+        block: DecoderBlock,
+        x: Tensor,
+        mask: Tensor,
+        self_k: Tensor,
+        self_v: Tensor,
+        cross_k: Tensor,
+        cross_v: Tensor,
+        heads: Sequence[int],
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Run one layer, with the arguments and results of `DecoderBlock.forward`."""
+        found = block(x, mask, self_k, self_v, cross_k, cross_v, heads)
+        return cast(tuple[Tensor, Tensor, Tensor, list[Tensor]], found)
 
     def forward(
         self,
@@ -167,7 +184,11 @@ class Decode(nn.Module):
             `summed`; then L new keys (H, D, 1), then L new values (H, 1, D).
         """
         hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (*self.results(hidden), *new_k, *new_v)
+        return (*self.results(self.rows(hidden)), *new_k, *new_v)
+
+    def rows(self, hidden: Tensor) -> Tensor:
+        """Return hidden states as (1, R, d); a variant may have another order of axes."""
+        return hidden
 
     def results(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Return what hidden states (1, R, d) become.

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whisperport.dims import Dims
 from whisperport.model.attention import Attention
 from whisperport.model.feed_forward import feed_forward
+from whisperport.program.dims import Dims
 
 
 class EncoderBlock(nn.Module):

@@ -6,13 +6,14 @@ images: some reshape tensors to four axes, and published Whisper decoders for th
 four. Targets that use these variants name the source.
 """
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from whisperport.model.attention import Attention
-from whisperport.model.decoder import Decode, Decoder, DecoderBlock
+from whisperport.model.decoder import Decode, Decoder, DecoderBlock, Prefill
 from whisperport.model.rank4_attention import keys, merge, queries, values
 from whisperport.model.short_window import AudioPadding
 
@@ -45,113 +46,41 @@ class Rank4CrossKV(nn.Module):
 
 
 class Rank4Decode(Decode):
-    """The `step` program with attention of four axes, and the base of `Rank4Prefill`."""
+    """The `step` program with attention of four axes, and the base of `Rank4Prefill`.
 
-    def hidden(
+    `forward` has the arguments and results of `Decode.forward`. The mask, all K/V and the logits (1, 1, V)
+    have one more axis, the first one, of size 1.
+    """
+
+    def run_layer(
         self,
+        block: DecoderBlock,
         x: Tensor,
         mask: Tensor,
-        self_k: list[Tensor],
-        self_v: list[Tensor],
-        cross_k: list[Tensor],
-        cross_v: list[Tensor],
-    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """Run all layers; the arguments are those of `forward`.
-
-        Returns:
-            The normalized output of the last layer (1, P, d), the new keys (1, H, D, P) and values
-            (1, H, P, D) of every layer, and no scores.
-        """
-        new_k, new_v = [], []
-        caches = zip(self_k, self_v, cross_k, cross_v, strict=True)
-        for block, cached in zip(self.blocks, caches, strict=True):
-            x, k, v = _run_layer(cast(DecoderBlock, block), x, mask, *cached)
-            new_k.append(k)
-            new_v.append(v)
-        return self.ln(x), new_k, new_v, []
-
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor,
-        self_k: list[Tensor],
-        self_v: list[Tensor],
-        cross_k: list[Tensor],
-        cross_v: list[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Decode one token.
-
-        Args:
-            x: (1, 1, d) embedding of the token plus its position.
-            mask: (1, 1, 1, N + 1) added to the self-attention scores.
-            self_k: L × (1, H, D, N) self-attention keys of the earlier tokens.
-            self_v: L × (1, H, N, D) self-attention values of the earlier tokens.
-            cross_k: L × (1, H, D, T) cross-attention keys.
-            cross_v: L × (1, H, T, D) cross-attention values.
-
-        Returns:
-            Logits (1, 1, V), or hidden states (1, 1, d) if not `projected`; then L new keys (1, H, D, 1),
-            then L new values (1, H, 1, D).
-        """
-        hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (*self.results(hidden), *new_k, *new_v)
+        self_k: Tensor,
+        self_v: Tensor,
+        cross_k: Tensor,
+        cross_v: Tensor,
+        heads: Sequence[int],
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Run one layer: the output (1, P, d), new keys (1, H, D, P) and values (1, H, P, D), no scores."""
+        normed, n_cached = block.attn_ln(x), self_k.shape[3]
+        q = queries(block.attn, normed)
+        new_k, new_v = keys(block.attn, normed), values(block.attn, normed)
+        scores = torch.cat([torch.matmul(q, self_k), torch.matmul(q, new_k)], dim=-1) + mask
+        weights = torch.softmax(scores, dim=-1)
+        from_cache = torch.matmul(weights[..., :n_cached], self_v)
+        from_new = torch.matmul(weights[..., n_cached:], new_v)
+        x = x + merge(block.attn, from_cache + from_new, x)
+        q = queries(block.cross_attn, block.cross_attn_ln(x))
+        weights = torch.softmax(torch.matmul(q, cross_k), dim=-1)
+        x = x + merge(block.cross_attn, torch.matmul(weights, cross_v), x)
+        return x + cast(Tensor, block.mlp(block.mlp_ln(x))), new_k, new_v, []
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (1, R, V) of hidden states (1, R, d)."""
         return cast(Tensor, self.head(hidden))
 
 
-class Rank4Prefill(Rank4Decode):
-    """The `prefill` programs with attention of four axes."""
-
-    def forward(  # type: ignore[override]  # one input more than `step`
-        self,
-        x: Tensor,
-        mask: Tensor,
-        pick: Tensor,
-        self_k: list[Tensor],
-        self_v: list[Tensor],
-        cross_k: list[Tensor],
-        cross_v: list[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Run P tokens of a prompt, as `Prefill` does.
-
-        Args:
-            x: (1, P, d) embeddings plus positions.
-            mask: (1, 1, P, N + P) added to the self-attention scores.
-            pick: (1, R, P) one row per position whose logits are needed.
-            self_k: L × (1, H, D, N) self-attention keys of the earlier tokens.
-            self_v: L × (1, H, N, D) self-attention values of the earlier tokens.
-            cross_k: L × (1, H, D, T) cross-attention keys.
-            cross_v: L × (1, H, T, D) cross-attention values.
-
-        Returns:
-            Logits (1, R, V), or hidden states (1, R, d) if not `projected`; then L new keys (1, H, D, P),
-            then L new values (1, H, P, D).
-        """
-        hidden, new_k, new_v, _ = self.hidden(x, mask, self_k, self_v, cross_k, cross_v)
-        return (*self.results(torch.bmm(pick, hidden)), *new_k, *new_v)
-
-
-def _run_layer(
-    block: DecoderBlock,
-    x: Tensor,
-    mask: Tensor,
-    self_k: Tensor,
-    self_v: Tensor,
-    cross_k: Tensor,
-    cross_v: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run one layer, as `DecoderBlock` does: the output (1, P, d), the new keys and the new values."""
-    normed, n_cached = block.attn_ln(x), self_k.shape[3]
-    q = queries(block.attn, normed)
-    new_k, new_v = keys(block.attn, normed), values(block.attn, normed)
-    scores = torch.cat([torch.matmul(q, self_k), torch.matmul(q, new_k)], dim=-1) + mask
-    weights = torch.softmax(scores, dim=-1)
-    from_cache = torch.matmul(weights[..., :n_cached], self_v)
-    from_new = torch.matmul(weights[..., n_cached:], new_v)
-    x = x + merge(block.attn, from_cache + from_new, x)
-    q = queries(block.cross_attn, block.cross_attn_ln(x))
-    weights = torch.softmax(torch.matmul(q, cross_k), dim=-1)
-    x = x + merge(block.cross_attn, torch.matmul(weights, cross_v), x)
-    return x + cast(Tensor, block.mlp(block.mlp_ln(x))), new_k, new_v
+class Rank4Prefill(Rank4Decode, Prefill):
+    """The `prefill` programs with attention of four axes: `Prefill.forward`, with logits (1, R, V)."""

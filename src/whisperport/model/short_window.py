@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whisperport.checkpoint import Checkpoint
-from whisperport.dims import Dims
 from whisperport.model.decoder import CrossKV, Decoder
-from whisperport.window import Window
+from whisperport.program.dims import Dims
+from whisperport.program.window import Window
 
 POSITIONS = "encoder.positional_embedding"
 

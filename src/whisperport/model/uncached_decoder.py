@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.rank4_attention import attend
 from whisperport.model.vocab_projection import vocabulary_pieces
-from whisperport.spec import UncachedForm
+from whisperport.program.spec import UncachedForm
 
 # -inf as in the published graphs that are known to compile; the targets that export this program name them.
 # A finite value extends the range of the scores that a quantizer covers: with -30000, the step of 16-bit

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.checkpoint import Checkpoint
-from whisperport.dims import Dims
 from whisperport.model.decoder import Decoder, DecoderBlock
 from whisperport.model.encoder import Encoder
 from whisperport.model.short_window import AudioPadding, shorten_checkpoint, silent_features
-from whisperport.window import Window
+from whisperport.program.dims import Dims
+from whisperport.program.window import Window
 
 
 class Whisper(nn.Module):

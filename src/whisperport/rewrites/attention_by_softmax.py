@@ -6,14 +6,13 @@
              v(1,H,T,D) ────────────────────────────────────────────────────┴─ matmul ──► y(1,H,P,D)
 
 The mask is 0 at positions that a row attends to, and -30000 at all others: exp(-30000) is 0 in float32,
-and -30000 fits into float16. `is_causal` and boolean masks are converted to such a mask. A mask of
-numbers is clamped to at least -30000.
-Why: accelerators do not support fused attention. torch's decomposition tests on the CPU for rows whose
-mask excludes every position (`any`, `eq`, `where`). Measured with ExecuTorch 1.5.1 on Whisper tiny's
-encoder: 722 ms with the decomposition, 327 ms with this rewrite. An infinite mask gives NaN if a
-quantizer multiplies it by 0.
-Exact: except for a row whose mask excludes every position. Fused attention returns zeros for such a row,
-this form returns a mean. Attention with a stored mask that has such a row is not changed.
+and -30000 fits into float16. `is_causal` and boolean masks become such a mask; a mask of numbers is
+clamped to at least -30000. An infinite mask would give NaN if a quantizer multiplies it by 0.
+Why: accelerators do not support fused attention, and torch's decomposition tests on the CPU for rows whose
+mask excludes every position. Measured with ExecuTorch 1.5.1 on Whisper tiny's encoder: 722 ms with the
+decomposition, 327 ms with this rewrite.
+Exact: except for a row whose mask excludes every position, for which fused attention returns zeros and
+this form a mean. Attention with a stored mask that has such a row is not changed.
 """
 
 import math
@@ -23,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, store, stored, value
-from whisperport.spec import Rejection
 
 MASK_VALUE = -30_000.0  # added to the scores of masked positions
 

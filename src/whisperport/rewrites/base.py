@@ -8,8 +8,8 @@ import torch
 from torch.fx import GraphModule
 
 from whisperport.errors import LoweringError
-from whisperport.programs.program import Program, as_program
-from whisperport.spec import Rejection
+from whisperport.program.spec import Rejection
+from whisperport.trace.program import Program, as_program
 
 
 @dataclass(frozen=True, slots=True)

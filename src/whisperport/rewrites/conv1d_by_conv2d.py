@@ -3,19 +3,17 @@
     before   x(B,C,T) ── conv1d(w(O,C,K), stride s, padding p) ────────────────────────────► y(B,O,T')
     after    x ─ reshape ─ (B,C,1,T) ─ conv2d(w(O,C,1,K), (1,s), (0,p)) ─ reshape ─ (B,O,T') ► y(B,O,T')
 
-Why: compilers made for images do not support convolutions of rank 3. Vendors' toolkits make the same
-change.
-Exact: the added axis has length 1, so the sums do not change. The weight uses the same memory in another
-shape.
+Why: compilers made for images do not support convolutions of rank 3.
+Exact: the added axis has length 1, so the sums do not change.
 """
 
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, store, stored
-from whisperport.spec import Rejection
 
 CONVOLUTIONS = (aten.conv1d.default, aten.conv1d.padding, aten.convolution.default)
 

@@ -7,17 +7,16 @@
 
 Why: openai-whisper casts every weight to the dtype of its input, so no weight is recognized as a
 constant. transformers has dropout and multiplications by 1.0 between nodes that other rewrites search
-for. A check of metadata has no effect in a graph of static shapes and dtypes, and keeps unused nodes in
-the graph.
+for. A check of metadata keeps unused nodes in the graph.
 Exact: each of these nodes returns its input, bit for bit.
 """
 
 import torch
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape, value
-from whisperport.spec import Rejection
 
 CASTS = (aten.to.dtype, aten.to.dtype_layout)
 DROPOUTS = (aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default)

@@ -13,10 +13,10 @@ from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
 from whisperport.errors import LoweringError
-from whisperport.host_part import HostPart
-from whisperport.programs.program import Program, as_program
+from whisperport.program.host_part import HostPart
+from whisperport.program.spec import ProgramSpec, Rejection
 from whisperport.rewrites.base import Outcome
-from whisperport.spec import ProgramSpec, Rejection
+from whisperport.trace.program import Program, as_program
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ Exact: concatenation does not compute anything.
 
 from torch.fx import GraphModule, Node
 
-from whisperport.host_part import HostPart, Join
+from whisperport.program.host_part import HostPart, Join
+from whisperport.program.spec import ProgramSpec, Rejection
 from whisperport.rewrites.graph import aten, shape
 from whisperport.rewrites.host import HostRewriteResult, host_rewrite
-from whisperport.spec import ProgramSpec, Rejection
 
 
 @host_rewrite("join-on-host")

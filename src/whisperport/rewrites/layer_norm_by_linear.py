@@ -16,9 +16,9 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import aten
-from whisperport.spec import Rejection
 
 
 @rewrite("layer-norm-by-linear", exact=True)

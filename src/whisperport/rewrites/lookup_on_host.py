@@ -7,17 +7,17 @@ If the graph already contains the embeddings in the shape (1,d,S,1), as publishe
 becomes the input, and no reshape is added.
 Why: some compilers support neither lookups nor integer inputs. They compile the part after this reshape.
 Exact: the embeddings and the sum do not change.
-Source: a vendor's published toolkit: its patch of the decoder, and `start_node_names` in its conversion
-script. The targets that use this rewrite name the toolkit.
+Source: a vendor's published toolkit, which the targets name: its patch of the decoder, and
+`start_node_names` in its conversion script.
 """
 
 import torch
 from torch.fx import GraphModule, Node
 
-from whisperport.host_part import HostPart, Lookup
+from whisperport.program.host_part import HostPart, Lookup
+from whisperport.program.spec import ProgramSpec, Rejection, TensorSpec
 from whisperport.rewrites.graph import aten, calls, shape, stored, value
 from whisperport.rewrites.host import HostRewriteResult, host_rewrite
-from whisperport.spec import ProgramSpec, Rejection, TensorSpec
 
 SAME_IDS = (  # operators that change the dtype or shape of token ids, but not the ids
     *(aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.alias.default),

@@ -4,17 +4,16 @@
     after    a ─ reshape ─ (H,M,K) ─┐
              b ─ reshape ─ (H,K,N) ─┴─ bmm ─ (H,M,N) ─ reshape ───────► y(1,H,M,N)
 
-Why: torch decomposes a `matmul` of rank 4 into two `expand_copy` and a `bmm`. XNNPACK supports `bmm`, but
-not `expand_copy`. Measured with ExecuTorch 1.5.1: 16 `expand_copy` of Whisper tiny's encoder are not
-delegated.
+Why: torch decomposes a `matmul` of rank 4 into two `expand_copy` and a `bmm`. XNNPACK supports only the
+`bmm`: ExecuTorch 1.5.1 leaves 16 `expand_copy` of Whisper tiny's encoder undelegated.
 Exact: the multiplications and sums do not change.
 """
 
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import aten, calls, replace, shape
-from whisperport.spec import Rejection
 
 
 @rewrite("matmul-by-bmm", exact=True)

@@ -13,6 +13,7 @@ Exact: a linear multiplies by the transpose of its weight. The weight is not cop
 
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import (
     arguments,
@@ -23,7 +24,6 @@ from whisperport.rewrites.graph import (
     stored,
     transposed_weight,
 )
-from whisperport.spec import Rejection
 
 
 @rewrite("matmul-by-linear", exact=True)

@@ -11,9 +11,9 @@ Exact: every number keeps its position.
 
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import arguments, aten, calls, replace, shape
-from whisperport.spec import Rejection
 
 PERMUTES = (aten.permute.default, aten.transpose.int)
 

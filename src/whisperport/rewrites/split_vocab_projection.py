@@ -5,7 +5,7 @@
                        ├─ …                                       ├─ cat ─► logits(1,P,V)
                        └─ linear(w[V - V/n : V]) ──── (1,P,V/n) ──┘
 
-`split-vocab-projection=8` makes 8 pieces. The last piece also gets the remainder of the division.
+The last piece also gets the remainder of the division.
 Why: a matmul as wide as the vocabulary is too large for a small accelerator. Published graphs have four
 pieces, of 12966, 12966, 12966 and 12967 columns.
 Exact: every logit is the same dot product. The weights of the pieces share the memory of the original.
@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from torch.fx import GraphModule, Node
 
+from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import (
     arguments,
@@ -25,7 +26,6 @@ from whisperport.rewrites.graph import (
     store,
     stored,
 )
-from whisperport.spec import Rejection
 
 
 @rewrite("split-vocab-projection", exact=True, number=4)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from whisperport.dims import SECONDS_PER_POSITION
+from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decode import start_tokens
 from whisperport.runtime.decoder import Decoder

@@ -7,15 +7,14 @@ from weakref import WeakSet
 
 import numpy as np
 
-from whisperport.checks import batch_rows
 from whisperport.errors import NumericalError
-from whisperport.runner import Array, Part
+from whisperport.program.runner import Array, Part
+from whisperport.program.signatures import LOGSUMEXP
+from whisperport.program.spec import TensorSpec
 from whisperport.runtime.cache import Cache, room_for
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_logits
 from whisperport.runtime.stepping import Scored, Step
-from whisperport.signatures import LOGSUMEXP
-from whisperport.spec import TensorSpec
 
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine
@@ -56,7 +55,7 @@ class Batch:
                 "the bundle has no program `step_B`, which decodes several texts together"
             )
         self.engine, self._name = engine, runner.spec.name
-        self.size = batch_rows(self._name) or 1
+        self.size = runner.spec.kind.batch
         self.expected = 0
         self._limit = engine.dims.n_text_ctx
         self._room = room_for(0, self._limit) if engine.short_caches else self._limit

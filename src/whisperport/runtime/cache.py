@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.dims import Dims
-from whisperport.masks import MASKED
-from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.signatures import CacheForm, KvLayout
+from whisperport.program.dims import Dims
+from whisperport.program.masks import MASKED
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.signatures import CacheForm, KvLayout
 
 Floats = NDArray[np.float32]
 
@@ -25,7 +25,7 @@ class Cache:
         rows: N, the number of tokens for which the arrays have room.
         length: number of tokens stored. The rows after them may hold values of an earlier decoding: every
             mask hides them. These values must be finite, and their scores must be so low that the mask
-            hides them: see `whisperport.masks`.
+            hides them: see `whisperport.program.masks`.
         bindings: the programs that read the arrays. Those that copy them are notified of every change.
     """
 

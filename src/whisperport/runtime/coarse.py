@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.checks import COARSE_PROJECTION
-from whisperport.runner import Array, Runner
+from whisperport.program.program_kind import COARSE_PROJECTION
+from whisperport.program.runner import Array, Runner
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.finite import check_outputs
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import UsageError
-from whisperport.generation import Generation
+from whisperport.program.dims import SECONDS_PER_POSITION, Dims
+from whisperport.program.generation import Generation
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.coarse import CoarseLogits
 from whisperport.runtime.decoder import Decoder
@@ -155,18 +155,18 @@ def start_tokens(
     Raises:
         UsageError: the checkpoint has no such language or task.
     """
+    if generation.is_english_only and (language, task) != ("en", "transcribe"):
+        raise UsageError(
+            f"this checkpoint cannot {task} `{language}`",
+            why="it is an English-only model, and does not translate",
+            hint="use a multilingual checkpoint, or language `en` and task `transcribe`",
+        )
     tokens = [generation.start_of_transcript]
     if generation.is_multilingual:
         tokens += [
             _known("language", language, generation.languages),
             _known("task", task, generation.tasks),
         ]
-    elif language != "en" or task != "transcribe":
-        raise UsageError(
-            f"this checkpoint cannot {task} `{language}`",
-            why="it is an English-only model, which has no language and task tokens",
-            hint="use a multilingual checkpoint, or language `en` and task `transcribe`",
-        )
     return tokens if timestamps else [*tokens, generation.no_timestamps]
 
 

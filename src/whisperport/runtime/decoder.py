@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whisperport.memory import Memory, room
-from whisperport.runner import Array, Binding, Runner
+from whisperport.program.runner import Array, Binding, Runner
+from whisperport.program.signatures import LOGSUMEXP
 from whisperport.runtime.cache import Cache, Floats
 from whisperport.runtime.finite import check_embedded, check_logits, check_output, check_outputs
 from whisperport.runtime.stepping import Scored, Step
-from whisperport.signatures import LOGSUMEXP
+from whisperport.system.memory import Memory, room
 
 if TYPE_CHECKING:
     from whisperport.runtime.engine import Engine

@@ -5,28 +5,31 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from whisperport.bundle import Bundle
-from whisperport.checks import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION, batch_rows
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.generation import Generation
-from whisperport.masks import MASKED
-from whisperport.runner import Array, Runner
+from whisperport.program.dims import Dims
+from whisperport.program.generation import Generation
+from whisperport.program.masks import MASKED
+from whisperport.program.program_kind import (
+    COARSE_PROJECTION,
+    PREFILL,
+    UNCACHED_DECODER,
+    VOCAB_PROJECTION,
+)
+from whisperport.program.runner import Array, Runner
+from whisperport.program.signatures import LOGSUMEXP, CacheForm, form_of
+from whisperport.program.window import Window
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.coarse import CoarseProjection
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
-from whisperport.runtime.not_loaded import NotLoaded
+from whisperport.runtime.loading import load_runners
 from whisperport.runtime.scores import Scores
 from whisperport.runtime.standard_rank import in_standard_form
 from whisperport.runtime.stepping import Scored, Step
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.uncached_decoder import UncachedDecoder
-from whisperport.signatures import LOGSUMEXP, CacheForm, form_of
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import by_target
-from whisperport.window import Window
-
-PREFILL = "prefill_"
 
 RunnerWrapper = Callable[[Runner], Runner]
 """Wraps a runner in another one, for example one that measures its time."""
@@ -144,7 +147,7 @@ class Engine:
     @property
     def batch_size(self) -> int:
         """How many texts can be decoded together; 1 if the bundle has no program for that."""
-        return 1 if self.batch_step is None else batch_rows(self.batch_step.spec.name) or 1
+        return 1 if self.batch_step is None else self.batch_step.spec.kind.batch
 
     def prefill_for(self, count: int) -> tuple[Runner, int]:
         """Return the smallest prefill program that reads `count` tokens in one run, and its size P.
@@ -262,32 +265,6 @@ def load_engine(
     return Engine(manifest.dims, manifest.generation, used, *tables, manifest.window, masks)
 
 
-def load_runners(bundle: Bundle, options: RunOptions, *, encoder: bool = True) -> dict[str, Runner]:
-    """Load every program of a bundle with its target's runtime, without a trial run.
-
-    Args:
-        bundle: an open bundle.
-        options: threads, trust and the targets' options.
-        encoder: False does not load the encoder; its runner then raises UsageError.
-
-    Returns:
-        Runners by program name.
-
-    Raises:
-        MissingPackageError: a target's runtime is not installed.
-        BundleError: a program cannot be read.
-    """
-    programs = bundle.manifest.programs
-    runners: dict[str, Runner] = {}
-    if not encoder:
-        runners |= {e.spec.name: NotLoaded(e.spec) for e in programs if e.spec.name == "encoder"}
-        programs = tuple(entry for entry in programs if entry.spec.name not in runners)
-    for name in dict.fromkeys(entry.target for entry in programs):
-        entries = [entry for entry in programs if entry.target == name]
-        runners |= get_target(name).load(bundle.folder, entries, options)
-    return runners
-
-
 def _check_options(options: RunOptions, targets: Sequence[str]) -> None:
     """Raise UsageError if no target of the bundle has an option, or if a value is out of range."""
     by_target(options.options, {name: get_target(name).run_options for name in targets})
@@ -305,17 +282,14 @@ def _required(runners: Mapping[str, Runner], name: str) -> Runner:
 
 def _batch_step(runners: Mapping[str, Runner]) -> Runner | None:
     """Return the program `step_B` with the most rows; None if there is none."""
-    found = [(rows, runner) for name, runner in runners.items() if (rows := batch_rows(name))]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    found = [runner for runner in runners.values() if runner.spec.kind.is_batch]
+    return max(found, key=lambda runner: runner.spec.kind.batch, default=None)
 
 
 def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:
     """Return every `prefill_P` program by P, the number of tokens that it reads in one run."""
-    found = {
-        runner.spec.inputs[0].shape[1]: runner
-        for name, runner in runners.items()
-        if name.startswith(PREFILL)
-    }
+    kinds = {runner.spec.kind: runner for runner in runners.values()}
+    found = {kind.tokens: runner for kind, runner in kinds.items() if kind.name == PREFILL}
     if not found:
-        _required(runners, f"{PREFILL}P")
+        _required(runners, f"{PREFILL}_P")
     return found

@@ -6,14 +6,15 @@ Source: openai/whisper@v20250625, whisper/transcribe.py:188-232.
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from whisperport.ranges import check_range
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decode import Decoded, decoding
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import TokenSampler
 from whisperport.runtime.stepping import Steps, complete
+from whisperport.system.option import Option, check_ranges
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai-whisper's
 
@@ -24,26 +25,43 @@ class Thresholds:
 
     Names and defaults are those of openai-whisper's `transcribe`. None turns a test off.
 
-    Attributes:
-        compression_ratio_threshold: bytes of text per byte after zlib compression, 0 to 1000. Above it, the
-            text is repetitive and the window has failed.
-        logprob_threshold: mean natural log-probability per token, -1000 to 0. Below it, the text is
-            improbable and the window has failed.
-        no_speech_threshold: probability of <|nospeech|>, 0 to 1. Above it, improbable text is silence and
-            not a failure.
-
     Raises:
         UsageError: a value is out of its range.
     """
 
-    compression_ratio_threshold: float | None = 2.4
-    logprob_threshold: float | None = -1.0
-    no_speech_threshold: float | None = 0.6
+    compression_ratio_threshold: Annotated[
+        float | None,
+        Option(
+            "Decode a window again at the next temperature if the zlib compression ratio of its text "
+            "is above this, a sign of repetition; `none` turns this off",
+            0,
+            1000,
+            or_none=True,
+        ),
+    ] = 2.4
+    logprob_threshold: Annotated[
+        float | None,
+        Option(
+            "Decode a window again at the next temperature if the average log-probability of its "
+            "tokens is below this; `none` turns this off",
+            -1000,
+            0,
+            or_none=True,
+        ),
+    ] = -1.0
+    no_speech_threshold: Annotated[
+        float | None,
+        Option(
+            "Skip a window as silence if the probability of no speech is above this and the average "
+            "log-probability is below `logprob_threshold`; `none` turns this off",
+            0,
+            1,
+            or_none=True,
+        ),
+    ] = 0.6
 
     def __post_init__(self) -> None:
-        check_range("compression_ratio_threshold", self.compression_ratio_threshold, 0, 1000)
-        check_range("logprob_threshold", self.logprob_threshold, -1000, 0)
-        check_range("no_speech_threshold", self.no_speech_threshold, 0, 1)
+        check_ranges(self)
 
 
 def compression_ratio(text: str) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from whisperport.errors import NumericalError
-from whisperport.runner import Array
-from whisperport.signatures import LOGSUMEXP
+from whisperport.program.runner import Array
+from whisperport.program.signatures import LOGSUMEXP
 
 
 def check_outputs(program: str, outputs: Mapping[str, Array]) -> None:

@@ -1,9 +1,11 @@
 """Options of the decoding of one window."""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
-from whisperport.ranges import check_range
+from whisperport.system.option import Option, check_ranges
+from whisperport.system.ranges import check_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,59 +16,127 @@ class DecodeOptions:
     temperature 0, samples above 0. One window is decoded at one temperature with one of them.
 
     Attributes:
-        language: code such as "en". None: the checkpoint's own language, or the most probable one.
-        task: "transcribe", or "translate" for English text.
-        without_timestamps: True makes the model emit no timestamps; a window is then one segment.
         temperature: 0 to 10. 0 chooses the most probable token; above 0, tokens are sampled.
-        max_tokens: maximum number of tokens per window, 1 to 1000 (openai-whisper: `sample_len`). None:
-            half of the decoder's positions, 224.
-        best_of: number of independent samples at temperatures above 0, 1 to 1000; the best one is kept.
-            None: 1.
-        beam_size: number of beams at temperature 0, 1 to 1000. None: no beam search.
-        patience: factor for the number of finished beams that end the search (arXiv 2204.05424), 0.1 to
-            100. Needs `beam_size`. None: 1.
-        length_penalty: exponent α of Google NMT's length penalty, 0 to 1. None: divide by the length.
         prompt: token ids of the text before this window. The last 223 are used.
         prefix: token ids with which this window's text begins.
-        suppress_tokens: token ids that are never decoded. -1 adds the checkpoint's list; () suppresses
-            nothing.
-        suppress_blank: whether a space and the end of text are suppressed as the first token.
-        max_initial_timestamp: latest first timestamp, 0 to 30 seconds. None or 0: no limit.
-        repetition_penalty: 1 to 10. Above 1, text tokens of this window become less probable when
-            repeated. None: 1 for the checkpoint's own window, 1.1 for a shorter one. Not in openai-whisper.
-        no_repeat_ngram_size: 0 to 1000. No sequence of this many text tokens occurs twice in a window; 0
-            turns this off. Not in openai-whisper.
+
+    The help text of every other option is beside its field. `repetition_penalty` and
+    `no_repeat_ngram_size` are not in openai-whisper, whose name of `max_tokens` is `sample_len`.
 
     Raises:
         UsageError: an option is out of its range.
     """
 
-    language: str | None = None
-    task: str = "transcribe"
-    without_timestamps: bool = False
     temperature: float = 0.0
-    max_tokens: int | None = None
-    best_of: int | None = None
-    beam_size: int | None = None
-    patience: float | None = None
-    length_penalty: float | None = None
     prompt: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
-    suppress_tokens: tuple[int, ...] = (-1,)
-    suppress_blank: bool = True
-    max_initial_timestamp: float | None = 1.0
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int = 0
+    language: Annotated[
+        str | None,
+        Option(
+            "Language spoken in the audio, as a name or a code, such as German or de",
+            metavar="LANGUAGE",
+            default="the checkpoint's own language if it has one, else detected",
+        ),
+    ] = None
+    task: Annotated[
+        Literal["transcribe", "translate"],
+        Option("Write the text in the spoken language (transcribe) or in English (translate)"),
+    ] = "transcribe"
+    without_timestamps: Annotated[
+        bool, Option("Do not let the model emit timestamps; each window is then one segment")
+    ] = False
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            "Maximum number of tokens decoded per window. The decoder's context, 448, also limits it",
+            1,
+            1000,
+            default="half the decoder's context, 224",
+        ),
+    ] = None
+    beam_size: Annotated[
+        int | None,
+        Option(
+            "Number of beams in beam search. Used at temperature 0 only",
+            1,
+            1000,
+            default="no beam search",
+        ),
+    ] = None
+    # The factor of arXiv 2204.05424.
+    patience: Annotated[
+        float | None,
+        Option(
+            "Patience factor of beam search: the search ends when `beam_size` times this many "
+            "candidates are complete. Requires `beam_size`",
+            0.1,
+            100,
+            default="1",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        Option(
+            "Rank candidates of beam search or sampling by log-probability / ((5 + tokens) / 6)^A, as "
+            "Google NMT does; this is A",
+            0,
+            1,
+            default="none: by log-probability / tokens",
+        ),
+    ] = None
+    best_of: Annotated[
+        int | None,
+        Option(
+            "Number of samples drawn per window, of which the most probable is kept. Used at "
+            "temperatures above 0 only",
+            1,
+            1000,
+            default="1",
+        ),
+    ] = None
+    suppress_tokens: Annotated[
+        tuple[int, ...],
+        Option(
+            "Token ids that are never emitted, separated by commas. -1 stands for the checkpoint's "
+            'own list; "" suppresses none',
+            metavar="IDS",
+        ),
+    ] = (-1,)
+    suppress_blank: Annotated[
+        bool, Option("Forbid a lone space and the end of the text as the first token of a window")
+    ] = True
+    max_initial_timestamp: Annotated[
+        float | None,
+        Option(
+            "Latest position in a window at which its first segment may start; `none` sets no limit",
+            0,
+            30,
+            metavar="SECONDS",
+            or_none=True,
+        ),
+    ] = 1.0
+    repetition_penalty: Annotated[
+        float | None,
+        Option(
+            "Factor that makes tokens already emitted in a window less probable; 1 changes nothing",
+            1,
+            10,
+            default="1, or 1.1 if the bundle's window is shorter than the checkpoint's 30 s",
+        ),
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int,
+        Option(
+            "No sequence of N tokens may occur twice in a window; 0 turns this off",
+            0,
+            1000,
+            default="0",
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, 0, 10)
-        check_range("length_penalty", self.length_penalty, 0, 1)
-        check_range("patience", self.patience, 0.1, 100)
-        check_range("max_initial_timestamp", self.max_initial_timestamp, 0, 30)
-        check_range("repetition_penalty", self.repetition_penalty, 1, 10)
-        check_range("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 1000)
-        for name in ("max_tokens", "best_of", "beam_size"):
-            check_range(name, getattr(self, name), 1, 1000)
+        check_ranges(self)
 
 
 def check_combination(options: DecodeOptions) -> None:

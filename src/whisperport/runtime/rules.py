@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from whisperport.generation import Generation
+from whisperport.program.generation import Generation
 from whisperport.runtime.guards import forbid_repeated_ngrams, penalize_repetition
 from whisperport.runtime.scores import Scores
 

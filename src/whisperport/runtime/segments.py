@@ -6,7 +6,7 @@ Source: openai/whisper@v20250625, whisper/transcribe.py:347-405.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whisperport.dims import SECONDS_PER_POSITION
+from whisperport.program.dims import SECONDS_PER_POSITION
 
 FRAMES_PER_POSITION = 2  # mel frames of 10 ms in an encoder position of 20 ms
 

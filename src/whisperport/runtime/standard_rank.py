@@ -7,8 +7,8 @@ other: no input, no part of a cache and no output is copied.
 from collections.abc import Sequence
 from typing import final
 
-from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.signatures import standard_form
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.signatures import standard_form
 
 
 def in_standard_form(runner: Runner) -> Runner:

@@ -28,9 +28,10 @@ from whisperport.errors import (
     TokenizerError,
     WhisperportError,
 )
-from whisperport.limited import Limits, StoppedError, first_line, run_limited, threads_within
-from whisperport.progress import Progress
-from whisperport.runner import Runner
+from whisperport.program.runner import Runner
+from whisperport.runtime.loading import load_runners
+from whisperport.system.limited import Limits, StoppedError, first_line, run_limited, threads_within
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 
@@ -100,7 +101,6 @@ def run_once(
     *, progress: Progress, folder: str, checksum: str, threads: int | None, options: dict[str, str]
 ) -> None:
     """Load the bundle as `load_engine` does, and run each program on zeros. Runs in the child process."""
-    from whisperport.runtime.engine import load_runners
     from whisperport.text import Tokenizer
 
     bundle = Bundle.open(folder, check_hashes=False)
@@ -136,7 +136,7 @@ def _without_devices(bundle: Bundle, options: Mapping[str, str]) -> Bundle:
     """Return the bundle without the programs that need a device: only one process at a time may use it."""
     kept = []
     for entry in bundle.manifest.programs:
-        emulation = with_target(get_target(entry.target).spec.emulation, entry.target)
+        emulation = get_target(entry.target).emulation_options
         if not emulation or emulation.items() <= options.items():
             kept.append(entry)
     return replace(bundle, manifest=replace(bundle.manifest, programs=tuple(kept)))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whisperport.runner import Array, Binding, Runner
+from whisperport.program.runner import Array, Binding, Runner
 from whisperport.runtime.cache import Floats
 
 PADDING = 0  # token id that fills up the sequence; published graphs are calibrated and run with it

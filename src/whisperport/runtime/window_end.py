@@ -10,7 +10,7 @@ openai-whisper does not do this, and it is not done in a checkpoint's own window
 from itertools import takewhile
 
 from whisperport.audio import FRAMES_PER_SECOND
-from whisperport.dims import SECONDS_PER_POSITION
+from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.runtime.segments import SegmentedWindow, WindowSegment
 
 # Mel frames of 10 ms before the end of a window, at most two fifths of it. The value was measured.

@@ -14,7 +14,7 @@ from whisperport.errors import UsageError
 from whisperport.targets.base import RunOptions, Target
 
 if TYPE_CHECKING:
-    from whisperport.profiling import Profiler
+    from whisperport.program.profiling import Profiler
 
 __all__ = ["PROFILERS", "RUNTIMES", "TARGETS", "RunOptions", "Target", "get_target"]
 
@@ -55,14 +55,17 @@ def get_target(name: str) -> Target:
     raise UsageError(
         f"there is no target `{name[:40]}`",
         why=f"the targets with a similar name or description are {', '.join(near)}" if near else "",
-        hint=f"targets are {', '.join(one.spec.name for one in others)}",
+        hint="choose one of these; `whisperport targets` describes all targets"
+        if near
+        else f"targets are {', '.join(one.spec.name for one in others)}",
     )
 
 
 def similar_targets(name: str, targets: Sequence[Target]) -> list[str]:
     """Return the targets that a name can mean: misspelt, or a word for a vendor, a chip or a processor.
 
-    The words of a target are its name, its summary, and the name and the `VENDOR_WORDS` of its folder.
+    The words of a target are its name, its summary, and the name and the `VENDOR_WORDS` of its folder. What
+    a summary says after a semicolon is about another processor, which runs the rest.
     """
     word = name.lower()
     if meant := [one.spec.name for one in targets if len(word) > 2 and word in _words(one)]:
@@ -73,7 +76,8 @@ def similar_targets(name: str, targets: Sequence[Target]) -> list[str]:
 def _words(target: Target) -> str:
     folder = type(target).__module__.removeprefix(f"{__name__}.").partition(".")[0]
     words = getattr(sys.modules.get(f"{__name__}.{folder}"), "VENDOR_WORDS", ())
-    return " ".join((target.spec.name, target.spec.summary, folder, *words)).lower()
+    main = target.spec.summary.partition(";")[0]
+    return " ".join((target.spec.name, main, folder, *words)).lower()
 
 
 def _one_by_one() -> Iterator[Target]:

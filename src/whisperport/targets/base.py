@@ -1,28 +1,28 @@
 """The interface of a target: a spec, two methods, and optional parts that only some targets have."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from whisperport.bundle import ProgramEntry
-from whisperport.dims import Dims
 from whisperport.errors import UsageError
-from whisperport.progress import Progress
-from whisperport.ranges import MAX_THREADS, check_range
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
-from whisperport.targets.options import NoOptions, own_options, parse_options
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
+from whisperport.system.progress import Progress
+from whisperport.system.ranges import MAX_THREADS, check_range
+from whisperport.targets.options import NoOptions, own_options, parse_options, with_target
 
 if TYPE_CHECKING:  # boards have no torch, and do not compile
-    from whisperport.profiling import Profiler
-    from whisperport.programs.program import Program
+    from whisperport.program.profiling import Profiler
     from whisperport.targets.compiler import CalibrationNeed, Compiler
     from whisperport.targets.execution_provider import ExecutionProvider
     from whisperport.targets.importer import Importer
     from whisperport.targets.machine import Machine
     from whisperport.targets.partitioner import Partitioner
+    from whisperport.trace.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,27 @@ class RunOptions:
         """
         name = target.spec.name
         return parse_options(target.run_options, own_options(self.options, name), name)
+
+    def with_emulation(self, targets: "Iterable[Target]") -> Self:
+        """Return these options with emulation on the CPU, for each of the targets that has it.
+
+        Options that are set already have priority.
+        """
+        emulation: dict[str, str] = {}
+        for target in targets:
+            emulation |= target.emulation_options
+        return replace(self, options={**emulation, **self.options})
+
+
+RunMode = Literal["device", "simulator", "quantized", "emulation"]
+"""How a target runs programs.
+
+device      The files of the bundle run on the device, or in the runtime, that they are for.
+simulator   The compiled files run in the vendor's simulator.
+quantized   The quantized programs, from which the compiled files were made, are emulated. They have the
+            placement's precision, but running them is evidence of an emulation, and not of a simulation.
+emulation   The lowered programs run on the CPU, in the target's `emulated_precision`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +147,7 @@ class Target(ABC):
                 hint="run the command without `--simplify`",
             )
         (entry,) = self.lower([program], path.parent, progress)
-        return entry, dict(entry.delegation)
+        return entry, entry.facts.to_json()
 
     @abstractmethod
     def load(
@@ -187,24 +208,16 @@ class Target(ABC):
         """
         raise NotImplementedError(f"`{self.spec.name}` quantizes no program")
 
-    def simulates(self, options: RunOptions) -> bool:
-        """Return whether `load` runs compiled files in the vendor's simulator here, not on a device.
+    @property
+    def emulation_options(self) -> dict[str, str]:
+        """Run options that choose emulation on the CPU, "TARGET.NAME" -> value; empty: there is none."""
+        return with_target(self.spec.emulation, self.spec.name)
 
-        Args:
-            options: the run options, which do not choose emulation.
-        """
-        return False
-
-    def runs_quantized(self, options: RunOptions) -> bool:
-        """Return whether `load` emulates the quantized programs from which the compiled files were made.
-
-        They have the placement's precision. They are not the compiled files: running them here is evidence
-        of an emulation, and not of a simulation.
-
-        Args:
-            options: the run options.
-        """
-        return False
+    def run_mode(self, options: RunOptions) -> RunMode:
+        """Return how `load` runs the programs with these options."""
+        emulation = self.emulation_options
+        chosen = bool(emulation) and emulation.items() <= options.options.items()
+        return "emulation" if chosen else "device"
 
     def emulated_precision(self, precision: str) -> str:
         """Return the precision in which `spec.emulation` runs a program on the CPU.

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from whisperport.dims import Dims
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.options import NoOptions
 from whisperport.toolchain import Failure, Installed, Stage, find_command, find_interpreter
 
@@ -121,6 +121,10 @@ Explanation = tuple[str, str]
 # Class of an error that the stages of several compilers raise -> what happened.
 _FAILURES: Mapping[str, Explanation] = {
     "MemoryError": ("ran out of memory", "use a machine with more memory, or a smaller checkpoint"),
+    "SimulationError": (
+        "could not run the compiled program in its simulator",
+        "`--option {target}.emulate=0` compiles without simulation",
+    ),
     "NotWrittenError": ("reported success and wrote no file", "check the free disk space"),
 }
 _OTHER_FAILURE: Explanation = (
@@ -146,6 +150,8 @@ class Compiler(ABC):
     script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it must define
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
     suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".bin"
+    runs: ClassVar[Literal["simulated", "emulated", ""]] = ""  # what a stage does besides compiling
+    decides: ClassVar[bool] = False  # see `EmulationNeed`; a simulation always decides
     failures: ClassVar[Mapping[str, Explanation]] = {}  # class of a stage's error -> what happened
     failed_stages: ClassVar[Mapping[str, Explanation]] = {}  # stage -> what any error in it means
 
@@ -180,8 +186,13 @@ class Compiler(ABC):
         """Return the calibration set that a program needs; None: none."""
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        """Return inputs and outputs of the vendor's emulator; None: there is none, or it is turned off."""
-        return None
+        """Return inputs and outputs of the vendor's emulator; None: there is none, or it is turned off.
+
+        A compiler with `runs` has an option `emulate`: the number of the reference's clips; 0: off.
+        """
+        if not self.runs or not options.emulate:
+            return None
+        return EmulationNeed.of(spec, self.runs, clips=options.emulate, decides=self.decides)
 
     @abstractmethod
     def plan(self, request: CompileRequest) -> CompilePlan:
@@ -210,6 +221,16 @@ class Compiler(ABC):
             facts: as they are in a manifest, which anyone may have written.
         """
         return None
+
+    def emulated(self, request: CompileRequest) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the emulator's files of inputs and of outputs: name -> file; empty: it does not run."""
+        need, spec = self.emulation(request.spec, request.options), request.spec
+        if need is None or not request.emulation:
+            return {}, {}
+        files = [f"{name}.npy" for name in need.outputs]
+        inputs = zip((tensor.name for tensor in spec.inputs), request.emulation, strict=True)
+        outputs = zip((tensor.name for tensor in spec.outputs), files, strict=True)
+        return dict(inputs), dict(outputs)
 
     def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
         """Read the accuracy that the vendor's tool wrote to the log of a stage: layer -> SNR in dB."""

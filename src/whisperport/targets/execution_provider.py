@@ -1,4 +1,4 @@
-"""Facts about an execution provider of ONNX Runtime, as data, for `whisperport probe`."""
+"""Facts about an execution provider of ONNX Runtime, as data, for `whisperport verify --each-program`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from whisperport.dims import Dims
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.options import NoOptions
 
 if TYPE_CHECKING:  # boards have no torch

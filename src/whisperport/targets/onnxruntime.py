@@ -7,27 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.checks import COARSE_PROJECTION, batch_rows
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import MissingPackageError, UsageError
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.ranges import MAX_THREADS
-from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, TargetSpec
+from whisperport.program.placement import Placement
+from whisperport.program.program_kind import COARSE_PROJECTION
+from whisperport.program.runner import Runner
+from whisperport.program.spec import LoweringCost, TargetSpec
+from whisperport.system.progress import Progress
+from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
-from whisperport.targets.onnx_lowering import lower_file_to_onnx
-from whisperport.targets.onnx_own_weights import LARGEST, OwnWeights
-from whisperport.targets.onnx_runner import CPU, OnnxRunner
-from whisperport.targets.onnx_weights import OnnxWeights
+from whisperport.targets.onnx.lowering import lower_file_to_onnx
+from whisperport.targets.onnx.own_weights import LARGEST, OwnWeights
+from whisperport.targets.onnx.runner import CPU, OnnxRunner
+from whisperport.targets.onnx.weights import OnnxWeights
 from whisperport.targets.options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 FOLDER = "onnxruntime"
 W8 = "w8"
 ENCODER = "encoder"  # the program that is not loaded if its features are computed elsewhere
-OPSETS = range(13, 21)  # those that `programs/onnx_opset.py` writes; the last is the default
+OPSETS = range(13, 21)  # those that `trace/onnx_opset.py` writes; the last is the default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,8 @@ class OnnxRuntime(Target):
             "domains": "onnxruntime docs/ContribOperators.md",
             "static": "ONNX Runtime supports dynamic shapes; whisperport uses static shapes only",
             "dtypes": "onnx/onnx docs/Operators.md, opset 20: types of Add, MatMul, Gather, Where",
-            "precisions": "w8: onnxruntime docs/ContribOperators.md, MatMulNBits with 8 bits",
+            "precisions": "w8: onnxruntime docs/ContribOperators.md, MatMulNBits with 8 bits, which rounds "
+            "its other input to 8 bits in blocks of 128; microsoft/onnxruntime#24491: since release 1.22",
             "max_rank": "no limit found in ONNX Runtime's CPU kernels; 8 is the limit of other compilers",
         },
     )
@@ -181,7 +183,7 @@ class OnnxRuntime(Target):
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
         try:
-            from whisperport.programs.onnx import SharedWeights, write_onnx
+            from whisperport.trace.onnx import SharedWeights, write_onnx
         except ImportError as error:
             raise MissingPackageError(
                 "cannot lower for `onnxruntime`: the ONNX exporter is not installed",
@@ -202,12 +204,9 @@ class OnnxRuntime(Target):
                     placement=Placement(self.spec.name, precision),
                     method=program.name,
                     files=(f"{FOLDER}/{path.name}", f"{FOLDER}/{weights.path.name}"),
-                    delegation={
-                        "delegated": nodes,
-                        "subgraphs": 1,
-                        "undelegated": [],
-                        "opset": self.opset,
-                    },
+                    facts=ProgramFacts(
+                        delegated=nodes, undelegated=(), subgraphs=1, others={"opset": self.opset}
+                    ),
                 )
             )
         return entries
@@ -234,7 +233,7 @@ class OnnxRuntime(Target):
         own = {
             graph: OwnWeights(graph)
             for entry, graph in zip(entries, graphs, strict=True)
-            if graph in on_cpu and (entry.precision == W8 or batch_rows(entry.spec.name))
+            if graph in on_cpu and (entry.precision == W8 or entry.spec.kind.is_batch)
         }
         own = {graph: weights for graph, weights in own.items() if weights.packed_bytes <= LARGEST}
         shared = OnnxWeights([graph for graph in on_cpu if graph not in own])

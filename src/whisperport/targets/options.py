@@ -9,27 +9,19 @@ Literal of ints and strings; each of them may be combined with None.
 """
 
 import difflib
-import math
 import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from whisperport.errors import UsageError
-from whisperport.ranges import check_range
+from whisperport.system.option import Option as Option
+from whisperport.system.option import check_ranges as check_ranges
+from whisperport.system.option import declared
 
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """Help text and range of an option; the second argument of `Annotated` for its field."""
-
-    help: str  # one line without a full stop
-    low: int | None = None  # smallest allowed number
-    high: int | None = None  # largest allowed number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +44,8 @@ def describe(options: type[Any]) -> tuple[OptionHelp, ...]:
     defaults = {one.name: one.default for one in fields(options)}
     return tuple(
         OptionHelp(name.replace("_", "-"), _values(kind, about), _shown(defaults[name]), about.help)
-        for name, (kind, about) in _declared(options).items()
+        for name, (kind, about) in declared(options).items()
     )
-
-
-def check_ranges(options: Any) -> None:
-    """Check that all numbers of an options object are in their ranges; for use in its `__post_init__`.
-
-    Raises:
-        UsageError: a number is out of the range of its field.
-    """
-    for name, (_, about) in _declared(type(options)).items():
-        if about.low is not None or about.high is not None:
-            low = -math.inf if about.low is None else about.low
-            high = math.inf if about.high is None else about.high
-            check_range(name, getattr(options, name), low, high)
 
 
 def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> Any:
@@ -80,8 +59,8 @@ def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> 
     Raises:
         UsageError: there is no option of this name, or a value is not allowed.
     """
-    declared = _declared(options)
-    known = {name.replace("_", "-"): name for name in declared}
+    found = declared(options)
+    known = {name.replace("_", "-"): name for name in found}
     values = {}
     for name, text in given.items():
         if name not in known:
@@ -92,7 +71,7 @@ def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> 
                 if known
                 else f"`{target}` has no options for this command",
             )
-        kind, about = declared[known[name]]
+        kind, about = found[known[name]]
         try:
             values[known[name]] = _parsed(text, kind, about)
         except ValueError as error:
@@ -148,12 +127,6 @@ def with_target(options: Mapping[str, str], target: str) -> dict[str, str]:
 
 def _all_names(targets: Mapping[str, type[Any]]) -> list[str]:
     return [f"{name}.{one.name}" for name, options in targets.items() for one in describe(options)]
-
-
-def _declared(options: type[Any]) -> dict[str, tuple[Any, Option]]:
-    """Return field -> its type and its `Option`."""
-    hints = get_type_hints(options, include_extras=True)
-    return {name: (get_args(hint)[0], get_args(hint)[1]) for name, hint in hints.items()}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError
-from whisperport.progress import Progress
-from whisperport.spec import TargetSpec
+from whisperport.program.spec import TargetSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.base import Target
 from whisperport.targets.supported import expect_supported
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 
 def lower_separately(

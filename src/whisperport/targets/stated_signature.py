@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 
 def expect_counts(program: str, spec: ProgramSpec, inputs: int, outputs: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from whisperport.errors import LoweringError
-from whisperport.spec import Rejection, TargetSpec
+from whisperport.program.spec import Rejection, TargetSpec
 
 
 def expect_supported(spec: TargetSpec, program: str, rejected: Sequence[Rejection]) -> None:

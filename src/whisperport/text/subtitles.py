@@ -10,8 +10,10 @@ a subtitle never contains `-->` or a line break of a word, which players would r
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 from whisperport.errors import UsageError
+from whisperport.system.option import Option, check_ranges
 from whisperport.text.printable import one_line
 from whisperport.text.segment import Segment, Word
 
@@ -25,29 +27,40 @@ _SPOKEN = re.compile(r"^(\s*)(.*)$")  # a word after its space or line break
 class SubtitleOptions:
     """How srt and vtt subtitles are cut. Names are those of openai-whisper. Each needs word timestamps.
 
-    Attributes:
-        highlight_words: whether to write one subtitle per spoken word, with that word underlined.
-        max_line_width: maximum characters per line, 1 or more; a longer word gets its own line. None: no
-            limit.
-        max_line_count: maximum lines per subtitle, 1 or more. Has no effect without `max_line_width`. None:
-            no limit.
-        max_words_per_line: maximum words per subtitle, 1 or more. Has no effect if both `max_line_width`
-            and `max_line_count` are set. None: no limit.
-
     Raises:
         UsageError: a width or a count is below 1.
     """
 
-    highlight_words: bool = False
-    max_line_width: int | None = None
-    max_line_count: int | None = None
-    max_words_per_line: int | None = None
+    highlight_words: Annotated[bool, Option("Underline each word while it is spoken")] = False
+    max_line_width: Annotated[
+        int | None,
+        Option(
+            "Maximum number of characters per line; longer lines are broken between words",
+            low=1,
+            default="no limit",
+        ),
+    ] = None
+    max_line_count: Annotated[
+        int | None,
+        Option(
+            "Maximum number of lines per subtitle. One subtitle may then contain text of several "
+            "segments. Has no effect without `max_line_width`",
+            low=1,
+            default="no limit",
+        ),
+    ] = None
+    max_words_per_line: Annotated[
+        int | None,
+        Option(
+            "Maximum number of words per subtitle. Has no effect if both `max_line_width` and "
+            "`max_line_count` are given",
+            low=1,
+            default="no limit",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        for name in ("max_line_width", "max_line_count", "max_words_per_line"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"`{name}` is {value}", why="expected 1 or more")
+        check_ranges(self)
 
     @property
     def set_options(self) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import TokenizerError
-from whisperport.generation import Generation
-from whisperport.regular_file import other_kind
+from whisperport.program.generation import Generation
+from whisperport.system.regular_file import other_kind
 from whisperport.text.byte_level import BYTE_OF_CHAR, from_byte_characters
 from whisperport.text.languages import WITHOUT_SPACES
 from whisperport.text.merges import first_unknown_merge

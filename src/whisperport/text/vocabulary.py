@@ -9,7 +9,7 @@ The rank files in `ranks/` come from openai-whisper; see the NOTICE in that fold
 """
 
 import base64
-import gzip
+import lzma
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -21,7 +21,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from whisperport.errors import TokenizerError
-from whisperport.generation import Generation
+from whisperport.program.generation import Generation
 from whisperport.text.byte_level import to_byte_characters
 from whisperport.text.languages import LANGUAGES
 from whisperport.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
@@ -54,11 +54,7 @@ def openai_tokenizer(n_vocab: int) -> tokenizers.Tokenizer:
         TokenizerError: no OpenAI checkpoint has `n_vocab` ids.
     """
     known = _known(n_vocab)
-    ranks = _ranks(known.ranks)
-    vocabulary = {to_byte_characters(token): rank for token, rank in ranks.items()}
-    merges = [
-        (to_byte_characters(left), to_byte_characters(right)) for left, right in _merges(ranks)
-    ]
+    vocabulary, merges = openai_bpe(n_vocab)
     tokenizer = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = ByteLevelDecoder()
@@ -114,6 +110,21 @@ def openai_generation(n_vocab: int) -> Generation:
     )
 
 
+@lru_cache(maxsize=3)
+def openai_bpe(n_vocab: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return the text tokens with their ids, and the merges, as a tokenizer.json spells them.
+
+    Raises:
+        TokenizerError: no OpenAI checkpoint has `n_vocab` ids.
+    """
+    ranks = _ranks(_known(n_vocab).ranks)
+    merges = _merges(ranks)
+    return (
+        {to_byte_characters(token): rank for token, rank in ranks.items()},
+        [(to_byte_characters(left), to_byte_characters(right)) for left, right in merges],
+    )
+
+
 def openai_text_tokens(n_vocab: int) -> list[bytes]:
     """Return the bytes of the tokens before <|endoftext|>, in the order of their ids.
 
@@ -153,9 +164,9 @@ def _special_tokens(known: _Vocabulary) -> list[str]:
 @lru_cache(maxsize=2)
 def _ranks(name: str) -> dict[bytes, int]:
     """Return the id of each token, by its bytes. Tokens with lower ids are merged first."""
-    packed = (files("whisperport.text") / "ranks" / f"{name}.tiktoken.gz").read_bytes()
-    lines = (line.split(b" ") for line in gzip.decompress(packed).splitlines())
-    return {base64.b64decode(token): int(rank) for token, rank in lines}
+    packed = (files("whisperport.text") / "ranks" / f"{name}.txt.xz").read_bytes()
+    tokens = lzma.decompress(packed).splitlines()
+    return {base64.b64decode(token): rank for rank, token in enumerate(tokens)}
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:

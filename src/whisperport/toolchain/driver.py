@@ -1,22 +1,25 @@
 """Run a vendor's compile stages in a work folder. Finished stages are not run again.
 
 This file is used for every vendor's compiler. It needs only the standard library of Python 3.9 or later,
-the vendor's stage script beside it, and the vendor's SDK; it does not import whisperport. The file
-`compile.py` that `whisperport compile` writes into a work folder is a copy of it, to be run on a machine
-that has the SDK.
+`kit.py` and the vendor's stage script beside it, and the vendor's SDK; it does not import whisperport. The
+file `compile.py` that `whisperport compile` writes into a work folder is a copy of it, to be run on a
+machine that has the SDK.
 
     work folder/
     ├── job.json      the settings, and the stages of every program with the files they read and write
     ├── state.json    hashes of the files that every finished stage read and wrote
     ├── compile.py    a copy of this file
+    ├── kit.py        what the stages of several compilers share
     ├── stages.py     the vendor's stage script
     └── encoder/      one folder per program, with its files and STAGE.log of every stage
 
-The stage script defines:
+If the settings have `requires`, the SDK's version is compared with it; see `version_fault` of kit.py. The
+stage script defines:
 
     version()                     returns the SDK's version, "" if unknown; raises ImportError without SDK
-    check(version, settings)      returns why this SDK does not support these settings; "" if it does
-    STAGES[name](folder, program, settings)           runs one stage in a program's folder
+    check(version, settings)      optional: returns why this SDK does not support these settings; "" if
+                                  it does
+    STAGES[name](job, kit)        runs one stage of a program; `job` is a `Job` of kit.py
     load(files)                     optional: loads a program that the stages made, for `--serve`; returns a
                                     function: input name -> array, to a list of the outputs
 
@@ -46,7 +49,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-JOB, STATE, SCRIPT = "job.json", "state.json", "stages.py"
+JOB, STATE, SCRIPT, KIT = "job.json", "state.json", "stages.py", "kit.py"
 CHUNK = 1 << 20
 GRACE_S = 5.0  # seconds that a stage may take to end after an interrupt, before it is killed
 LONGEST_MESSAGE = 300
@@ -125,10 +128,12 @@ def _run_stage(
     """Run one stage. Its output goes to the stage's log, including the output of C++ code."""
     program_folder = folder / program["name"]
     identity = {"program": program["name"], "stage": stage["name"]}
+    kit = _kit()
+    one = kit.Job(program_folder, program["name"], program["settings"], job["settings"])
     try:
         with _output_to(program_folder / (stage["name"] + ".log")) as log:
             try:
-                vendor.STAGES[stage["name"]](program_folder, program, job["settings"])
+                vendor.STAGES[stage["name"]](one, kit)
             except Exception:
                 log.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
                 raise
@@ -141,21 +146,34 @@ def _run_stage(
 
 def _load_vendor(script: Path, settings: Any, report: Report) -> Any:
     """Import the stage script, and check that its SDK is installed and supports these settings."""
-    spec = importlib.util.spec_from_file_location("stages", str(script))
-    assert spec is not None and spec.loader is not None  # noqa: PT018  # the name ends in .py
-    vendor = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(vendor)
+    vendor = _imported(script)
     try:
         version = vendor.version()
     except ImportError as error:
         report("missing", message=str(error))
         raise StopError from error
-    reason = vendor.check(version, settings)
+    required = settings.get("requires")
+    reason = _kit().version_fault(version, required) if required else ""
+    if not reason and hasattr(vendor, "check"):
+        reason = vendor.check(version, settings)
     if reason:
         report("unsuitable", message=reason)
         raise StopError
     report("found", version=version)
     return vendor
+
+
+def _kit() -> Any:
+    return _imported(Path(__file__).resolve().with_name(KIT))
+
+
+def _imported(file: Path) -> Any:
+    """Import a file by its path."""
+    spec = importlib.util.spec_from_file_location(file.stem, str(file))
+    assert spec is not None and spec.loader is not None  # noqa: PT018  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _job(folder: Path) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 from whisperport.toolchain import driver
 from whisperport.toolchain.interpreter import Installed
 

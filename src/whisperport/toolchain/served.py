@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
-from whisperport.process import OwnProcess
+from whisperport.system.process import OwnProcess
 from whisperport.toolchain import driver
 from whisperport.toolchain.interpreter import Installed
 from whisperport.toolchain.process import (

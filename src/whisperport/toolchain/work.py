@@ -1,4 +1,4 @@
-"""Prepare the work folder for the driver: the job, a copy of the driver, and the vendor's stage script."""
+"""Prepare the work folder for the driver: the job, the driver with its kit, and the stage script."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whisperport.atomic import write_atomic
+from whisperport.system.atomic import write_atomic
 from whisperport.toolchain import driver
 from whisperport.toolchain.driver import has_unfinished_stages
 from whisperport.toolchain.process import SCRIPT
@@ -38,7 +38,7 @@ class Job:
 
 
 def prepare(work: Path, script: Path, settings: Mapping[str, Any], jobs: Sequence[Job]) -> None:
-    """Write the job description, the driver and the stage script into a work folder.
+    """Write the job description, the driver with its kit, and the stage script into a work folder.
 
     Args:
         work: the work folder; each job's own folder in it already contains the files of its program.
@@ -49,4 +49,6 @@ def prepare(work: Path, script: Path, settings: Mapping[str, Any], jobs: Sequenc
     described = {"settings": settings, "programs": [asdict(job) for job in jobs]}
     write_atomic(work / driver.JOB, json.dumps(described, indent=1).encode("utf-8"))
     write_atomic(work / driver.SCRIPT, script.read_bytes())
-    write_atomic(work / SCRIPT, Path(driver.__file__).read_bytes())
+    own = Path(driver.__file__)
+    write_atomic(work / driver.KIT, own.with_name(driver.KIT).read_bytes())
+    write_atomic(work / SCRIPT, own.read_bytes())

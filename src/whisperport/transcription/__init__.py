@@ -7,7 +7,7 @@ which most transcriptions do not need.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from whisperport.progress import ProgressCallback
+from whisperport.system.progress import ProgressCallback
 from whisperport.transcription.files import transcribe_files
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber, transcribe

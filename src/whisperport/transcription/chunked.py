@@ -30,8 +30,8 @@ from whisperport.audio import (
     speech_spans,
 )
 from whisperport.errors import IncompleteError, Interrupted, UsageError
-from whisperport.progress import ProgressCallback
 from whisperport.runtime import Decoder, Engine, Floats, Steps, TokenSampler
+from whisperport.system.progress import ProgressCallback
 from whisperport.text import Tokenizer
 from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.transcription.decoders import DecodingThreads, decoding_threads, texts_together

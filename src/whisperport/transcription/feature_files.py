@@ -4,12 +4,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.stored_features import FeatureStorage, read_features, storage_by_example
 from whisperport.errors import UsageError
-from whisperport.model_bundle import open_bundle
-from whisperport.progress import Progress, ProgressCallback
+from whisperport.exporting.model_bundle import open_bundle
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress, ProgressCallback
 from whisperport.transcription.feature_session import check_options, checked_features
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.plausible_features import check_plausible
@@ -24,17 +26,30 @@ class FeatureOptions:
 
     Attributes:
         storage: dtype, quantization and order. Default: float32 or float16, (T, d).
-        like: the file that the device wrote for a clip of the bundle's reference; dtype, quantization and
-            layout are those of this file. None: `storage` states them.
-        clip: name of the clip of `like`. Default: "", the first of the reference.
 
     Raises:
         UsageError: both `like` and `storage` are set, or `clip` without `like`.
     """
 
     storage: FeatureStorage = field(default_factory=FeatureStorage)
-    like: str | os.PathLike[str] | None = None
-    clip: str = ""
+    like: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            "Encoder output that the same device wrote for a reference clip of the bundle; its dtype, "
+            "scale and layout are recognized, and used for --features",
+            metavar="FILE",
+            flag="--features-like",
+        ),
+    ] = None
+    clip: Annotated[
+        str,
+        Option(
+            "Name of the reference clip of --features-like",
+            metavar="NAME",
+            default="the first reference clip",
+            flag="--features-clip",
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         if self.like is not None and self.storage != FeatureStorage():

@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Annotated
 
 from whisperport.audio import VadOptions
 from whisperport.errors import UsageError
-from whisperport.ranges import check_range
+from whisperport.program.window import Window
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
 from whisperport.runtime.words import APPENDED, PREPENDED
+from whisperport.system.option import Option, check_ranges
 from whisperport.targets import RunOptions
-from whisperport.window import Window
 
 MAX_CLIP_S = 1e8  # latest clip timestamp in seconds: three years, longer than any audio file
 
@@ -22,29 +23,13 @@ class TranscribeOptions:
         decode: how a window is decoded. Its temperature is replaced by `temperatures`, its prompt by the
             previous text.
         run: CPU threads, trust, and the targets' run options.
-        temperatures: each 0 to 10, at least one. They are tried in order until a window does not fail
-            (openai-whisper: `temperature`).
         thresholds: when a window has failed, and when it is silence.
-        condition_on_previous_text: whether the text of the previous windows is the prompt of the next.
-            None: True for the checkpoint's own window, False for a shorter one (openai-whisper: True).
-        initial_prompt: text that is the prompt of the first window, such as names and spellings.
-        carry_initial_prompt: whether `initial_prompt` is part of the prompt of every window.
-        prefix: text with which every window's text begins; it is not part of the transcript.
-        word_timestamps: whether to compute the timestamps of words, and segment times from them.
-        hallucination_silence_threshold: 0 to 1000 seconds. Silence longer than this is skipped if its text
-            is probably a hallucination. Needs `word_timestamps`. None: off.
-        prepend_punctuations: marks that are joined to the next word.
-        append_punctuations: marks that are joined to the previous word.
-        clip_timestamps: start, end, start, end, ... of the parts to transcribe, in seconds and in rising
-            order. The last end may be omitted: the end of the audio. (): all audio.
         vad: transcribe chunks of speech found by a voice activity detector, each as if it were a separate
             audio file. None: windows, each of which begins where the text of the previous one ended.
-        workers: threads that transcribe speech chunks or audio files in parallel, 1 to 64; with `batch`,
-            each decodes several together. Above 1 needs `vad` or several files. Each uses as many CPU
-            threads as `run` states: the fastest is 1 thread and a worker for each core.
-        batch: whether speech chunks, audio files, beams and samples are decoded together, with the bundle's
-            program `step_B`. It needs memory for B decoders in each worker; see `Transcriber`. True changes
-            nothing if the bundle has no such program.
+
+    The help text of every other option is beside its field. The bundle's program `step_B` decodes together
+    if `batch` is set: it needs memory for B decoders in each worker; see `Transcriber`. With several
+    workers, the fastest is 1 CPU thread in `run` and a worker for each core.
 
     Raises:
         UsageError: a value is out of its range, clip timestamps decrease, or options contradict each other.
@@ -52,20 +37,96 @@ class TranscribeOptions:
 
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     run: RunOptions = field(default_factory=RunOptions)
-    temperatures: tuple[float, ...] = TEMPERATURES
     thresholds: Thresholds = field(default_factory=Thresholds)
-    condition_on_previous_text: bool | None = None
-    initial_prompt: str = ""
-    carry_initial_prompt: bool = False
-    prefix: str = ""
-    word_timestamps: bool = False
-    hallucination_silence_threshold: float | None = None
-    prepend_punctuations: str = PREPENDED
-    append_punctuations: str = APPENDED
-    clip_timestamps: tuple[float, ...] = ()
     vad: VadOptions | None = None
-    workers: int = 1
-    batch: bool = True
+    clip_timestamps: Annotated[
+        tuple[float, ...],
+        Option(
+            "Transcribe only the audio between each START and END, in seconds. Without the last "
+            "END, the last clip ends where AUDIO ends",
+            metavar="START,END,...",
+            default="all of AUDIO",
+        ),
+    ] = ()
+    # openai-whisper: `temperature`
+    temperatures: Annotated[
+        tuple[float, ...],
+        Option(
+            "Sampling temperature; 0 picks the most probable token. Repeat the option to list the "
+            "temperatures that are tried in order until a window passes the thresholds under Fallback",
+            0,
+            10,
+            default="0, then 0.2, 0.4, 0.6, 0.8, 1",
+            flag="--temperature",
+            repeat=True,
+        ),
+    ] = TEMPERATURES
+    initial_prompt: Annotated[
+        str, Option("Text given to the model as if it preceded the audio, for names and style")
+    ] = ""
+    carry_initial_prompt: Annotated[
+        bool, Option("Give the text of `initial_prompt` to every window, not to the first only")
+    ] = False
+    # openai-whisper's default is True for every window.
+    condition_on_previous_text: Annotated[
+        bool | None,
+        Option(
+            "Use the previous window's text as the prompt of the next",
+            default="on, or off if the bundle's window is shorter than the checkpoint's 30 s",
+        ),
+    ] = None
+    prefix: Annotated[
+        str, Option("Text that every window's transcript must begin with; omitted from the output")
+    ] = ""
+    hallucination_silence_threshold: Annotated[
+        float | None,
+        Option(
+            "Drop text that is probably a hallucination if silence longer than this is before or after "
+            "it. Requires `word_timestamps`",
+            0,
+            1000,
+            metavar="SECONDS",
+            or_none=True,
+        ),
+    ] = None
+    word_timestamps: Annotated[
+        bool,
+        Option(
+            "Compute the start and end of every word, for --json, --output-format json and subtitles"
+        ),
+    ] = False
+    prepend_punctuations: Annotated[
+        str,
+        Option(
+            "Punctuation marks that are joined to the next word. Used with `word_timestamps`",
+            metavar="MARKS",
+            default=f"`{PREPENDED}`",
+        ),
+    ] = PREPENDED
+    append_punctuations: Annotated[
+        str,
+        Option(
+            "Punctuation marks that are joined to the previous word. Used with `word_timestamps`",
+            metavar="MARKS",
+            default=f"`{APPENDED}`",
+        ),
+    ] = APPENDED
+    workers: Annotated[
+        int,
+        Option(
+            "Number of threads that transcribe several files, or with `vad` the speech chunks of one, in "
+            "parallel. Each uses --threads threads; without --threads, the cores are divided among them",
+            1,
+            64,
+        ),
+    ] = 1
+    batch: Annotated[
+        bool,
+        Option(
+            "Decode speech chunks, files, beams and samples together if the bundle has a program step_B; "
+            "the text is the same, and more memory is needed"
+        ),
+    ] = True
 
     def uses_previous_text(self, window: Window | None) -> bool:
         """Return whether previous text is the prompt of the next window, in a bundle with this window."""
@@ -78,11 +139,7 @@ class TranscribeOptions:
             raise UsageError(
                 "`temperatures` is empty", hint="set at least one temperature, such as 0"
             )
-        for temperature in self.temperatures:
-            check_range("temperature", temperature, 0, 10)
-        check_range(
-            "hallucination_silence_threshold", self.hallucination_silence_threshold, 0, 1000
-        )
+        check_ranges(self)
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
             raise UsageError(
                 "`hallucination_silence_threshold` requires word timestamps",
@@ -102,7 +159,6 @@ class TranscribeOptions:
                 why="each selects the parts to transcribe",
                 hint="set one of them",
             )
-        check_range("workers", self.workers, 1, 64)
 
     def check_for_one(self) -> None:
         """Check the options of the transcription of one audio, not of several files.

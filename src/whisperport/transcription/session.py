@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 
 from whisperport.audio import FRAMES_PER_SECOND
-from whisperport.progress import ProgressCallback
 from whisperport.runtime import (
     Decoded,
     DecodeOptions,
@@ -32,6 +31,7 @@ from whisperport.runtime.decode import prefix_room, prompt_room
 from whisperport.runtime.hallucinations import KeptSegments, WindowPosition, skip_hallucinations
 from whisperport.runtime.window_end import drop_unreliable_end
 from whisperport.runtime.words import add_words
+from whisperport.system.progress import ProgressCallback
 from whisperport.text import Segment, Tokenizer, language_code
 from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions

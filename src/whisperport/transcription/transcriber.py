@@ -9,10 +9,10 @@ from whisperport.audio import AudioSource, AudioStream, MelWindows
 from whisperport.audio.mel_windows import can_be_read_twice
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
-from whisperport.model_bundle import open_bundle
-from whisperport.progress import ProgressCallback
+from whisperport.exporting.model_bundle import open_bundle
 from whisperport.runtime import Engine, Floats, RunnerWrapper, TokenSampler, load_engine
 from whisperport.runtime.decode import check_language
+from whisperport.system.progress import ProgressCallback
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
 from whisperport.transcription.arguments import TranscribeArguments, with_arguments

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from threading import Condition, Lock
 
 from whisperport.errors import UsageError
-from whisperport.process import OwnProcess
+from whisperport.system.process import OwnProcess
 
 
 class Turns:

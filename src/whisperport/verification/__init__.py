@@ -4,7 +4,7 @@ Every comparison fails unless it passed: a NaN on either side, an output that is
 another shape, and a comparison of nothing are failures.
 """
 
-from whisperport.checks import LEVELS, Check, Level
+from whisperport.program.checks import LEVELS, Check, Level
 from whisperport.verification.compare import Comparison, Gate, compare, compare_output
 from whisperport.verification.error_rate import (
     TextErrors,

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.audio import load_audio, log_mel
-from whisperport.dims import SECONDS_PER_POSITION
-from whisperport.generation import Generation
+from whisperport.program.dims import SECONDS_PER_POSITION
+from whisperport.program.generation import Generation
 from whisperport.runtime import Cache, Floats, start_tokens
 from whisperport.runtime.alignment import boundaries
 from whisperport.text import Tokenizer

@@ -5,8 +5,8 @@ from itertools import islice
 
 import numpy as np
 
-from whisperport.checks import UNCACHED_DECODER, Check
 from whisperport.errors import NumericalError
+from whisperport.program.checks import UNCACHED_DECODER, Check
 from whisperport.runtime import Batch, Decoder, Engine, Step
 from whisperport.runtime.scores import Scores
 from whisperport.verification.compare import compare

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whisperport.checks import COARSE_PROJECTION, Check
+from whisperport.program.checks import COARSE_PROJECTION, Check
 from whisperport.runtime import Floats
 from whisperport.runtime.coarse import CoarseProjection
 from whisperport.verification.reference import ReferenceClip

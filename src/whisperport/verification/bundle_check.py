@@ -10,14 +10,14 @@ import numpy as np
 
 from whisperport.audio import log_mel
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
-from whisperport.dims import Dims
 from whisperport.errors import NumericalError, UsageError
-from whisperport.generation import Generation
-from whisperport.progress import Counted, Progress
+from whisperport.program.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
+from whisperport.program.dims import Dims
+from whisperport.program.generation import Generation
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, Step, decode_window, load_engine
 from whisperport.runtime.scores import Scores
 from whisperport.runtime.uncached_decoder import UncachedDecoder
+from whisperport.system.progress import Counted, Progress
 from whisperport.targets import RUNTIMES, RunOptions
 from whisperport.text import Tokenizer
 from whisperport.verification.batch_check import batch_checks

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.audio import HOP_LENGTH, SAMPLE_RATE, log_mel
-from whisperport.generation import Generation
-from whisperport.progress import Counted, Progress
+from whisperport.program.generation import Generation
+from whisperport.program.spec import UncachedForm
 from whisperport.runtime import start_tokens
-from whisperport.spec import UncachedForm
+from whisperport.system.progress import Counted, Progress
 from whisperport.text import language_code
 from whisperport.verification.clips import Clip
 from whisperport.verification.loss import TORCH_PRECISIONS, loss_of

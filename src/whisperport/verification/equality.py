@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from whisperport.runner import Array
+from whisperport.program.runner import Array
 from whisperport.verification.compare import Comparison, Gate, compare_output
 from whisperport.verification.samples import Sample
 from whisperport.verification.tolerances import gate_for
@@ -13,7 +13,7 @@ from whisperport.verification.tolerances import gate_for
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
 
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def failed_sample(sample: str, names: Sequence[str], reason: str) -> tuple[Outpu
 
 def eager_arrays(program: "Program", inputs: "Sequence[Tensor]") -> dict[str, Array]:
     """Run a program in torch, and return its outputs by name; bfloat16 becomes float32."""
-    from whisperport.programs.trial import eager_outputs
+    from whisperport.trace.trial import eager_outputs
 
     names = (tensor.name for tensor in program.spec.outputs)
     outputs = eager_outputs(program, inputs)

@@ -5,11 +5,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from whisperport.bundle import Manifest, ProgramEntry
-from whisperport.evidence import Evidence, Kind, with_added
+from whisperport.program.evidence import Evidence, Kind, with_added
 from whisperport.targets import RunOptions, Target, get_target
+from whisperport.targets.base import RunMode
 from whisperport.verification.machine import versions
-from whisperport.verification.precision import is_emulated
 from whisperport.verification.report import Report
+
+EVIDENCE: Mapping[RunMode, Kind] = {
+    "device": "run",
+    "simulator": "simulated",
+    "quantized": "emulated",
+    "emulation": "emulated",
+}
 
 
 def with_evidence(manifest: Manifest, report: Report, options: Mapping[str, str]) -> Manifest:
@@ -37,16 +44,16 @@ def today() -> str:
 def _evidence(
     manifest: Manifest, entry: ProgramEntry, report: Report, options: Mapping[str, str]
 ) -> Evidence:
-    target, run = get_target(entry.target), RunOptions(options=options)
-    lowered, quantized = is_emulated(entry.target, options), target.runs_quantized(run)
-    kind: Kind = "emulated" if lowered or quantized else "run"
-    if kind == "run" and target.simulates(run):
-        kind = "simulated"
+    target = get_target(entry.target)
+    mode = target.run_mode(RunOptions(options=options))
+    kind = EVIDENCE[mode]
     files = _not_compiled(entry, target) if kind == "emulated" else entry.files
-    package = target.spec.emulation_runtime if lowered else target.spec.runtime
+    package = target.spec.emulation_runtime if mode == "emulation" else target.spec.runtime
     runtime = versions([package] if package else [])
-    if quantized and target.compiler is not None:  # its emulator is not in this interpreter
-        runtime = {target.compiler.title: str(entry.delegation.get("compiler", ""))}
+    if (
+        mode == "quantized" and target.compiler is not None
+    ):  # its emulator is not in this interpreter
+        runtime = {target.compiler.title: entry.facts.compiler}
     return Evidence(
         kind=kind,
         files={path: manifest.files[path].sha256 for path in files},

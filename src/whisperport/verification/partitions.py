@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from whisperport.bundle import Manifest, ProgramEntry
-from whisperport.checks import Check
 from whisperport.errors import WhisperportError
-from whisperport.evidence import Evidence, with_added
-from whisperport.progress import Progress
+from whisperport.program.checks import Check
+from whisperport.program.evidence import Evidence, with_added
+from whisperport.system.progress import Progress
 from whisperport.targets import get_target
 from whisperport.targets.partitioner import Partition
 from whisperport.verification.evidence import today

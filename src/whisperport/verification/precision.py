@@ -26,11 +26,9 @@ def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
     found = {}
     for entry in bundle.manifest.programs:
         target = get_target(entry.target)
-        spec, precision = target.spec, entry.precision
+        precision = entry.precision
         if is_emulated(entry.target, options):
             precision = target.emulated_precision(precision)
-        elif precision == "fp32" and precision not in spec.precisions:  # stored so in format 1
-            precision = spec.precisions[0]
         found[entry.spec.name] = precision
     unknown = [precision for precision in found.values() if precision not in GATES]
     if unknown:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from whisperport.bundle import Manifest, strict_json
 from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
-from whisperport.evidence import Evidence, Kind, Status, status_of
+from whisperport.program.checks import ALL_PROGRAMS, Check
+from whisperport.program.evidence import Evidence, Kind, Status, status_of
 from whisperport.targets import Target, get_target
 
 PLUGINS = "whisperport.targets"
@@ -91,22 +92,38 @@ def by_target(manifest: Manifest) -> dict[str, tuple[Evidence, ...]]:
 
 
 def to_bytes(evidence: Mapping[str, Iterable[Evidence]]) -> bytes:
-    """Return the contents of an evidence file: target -> its evidence, as JSON."""
-    document = {
-        target: [evidence_to_json(one) for one in found] for target, found in evidence.items()
-    }
-    return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
+    """Return the contents of an evidence file: target -> its evidence, as JSON with one event per line."""
+    targets = []
+    for target, found in evidence.items():
+        lines = [json.dumps(evidence_to_json(one), ensure_ascii=False) for one in found]
+        targets.append(f"{json.dumps(target)}: [\n" + ",\n".join(lines) + "\n]")
+    return ("{\n" + ",\n".join(targets) + "\n}\n").encode("utf-8")
 
 
 def _joined(evidence: list[Evidence]) -> Evidence:
-    """Merge evidence of one kind and one runtime about several programs."""
+    """Merge evidence of one kind and one runtime about several programs, and count its comparisons."""
     checks = [check for one in evidence for check in one.checks]
     unique = [check for place, check in enumerate(checks) if check not in checks[:place]]
+    levels = dict.fromkeys(check.level for check in unique)
+    machine = evidence[0].machine
     return Evidence(
         kind=evidence[0].kind,
         files={path: sha256 for one in evidence for path, sha256 in one.files.items()},
         runtime=evidence[0].runtime,
-        machine=evidence[0].machine,
+        machine={name: machine[name] for name in ("cpu", "architecture") if name in machine},
         date=evidence[0].date,
-        checks=tuple(unique),
+        checks=tuple(_counted([c for c in unique if c.level == level]) for level in levels),
+    )
+
+
+def _counted(checks: list[Check]) -> Check:
+    """Return one check in place of all of a level. It fails for the first reason, if one of them failed."""
+    return Check(
+        level=checks[0].level,
+        program=ALL_PROGRAMS,
+        what="all comparisons",
+        value={"passed": sum(check.passed for check in checks), "compared": len(checks)},
+        rule="every comparison passes",
+        passed=all(check.passed for check in checks),
+        reason=next((check.reason for check in checks if not check.passed), ""),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from whisperport.bundle import Bundle
 from whisperport.bundle.manifest_update import rewrite_manifest
 from whisperport.bundle.origin import is_trusted, record_own
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.evidence import with_evidence

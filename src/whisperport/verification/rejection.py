@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from whisperport.checks import Check
+from whisperport.program.checks import Check
 from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import FLOOR_DB
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from whisperport.bundle.evidence_json import check_to_json, read_check
 from whisperport.bundle.strict_json import plain
-from whisperport.checks import LEVELS, Check, Level
+from whisperport.program.checks import LEVELS, Check, Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.audio import HOP_LENGTH, log_mel
 from whisperport.errors import AudioError
-from whisperport.spec import ProgramSpec
+from whisperport.program.spec import ProgramSpec
 from whisperport.verification.clips import shipped_clips
 
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
 
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 RANDOM = ((0, 1.0), (1, 0.1), (2, 10.0))  # seed and scale of random floats
 AUDIO_FILES = 2  # number of shipped audio files used
@@ -51,7 +51,7 @@ def _samples(program: "Program", files: Sequence[str | os.PathLike[str]]) -> Ite
 
     from whisperport.inspection.graph import Value
     from whisperport.inspection.inputs import inputs_for, read_inputs
-    from whisperport.programs.trial import random_inputs
+    from whisperport.trace.trial import random_inputs
 
     for seed, scale in RANDOM:
         inputs = random_inputs(program, seed)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from whisperport.checks import Check
+from whisperport.program.checks import Check
 from whisperport.runtime.scores import Scores
 
 # Of the natural logarithm of the sum: what decoding with 8-bit logits allows too. The sum of 51,865

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from whisperport.checks import ALL_PROGRAMS, Check
+from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.verification.error_rate import (
     TextErrors,
     Unit,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec
+from whisperport.program.spec import ProgramSpec
 
 SUFFIX = ".dmy"
 

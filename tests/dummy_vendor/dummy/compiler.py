@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
 
-from whisperport.atomic import write_atomic
-from whisperport.dims import Dims
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.atomic import write_atomic
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -59,7 +59,8 @@ class DummyCompiler(Compiler):
         self.target = chip
 
     def settings(self) -> Mapping[str, Any]:
-        return {"chip": self.target, "oldest": "2.0"}
+        required = {"chip": self.target, "sdk": "dummy-sdk", "oldest": [2, 0]}
+        return {"chip": self.target, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         names = tuple(tensor.name for tensor in spec.inputs)
@@ -84,21 +85,21 @@ class DummyCompiler(Compiler):
         name, spec = request.spec.name, request.spec
         recipe = {"percentile": request.options.percentile}
         write_atomic(request.folder / "recipe.json", json.dumps(recipe).encode("utf-8"))
-        need = self.emulation(spec, request.options)
-        simulated = tuple(f"{output}.npy" for output in need.outputs)
+        inputs, simulated = self.emulated(request)
         stages = [
             Stage("quantize", ("recipe.json", *request.arrays), ("ranges.json",)),
             Stage("assemble", (f"{name}.onnx", "ranges.json"), (name + SUFFIX,)),
         ]
-        if request.emulation:  # empty if the bundle's reference has no clips
-            stages.append(Stage("simulate", (name + SUFFIX, *request.emulation), simulated))
+        if simulated:  # empty if the bundle's reference has no clips
+            reads = (name + SUFFIX, *inputs.values())
+            stages.append(Stage("simulate", reads, tuple(simulated.values())))
         return CompilePlan(
             stages=tuple(stages),
             artifact=name + SUFFIX,
             settings={
                 "arrays": list(request.arrays),
-                "simulator_inputs": list(request.emulation),
-                "simulator_outputs": list(simulated),
+                "simulator_inputs": list(inputs.values()),
+                "simulator_outputs": list(simulated.values()),
                 "shapes": {
                     "inputs": [tensor.shape for tensor in spec.inputs],
                     "outputs": [tensor.shape for tensor in spec.outputs],

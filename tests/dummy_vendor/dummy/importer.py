@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import SECONDS_PER_POSITION, Dims
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.dummy.artifact import SUFFIX, check_artifact, read_artifact
 from whisperport.targets.importer import Importer, ImportForm
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.dummy.artifact import check_artifact
 
 

@@ -1,7 +1,5 @@
 """The stages of the dummy's compiler. Needs its SDK, and does not import whisperport."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 
@@ -16,39 +14,32 @@ def version() -> str:
     return str(dummy_sdk.__version__)
 
 
-def check(version: str, settings: Mapping[str, Any]) -> str:
-    """Return why this version of the SDK does not support the chip; "" if it does."""
-    oldest = settings["oldest"]
-    return "" if version >= oldest else f"version {oldest} is needed; {version} is installed"
-
-
-def _quantize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _quantize(job: Any, kit: Any) -> None:
     import dummy_sdk
 
-    arrays = [str(folder / array) for array in program["settings"]["arrays"]]
-    dummy_sdk.measure(arrays, str(folder / "recipe.json"), str(folder / "ranges.json"))
+    arrays = [str(job.folder / array) for array in job.settings["arrays"]]
+    dummy_sdk.measure(arrays, str(job.folder / "recipe.json"), str(job.folder / "ranges.json"))
 
 
-def _assemble(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _assemble(job: Any, kit: Any) -> None:
     import dummy_sdk
 
     dummy_sdk.assemble(
-        str(folder / f"{program['name']}.onnx"),
-        str(folder / "ranges.json"),
-        str(folder / f"{program['name']}.dmy"),
-        chip=settings["chip"],
-        **program["settings"]["shapes"],
+        str(job.folder / f"{job.name}.onnx"),
+        str(job.folder / "ranges.json"),
+        str(job.folder / f"{job.name}.dmy"),
+        chip=job.target["chip"],
+        **job.settings["shapes"],
     )
 
 
-def _simulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _simulate(job: Any, kit: Any) -> None:
     import dummy_sdk
 
-    own_settings = program["settings"]
     dummy_sdk.simulate(
-        str(folder / f"{program['name']}.dmy"),
-        [str(folder / array) for array in own_settings["simulator_inputs"]],
-        [str(folder / array) for array in own_settings["simulator_outputs"]],
+        str(job.folder / f"{job.name}.dmy"),
+        [str(job.folder / array) for array in job.settings["simulator_inputs"]],
+        [str(job.folder / array) for array in job.settings["simulator_outputs"]],
     )
 
 

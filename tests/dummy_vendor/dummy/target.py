@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
 
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec, TargetSpec
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec, TargetSpec
 from whisperport.targets.dummy.compiler import DummyCompiler
 from whisperport.targets.dummy.importer import DummyImporter
 from whisperport.targets.dummy.runner import DummyRunner
-from whisperport.targets.onnx_target import OnnxTarget
+from whisperport.targets.onnx.target import OnnxTarget
 from whisperport.targets.options import Option
 
 CHIPS = ("dummy1", "dummy2")

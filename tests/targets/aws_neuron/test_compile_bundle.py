@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.targets.aws_neuron.compiler import NeuronCompiler
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from whisperport.errors import BundleError, UsageError
-from whisperport.spec import ProgramSpec
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.aws_neuron import neuron_modules, stages
 from whisperport.targets.aws_neuron.compiler import NeuronCompiler, check_traced
 from whisperport.targets.aws_neuron.flags import CompileOptions

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whisperport.spec import ProgramSpec
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.aws_neuron import neuron_fused, neuron_modules, stages
 from whisperport.targets.aws_neuron.compiler import NeuronCompiler
 from whisperport.targets.aws_neuron.flags import FUSED, CompileOptions

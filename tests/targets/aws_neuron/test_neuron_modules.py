@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from whisperport.dims import Dims
 from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
 from whisperport.model.whisper import Whisper
+from whisperport.program.dims import Dims
 from whisperport.targets.aws_neuron import neuron_modules as modules
 from whisperport.targets.aws_neuron.neuron_modules import ModuleError
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from whisperport.model.whisper import Whisper
-from whisperport.programs.program import Program
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
-from whisperport.runner import Array, Binding, Runner
+from whisperport.program.runner import Array, Binding, Runner
 from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.aws_neuron.resident import ResidentRunner
 from whisperport.targets.options import with_target
+from whisperport.trace.program import Program
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import LOWERED
 

@@ -15,11 +15,11 @@ from torch import nn
 from whisperport.audio import load_audio
 from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.programs.program import Program, trace
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.aws_neuron import neuron_modules, runtime
 from whisperport.targets.options import with_target
+from whisperport.trace.program import Program, trace
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification.clips import shipped_audio
 

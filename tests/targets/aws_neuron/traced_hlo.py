@@ -13,7 +13,7 @@ from whisperport.inspection.cost import contracted, cost_of
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.read import read_graphs
 from whisperport.inspection.rules import RULES
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 from whisperport.targets.aws_neuron import neuron_modules
 
 from . import micro_modules

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.artifacts import Artifact, put_artifacts
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.commands.inspect import InspectOptions, inspect
+from whisperport.compilation.artifacts import Artifact, put_artifacts
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import BundleError, MissingPackageError, UsageError
-from whisperport.inspecting import InspectOptions, inspect
-from whisperport.programs.program import Program, trace
-from whisperport.spec import TensorSpec
+from whisperport.program.spec import TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.ethos_u import stages
 from whisperport.targets.ethos_u.chips import NPUS
+from whisperport.trace.program import Program, trace
 
 from .pte_file import pte_bytes
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.compile_errors import compile_error
-from whisperport.dims import Dims
+from whisperport.compilation.compile_errors import compile_error
 from whisperport.errors import LoweringError, UsageError
-from whisperport.placing import PlacementRequest, place
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.exporting.placing import PlacementRequest, place
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import get_target
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.ethos_u import stages

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from whisperport.artifacts import Artifact, put_artifacts
 from whisperport.bundle import Bundle
 from whisperport.cli.main import main
-from whisperport.placement import Placement
-from whisperport.planning import PlanOptions, plan
+from whisperport.commands.plan import PlanOptions, plan
+from whisperport.compilation.artifacts import Artifact, put_artifacts
+from whisperport.program.placement import Placement
 from whisperport.targets import get_target
 from whisperport.targets.ethos_u.estimate import read_estimate, summary
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import LoweringError, UsageError
 
 from .small_packages import interpreter

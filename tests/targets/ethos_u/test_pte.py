@@ -9,7 +9,7 @@ import pytest
 
 from whisperport.errors import BundleError
 from whisperport.inspection.delegation import read_delegation
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.ethos_u.pte import Pte, check_pte, read_pte
 
 from ...extent import EVERYTHING, core_or_all

@@ -15,10 +15,11 @@ import pytest
 
 from whisperport.bench.acceptance import how_programs_run
 from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.checks import Check
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.placement import Placement
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.checks import Check
+from whisperport.program.placement import Placement
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.toolchain import variable
 from whisperport.verification.evidence import with_evidence
@@ -175,7 +176,7 @@ def test_a_run_of_the_graph_is_an_emulation_in_the_precision_of_the_compiled_fil
         entry,
         placement=Placement("ethos-u85", "w8a16"),
         files=("ethos-u85/step.pte", *entry.files),
-        delegation={"compiler": "version 1"},
+        facts=ProgramFacts(compiler="version 1"),
     )
     files = {**opened.manifest.files, compiled.files[0]: opened.manifest.files[entry.files[0]]}
     manifest = replace(opened.manifest, programs=(compiled,), files=files)

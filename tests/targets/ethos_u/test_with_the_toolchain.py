@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.ethos_u import stages
@@ -49,8 +49,8 @@ def test_each_program_is_one_subgraph_and_its_graph_agrees_with_float32(compiled
         found = read_pte(compiled.path(entry.files[0]))
         assert (found.subgraphs, found.accelerator) == (1, "ethos-u85-256")
         assert b"COP1" in compiled.path(entry.files[0]).read_bytes()  # without an operating system
-        assert entry.delegation["estimate"]["estimated_s"] > 0
-        assert entry.delegation["notes"][0].startswith("Vela estimates")
+        assert entry.facts.others["estimate"]["estimated_s"] > 0
+        assert entry.facts.notes[0].startswith("Vela estimates")
         assert compiled.manifest.status(name) == "compiled here"
         (run,) = (
             one

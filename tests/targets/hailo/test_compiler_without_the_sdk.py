@@ -10,15 +10,15 @@ import numpy as np
 import onnx
 import pytest
 
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.compiler import HailoCompiler, check_hef
 from whisperport.targets.hailo.model_script import ScriptOptions
-from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
+from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, kit, prepare
 
 from .fake_sdk import FakeSdk
 from .hef_file import encoder_hef, hef_bytes
@@ -303,7 +303,7 @@ def test_a_finished_compile_needs_no_sdk(work, sdk, monkeypatch):
 def test_a_compiler_that_does_not_serve_the_chip_is_refused_before_any_stage(
     sdk, work, chip, version, serves
 ):
-    fault = stages.check(version, HailoCompiler(chip).settings())
+    fault = kit.version_fault(version, HailoCompiler(chip).settings()["requires"])
     assert (fault == "") == serves
     assert serves or version in fault
     sdk.__version__ = version

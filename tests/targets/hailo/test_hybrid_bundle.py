@@ -2,7 +2,6 @@
 
 import logging
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz.format_1 import as_format_1
 
 from whisperport.bundle import Bundle
-from whisperport.checks import UNCACHED_DECODER
-from whisperport.dims import Dims
 from whisperport.errors import BundleError, LoweringError, UsageError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.dims import Dims
+from whisperport.program.program_kind import UNCACHED_DECODER
+from whisperport.program.window import WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.hailo.options import LowerOptions
@@ -26,9 +25,7 @@ from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.reference import Reference
-from whisperport.window import WindowOptions
 
-from ... import hostile_bundle
 from ...embedded import default_bundle
 
 EMULATED = RunOptions(threads=1, options={"hailo8.emulate": "on"})
@@ -84,33 +81,6 @@ def test_it_is_verified_and_says_that_onnx_stood_in(hybrid: Bundle) -> None:
 
 def test_it_verifies_again_emulated(hybrid: Bundle) -> None:
     assert verify(hybrid.folder, run=EMULATED)
-
-
-def test_a_bundle_of_format_1_with_both_decoders_opens_emulated_and_transcribes_as_before(
-    hybrid: Bundle, tmp_path: Path
-) -> None:
-    # given: the bundle as it was written before evidence
-    folder = Path(shutil.copytree(hybrid.folder, tmp_path / "old"))
-    old = as_format_1(hostile_bundle.read(folder))
-    for program in old["programs"]:
-        if program["target"] == "hailo8":
-            program["status"] = "checked against contract"
-    hostile_bundle.write(folder, old)
-
-    # when
-    opened = Bundle.open(folder)
-    recording = shipped_audio()[0].path
-    run = replace(EMULATED, trust=True)
-    text = Transcriber(opened, run).transcribe(recording).text
-
-    # then
-    assert opened.manifest.verified
-    assert {opened.manifest.status(name) for name in ("encoder", UNCACHED_DECODER)} == {
-        "checked against vendor documentation"
-    }
-    assert opened.manifest.status("step") == "run here"
-    assert text == Transcriber(hybrid, EMULATED).transcribe(recording).text
-    assert load_engine(opened, run).uncached_decoder() is not None
 
 
 def test_a_wrong_decoder_without_a_cache_is_found(

@@ -11,20 +11,20 @@ import torch
 
 from whisperport.bundle import ProgramEntry
 from whisperport.checkpoint import load_checkpoint
-from whisperport.dims import Dims
 from whisperport.inspection.check import check_graph
 from whisperport.inspection.read_onnx import read_onnx
 from whisperport.model.whisper import Whisper, build_model
-from whisperport.programs.variants import whisper_programs
-from whisperport.programs.whisper import Parts
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Runner
+from whisperport.program.spec import TensorSpec
+from whisperport.program.window import WindowOptions
 from whisperport.rewrites import run_rewrites
-from whisperport.runner import Runner
-from whisperport.spec import TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.hailo.target import Hailo
 from whisperport.targets.options import parse_options
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 from whisperport.verification import LOWERED, compare
-from whisperport.window import WindowOptions
 
 from ...extent import core_or_all
 

@@ -18,7 +18,7 @@ from whisperport.errors import (
     MissingPackageError,
     UsageError,
 )
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.hailo import runtime
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.mediatek.chips import GENIO720, Chip
 from whisperport.targets.mediatek.compiler import NccCompiler

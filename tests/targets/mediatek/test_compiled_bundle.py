@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.commands.inspect import inspect
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
-from whisperport.inspecting import inspect
-from whisperport.limited import StoppedError
+from whisperport.system.limited import StoppedError
 from whisperport.targets import get_target
 from whisperport.targets.mediatek import partitioner
 from whisperport.verification.partitions import with_partitions
@@ -90,7 +90,7 @@ def test_a_compiled_bundle_has_the_compiled_files_first_and_keeps_the_others(bun
     for entry in compiled:
         name = entry.spec.name
         assert entry.files == (f"{BOARD}/{name}.dla", f"{BOARD}/{name}.tflite")
-        assert entry.delegation["plan"] == {"MDLA_5_3": 1, "CPU": 1}
+        assert entry.facts.plan == {"MDLA_5_3": 1, "CPU": 1}
         assert made.bundle.manifest.status(name) == "compiled here"
         assert not made.bundle.manifest.is_verified(name)  # the compiled file was never run
         kinds = {one.kind for one in made.bundle.manifest.evidence(name)}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
 from whisperport.targets.mediatek.tflite_io import read_device_io
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.mediatek.chips import CHIPS
 from whisperport.targets.mediatek.run_options import DeviceOptions
 from whisperport.targets.mediatek.runtime import load_dlas

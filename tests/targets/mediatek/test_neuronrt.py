@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, NumericalError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.mediatek import neuronrt
 from whisperport.targets.mediatek.chips import CHIPS
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor

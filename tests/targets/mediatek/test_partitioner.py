@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from whisperport.checking import check
+from whisperport.commands.check import check
 from whisperport.errors import LoweringError, ProgramError
-from whisperport.limited import Limits
+from whisperport.system.limited import Limits
 from whisperport.targets import get_target
 from whisperport.targets.mediatek import partitioner as module
 from whisperport.targets.mediatek.chips import CHIPS, GENIO350, GENIO720, GENIO1200

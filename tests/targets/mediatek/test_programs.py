@@ -11,14 +11,14 @@ from tflite.BuiltinOperator import BuiltinOperator
 from torch import Tensor, nn
 
 from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.checking import check
+from whisperport.commands.check import check
 from whisperport.errors import BundleError, LoweringError
 from whisperport.inspection.check import CheckedProgram, check_graph
 from whisperport.inspection.read_tflite import read_tflite
-from whisperport.programs.program import trace
-from whisperport.programs.variants import program_names
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.mediatek.limits import OPERATORS
+from whisperport.trace.program import trace
+from whisperport.trace.variants import program_names
 
 from ...extent import EVERYTHING, core_or_all
 from ...inspection.tflite_file import INT64, Op, T, tflite_file

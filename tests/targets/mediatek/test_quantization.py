@@ -15,11 +15,11 @@ from whisperport.bundle import ProgramEntry
 from whisperport.errors import LoweringError
 from whisperport.inspection.check import check_graph
 from whisperport.inspection.read_tflite import read_tflite
-from whisperport.placement import Placement
-from whisperport.programs.program import Program, trace
+from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.mediatek.options import LowerOptions
 from whisperport.targets.mediatek.target import DEVICE_IO
+from whisperport.trace.program import Program, trace
 
 BOARD = "genio720"
 WIDTH, SAMPLES = 16, 12
@@ -111,7 +111,7 @@ def test_the_entry_tells_the_device_which_numbers_go_in_and_out(
     _, entry, _ = quantize("w8a16", operators)
 
     # then
-    (given,), (returned,) = (entry.delegation[DEVICE_IO][side] for side in ("inputs", "outputs"))
+    (given,), (returned,) = (entry.facts.others[DEVICE_IO][side] for side in ("inputs", "outputs"))
     if operators == "all":
         assert (given["dtype"], returned["dtype"]) == (dtype, dtype)
         assert given["scale"] > 0

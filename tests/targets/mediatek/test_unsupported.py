@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from whisperport.errors import LoweringError
-from whisperport.exporting import ExportOptions, export
-from whisperport.placing import PlacementRequest, place
-from whisperport.programs.variants import program_names
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.placing import PlacementRequest, place
+from whisperport.trace.variants import program_names
 
 MISSING = "/no/such/checkpoint"  # reading it would fail with another error
 

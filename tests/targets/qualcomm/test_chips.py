@@ -3,8 +3,8 @@
 import pytest
 
 from whisperport.errors import LoweringError
-from whisperport.exporting import ExportOptions, export
-from whisperport.placing import PlacementRequest, place
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.targets.qualcomm.chips import CHIPS, Chip
 
 PROGRAMS = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align")

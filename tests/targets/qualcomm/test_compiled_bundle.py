@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.commands.inspect import InspectOptions, inspect
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.exporting import ExportOptions, export
-from whisperport.inspecting import InspectOptions, inspect
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import GATES, compare
 from whisperport.verification.clips import Clip
@@ -38,7 +38,8 @@ ONE = RunOptions(threads=1)
 EMULATED = RunOptions(threads=1, options={f"{CHIP}.emulate": "on"})
 
 needs_simulator = pytest.mark.skipif(
-    not get_target(CHIP).simulates(ONE) or get_target(CHIP).compiler.installed({}) is None,
+    get_target(CHIP).run_mode(ONE) != "simulator"
+    or get_target(CHIP).compiler.installed({}) is None,
     reason="the simulator needs onnxruntime-qnn on x86-64",
 )
 
@@ -57,7 +58,7 @@ def export_once(
     micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
 ) -> Path:
     """Export the micro model with all programs on the NPU, some of them quantized."""
-    from whisperport.programs import variants
+    from whisperport.trace import variants
 
     work = tmp_path_factory.mktemp("qualcomm")
     np.save(work / "calibration.npy", SPECTROGRAMS)
@@ -128,9 +129,9 @@ def test_every_program_is_compiled_simulated_and_compared(compiled):
 
     for entry in manifest.programs:
         assert entry.files == (f"{CHIP}/{entry.spec.name}.qnn", f"{CHIP}/{entry.spec.name}.onnx")
-        assert entry.delegation["compiled_for"] == "sm8650, HTP v75"
-        assert re.fullmatch(r"\d+\.\d+\.\d+", entry.delegation["compiler"])
-        assert set(entry.delegation["plan"]) == {"HTP"}  # no node runs on the CPU
+        assert entry.facts.compiled_for == "sm8650, HTP v75"
+        assert re.fullmatch(r"\d+\.\d+\.\d+", entry.facts.compiler)
+        assert set(entry.facts.plan) == {"HTP"}  # no node runs on the CPU
         kinds = {one.kind: one for one in manifest.evidence(entry.spec.name)}
         assert {"compiled", "simulated"} <= set(kinds), entry.spec.name
         assert set(kinds["simulated"].files) == {f"{CHIP}/{entry.spec.name}.qnn"}

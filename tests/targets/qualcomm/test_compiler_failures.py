@@ -15,13 +15,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 from whisperport.bundle import Bundle
-from whisperport.compile_errors import compile_error
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.compilation.compile_errors import compile_error
 from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.compiler import provider_options
-from whisperport.toolchain import Installed, Job, Stage, prepare, run_driver
+from whisperport.toolchain import Installed, Job, Stage, kit, prepare, run_driver
 
 CHIP = "sm8650"
 TARGET = get_target(CHIP)
@@ -30,7 +30,7 @@ OPTIONS = CompileOptions(threads=1, options={f"{CHIP}.emulate": "1"})
 STAGES = Path(stages.__file__).read_text(encoding="utf-8")
 
 needs_simulator = pytest.mark.skipif(
-    not TARGET.simulates(ONE) or TARGET.compiler.installed({}) is None,
+    TARGET.run_mode(ONE) != "simulator" or TARGET.compiler.installed({}) is None,
     reason="the simulator needs onnxruntime-qnn on x86-64",
 )
 
@@ -119,16 +119,6 @@ def test_an_interpreter_with_an_older_compiler_is_rejected_with_both_versions(
     assert "--toolchain qualcomm=" in refused.value.hint
 
 
-def test_versions_are_compared_as_numbers():
-    settings = TARGET.compiler.settings()
-
-    assert stages.check("2.7.0", settings) == ""
-    assert stages.check("2.10.0", settings) == ""
-    assert stages.check("3.0", settings) == ""
-    assert stages.check("", settings) == ""  # not known
-    assert "2.7" in stages.check("1.24.0", settings)
-
-
 def test_an_onnxruntime_without_plugins_is_named(monkeypatch):
     import onnxruntime
 
@@ -202,13 +192,13 @@ def test_the_memory_error_of_the_vendors_own_library_is_recognized(tmp_path, mon
     own = {"model": "a.onnx", "artifact": "a.qnn", "options": {}}
 
     with pytest.raises(MemoryError, match="MEM_ALLOC"):
-        stages.STAGES["compile"](tmp_path, {"settings": own}, {})
+        stages.STAGES["compile"](kit.Job(tmp_path, "a", own, {}), kit)
 
 
-KILLED = "    import signal\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+KILLED = "os.kill(os.getpid(), 9)\n"
 MOMENTS = {
-    "compile": "    os.replace(str(partial)",  # the compiler has written its file
-    "simulate": "    samples = len(",  # it is loaded in the simulator
+    "compile": "        kit.write_json(",  # the compiler has written its file
+    "simulate": "    kit.run_samples(",  # it is loaded in the simulator
 }
 
 
@@ -218,7 +208,9 @@ def test_a_killed_compiler_is_named_and_the_next_compile_continues(
     exported_bundle, tmp_path, monkeypatch, stage
 ):
     """The process is killed in the middle of a stage, as the system does if memory runs out."""
-    script = changed_script(tmp_path, MOMENTS[stage], KILLED)
+    moment = MOMENTS[stage]
+    indent = moment[: len(moment) - len(moment.lstrip())]
+    script = changed_script(tmp_path, moment, f"{indent}import os\n{indent}{KILLED}")
     before = Bundle.open(exported_bundle).manifest
     seen: list[str] = []
 

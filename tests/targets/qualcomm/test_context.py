@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.qualcomm.chips import CHIPS
 from whisperport.targets.qualcomm.compiler import check_chip
 from whisperport.targets.qualcomm.context import COMPATIBILITY, check_context, read_context

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.project_evidence import project_evidence
@@ -42,7 +42,8 @@ def test_the_recorded_simulation_is_accurate_and_has_equal_tokens() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not EVERYTHING, reason="make test-all: minutes of simulation")
 @pytest.mark.skipif(
-    not get_target(CHIP).simulates(ONE) or get_target(CHIP).compiler.installed({}) is None,
+    get_target(CHIP).run_mode(ONE) != "simulator"
+    or get_target(CHIP).compiler.installed({}) is None,
     reason="the simulator needs onnxruntime-qnn on x86-64",
 )
 @pytest.mark.parametrize("precision", LOWEST_DB)
@@ -54,7 +55,7 @@ def test_complete_clips_are_decoded_in_the_simulator(
     off = CompileOptions(options={f"{CHIP}.emulate": "0"}, threads=1)
     bundle = compile(folder, off).bundle
     assert {entry.target for entry in bundle.manifest.programs} == {CHIP}
-    assert all(set(entry.delegation["plan"]) == {"HTP"} for entry in bundle.manifest.programs)
+    assert all(set(entry.facts.plan) == {"HTP"} for entry in bundle.manifest.programs)
 
     report = verify(bundle, run=ONE, clips=CLIPS[precision])
 

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from whisperport.errors import LoweringError
-from whisperport.exporting import ExportOptions, export
-from whisperport.placing import PlacementRequest, place
+from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.chips import CHIPS, Chip
@@ -18,7 +18,7 @@ from whisperport.targets.qualcomm.quantization import quantize_in_place
 from whisperport.verification import GATES, compare
 
 needs_simulator = pytest.mark.skipif(
-    not get_target("sm8650").simulates(RunOptions())
+    get_target("sm8650").run_mode(RunOptions()) != "simulator"
     or get_target("sm8650").compiler.installed({}) is None,
     reason="the simulator needs onnxruntime-qnn on x86-64",
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from whisperport.errors import LoweringError
-from whisperport.exporting import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.targets.rockchip.chips import CHIPS, Chip
 from whisperport.targets.rockchip.compiler import QUANTIZED
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.compiling import CompileOptions, compile
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.options import parse_options
 from whisperport.targets.rockchip import stages
 from whisperport.targets.rockchip.options import MISCOMPILING_RULE
-from whisperport.toolchain import Failure
+from whisperport.toolchain import Failure, kit
 
 from ...micro import DIMS
 from .rknn_bytes import SPEC, rknn_bytes
@@ -86,17 +86,6 @@ def test_without_simulation_the_stage_reads_and_writes_nothing_of_it():
     assert planned.stages[0].reads == ("step.onnx",)
     assert planned.settings["simulated_outputs"] == []
     assert COMPILER.emulation(SPEC, OPTIONS).kind == "simulated"
-
-
-def test_an_older_compiler_is_rejected_with_both_versions():
-    settings = COMPILER.settings()
-
-    assert stages.check("2.5.0", settings) == ""
-    assert stages.check("3.0", settings) == ""
-    assert stages.check("", settings) == ""  # not known
-    reason = stages.check("2.3.2", settings)
-    assert "2.3.2" in reason
-    assert "2.5" in reason
 
 
 @pytest.mark.parametrize(
@@ -189,8 +178,8 @@ def sdk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeSdk]:
 
 
 def run_stage(folder: Path, planned: Any) -> None:
-    program = {"name": "step", "settings": dict(planned.settings)}
-    stages.STAGES["compile"](folder, program, COMPILER.settings())
+    job = kit.Job(folder, "step", dict(planned.settings), COMPILER.settings())
+    stages.STAGES["compile"](job, kit)
 
 
 def test_the_stage_builds_quantized_and_simulates_every_sample(sdk, tmp_path):
@@ -227,7 +216,7 @@ def test_a_return_code_is_an_error_with_the_compilers_own_words(sdk, tmp_path, c
 def test_a_file_that_was_not_written_is_an_error(sdk, tmp_path):
     sdk.codes["writes"] = 0
 
-    with pytest.raises(stages.NotWrittenError, match=r"step\.rknn"):
+    with pytest.raises(kit.NotWrittenError, match=r"step\.rknn"):
         run_stage(tmp_path, plan())
 
 
@@ -235,7 +224,7 @@ def test_a_file_that_was_not_written_is_an_error(sdk, tmp_path):
 def test_a_simulator_with_other_outputs_is_an_error(sdk, tmp_path, outputs):
     sdk.outputs = outputs
 
-    with pytest.raises(stages.SimulationError, match="expected 1"):
+    with pytest.raises(kit.SimulationError, match="expected 1"):
         run_stage(tmp_path, plan())
 
     assert not (tmp_path / "step.rknn").exists()

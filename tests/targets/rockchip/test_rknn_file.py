@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import get_target
 from whisperport.targets.rockchip.rknn_file import check_rknn, read_rknn
 

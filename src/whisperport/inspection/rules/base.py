@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whisperport.inspection.graph import Graph, Node
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 
 @dataclass(frozen=True, slots=True)

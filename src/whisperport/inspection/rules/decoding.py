@@ -8,7 +8,7 @@ from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, rule
 from whisperport.inspection.rules.shapes import MATMULS
 from whisperport.inspection.weights_of_hlo import LAYOUT_OPS, weight_inputs
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 Dependencies = Mapping[str, frozenset[str]]
 """Name of a tensor -> names of the inputs that it depends on. Weights depend on none."""
@@ -45,26 +45,22 @@ class _Projection:
 @rule("WP601", "A decoder projects the encoder's output again for every token")
 def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The cross-attention of a decoder multiplies the encoder's output by the weights of its keys and
-    values. The encoder's output is the same for every token of a window, and so are the results. A decoder
-    that takes the encoder's output as an input computes them for every token, and the caller passes the
-    complete encoder's output each time: 1,500 rows in a window of 30 s. In Whisper large-v3-turbo, the
-    eight projections need 39 GFLOP (19.7 billion multiply-accumulates) per token, and the encoder's output
-    has 7.68 MB in float32.
+    values. The result is the same for every token of a window. A decoder with the encoder's output as an
+    input computes it again for every token, and the caller passes the complete output each time: 1,500 rows
+    in a window of 30 s. In Whisper large-v3-turbo, the eight projections need 39 GFLOP (19.7 billion
+    multiply-accumulates) per token, and the encoder's output has 7.68 MB in float32.
 
     The check finds a matmul with a stored weight that depends on one input only and has more rows than the
     decoder has tokens. This is a warning: the node runs on the target, but at every token. Bytes are those
     of the matmul's operands and result.
 
-    The check reads what is in the program. torch.export, the exporters to ONNX and XLA remove computations
-    whose results are not used. A decoder that projects the encoder's output and then overwrites the keys
-    and values with its cache contains no projection after the export, and this check finds none: its time
-    is lost elsewhere. Its input for the encoder's output remains in the program (WP602), or was removed
-    too. Then only the calling program shows that it passes the encoder's output.
+    Exporters remove computations whose results are not used. A decoder that projects the encoder's output
+    and then overwrites the keys and values with its cache contains no projection after the export: only an
+    unused input may remain (WP602).
 
-    An HLO module does not state which parameters are weights. There, an input is regarded as a weight if
-    it is multiplied by a computed tensor without batch axes. If the encoder's output is multiplied by one
-    single input, the second operand is regarded as the weight. A projection in the body of a `while` or
-    `conditional` is not seen.
+    An HLO module does not state which parameters are weights: an input counts as one if it is multiplied by
+    a computed tensor without batch axes, or is the second operand of a matmul of two inputs. The
+    body of a `while` or `conditional` is not searched.
 
     What to do: split the decoder. One program computes the keys and values of all layers, once per window.
     The decoder takes them as inputs and has no input for the encoder's output. `whisperport export` writes
@@ -80,16 +76,15 @@ def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @rule("WP602", "An input is not used")
 def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """Nothing that the program returns depends on this input. The caller prepares and transfers it for
-    nothing at every call. Some compilers remove such an input or warn about it ("received an input tensor
-    that was unused"), so that the compiled program has fewer inputs than the original.
+    """Nothing that the program returns depends on this input, yet the caller prepares and transfers it at
+    every call. Some compilers remove such an input or warn about it ("received an input tensor that was
+    unused"), so that the compiled program has fewer inputs than the original.
 
-    A decoder with cached cross-attention keys and values is the usual case: it keeps an input for the
-    encoder's output, which only the first call needs. A dummy input of the same shape in its place still
-    costs its transfer.
+    The usual case is a decoder with cached cross-attention keys and values: it keeps an input for the
+    encoder's output, which only the first call needs. A dummy of the same shape still costs its transfer.
 
-    Tracers that begin at the outputs, such as PyTorch/XLA, remove the input themselves. The program then
-    has no such input, and this check finds nothing, although the caller may still pass it.
+    Tracers that begin at the outputs, such as PyTorch/XLA, remove the input themselves. Then this check
+    finds nothing, although the caller may still pass it.
 
     What to do: remove the input, and export the program again.
     """
@@ -105,17 +100,16 @@ def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
 @rule("WP603", "A cache is copied by every call, because it is not aliased")
 def copied_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The program takes a cache as an input and returns it with a few new rows. An HLO module states in its
-    `input_output_alias` which output is written to the memory of which input. Without an alias for the
-    cache, the device keeps two of them, and every call copies the complete cache to write one row. On a
-    runtime that returns outputs to the host, the cache also travels to the host and back.
+    `input_output_alias` which output is written to the memory of which input. Without an alias, the device
+    keeps two caches, and every call copies the complete cache to write one row. A runtime that returns
+    outputs to the host also transfers the cache to the host and back.
 
     The check finds an output that is an input of the same shape and dtype, unchanged or with a part
-    written over, if the module states no alias between the two. Only HLO modules state aliases, so other
-    formats are not checked.
+    written over, without an alias. Only HLO modules state aliases, so other formats are not checked.
 
-    What to do: state the alias when the program is traced: `donate_argnums` of `jax.jit`,
-    or the argument for aliases of the vendor's tracer. Do not return a cache that the program does not
-    change, such as the keys and values of the cross-attention.
+    What to do: state the alias when the program is traced: `donate_argnums` of `jax.jit`, or the argument
+    of the vendor's tracer. Do not return a cache that the program does not change, such as the keys and
+    values of the cross-attention.
     """
     if graph.format != "hlo":
         return

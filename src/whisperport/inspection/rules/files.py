@@ -6,7 +6,7 @@ from typing import Any
 
 from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.rules.base import Finding, node_rule, rule
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 
 @rule("WP401", "The target does not read this ONNX opset")
@@ -25,8 +25,8 @@ def opset(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @rule("WP404", "The ONNX opset was not seen in programs known to compile")
 def opset_seen(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """The vendor does not publish which opsets its parser reads. No program that is known to compile has
-    the opset of this file. The opset may be supported anyway, so this is not a rejection: it is counted
+    """The vendor does not publish which opsets its parser reads, and no program that is known to compile
+    has the opset of this file. It may be supported anyway, so this is not a rejection: it is counted
     separately and does not make `whisperport check` exit with status 1.
 
     What to do: write an opset that was seen to compile, with `whisperport lower --opset`, or try the
@@ -39,8 +39,8 @@ def opset_seen(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @rule("WP402", "The target's compiler does not read this format")
 def format_read(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """The target's compiler reads other formats. The other findings for this program tell what the target
-    rejects in the same graph, written in a format that it reads.
+    """The other findings for this program tell what the target rejects in the same graph, written in a
+    format that its compiler reads.
 
     What to do: export the model again from torch, for this target.
     """
@@ -51,9 +51,9 @@ def format_read(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @node_rule("WP501", "GELU with approximate='tanh' is computed with erf")
 def gelu_form(graph: Graph, node: Node, _: Any) -> str:
-    """The target supports the node and ignores its argument: it computes GELU with the error function
-    (erf), where the graph requests the tanh approximation. The two differ by up to 4.7e-4 in absolute
-    value. This is a warning: the node is delegated.
+    """The target ignores the argument of the node: it computes GELU with the error function (erf), where
+    the graph requests the tanh approximation. The two differ by up to 4.7e-4 in absolute value. This is a
+    warning: the node is delegated.
 
     What to do: nothing for Whisper, which was trained with the error function. For a model trained with the
     tanh approximation, verify the outputs of the compiled program, or write the approximation with

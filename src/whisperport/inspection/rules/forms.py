@@ -5,18 +5,17 @@ from typing import Any
 
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, node_rule, rule
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 
 @rule("WP301", "A weight is computed in the graph; the target supports stored weights only")
 def constant_weight(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """The target packs the weight of a matmul or a convolution when it compiles the program. It can pack
-    only a tensor that is stored in the file. It cannot pack a weight that the graph computes, even if the
-    graph only transposes a stored weight. The complete matmul is then undelegated and runs on the CPU.
+    """The target packs the weight of a matmul or a convolution when it compiles the program, so the weight
+    must be stored in the file. A weight that the graph computes, even by a transpose only, leaves the
+    complete matmul undelegated: it runs on the CPU.
 
-    Whisper's logits are the usual case: openai-whisper writes `x @ token_embedding.weight.T`. torch
-    exports a transpose and a `matmul`, which becomes `aten.mm` with a computed right operand. This is the
-    largest matmul of the decoder.
+    The usual case is the largest matmul of the decoder, Whisper's logits: openai-whisper writes
+    `x @ token_embedding.weight.T`, which torch exports as a transpose and a `matmul`.
 
     What to do: apply the suggested rewrite, or write `F.linear(x, token_embedding.weight)`, which reads the
     weight as it is stored. For a matmul of two activations use `bmm`, which has no packed weight.
@@ -64,7 +63,7 @@ def _rank(value: Value) -> int:
 
 @node_rule("WP302", "The target supports this operator along the last axis only")
 def last_axis(graph: Graph, node: Node, _: Any) -> str:
-    """The target supports this operator along the last axis and along no other axis.
+    """Along any other axis, the node is not delegated.
 
     What to do: transpose before and after the operator. Replace an `unsqueeze` by a `reshape` to the same
     shape, which the target supports along every axis.
@@ -100,9 +99,9 @@ def mean_axes(graph: Graph, node: Node, _: Any) -> str:
 
 @node_rule("WP304", "A batched matmul copies both operands")
 def copied_operands(graph: Graph, node: Node, _: Any) -> str:
-    """torch lowers a `matmul` with a right operand of rank 3 or more to a `bmm` of rank 3. It adds an
-    `expand` before each operand, even if there is nothing to expand. The `bmm` is delegated. The two
-    copies that `expand` makes are not, so each attention block leaves the accelerator four times.
+    """torch lowers a `matmul` with a right operand of rank 3 or more to a `bmm` of rank 3 with an `expand`
+    before each operand, even if there is nothing to expand. The `bmm` is delegated, the two copies that
+    `expand` makes are not, so each attention block leaves the accelerator four times.
 
     What to do: apply the suggested rewrite, which writes the matmul as `bmm` on (heads, tokens, width).
     """
@@ -138,9 +137,8 @@ def argument(graph: Graph, node: Node, value: tuple[str, Set[str]]) -> str:
 @node_rule("WP306", "A number in arithmetic has an unsupported form")
 def scalar(graph: Graph, node: Node, _: Any) -> str:
     """torch stores the 2 of `x * 2` as an integer tensor, and converts it to floating point each time the
-    program runs. The multiplication is delegated. The conversion of this one number is not. The
-    decomposition of fused attention contains `mul.Scalar`, whose number is not a tensor. `mul.Scalar` is
-    not supported.
+    program runs. The multiplication is delegated, the conversion of this one number is not. `mul.Scalar`,
+    which the decomposition of fused attention contains, is not supported: its number is not a tensor.
 
     What to do: write `x * 2.0`. Do not decompose attention before it is rewritten.
     """
@@ -157,8 +155,8 @@ def scalar(graph: Graph, node: Node, _: Any) -> str:
 
 @node_rule("WP307", "The target does not convert dtypes")
 def conversion(graph: Graph, node: Node, _: Any) -> str:
-    """The target does not convert dtypes inside a program. This rule ignores a conversion to the dtype that
-    the tensor already has: the compiler removes it.
+    """The target does not convert dtypes inside a program. A conversion to the dtype that the tensor
+    already has is ignored: the compiler removes it.
 
     What to do: convert weights before the export, and inputs on the host.
     """

@@ -14,7 +14,7 @@ def not_supported(graph: Graph, node: Node, operators: Set[str]) -> str:
 
     What to do: apply the suggested rewrite, if there is one. Otherwise move the operator to the host,
     before or after the program (token lookup, masks and argmax can run there), or write the layer with
-    operators from the list on the target's page.
+    supported operators.
     """
     if node.custom or node.op in operators:
         return ""
@@ -23,13 +23,12 @@ def not_supported(graph: Graph, node: Node, operators: Set[str]) -> str:
 
 @node_rule("WP104", "The operator was not seen in programs known to compile")
 def not_seen(graph: Graph, node: Node, operators: Set[str]) -> str:
-    """The vendor does not publish which operators its compiler supports. No program that is known to
-    compile for the target contains this operator. The operator may be supported anyway, so this is not a
-    rejection: such nodes are counted separately, are not in the totals of rejected nodes, and do not make
-    `whisperport check` exit with status 1.
+    """The vendor does not publish which operators its compiler supports, and no program that is known to
+    compile contains this operator. It may be supported anyway, so this is not a rejection: such nodes are
+    counted separately and do not make `whisperport check` exit with status 1.
 
     What to do: try the vendor's compiler on a small program with this operator, or write the layer with
-    operators from the list on the target's page.
+    operators that were seen.
     """
     if node.custom or node.op in operators:
         return ""
@@ -52,12 +51,11 @@ def custom(graph: Graph, node: Node, domains: Set[str]) -> str:
 
 @node_rule("WP103", "The operator is decomposed, and some of its parts are not supported")
 def decomposed(graph: Graph, node: Node, parts: str) -> str:
-    """The target does not have this operator, so torch decomposes it into smaller operators. The target
-    supports some of them. The others run on the CPU, between nodes that run on the accelerator.
+    """The target does not have this operator, so torch decomposes it into smaller ones. Those that the
+    target does not support run on the CPU, between nodes that run on the accelerator.
 
-    Fused attention (`scaled_dot_product_attention`) is the usual case. torch decomposes it with a test for
-    rows whose mask excludes every position: comparisons, `logical_not` and `where`. Accelerators do not
-    support these.
+    The usual case is fused attention (`scaled_dot_product_attention`). torch decomposes it with a test for
+    rows whose mask excludes every position: comparisons, `logical_not` and `where`.
 
     What to do: apply the suggested rewrite, which writes the same function as two matmuls, the addition of
     a finite mask, and a softmax; or load the model with eager attention.

@@ -8,8 +8,8 @@ from whisperport.inspection.rules.base import node_rule
 
 @node_rule("WP211", "A quantized tensor has one scale per channel")
 def per_channel(graph: Graph, node: Node, operators: Set[str]) -> str:
-    """A quantized weight has one scale for the complete tensor, or one for each output channel, which is
-    more accurate. The accelerator reads scales per channel for some operators only.
+    """One scale for each output channel is more accurate than one for the complete weight, but the
+    accelerator reads it for some operators only.
 
     What to do: quantize the tensors of this operator with one scale each, or do not quantize the operator.
     """
@@ -24,8 +24,8 @@ def per_channel(graph: Graph, node: Node, operators: Set[str]) -> str:
 
 @node_rule("WP212", "An activation has an unsupported dtype")
 def activation_dtype(graph: Graph, node: Node, dtypes: Set[str]) -> str:
-    """The accelerator computes in few dtypes. An integer of 64 bits may be stored in the file, for example
-    as a shape or an axis, but no node may compute with it. The same holds for booleans.
+    """The accelerator computes in few dtypes. 64-bit integers and booleans may be stored in the file, for
+    example as a shape or an axis, but no node may compute with them.
 
     What to do: compute positions, indices and masks on the host, and pass the mask as floating-point
     numbers that are added to the scores.
@@ -56,8 +56,7 @@ def symmetric_16_bit(graph: Graph, node: Node, _: None) -> str:
 
 @node_rule("WP214", "16-bit activations with 8-bit weights are not supported")
 def mixed_16_and_8_bit(graph: Graph, node: Node, _: None) -> str:
-    """A quantized matmul has activations and weights of the same width, or activations of 16 bits and
-    weights of 8 bits (w8a16). The accelerator does not support the second form.
+    """The accelerator does not support a matmul with activations of 16 bits and weights of 8 bits (w8a16).
 
     What to do: keep the program in floating point, or quantize activations and weights to 8 bits (w8a8) and
     check the accuracy. The activations of Whisper's encoder have outliers, for which 8 bits are not enough.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Set
 
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, node_rule, rule
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
 STATIC = "every axis must be a fixed number; export again with static shapes"
@@ -16,9 +16,8 @@ def rank(graph: Graph, node: Node, limit: int) -> str:
     processors. Their compilers reject a tensor of higher rank, even if all but four axes have length 1.
 
     What to do: fold axes before the node and unfold them after it. `whisperport lower` does this with the
-    rewrite `fold-axes`, for the operators that the rewrite handles. With a batch of 1, attention needs
-    three axes: (heads, tokens, head width). The rewrite keeps the axes of inputs and outputs: fold those on
-    the host.
+    rewrite `fold-axes`, except for inputs and outputs: fold those on the host. With a batch of 1, attention
+    needs three axes: (heads, tokens, head width).
     """
     ranks = [len(value.shape) for value in (*node.tensors, *node.outputs) if value.shape]
     return (
@@ -45,8 +44,8 @@ def boundary_dtype(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @node_rule("WP203", "A node computes in an unsupported dtype")
 def node_dtype(graph: Graph, node: Node, dtypes: Set[str]) -> str:
-    """The accelerator computes in few dtypes, and all operands of a node must have the same dtype.
-    Arithmetic on integers, on booleans, in float64 or on mixed dtypes is not delegated: it runs on the CPU.
+    """The accelerator computes in few dtypes, and all operands of a node must have the same one. Arithmetic
+    on integers, booleans, float64 or mixed dtypes runs on the CPU.
 
     What to do: compute positions, masks and indices on the host, or fold them into constants. Convert
     all weights to one dtype before the export.
@@ -68,8 +67,7 @@ def dynamic(graph: Graph, limit: Limit) -> Iterator[Finding]:
     a fixed number. One dynamic input makes every tensor that depends on it dynamic.
 
     What to do: export again with static shapes: from torch without `dynamic_shapes`, to ONNX without
-    `dynamic_axes`, and one program for each length that is needed. Whisper's windows, prompts and caches
-    all have a fixed length.
+    `dynamic_axes`, and one program for each length that is needed.
     """
     for value in graph.inputs:
         if _is_dynamic(value):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
-from whisperport.dims import Dims
 from whisperport.errors import BundleError, UsageError
-from whisperport.regular_file import other_kind
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.regular_file import other_kind
 from whisperport.targets.aws_neuron import stages
 from whisperport.targets.aws_neuron.codes import code_in, explained
 from whisperport.targets.aws_neuron.flags import FUSED, CompileOptions, arguments_of

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.checks import batch_rows
 from whisperport.errors import LoweringError
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.program_kind import ALIGN, CROSS_KV, ENCODER, PREFILL, kind_of
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
 
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # precision -> dtype of weights and state
 
@@ -156,7 +156,7 @@ def _module(program: "Program", dtype: str) -> tuple[Record, Weights] | None:
 
 def _named_weights(program: "Program") -> dict[str, "Tensor"]:
     """Return the weights of a program under the names that openai-whisper would give them."""
-    side = "encoder" if program.name == "encoder" else "decoder"
+    side = "encoder" if kind_of(program.name).name == ENCODER else "decoder"
 
     def renamed(name: str) -> str:
         if name.startswith("attentions."):
@@ -169,8 +169,9 @@ def _named_weights(program: "Program") -> dict[str, "Tensor"]:
 
 def _record(program: "Program", weights: Weights) -> Record | None:
     """Return the sizes of a program with the name of one of Whisper's own; None for other names."""
-    name, spec = program.name, program.spec
-    if name == "encoder":
+    spec = program.spec
+    kind = spec.kind
+    if kind.name == ENCODER:
         _, n_mels, frames = spec.inputs[0].shape
         return {
             "kind": "encoder",
@@ -184,30 +185,29 @@ def _record(program: "Program", weights: Weights) -> Record | None:
             "cross_heads": 0,
             "cross_layers": 0,
         }
-    if name == "cross_kv":
+    if kind.name == CROSS_KV:
         _, positions, width = spec.inputs[0].shape
         heads, layers = spec.outputs[0].shape[0], len(spec.outputs) // 2
         sizes = {"positions": positions, "width": width, "heads": heads, "layers": layers}
         return {"kind": "cross_kv", "batch": 1, **sizes}
-    kind, batch = name.partition("_")[0], batch_rows(name) or 1
-    if kind not in ("step", "prefill", "align"):
+    if kind.reads != "caches":
         return None
     shapes = {tensor.name: tensor.shape for tensor in (*spec.inputs, *spec.outputs)}
     tokens, context = shapes["x"][1], shapes["cross_k_0"][2]
-    head = weights.get("decoder.token_embedding.weight") if kind != "align" else None
+    head = weights.get("decoder.token_embedding.weight") if kind.name != ALIGN else None
     return {
-        "kind": kind,
-        "batch": batch,
+        "kind": kind.name,
+        "batch": kind.batch,
         "tokens": tokens,
         "cached": shapes["mask"][2] - tokens,
         "context": context,
         "width": shapes["x"][2],
-        "heads": shapes["self_k_0"][0] // batch,
+        "heads": shapes["self_k_0"][0] // kind.batch,
         "layers": _layers(weights, "decoder.blocks"),
         "inner": weights["decoder.blocks.0.mlp.0.weight"].shape[0],
         "vocab": 0 if head is None else head.shape[0],
-        **({"picked": shapes["pick"][1]} if kind == "prefill" else {}),
-        **({"alignment_heads": _alignment_heads(program)} if kind == "align" else {}),
+        **({"picked": shapes["pick"][1]} if kind.name == PREFILL else {}),
+        **({"alignment_heads": _alignment_heads(program)} if kind.name == ALIGN else {}),
     }
 
 

@@ -13,9 +13,8 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from whisperport.checks import batch_rows
-from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.spec import ProgramSpec
 
 NOWHERE = -1  # position of a token that is written to no row of the cache
 
@@ -69,7 +68,7 @@ class ResidentRunner(Runner):
         self.resident = [name for name in names if stateful and self.roles[name] != "input"]
         self._given = [index for index, name in enumerate(names) if name not in self.resident]
         self.state_names = [name for name in self.resident if self.roles[name] == "state"]
-        self._batch = batch_rows(spec.name) or 1
+        self._batch = spec.kind.batch
         self._mask = names.index("mask") if self.resident else None
 
     def binding(self) -> Binding:

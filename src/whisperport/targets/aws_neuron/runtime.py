@@ -18,8 +18,8 @@ import numpy as np
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.aws_neuron.compiler import COMPILED, DESCRIPTION, WEIGHTS
 from whisperport.targets.aws_neuron.options import RunOptions
 from whisperport.targets.aws_neuron.resident import Module, ResidentRunner

@@ -14,7 +14,6 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import inspect
-import json
 import os
 import re
 import shutil
@@ -102,15 +101,15 @@ def check(version: str, settings: Mapping[str, Any]) -> str:
     return ""
 
 
-def _check(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _check(job: Any, kit: Any) -> None:
     """Build the module, run it once on the CPU, and describe its inputs, outputs and state."""
     import torch
 
-    module, inputs, aliases, _ = _built(folder, program)
+    module, inputs, aliases, _ = _built(job)
     with torch.no_grad():
         outputs = module(*inputs)
     described = describe(module, inputs, outputs, aliases)
-    _write(folder / IO, described)
+    kit.write_json(job.folder / IO, described)
 
 
 def describe(module: Any, inputs: Any, outputs: Any, aliases: Any) -> Mapping[str, Any]:
@@ -155,16 +154,16 @@ def describe(module: Any, inputs: Any, outputs: Any, aliases: Any) -> Mapping[st
     return described
 
 
-def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _compile(job: Any, kit: Any) -> None:
     """Trace and compile a module. Weights and state are separate from the compiled graph."""
     import torch
     import torch_neuronx
 
-    own = program["settings"]
-    work, artifact = folder / WORK, folder / own["artifact"]
+    folder, own = job.folder, job.settings
+    work = folder / WORK
     shutil.rmtree(str(work), ignore_errors=True)  # of a run that was interrupted
     work.mkdir()
-    module, inputs, aliases, used = _built(folder, program)
+    module, inputs, aliases, used = _built(job)
     arguments = [*own["arguments"], "--logfile", str(work / LOG)]
     print("$ torch_neuronx.trace:", COMPILER, *arguments, flush=True)
     with _explained(folder, work), torch.no_grad():
@@ -179,8 +178,6 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
         )
     for option, what in used.words().items():
         print(option + ": " + what, flush=True)
-    partial = folder / ("partial." + own["artifact"])
-    torch.jit.save(traced, str(partial))
     built = {
         "versions": {
             name: _installed(name) for name in ("torch", "torch-neuronx", "torch-xla", COMPILER)
@@ -190,18 +187,19 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
         "lnc": own["lnc"],
         "fused": used.words(),
     }
-    _write(folder / BUILT, built)
-    os.replace(str(partial), str(artifact))
+    with kit.written(folder / own["artifact"]) as partial:
+        torch.jit.save(traced, str(partial))
+        kit.write_json(folder / BUILT, built)
     shutil.rmtree(str(work), ignore_errors=True)  # it has a second copy of all weights
 
 
-def _built(folder: Path, program: Mapping[str, Any]) -> Any:
+def _built(job: Any) -> Any:
     """Build a program's module: the module, its example inputs, its aliases, and its fused operators."""
+    folder, own = job.folder, job.settings
     modules, fused = _loaded(folder / MODULES), _loaded(folder / FUSED)
-    own = program["settings"]
     description = modules.read_description(folder / own["description"])
     weights = modules.read_weights(folder / own["weights"])
-    module, inputs, aliases = modules.build(description, weights, program["name"])
+    module, inputs, aliases = modules.build(description, weights, job.name)
     return module, inputs, aliases, fused.fuse(module, own["fused"])
 
 
@@ -308,13 +306,7 @@ def _installed(distribution: str) -> str:
         return ""
 
 
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    partial = path.with_name("partial." + path.name)
-    partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
-    os.replace(str(partial), str(path))
-
-
-STAGES: Mapping[str, Callable[[Path, Mapping[str, Any], Mapping[str, Any]], None]] = {
+STAGES: Mapping[str, Callable[[Any, Any], None]] = {
     "check": _check,
     "compile": _compile,
 }

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry
-from whisperport.masks import MASKED
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import Package, TargetSpec
+from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.program.masks import MASKED
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import Package, TargetSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.aws_neuron import options as own_options
 from whisperport.targets.aws_neuron.chips import RELEASE, machines
 from whisperport.targets.aws_neuron.compiler import DESCRIPTION, WEIGHTS, NeuronCompiler
@@ -17,7 +18,7 @@ from whisperport.targets.aws_neuron.runtime import import_torch, load_modules
 from whisperport.targets.base import RunOptions, Target
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 NAME = "aws-neuron"
 TRACE = f"{RELEASE} api-torch-neuronx-trace.rst"
@@ -99,7 +100,7 @@ class AwsNeuron(Target):
             return super().lower_file(program, path, progress, simplify=simplify)
         path = path.with_suffix(DESCRIPTION)
         entry = self._written([program], path, path.name)[program.name]
-        return entry, dict(entry.delegation)
+        return entry, entry.facts.to_json()
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -122,7 +123,7 @@ class AwsNeuron(Target):
                 placement=Placement(NAME, precision),
                 method=one.name,
                 files=files,
-                delegation={"delegated": nodes[one.name], "undelegated": [], "subgraphs": 1},
+                facts=ProgramFacts(delegated=nodes[one.name], undelegated=(), subgraphs=1),
             )
             for one in programs
         }

@@ -6,6 +6,8 @@ Programs were compiled here for the NPU; nothing was run on one.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from whisperport.program.spec import TargetSpec
+
 VELA = "ethos-u-vela 5.1.0"
 EXECUTORCH = "executorch 1.5.1"
 W8A16, W8A8 = "w8a16", "w8a8"
@@ -16,6 +18,8 @@ DRIVER_FLAGS: Mapping[str, tuple[str, ...]] = {
     BARE_METAL: (),
     LINUX: ("--separate-io-regions", "--cop-format=COP2"),
 }
+EXTRA = "export"
+FALLBACK = "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +118,31 @@ U55 = Npu(
     sources={**_SOURCES, "precisions": _EIGHT_BITS},
 )
 NPUS = (U85, U65, U55)
+
+
+def spec_of(npu: Npu) -> TargetSpec:
+    """Return the spec of an NPU's target."""
+    return TargetSpec(
+        name=npu.name,
+        summary=f"Arm {npu.title} NPU: microcontrollers and Linux chips, {' or '.join(npu.precisions)}",
+        max_rank=6,
+        dtypes=frozenset({"float32"}),
+        rewrites=("drop-no-ops", "fold-constants"),
+        rejects_programs=True,
+        lowered_suffix=".pt2",
+        fallback=FALLBACK,
+        precisions=npu.precisions,
+        emulation={"emulate": "on"},
+        runtime="executorch",
+        emulation_runtime="torch",
+        extra=EXTRA,
+        run_extra=EXTRA,
+        sources={
+            "formats": f"{EXECUTORCH} torch.export: Arm's quantizer gets an ExportedProgram",
+            "domains": f"{EXECUTORCH} backends/arm: all operators are aten's",
+            "static": f"{VELA} compiles graphs of fixed shapes",
+            "dtypes": "inputs and outputs are quantized from and to float32 on the CPU",
+            "max_rank": f"{EXECUTORCH} backends/arm/arm_vela.py: compiled programs have 6 axes",
+            "precisions": npu.sources["precisions"],
+        },
+    )

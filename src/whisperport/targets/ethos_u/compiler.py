@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast, final
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast, final
 
-from whisperport.dims import Dims
 from whisperport.errors import LoweringError, UsageError
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
     Compiler,
     CompileRequest,
-    EmulationNeed,
     Estimate,
     Explanation,
 )
@@ -67,6 +66,8 @@ class EthosUCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    runs: ClassVar[Literal["emulated"]] = "emulated"  # there is no simulator of the compiled file
+    decides: ClassVar[bool] = True
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
     failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
@@ -87,13 +88,6 @@ class EthosUCompiler(Compiler):
             samples=SAMPLES, names=tuple(f"calibration_{tensor.name}" for tensor in spec.inputs)
         )
 
-    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(CompileOptions, options).emulate
-        if not clips:
-            return None
-        # There is no simulator of the compiled file.
-        return EmulationNeed.of(spec, "emulated", clips=clips, decides=True)
-
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
@@ -111,14 +105,11 @@ class EthosUCompiler(Compiler):
             Stage("quantize", (*request.files, *request.arrays), (QUANTIZED,)),
             Stage("compile", (QUANTIZED,), (artifact, GRAPH, TENSORS, ESTIMATE)),
         ]
-        need = self.emulation(request.spec, chosen)
-        if need is not None and request.emulation:
-            outputs = tuple(f"{output}.npy" for output in need.outputs)
-            planned.append(Stage("emulate", (GRAPH, TENSORS, *request.emulation), outputs))
-            settings["emulated_inputs"] = dict(
-                zip(settings["inputs"], request.emulation, strict=True)
-            )
-            settings["emulated_outputs"] = list(outputs)
+        inputs, outputs = self.emulated(request)
+        if outputs:
+            reads = (GRAPH, TENSORS, *inputs.values())
+            planned.append(Stage("emulate", reads, tuple(outputs.values())))
+            settings |= {"emulated_inputs": inputs, "emulated_outputs": list(outputs.values())}
         return CompilePlan(
             stages=tuple(planned),
             artifact=artifact,

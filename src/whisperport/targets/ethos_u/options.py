@@ -17,8 +17,8 @@ class CompileOptions:
     macs: Annotated[
         int | None,
         Option(
-            "Number of 8-bit multiply-accumulate units of the NPU in your chip, as the page of the target "
-            "lists them; the default is 256, for Ethos-U65 512",
+            "Number of 8-bit multiply-accumulate units of your chip's NPU; the default is 256, for "
+            "Ethos-U65 512",
             low=32,
             high=2048,
         ),
@@ -26,29 +26,29 @@ class CompileOptions:
     system_config: Annotated[
         str | None,
         Option(
-            "Clock, SRAM and outer memory of your chip, by its name in the compiler's file vela.ini: the "
-            "compiler optimizes for it, and its estimate is for it; the default is on the target's page"
+            "Clock, SRAM and outer memory of your chip, by its name in the compiler's file vela.ini; the "
+            "default is on the target's page"
         ),
     ] = None
     memory_mode: Annotated[
         str | None,
         Option(
-            "Where weights and tensors are stored, by its name in vela.ini: Dedicated_Sram_384KB stores "
-            "them in the outer memory, with this much SRAM as a cache; the default is on the target's page"
+            "Where weights and tensors are stored, by its name in vela.ini: Dedicated_Sram_384KB is the "
+            "outer memory with this much SRAM as a cache; the default is on the target's page"
         ),
     ] = None
     driver: Annotated[
         Literal["bare-metal", "linux"],
         Option(
-            "Software that drives the NPU: bare-metal for a program without operating system on a Cortex-M "
-            "processor, linux for Arm's Linux driver on a Cortex-A processor, with Ethos-U85 only"
+            "What drives the NPU: bare-metal, a program without operating system on a Cortex-M processor; "
+            "linux, Arm's driver on a Cortex-A processor, with Ethos-U85 only"
         ),
     ] = "bare-metal"
     headroom: Annotated[
         int,
         Option(
-            "Factor by which the range of a 16-bit tensor is larger than its largest value in the "
-            "calibration set; above 1, the NPU's tables of functions are coarser; w8a8 does not use it",
+            "Factor between the range of a 16-bit tensor and its largest value in the calibration set; "
+            "above 1, the NPU's tables of functions are coarser",
             low=1,
             high=64,
         ),

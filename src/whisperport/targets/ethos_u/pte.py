@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from whisperport.errors import BundleError
-from whisperport.regular_file import other_kind
-from whisperport.spec import ProgramSpec
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.regular_file import other_kind
 
 BACKEND = "EthosUBackend"
 RECOMPILE = "compile the bundle again with `whisperport compile`"

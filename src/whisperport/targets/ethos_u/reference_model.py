@@ -7,8 +7,8 @@ from typing import final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, MissingPackageError
-from whisperport.runner import Array, RunLock, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, RunLock, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.ethos_u.compiler import GRAPH, TENSORS, EthosUCompiler
 from whisperport.toolchain import ServedPrograms, variable
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.errors import BundleError, MissingPackageError, ProgramError
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.stated_signature import expect_counts, expect_tensor
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 
 class TorchRunner(Runner):
@@ -56,7 +56,7 @@ def use_threads(threads: int | None) -> None:
 
 def _read(path: Path, target: str) -> "Program":
     try:
-        from whisperport.programs.pt2 import read_pt2
+        from whisperport.trace.pt2 import read_pt2
     except ImportError as error:
         raise MissingPackageError(
             f"cannot emulate the programs of `{target}`: torch is not installed",

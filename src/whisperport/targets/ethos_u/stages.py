@@ -17,9 +17,7 @@ import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -64,14 +62,14 @@ def check(version: str, settings: Mapping[str, Any]) -> str:
     return ""
 
 
-def _quantize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _quantize(job: Any, kit: Any) -> None:
     """Quantize a program with Arm's quantizer and the calibration set."""
     import torch
     from executorch.backends.arm.ethosu import EthosUCompileSpec
     from executorch.backends.arm.quantizer import EthosUQuantizer
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    own = program["settings"]
+    folder, own = job.folder, job.settings
     exported = torch.export.load(folder / own["model"])
     quantizer = EthosUQuantizer(EthosUCompileSpec(own["accelerator"]))
     quantizer.set_global(_configuration(own))
@@ -86,9 +84,8 @@ def _quantize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, A
         converted = convert_pt2e(prepared)
         example = _arguments(exported, samples[0])
         quantized = torch.export.export(converted, example, strict=False)
-    partial = folder / "partial.quantized.pt2"
-    torch.export.save(quantized, partial)
-    os.replace(str(partial), str(folder / "quantized.pt2"))
+    with kit.written(folder / "quantized.pt2") as partial:
+        torch.export.save(quantized, partial)
 
 
 def _widen_new_state(prepared: Any, own: Mapping[str, Any]) -> None:
@@ -153,7 +150,7 @@ def _configuration(own: Mapping[str, Any]) -> Any:
     return replace(configuration, input_activation=activation, output_activation=activation)
 
 
-def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _compile(job: Any, kit: Any) -> None:
     """Lower a quantized program to one subgraph for the NPU, and compile it with Vela."""
     import executorch.kernels.quantized  # noqa: F401  # the CPU's operators in the compiled file
     import torch
@@ -161,7 +158,7 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    own = program["settings"]
+    folder, own = job.folder, job.settings
     made = folder / "vela"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
@@ -173,35 +170,21 @@ def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     )
     spec.dump_intermediate_artifacts_to(made.name)  # relative: the compiled file has a copy of it
     quantized = torch.export.load(folder / "quantized.pt2")
-    started = time.monotonic()
     try:
-        with _inside(folder):
+        with kit.inside(folder), kit.timed("compilation"):
             edge = to_edge_transform_and_lower(
-                {program["name"]: quantized}, partitioner=[EthosUPartitioner(spec)]
+                {job.name: quantized}, partitioner=[EthosUPartitioner(spec)]
             )
     except SystemExit as error:
         raise CompilerExitError(f"Vela ended with exit status {error.code}") from error
-    described = _tensors(edge.exported_program(program["name"]), own, made / "out.tosa")
+    described = _tensors(edge.exported_program(job.name), own, made / "out.tosa")
     content = edge.to_executorch().buffer
-    print("seconds of the compilation:", round(time.monotonic() - started, 1), flush=True)
-    (folder / "tensors.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+    kit.write_json(folder / "tensors.json", described)
     os.replace(str(made / "out.tosa"), str(folder / "graph.tosa"))
     (summary,) = (made / "output").glob("out_summary_*.csv")
     os.replace(str(summary), str(folder / "estimate.csv"))
-    partial = folder / ("partial." + own["artifact"])
-    partial.write_bytes(content)
-    os.replace(str(partial), str(folder / own["artifact"]))
-
-
-@contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    """Make a folder the current one."""
-    before = os.getcwd()
-    os.chdir(str(folder))
-    try:
-        yield
-    finally:
-        os.chdir(before)
+    with kit.written(folder / own["artifact"]) as partial:
+        partial.write_bytes(content)
 
 
 def _tensors(exported: Any, own: Mapping[str, Any], graph: Path) -> dict[str, Any]:
@@ -274,29 +257,17 @@ def _graph_tensors(path: Path) -> tuple[list[str], list[str]]:
     return inputs, outputs
 
 
-def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _emulate(job: Any, kit: Any) -> None:
     """Run the TOSA graph in the reference model, once per sample."""
-    import numpy as np
-
-    own = program["settings"]
+    folder, own = job.folder, job.settings
     graph = (folder / "graph.tosa").read_bytes()
     described = json.loads((folder / "tensors.json").read_text(encoding="utf-8"))
-    arrays = {
-        name: np.load(folder / file, mmap_mode="r", allow_pickle=False)
-        for name, file in own["emulated_inputs"].items()
-    }
-    samples = len(next(iter(arrays.values())))
-    results: list[list[Any]] = [[] for _ in own["emulated_outputs"]]
-    started = time.monotonic()
-    for sample in range(samples):
-        print("sample", sample + 1, "of", samples, flush=True)
-        given = {name: array[sample] for name, array in arrays.items()}
-        for made, output in zip(results, run_graph(graph, described, given)):  # noqa: B905
-            made.append(output)
-    print("seconds of the emulation, which tell nothing about the NPU:", end=" ")
-    print(round(time.monotonic() - started, 1), flush=True)
-    for file, made in zip(own["emulated_outputs"], results):  # noqa: B905
-        np.save(folder / file, np.stack(made), allow_pickle=False)
+    kit.run_samples(
+        folder,
+        own["emulated_inputs"],
+        own["emulated_outputs"],
+        lambda inputs: run_graph(graph, described, inputs),
+    )
 
 
 def load(files: Sequence[Path]) -> Callable[[Mapping[str, Any]], list[Any]]:
@@ -367,7 +338,7 @@ def _arguments(exported: Any, flat: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(arguments)
 
 
-STAGES: Mapping[str, Callable[[Path, Mapping[str, Any], Mapping[str, Any]], None]] = {
+STAGES: Mapping[str, Callable[[Any, Any], None]] = {
     "quantize": _quantize,
     "compile": _compile,
     "emulate": _emulate,

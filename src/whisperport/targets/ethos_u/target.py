@@ -5,21 +5,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import MissingPackageError, UsageError
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.targets.base import RunOptions, Target
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.system.progress import Progress
+from whisperport.targets.base import RunMode, RunOptions, Target
 from whisperport.targets.ethos_u import options as own_options
-from whisperport.targets.ethos_u.chips import NPUS, Npu
+from whisperport.targets.ethos_u.chips import NPUS, Npu, spec_of
 from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
 from whisperport.targets.ethos_u.reference_model import load_graphs
 from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
-from whisperport.targets.ethos_u.specs import spec_of
 from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 
 @final
@@ -33,8 +33,10 @@ class EthosU(Target):
         self.npu, self.spec = npu, spec_of(npu)
         self.compiler = EthosUCompiler(npu)
 
-    def runs_quantized(self, options: RunOptions) -> bool:
-        return bool(cast(own_options.RunOptions, options.of(self)).emulate == "quantized")
+    def run_mode(self, options: RunOptions) -> RunMode:
+        if cast(own_options.RunOptions, options.of(self)).emulate == "quantized":
+            return "quantized"
+        return super().run_mode(options)
 
     def emulated_precision(self, precision: str) -> str:
         """Return the precision of the lowered file: `compile` quantizes, not `export`."""
@@ -67,9 +69,9 @@ class EthosU(Target):
             placement=Placement(self.spec.name),
             method=program.name,
             files=(path.name,),
-            delegation={"delegated": 0, "subgraphs": 0, "undelegated": []},
+            facts=ProgramFacts(delegated=0, undelegated=(), subgraphs=0),
         )
-        return entry, dict(entry.delegation)
+        return entry, entry.facts.to_json()
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions

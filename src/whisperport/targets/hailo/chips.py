@@ -8,7 +8,7 @@ merely does not occur in programs that are known to compile, the limit has the k
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whisperport.spec import Limit, Package, TargetSpec
+from whisperport.program.spec import Limit, Package, TargetSpec
 
 TOOLKIT = "hailocs/hailo-whisper@ebe7a85"  # published by Hailo
 NOTEBOOK = "ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab"  # by a user, with logs

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
-from whisperport.atomic import write_atomic
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.atomic import write_atomic
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -84,7 +84,9 @@ class HailoCompiler(Compiler):
         self.title = f"Hailo's Dataflow Compiler {chip.compiler[0]}.x"
 
     def settings(self) -> Mapping[str, Any]:
-        return {"chip": self._chip.name, "compiler": list(self._chip.compiler)}
+        oldest = list(self._chip.compiler)
+        required = {"chip": self._chip.name, "sdk": "", "oldest": oldest, "same_major": True}
+        return {"chip": self._chip.name, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         chosen = cast(ScriptOptions, options)

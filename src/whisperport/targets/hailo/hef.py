@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from whisperport.errors import BundleError, MissingPackageError
-from whisperport.protobuf import Field, message_class
-from whisperport.regular_file import other_kind
+from whisperport.system.protobuf import Field, message_class
+from whisperport.system.regular_file import other_kind
 
 MAGIC = 0x01484546  # "\x01HEF"
 COMMON = struct.Struct(">III")

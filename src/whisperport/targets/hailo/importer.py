@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, final
 
 import numpy as np
 
-from whisperport.dims import SECONDS_PER_POSITION, Dims
 from whisperport.errors import BundleError
-from whisperport.regular_file import other_kind
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import SECONDS_PER_POSITION, Dims
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.npy_file import open_array
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.compiler import check_chip, check_hef
 from whisperport.targets.hailo.hef import Hef, Network, read_hef
@@ -38,9 +38,9 @@ class ImportOptions:
     assets: Annotated[
         Path | None,
         Option(
-            "Folder with the .npy files of the decoder's token and position embeddings that the vendor "
-            "published with the compiled .hef files. They are only compared with the checkpoint's; a "
-            "difference is an error. By default they are not compared"
+            "Folder with the .npy files of token and position embeddings that the vendor published with "
+            "the .hef files, to be compared with the checkpoint's; a difference is an error. The default "
+            "compares none"
         ),
     ] = None
 
@@ -162,13 +162,9 @@ def _check_assets(folder: Path, checkpoint: "Checkpoint") -> None:
 
 def _table(path: Path) -> Any:
     try:
-        if kind := other_kind(path):
-            raise ValueError(f"it is {kind}, not a file")
-        table = np.load(path, allow_pickle=False)
-    except Exception as error:  # numpy raises nine kinds of exceptions, among them MemoryError
-        raise BundleError(
-            f"cannot read {path.name}", why=f"{type(error).__name__}: {error}"[:200]
-        ) from error
-    if not isinstance(table, np.ndarray) or table.dtype.kind != "f" or not table.size:
+        table = open_array(path)
+    except ValueError as error:
+        raise BundleError(f"cannot read {path.name}", why=str(error)) from error
+    if table.dtype.kind != "f" or not table.size:
         raise BundleError(f"{path.name} is not an array of numbers")
     return table

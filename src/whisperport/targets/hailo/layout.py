@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whisperport.runner import Array
-from whisperport.spec import TensorSpec
+from whisperport.program.runner import Array
+from whisperport.program.spec import TensorSpec
 
 Shape = tuple[int, ...]
 

@@ -58,9 +58,9 @@ class ScriptOptions:
     sixteen_bit: Annotated[
         SixteenBit,
         Option(
-            "Layers computed in 16 bits. adds: element-wise additions; nothing: none; published-layers: "
-            "the additions and the layers named in Hailo's published scripts. The compiler rejects "
-            "published-layers for files of `whisperport export`, whose layers have other names"
+            "Layers computed in 16 bits: element-wise additions (adds), none (nothing), or the additions "
+            "and the layers named in Hailo's published scripts (published-layers), which the compiler does "
+            "not find in files of `whisperport export`"
         ),
     ] = "adds"
     emulate: Annotated[
@@ -75,8 +75,8 @@ class ScriptOptions:
     compiler_optimization_level: Annotated[
         Literal[0, 1, 2, "max"] | None,
         Option(
-            "Compile effort to find a faster allocation on the chip; higher takes longer; the default is "
-            "the compiler's own"
+            "Effort to find a faster allocation on the chip; higher takes longer; the default is the "
+            "compiler's own"
         ),
     ] = None
 

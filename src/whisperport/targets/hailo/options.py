@@ -19,16 +19,12 @@ class LowerOptions:
         UsageError: `sequence_length` is below 8.
     """
 
-    encoder_opset: Annotated[
-        Opset, Option("Version of the ONNX operator set (opset) of the encoder's file")
-    ] = 17
-    decoder_opset: Annotated[
-        Opset, Option("Version of the ONNX operator set (opset) of the uncached decoder's file")
-    ] = 13
+    encoder_opset: Annotated[Opset, Option("ONNX opset of the encoder's file")] = 17
+    decoder_opset: Annotated[Opset, Option("ONNX opset of the uncached decoder's file")] = 13
     sequence_length: Annotated[
         int | None,
         Option(
-            "Sequence length of the uncached decoder, in tokens, at most 448; the default is the length of "
+            "Sequence length of the uncached decoder, in tokens, at most 448; the default is that of "
             "Hailo's published decoder: 32 for tiny, 24 for base (64 on Hailo-10H), else 32",
             low=8,
         ),

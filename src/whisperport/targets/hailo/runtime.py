@@ -19,9 +19,9 @@ from typing import Any, final
 import numpy as np
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
-from whisperport.process import OwnProcess
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.process import OwnProcess
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.layout import Shape, as_stream, matches, result_outputs, stream_shape
 

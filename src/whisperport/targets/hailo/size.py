@@ -1,6 +1,6 @@
 """Check whether a checkpoint is larger than all that are known to compile, and estimate the time."""
 
-from whisperport.dims import Dims
+from whisperport.program.dims import Dims
 
 # Numbers of weights of Whisper's encoders, without positions. Hailo's toolkit compiles only these two.
 TINY_WEIGHTS, BASE_WEIGHTS = 7_632_384, 19_822_592

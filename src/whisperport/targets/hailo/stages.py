@@ -8,7 +8,6 @@ the `stages.py` of a work folder. Tests compare its calls with recorded signatur
                                             emulated inputs ─emulate─► emulated outputs
 """
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,42 +24,25 @@ def version() -> str:
     return str(getattr(hailo_sdk_client, "__version__", ""))
 
 
-def check(version: str, settings: Mapping[str, Any]) -> str:
-    """Return why this version of the SDK does not support the chip; "" if it does.
-
-    Args:
-        settings: `chip`, its name; `compiler`, the major and minor number of the oldest version that
-            supports the chip. The installed version must have the same major number.
-    """
-    oldest = settings["compiler"]
-    found = [int(number) for number in re.findall("[0-9]+", version)[:2]]
-    if found and not (found[0] == oldest[0] and found >= list(oldest)):
-        return (
-            f"{settings['chip']} needs version {oldest[0]}.{oldest[1]} or a later {oldest[0]}.x; "
-            f"version {version} is installed"
-        )
-    return ""
-
-
-def _parse(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _parse(job: Any, kit: Any) -> None:
     import hailo_sdk_client
 
-    runner = hailo_sdk_client.ClientRunner(hw_arch=settings["chip"])
-    runner.translate_onnx_model(str(folder / f"{program['name']}.onnx"), program["name"])
-    runner.save_har(str(folder / "parsed.har"))
+    runner = hailo_sdk_client.ClientRunner(hw_arch=job.target["chip"])
+    runner.translate_onnx_model(str(job.folder / f"{job.name}.onnx"), job.name)
+    runner.save_har(str(job.folder / "parsed.har"))
 
 
-def _optimize(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _optimize(job: Any, kit: Any) -> None:
     import hailo_sdk_client
 
-    runner = hailo_sdk_client.ClientRunner(har=str(folder / "parsed.har"))
-    runner.load_model_script(str(folder / f"{program['name']}.alls"))
-    calibration = _arrays(program["settings"]["calibration"], folder)
-    runner.optimize(calibration, work_dir=str(folder))
-    runner.save_har(str(folder / "optimized.har"))
+    runner = hailo_sdk_client.ClientRunner(har=str(job.folder / "parsed.har"))
+    runner.load_model_script(str(job.folder / f"{job.name}.alls"))
+    calibration = _arrays(job.settings["calibration"], job.folder, kit)
+    runner.optimize(calibration, work_dir=str(job.folder))
+    runner.save_har(str(job.folder / "optimized.har"))
 
 
-def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _emulate(job: Any, kit: Any) -> None:
     """Run the quantized program on the CPU. The emulator returns outputs in the order of the graph.
 
     Source: hailocs/hailo-whisper@347d8a0, evaluation/hailo/hailo_sdk_decoder.py.
@@ -68,9 +50,9 @@ def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
     import hailo_sdk_client
     import numpy as np
 
-    own_settings = program["settings"]
-    runner = hailo_sdk_client.ClientRunner(har=str(folder / "optimized.har"))
-    given = _arrays(own_settings["emulation"], folder)
+    own_settings = job.settings
+    runner = hailo_sdk_client.ClientRunner(har=str(job.folder / "optimized.har"))
+    given = _arrays(own_settings["emulation"], job.folder, kit)
     with runner.infer_context(hailo_sdk_client.InferenceContext.SDK_QUANTIZED) as context:
         made = runner.infer(context, given)
     if isinstance(made, Mapping):  # name of the output's layer -> array
@@ -81,28 +63,26 @@ def _emulate(folder: Path, program: Mapping[str, Any], settings: Mapping[str, An
             f"the emulator returned {len(outputs)} outputs; expected {len(own_settings['emulated'])}"
         )
     for file, output in zip(own_settings["emulated"], outputs):  # noqa: B905  # Python 3.9 has no `strict`
-        np.save(folder / file, np.asarray(output, np.float32), allow_pickle=False)
+        np.save(job.folder / file, np.asarray(output, np.float32), allow_pickle=False)
 
 
-def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _compile(job: Any, kit: Any) -> None:
     import hailo_sdk_client
 
-    runner = hailo_sdk_client.ClientRunner(har=str(folder / "optimized.har"))
+    runner = hailo_sdk_client.ClientRunner(har=str(job.folder / "optimized.har"))
     hef = runner.compile()
-    runner.save_har(str(folder / "compiled.har"))
-    (folder / f"{program['name']}.hef").write_bytes(hef)
+    runner.save_har(str(job.folder / "compiled.har"))
+    (job.folder / f"{job.name}.hef").write_bytes(hef)
 
 
-def _arrays(files: Any, folder: Path) -> Any:
+def _arrays(files: Any, folder: Path, kit: Any) -> Any:
     """Memory-map one array, or one array per input layer by the layer's name."""
-    import numpy as np
-
     if isinstance(files, str):
-        return np.load(folder / files, mmap_mode="r", allow_pickle=False)
-    return {layer: _arrays(file, folder) for layer, file in files.items()}
+        return kit.load(folder / files)
+    return {layer: kit.load(folder / file) for layer, file in files.items()}
 
 
-STAGES: Mapping[str, Callable[[Path, Mapping[str, Any], Mapping[str, Any]], None]] = {
+STAGES: Mapping[str, Callable[[Any, Any], None]] = {
     "parse": _parse,
     "optimize": _optimize,
     "emulate": _emulate,

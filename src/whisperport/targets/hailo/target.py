@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast, final
 
-from whisperport.dims import Dims
 from whisperport.errors import UsageError
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec, UncachedForm
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec, UncachedForm
 from whisperport.targets.hailo import options as hailo_options
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H, Chip
 from whisperport.targets.hailo.compiler import HailoCompiler
 from whisperport.targets.hailo.importer import HailoImporter
 from whisperport.targets.hailo.model_script import model_script
 from whisperport.targets.hailo.size import too_large
-from whisperport.targets.onnx_target import OnnxTarget
+from whisperport.targets.onnx.target import OnnxTarget
 
 DEFAULT_SEQUENCE_LENGTH = (
     32  # of `uncached_decoder`, where none is published for a checkpoint's width

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from whisperport.targets.tflite_runner import TfliteFile
+from whisperport.targets.tflite.runner import TfliteFile
 
 
 def xnnpack_delegation(path: Path, program: str) -> dict[str, Any]:

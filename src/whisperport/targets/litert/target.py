@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, Package, ProgramSpec, TargetSpec
+from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import LoweringCost, Package, ProgramSpec, TargetSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.options import Option
-from whisperport.targets.tflite_quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
-from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
-from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+from whisperport.targets.tflite.quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
+from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
+from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 FOLDER = "litert"
 EXTRA, RUN_EXTRA = "litert-export", "litert"
@@ -111,7 +112,7 @@ class LiteRt(Target):
         if simplify:
             return super().lower_file(program, path, progress, simplify=simplify)
         entry = self._lower_group([program], path, progress)[program.name]
-        return entry, dict(entry.delegation)
+        return entry, entry.facts.to_json()
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
         return static_calibration(spec, precision)
@@ -166,7 +167,7 @@ class LiteRt(Target):
         self, programs: Sequence["Program"], path: Path, progress: Progress
     ) -> dict[str, ProgramEntry]:
         """Write programs of one precision to a file. Static quantization follows later, see `quantize`."""
-        from whisperport.targets.tflite_lowering import lower_to_tflite
+        from whisperport.targets.tflite.lowering import lower_to_tflite
 
         lower_to_tflite(programs, path, progress, target=self.spec.name, extra=EXTRA)
         precision = self.precisions.get(programs[0].name, self.spec.precisions[0])
@@ -184,7 +185,7 @@ class LiteRt(Target):
             placement=Placement(self.spec.name, precision),
             method=spec.name,
             files=(file,),
-            delegation=xnnpack_delegation(path, spec.name),
+            facts=ProgramFacts.of(xnnpack_delegation(path, spec.name)),
         )
 
 

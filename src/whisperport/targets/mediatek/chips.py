@@ -11,7 +11,7 @@ from typing import Literal
 
 Engine = Literal["mdla", "vpu"]
 
-GUIDE = "mediatek.gitlab.io aiot-dev-guide, ml-guide/neuron-sdk"
+GUIDE = "mediatek.gitlab.io/…/aiot-dev-guide/…/ml-guide/neuron-sdk"
 MDLA_3_0_GUIDE = f"{GUIDE}/mt8188, MDLA 3.0 Guidelines"
 MDLA_2_0_GUIDE = f"{GUIDE}/mt8195, MDLA 2.0 Guidelines"
 MODEL_ZOO = "second-hand: superLin006/MTK_model_zoo@942c4fb"

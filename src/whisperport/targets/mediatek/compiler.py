@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.regular_file import other_kind
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.regular_file import other_kind
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,

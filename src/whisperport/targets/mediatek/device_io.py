@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import BundleError, NumericalError
-from whisperport.runner import Array
-from whisperport.spec import ProgramSpec, TensorSpec
-from whisperport.targets.tflite_lowering import stored
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.targets.tflite.lowering import stored
 
 QUANTIZED = ("int8", "uint8", "int16")
 NARROWER = {  # dtype of a signature -> dtypes that the device may have without a scale

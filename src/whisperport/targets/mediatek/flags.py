@@ -29,8 +29,8 @@ class CompileOptions:
     arch: Annotated[
         str | None,
         Option(
-            "Architecture that is compiled for (--arch), such as mdla3.0; several are separated by commas; "
-            "the default is that of the board's NPU"
+            "Architectures to compile for (--arch), such as mdla3.0, separated by commas; the default is "
+            "that of the board"
         ),
     ] = None
     opt: Annotated[
@@ -52,9 +52,7 @@ class CompileOptions:
     ] = None
     opt_aggressive: Annotated[
         bool,
-        Option(
-            "Prefer speed to accuracy (--opt-aggressive): MediaTek's help says that it may lose accuracy"
-        ),
+        Option("Prefer speed to accuracy (--opt-aggressive)"),
     ] = False
     opt_footprint: Annotated[
         bool, Option("Prefer a small memory footprint to speed (--opt-footprint)")
@@ -72,22 +70,22 @@ class CompileOptions:
     disallow_bridge: Annotated[
         bool,
         Option(
-            "Do not insert conversions of data on another engine than the NPU (--disallow-bridge): for "
-            "boards that do not have that engine"
+            "Do not convert data on another engine than the NPU (--disallow-bridge), for boards without "
+            "that engine"
         ),
     ] = False
     suppress_output: Annotated[
         bool,
         Option(
-            "Leave the outputs as the NPU writes them (--suppress-output): int8, channels before height "
-            "and width, and the width padded to a multiple of 16; whisperport cannot run such a file"
+            "Leave the outputs as the NPU writes them (--suppress-output): int8, channels first, and the "
+            "width padded to a multiple of 16; whisperport cannot run such a file"
         ),
     ] = False
     l1_size_kb: Annotated[
         int | None,
         Option(
             "Size of the NPU's first memory in KiB (--l1-size-kb); the default is that of the board, or "
-            "the compiler's own if it is not known",
+            "the compiler's own",
             low=1,
         ),
     ] = None
@@ -100,8 +98,8 @@ class CompileOptions:
     flags: Annotated[
         str,
         Option(
-            'Further flags for ncc-tflite, separated by spaces, such as "--gno=LTS --mlo"; those that '
-            "have an option of their own are rejected"
+            'Further flags for ncc-tflite, such as "--gno=LTS --mlo"; those that have an option of their '
+            "own are rejected"
         ),
     ] = ""
 

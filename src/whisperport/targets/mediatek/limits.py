@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 from whisperport.targets.mediatek.chips import (
     MDLA_2_0,
     MDLA_2_0_GUIDE,

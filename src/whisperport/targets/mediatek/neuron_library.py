@@ -20,9 +20,9 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.process import OwnProcess
-from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.process import OwnProcess
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
 
 NAMES = (

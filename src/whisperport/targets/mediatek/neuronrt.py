@@ -28,8 +28,8 @@ from typing import IO, final
 import numpy as np
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
 from whisperport.targets.mediatek.run_options import DeviceOptions
 

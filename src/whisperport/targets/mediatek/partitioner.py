@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, final
 
 from whisperport.errors import LoweringError, ProgramError
-from whisperport.limited import Limits, StoppedError, run_limited
-from whisperport.progress import Progress
-from whisperport.regular_file import other_kind
+from whisperport.system.limited import Limits, StoppedError, run_limited
+from whisperport.system.progress import Progress
+from whisperport.system.regular_file import other_kind
 from whisperport.targets.mediatek.chips import Chip
 from whisperport.targets.partitioner import Declined, Partition, Partitioner
 

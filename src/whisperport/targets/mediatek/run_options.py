@@ -18,8 +18,8 @@ class DeviceOptions:
     api: Annotated[
         Literal["command", "library"],
         Option(
-            "How programs run: command starts neuronrt for every call; library loads each program once "
-            "through the Neuron runtime library and suits programs that run once per token"
+            "command starts neuronrt for every call; library loads each program once through the Neuron "
+            "runtime library, which suits programs that run once per token"
         ),
     ] = "command"
     neuronrt: Annotated[str, Option("Name or path of the neuronrt command, for api=command")] = (
@@ -28,8 +28,8 @@ class DeviceOptions:
     library: Annotated[
         Path | None,
         Option(
-            "Path of the Neuron runtime library, for api=library; the default searches the system's "
-            "libraries for libneuronusdk_runtime.mtk.so and libneuron_runtime.so"
+            "Path of the Neuron runtime library, for api=library; the default is the system's "
+            "libneuronusdk_runtime.mtk.so or libneuron_runtime.so"
         ),
     ] = None
     timeout: Annotated[
@@ -39,15 +39,14 @@ class DeviceOptions:
     files: Annotated[
         Path | None,
         Option(
-            "Folder in which the raw input and output files of each program's last call are kept, for "
-            "api=command; `whisperport verify --device-output` reads such files"
+            "Folder that keeps the raw input and output files of each program's last call, for api=command "
+            "and `whisperport verify --device-output`"
         ),
     ] = None
     boost: Annotated[
         int | None,
         Option(
-            "Boost value of the NPU's clock that neuronrt gets as -b, for api=command; the default passes "
-            "none",
+            "Boost value of the NPU's clock (neuronrt's -b), for api=command; the default passes none",
             low=0,
             high=100,
         ),

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from whisperport.errors import UsageError
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.mediatek.chips import Chip
 from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.neuron_library import LibraryRunner, NeuronLibrary

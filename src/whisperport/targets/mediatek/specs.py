@@ -1,6 +1,6 @@
 """The spec of each board's target."""
 
-from whisperport.spec import TargetSpec
+from whisperport.program.spec import TargetSpec
 from whisperport.targets.mediatek.chips import (
     LITERT,
     MDLA_3_0_GUIDE,

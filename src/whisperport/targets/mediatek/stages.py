@@ -12,7 +12,6 @@ run it on another machine, set MTK_NEURON_SDK to the folder of the SDK, then sta
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -159,39 +158,34 @@ def architectures(output: str) -> list[str]:
     )
 
 
-def _check(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    output = _ncc(folder, program, ["--check-target-only"])
-    (folder / "check.txt").write_bytes(output.encode("utf-8", "replace"))
+def _check(job: Any, kit: Any) -> None:
+    output = _ncc(job, ["--check-target-only"])
+    (job.folder / "check.txt").write_bytes(output.encode("utf-8", "replace"))
 
 
-def _describe(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    output = _ncc(folder, program, ["--show-io-info"])
-    (folder / "io.txt").write_bytes(output.encode("utf-8", "replace"))
+def _describe(job: Any, kit: Any) -> None:
+    output = _ncc(job, ["--show-io-info"])
+    (job.folder / "io.txt").write_bytes(output.encode("utf-8", "replace"))
 
 
-def _compile(folder: Path, program: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    own = program["settings"]
-    partial = folder / ("partial." + own["artifact"])
-    if partial.exists():
-        partial.unlink()
-    output = _ncc(
-        folder, program, ["--show-exec-plan", "--show-memory-summary", "-d", partial.name]
-    )
-    if not partial.is_file() or partial.stat().st_size == 0:
-        raise NotWrittenError(_problem(output) or f"it wrote no {own['artifact']}")
-    (folder / "plan.txt").write_bytes(output.encode("utf-8", "replace"))
-    built = {"version": version(), "flags": list(own["flags"])}
-    (folder / "built.json").write_text(json.dumps(built, indent=1), encoding="utf-8")
-    os.replace(str(partial), str(folder / own["artifact"]))
+def _compile(job: Any, kit: Any) -> None:
+    folder, own = job.folder, job.settings
+    with kit.written(folder / own["artifact"]) as partial:
+        printed = ["--show-exec-plan", "--show-memory-summary"]
+        output = _ncc(job, [*printed, "-d", partial.name])
+        if not partial.is_file() or partial.stat().st_size == 0:
+            raise NotWrittenError(_problem(output) or f"it wrote no {own['artifact']}")
+        (folder / "plan.txt").write_bytes(output.encode("utf-8", "replace"))
+        kit.write_json(folder / "built.json", {"version": version(), "flags": list(own["flags"])})
 
 
-def _ncc(folder: Path, program: Mapping[str, Any], more: Sequence[str]) -> str:
+def _ncc(job: Any, more: Sequence[str]) -> str:
     """Run the compiler in a program's folder, print all of its output, and return the first part.
 
     Raises:
         NccError: it failed; the class tells why, and the message is its own line about it.
     """
-    own = program["settings"]
+    own = job.settings
     arguments = [own["model"], *own["flags"], *more]
     print("$", COMMAND, *arguments, flush=True)
     process = subprocess.Popen(
@@ -199,7 +193,7 @@ def _ncc(folder: Path, program: Mapping[str, Any], more: Sequence[str]) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        cwd=str(folder),
+        cwd=str(job.folder),
         env=_environment(),
     )
     assert process.stdout is not None
@@ -280,7 +274,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, [*libraries, before]))}
 
 
-STAGES: Mapping[str, Callable[[Path, Mapping[str, Any], Mapping[str, Any]], None]] = {
+STAGES: Mapping[str, Callable[[Any, Any], None]] = {
     "check": _check,
     "describe": _describe,
     "compile": _compile,

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec
+from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.mediatek import options as own_options
@@ -23,14 +24,14 @@ from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
 from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 from whisperport.targets.supported import expect_supported
-from whisperport.targets.tflite_quantization import ALL, LINEAR, recipe
-from whisperport.targets.tflite_quantizing import quantize_in_place, static_calibration
+from whisperport.targets.tflite.quantization import ALL, LINEAR, recipe
+from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 COMPILED, LOWERED = ".dla", ".tflite"
-DEVICE_IO = "device_io"  # in `ProgramEntry.delegation`: inputs and outputs of the .tflite
+DEVICE_IO = "device_io"  # in `ProgramFacts.others`: inputs and outputs of the .tflite
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Genio(Target):
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program in float32 to a .tflite file."""
-        from whisperport.targets.tflite_lowering import lower_to_tflite
+        from whisperport.targets.tflite.lowering import lower_to_tflite
 
         if simplify:
             return super().lower_file(program, path, progress, simplify=simplify)
@@ -80,9 +81,9 @@ class Genio(Target):
             placement=Placement(target, FLOAT),
             method=program.name,
             files=(path.name,),
-            delegation=self._checked(path, program.spec),
+            facts=self._checked(path, program.spec),
         )
-        return entry, {"nodes": entry.delegation["delegated"]}
+        return entry, {"nodes": entry.facts.delegated}
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
         return static_calibration(spec, precision)
@@ -109,14 +110,14 @@ class Genio(Target):
             target=self.spec.name,
             extra=self.spec.extra,
         )
-        return replace(entry, delegation=self._checked(path, entry.spec))
+        return replace(entry, facts=self._checked(path, entry.spec))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
         if chosen.emulate == "on":
-            from whisperport.targets.tflite_runner import TfliteFile, TfliteRunner
+            from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
             name, extra = self.spec.name, self.spec.run_extra
             runners: dict[str, Runner] = {}
@@ -128,14 +129,14 @@ class Genio(Target):
         from whisperport.targets.mediatek.runtime import load_dlas
 
         io = {
-            entry.spec.name: DeviceIo.from_json(entry.delegation[DEVICE_IO], entry.spec)
+            entry.spec.name: DeviceIo.from_json(entry.facts.others[DEVICE_IO], entry.spec)
             for entry in entries
-            if DEVICE_IO in entry.delegation
+            if DEVICE_IO in entry.facts.others
         }
         files = compiled_files(self.spec, folder, entries, COMPILED)
         return load_dlas(self.chip, [entry.spec for entry in entries], files, chosen, io)
 
-    def _checked(self, path: Path, spec: ProgramSpec) -> dict[str, Any]:
+    def _checked(self, path: Path, spec: ProgramSpec) -> ProgramFacts:
         """Check the operators of a .tflite file, and describe the file for the program's entry.
 
         Raises:
@@ -150,12 +151,12 @@ class Genio(Target):
         if rejected:
             path.unlink()
         expect_supported(self.spec, spec.name, rejected)
-        return {
-            "delegated": len(graph.nodes),
-            "undelegated": [],
-            "subgraphs": 1,
-            DEVICE_IO: read_device_io(path, spec).to_json(),
-        }
+        return ProgramFacts(
+            delegated=len(graph.nodes),
+            undelegated=(),
+            subgraphs=1,
+            others={DEVICE_IO: read_device_io(path, spec).to_json()},
+        )
 
 
 TARGETS = tuple(map(Genio, CHIPS))

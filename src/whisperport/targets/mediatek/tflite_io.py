@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
 
 MAX_RANK = 8

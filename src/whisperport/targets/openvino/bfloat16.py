@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.checks import batch_rows
-from whisperport.memory import Memory, room
-from whisperport.runner import Array, Part
-from whisperport.signatures import roles
-from whisperport.spec import ProgramSpec
+from whisperport.program.program_kind import STEP
+from whisperport.program.runner import Array, Part
+from whisperport.program.signatures import roles
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.memory import Memory, room
 
 HIGH = int(sys.byteorder == "little")  # index of the half of a float32 that bfloat16 keeps
 
@@ -26,7 +26,7 @@ def inputs_in_bf16(spec: ProgramSpec) -> tuple[str, ...]:
     They are the keys and values of `step` and `step_B`. Other programs run only once or a few times per
     window, so that copies would save no time.
     """
-    if spec.name != "step" and batch_rows(spec.name) is None:
+    if spec.kind.name != STEP:
         return ()
     given = roles(spec)
     kept = [tensor for tensor in spec.inputs if given[tensor.name] != "input"]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from whisperport.errors import LoweringError, MissingPackageError
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 from whisperport.targets.openvino.core import shared_core
 from whisperport.targets.openvino.int8_weights import store_in_int8
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
-    from whisperport.programs.shared_bytes import SharedBytes
+    from whisperport.trace.program import Program
+    from whisperport.trace.shared_bytes import SharedBytes
 
 ALIGNMENT = 64  # bytes; a line of the cache of an x86 CPU
 IN_FLOAT16 = {"fp16", "bf16"}  # precisions whose weights are stored in float16
@@ -50,8 +50,8 @@ def lower_to_openvino(
     try:
         import openvino
 
-        from whisperport.programs.onnx_file import write_onnx_file
-        from whisperport.programs.shared_bytes import SharedBytes
+        from whisperport.trace.onnx_file import write_onnx_file
+        from whisperport.trace.shared_bytes import SharedBytes
     except ImportError as error:
         raise MissingPackageError(
             "cannot lower for `openvino`: a package is not installed",

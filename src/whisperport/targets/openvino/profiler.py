@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from whisperport.errors import MissingPackageError, ProgramError
-from whisperport.profiling import (
+from whisperport.program.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,

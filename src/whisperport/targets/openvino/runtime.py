@@ -10,8 +10,8 @@ from threading import Lock
 from typing import Any
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.runner import Array, Binding, Part, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.openvino.bfloat16 import Bf16Copy, copies, inputs_in_bf16, read_in_bf16
 from whisperport.targets.openvino.core import shared_core
 from whisperport.targets.stated_signature import (

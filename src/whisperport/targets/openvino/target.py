@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import BundleError, UsageError
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.ranges import MAX_THREADS
-from whisperport.runner import Runner
-from whisperport.spec import Package, TargetSpec
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import Package, TargetSpec
+from whisperport.system.progress import Progress
+from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.openvino.profiler import OpenVinoProfiler
 from whisperport.targets.openvino.runtime import CPU, Device, OpenVinoRunner, has_bf16, start
 from whisperport.targets.options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 FOLDER, WEIGHTS = "openvino", "weights.bin"
 EXTRA, RUN_EXTRA = "openvino-export", "openvino"
@@ -119,7 +120,7 @@ class OpenVino(Target):
         if simplify:
             return super().lower_file(program, path, progress, simplify=simplify)
         (entry,) = self._lower([program], [path], path.with_suffix(".bin"), "", progress)
-        return entry, dict(entry.delegation)
+        return entry, entry.facts.to_json()
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -155,7 +156,7 @@ class OpenVino(Target):
                 placement=Placement(self.spec.name, precision),
                 method=program.name,
                 files=(f"{prefix}{model.name}", f"{prefix}{weights.name}"),
-                delegation={"delegated": count, "subgraphs": 1, "undelegated": []},
+                facts=ProgramFacts(delegated=count, undelegated=(), subgraphs=1),
             )
             for program, model, precision, count in zip(
                 programs, models, precisions, nodes, strict=True

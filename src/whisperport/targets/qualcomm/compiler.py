@@ -3,11 +3,11 @@
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, cast, final
+from typing import Any, ClassVar, Literal, cast, final
 
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -54,6 +54,7 @@ class QnnCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    runs: ClassVar[Literal["simulated"]] = "simulated"
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
     failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
@@ -62,34 +63,31 @@ class QnnCompiler(Compiler):
         self.title = f"onnxruntime-qnn {OLDEST[0]}.{OLDEST[1]} (QAIRT)"
 
     def settings(self) -> Mapping[str, Any]:
-        return {"chip": self._chip.name, "oldest": list(OLDEST)}
+        required = {"chip": self._chip.name, "sdk": "onnxruntime-qnn", "oldest": list(OLDEST)}
+        return {"requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
         return None  # `export` writes the quantized file
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(CompileOptions, options).emulate
-        if not clips or platform.machine() not in SIMULATORS:
-            return None
-        return EmulationNeed.of(spec, "simulated", clips=clips)
+        here = platform.machine() in SIMULATORS
+        return super().emulation(spec, options) if here else None
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
+        inputs, outputs = self.emulated(request)
         settings: dict[str, Any] = {
             "model": model,
             "artifact": artifact,
             "options": provider_options(self._chip, chosen),
+            "simulated_inputs": inputs,
+            "simulated_outputs": outputs,
         }
         planned = [Stage("compile", request.files, (artifact, BUILT))]
-        need = self.emulation(request.spec, chosen)
-        if need is not None and request.emulation:
-            outputs = tuple(f"{output}.npy" for output in need.outputs)
-            planned.append(Stage("simulate", (artifact, *request.emulation), outputs))
-            inputs = (tensor.name for tensor in request.spec.inputs)
-            results = (tensor.name for tensor in request.spec.outputs)
-            settings["simulated_inputs"] = dict(zip(inputs, request.emulation, strict=True))
-            settings["simulated_outputs"] = dict(zip(results, outputs, strict=True))
+        if outputs:
+            reads = (artifact, *inputs.values())
+            planned.append(Stage("simulate", reads, tuple(outputs.values())))
         return CompilePlan(stages=tuple(planned), artifact=artifact, settings=settings)
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:

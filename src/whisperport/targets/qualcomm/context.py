@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import BundleError
-from whisperport.protobuf import Field, message_class
-from whisperport.regular_file import other_kind
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.system.protobuf import Field, message_class
+from whisperport.system.regular_file import other_kind
 
 PROVIDER = "QNNExecutionProvider"
 OPERATOR, DOMAIN = "EPContext", "com.microsoft"

@@ -6,14 +6,13 @@ from threading import Lock
 from typing import Any
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec
-from whisperport.targets.onnx_runner import check_signature, session_settings
-from whisperport.targets.qualcomm.chips import Chip
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.targets.onnx.runner import check_signature, session_settings
+from whisperport.targets.qualcomm.chips import EXTRA, Chip
 from whisperport.targets.qualcomm.compiler import check_chip
 from whisperport.targets.qualcomm.context import PROVIDER, RECOMPILE, check_context
 from whisperport.targets.qualcomm.options import RunOptions
-from whisperport.targets.qualcomm.specs import EXTRA
 
 _registering = Lock()  # the provider is registered once per process
 

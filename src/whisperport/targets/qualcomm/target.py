@@ -1,25 +1,23 @@
 """The targets: write and quantize ONNX for the compiler; run, simulate or emulate programs."""
 
 import platform
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry
-from whisperport.checks import batch_rows
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec
-from whisperport.targets.base import RunOptions, Unsupported
+from whisperport.program.program_kind import STEP, kind_of
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.progress import Progress
+from whisperport.targets.base import RunMode, RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
-from whisperport.targets.onnx_target import LOWERED, OnnxTarget
+from whisperport.targets.onnx.target import LOWERED, OnnxTarget
 from whisperport.targets.program_files import lowered_file
 from whisperport.targets.qualcomm import options as own_options
-from whisperport.targets.qualcomm.chips import CHIPS, FLOAT, W8A16, Chip
+from whisperport.targets.qualcomm.chips import CHIPS, FLOAT, OPSET, W8A16, Chip, spec_of
 from whisperport.targets.qualcomm.compiler import SIMULATORS, QnnCompiler
-from whisperport.targets.qualcomm.specs import OPSET, spec_of
 
 SAMPLES = 32  # of calibration
 
@@ -51,8 +49,9 @@ class Qualcomm(OnnxTarget):
             f"use `--precision {architecture.precisions[0]}`, the default of `{self.chip.name}`",
         )
 
-    def simulates(self, options: RunOptions) -> bool:
-        return platform.machine() in SIMULATORS
+    def run_mode(self, options: RunOptions) -> RunMode:
+        mode = super().run_mode(options)
+        return "simulator" if mode == "device" and platform.machine() in SIMULATORS else mode
 
     def emulated_precision(self, precision: str) -> str:
         """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
@@ -87,10 +86,8 @@ class Qualcomm(OnnxTarget):
 
 def _rows(program: str) -> int:
     """Return for how many tokens a program computes attention; a large number if they are many."""
-    if program == "step" or batch_rows(program):
-        return 1
-    found = re.fullmatch(r"prefill_(\d{1,4})", program)
-    return int(found[1]) if found else sys.maxsize
+    kind = kind_of(program)
+    return 1 if kind.name == STEP else kind.tokens or sys.maxsize
 
 
 TARGETS = tuple(map(Qualcomm, CHIPS))

@@ -6,6 +6,9 @@ Programs were compiled and simulated here for these chips; nothing was run on a 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from whisperport.program.spec import Package, TargetSpec
+from whisperport.targets.onnx.target import onnx_spec
+
 FLOAT, W8A8, W8A16, W16A16 = "fp16", "w8a8", "w8a16", "w16a16"
 
 TOOL = "rknn-toolkit2 2.5.0"
@@ -16,6 +19,9 @@ INTEGERS_OF_16 = (
     f"w16a16: {TOOL} compiles it (`w16a16i_dfp`), though the API reference of 2.2 lists it for RV1103 and "
     "RV1106 only: try it on a chip first"
 )
+OPSET = 19  # the newest that the compiler reads
+RUNTIME, EXTRA = "rknn-toolkit-lite2", "rockchip"
+FEED = f"a graph with inputs of each was compiled and ran in the simulator ({TOOL})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +83,31 @@ CHIPS = (
     _chip("rk3566", "RKNPU2-LITE", cores=1, tops=1.0),
     _chip("rk3562", "RKNPU2-T4", cores=1, tops=1.0, w8a16=CRASHES),
 )
+
+
+def spec_of(chip: Chip) -> TargetSpec:
+    """Return the spec of a chip's target."""
+    return onnx_spec(
+        name=chip.name,
+        summary=f"{chip.marketing_name}: NPU {chip.npu}, {', '.join(chip.precisions)}",
+        max_rank=4,
+        dtypes=frozenset({"float32", "float16", "int32", "int64"}),
+        precisions=chip.precisions,
+        runtime=RUNTIME,
+        run_extra=EXTRA,
+        packages={
+            EXTRA: (
+                Package("rknnlite", RUNTIME, f"install whisperport's extra `{EXTRA}` on the board"),
+            )
+        },
+        sources={
+            "formats": "the compiler reads ONNX, opset 12 to 19 (its change log, 1.5.3b15); torch programs "
+            "are converted first",
+            "domains": f"only ONNX's own operators were tried ({TOOL})",
+            "static": "this target gives the compiler static shapes only",
+            "dtypes": FEED,
+            "max_rank": f"graphs of rank 4 ran in the simulator; with an addition of rank 5, {TOOL} "
+            "printed that the graph is not sorted, and did not end within 100 s of CPU time",
+            "precisions": chip.sources["precisions"],
+        },
+    )

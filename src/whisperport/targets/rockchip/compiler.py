@@ -3,17 +3,16 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast, final
+from typing import Any, ClassVar, Literal, Self, cast, final
 
-from whisperport.dims import Dims
 from whisperport.errors import BundleError
-from whisperport.spec import ProgramSpec
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
     Compiler,
     CompileRequest,
-    EmulationNeed,
     Explanation,
 )
 from whisperport.targets.rockchip import stages
@@ -39,10 +38,6 @@ _FAILURES: Mapping[str, Explanation] = {
         "rejected the program",
         "place it on the CPU: export with `--placement {program}=onnxruntime`, or choose another precision",
     ),
-    "SimulationError": (
-        "could not run the compiled program in its simulator",
-        "`--option {target}.emulate=0` compiles without simulation",
-    ),
 }
 
 
@@ -59,6 +54,7 @@ class RknnCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = CompileOptions
     suffix: ClassVar[str] = COMPILED
+    runs: ClassVar[Literal["simulated"]] = "simulated"
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
 
     def __init__(self, chip: Chip, precision: str = FLOAT) -> None:
@@ -69,7 +65,8 @@ class RknnCompiler(Compiler):
         return type(self)(self._chip, precision)
 
     def settings(self) -> Mapping[str, Any]:
-        return {"chip": self._chip.name, "oldest": list(OLDEST)}
+        required = {"chip": self._chip.name, "sdk": "rknn-toolkit2", "oldest": list(OLDEST)}
+        return {"chip": self._chip.name, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
         if self._precision == FLOAT:
@@ -80,27 +77,13 @@ class RknnCompiler(Compiler):
             fewer_hint=f"`--option {self._chip.name}.samples=N` needs fewer",
         )
 
-    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(CompileOptions, options).emulate
-        if not clips:
-            return None
-        return EmulationNeed.of(spec, "simulated", clips=clips)
-
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
-        need = self.emulation(request.spec, chosen)
-        simulated = need.outputs if need is not None and request.emulation else ()
-        outputs = tuple(f"{output}.npy" for output in simulated)
-        inputs = request.emulation if outputs else ()
+        inputs, outputs = self.emulated(request)
+        reads = (*request.files, *request.arrays, *inputs.values())
         return CompilePlan(
-            stages=(
-                Stage(
-                    "compile",
-                    (*request.files, *request.arrays, *inputs),
-                    (artifact, BUILT, *outputs),
-                ),
-            ),
+            stages=(Stage("compile", reads, (artifact, BUILT, *outputs.values())),),
             artifact=artifact,
             settings={
                 "model": model,
@@ -109,8 +92,8 @@ class RknnCompiler(Compiler):
                 "disable_rules": list(chosen.rules),
                 "quantized_dtype": QUANTIZED[self._precision][0] if request.arrays else "",
                 "calibration": list(request.arrays),
-                "simulated_inputs": list(inputs),
-                "simulated_outputs": list(outputs),
+                "simulated_inputs": inputs,
+                "simulated_outputs": list(outputs.values()),
             },
         )
 

@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 from whisperport.bundle.strict_json import Field, parse
 from whisperport.errors import BundleError
-from whisperport.regular_file import other_kind
-from whisperport.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.system.regular_file import other_kind
 
 MAGIC, HEADER = b"RKNN", 64
 MAX_DESCRIPTION = 2**24  # bytes; that of a decoder step has 7 KB

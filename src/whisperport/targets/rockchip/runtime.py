@@ -16,13 +16,12 @@ from typing import Any, final
 import numpy as np
 
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
-from whisperport.process import OwnProcess
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec
-from whisperport.targets.rockchip.chips import Chip
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.process import OwnProcess
+from whisperport.targets.rockchip.chips import EXTRA, Chip
 from whisperport.targets.rockchip.options import CORES
 from whisperport.targets.rockchip.rknn_file import check_rknn
-from whisperport.targets.rockchip.specs import EXTRA
 
 BOARD = Path(
     "/proc/device-tree/compatible"

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
-from whisperport.runner import Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Runner
+from whisperport.program.spec import ProgramSpec
 from whisperport.targets.base import Unsupported
-from whisperport.targets.onnx_target import OnnxTarget
+from whisperport.targets.onnx.target import OnnxTarget
 from whisperport.targets.rockchip import options as own_options
-from whisperport.targets.rockchip.chips import CHIPS, TOOL, W8A16, Chip
+from whisperport.targets.rockchip.chips import CHIPS, OPSET, TOOL, W8A16, Chip, spec_of
 from whisperport.targets.rockchip.compiler import RknnCompiler
-from whisperport.targets.rockchip.specs import OPSET, spec_of
 
 
 @final

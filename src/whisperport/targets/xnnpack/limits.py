@@ -1,6 +1,6 @@
 """The operators that the XNNPACK partitioner of ExecuTorch supports, and their limits."""
 
-from whisperport.spec import Limit
+from whisperport.program.spec import Limit
 
 # The operators that ExecuTorch's XNNPACK partitioner supports, by the names of `whisperport check`: the
 # partitioner's own list, and operators that torch decomposes into members of that list. Each operator was

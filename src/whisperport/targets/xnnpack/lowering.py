@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import LoweringError
-from whisperport.progress import Progress
+from whisperport.system.progress import Progress
 from whisperport.targets.xnnpack.runtime import missing
 from whisperport.targets.xnnpack.weights_on_disk import weights_on_disk
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.inspection.delegation import Delegation
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 
 def lower_to_pte(
@@ -29,8 +29,8 @@ def lower_to_pte(
         MissingPackageError: ExecuTorch is not installed.
     """
     from whisperport.inspection.quiet import quiet
-    from whisperport.programs.node_history import shared_node_history
-    from whisperport.programs.shared_weights import shared_weights
+    from whisperport.trace.node_history import shared_node_history
+    from whisperport.trace.shared_weights import shared_weights
 
     _import_executorch()
     path.parent.mkdir(exist_ok=True)
@@ -74,8 +74,8 @@ def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[A
     from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
 
     from whisperport.inspection.quiet import quiet
-    from whisperport.programs.node_history import shared_node_history
-    from whisperport.programs.shared_weights import shared_weights
+    from whisperport.trace.node_history import shared_node_history
+    from whisperport.trace.shared_weights import shared_weights
 
     config = EdgeCompileConfig()
     methods, delegated = {}, {}

@@ -9,9 +9,9 @@ from typing import Any
 
 from whisperport.bundle import ProgramEntry
 from whisperport.errors import BundleError, MissingPackageError
-from whisperport.process import SPAWN, OwnProcess
-from whisperport.runner import Array, Runner
-from whisperport.spec import ProgramSpec
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.process import SPAWN, OwnProcess
 from whisperport.targets.stated_signature import (
     expect_counts,
     expect_tensor,

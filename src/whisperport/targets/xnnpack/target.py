@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.placement import Placement
-from whisperport.progress import Progress
-from whisperport.runner import Runner
-from whisperport.spec import LoweringCost, TargetSpec
+from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import LoweringCost, TargetSpec
+from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.xnnpack.limits import CONFIG, LIMITS, OPERATORS
 from whisperport.targets.xnnpack.runtime import XnnpackRunner, load_program, start_runtime
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.programs.program import Program
+    from whisperport.trace.program import Program
 
 FILE = "xnnpack/model.pte"
 
@@ -75,7 +76,7 @@ class Xnnpack(Target):
                 placement=Placement(self.spec.name),
                 method=program.name,
                 files=(FILE,),
-                delegation=delegation[program.name],
+                facts=ProgramFacts.of(delegation[program.name]),
             )
             for program in programs
         ]

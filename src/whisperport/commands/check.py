@@ -1,0 +1,151 @@
+"""Check programs against a target's limits: which nodes the target rejects, why, and what to do."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whisperport.bundle import Bundle
+from whisperport.errors import WhisperportError
+from whisperport.exporting.preflight import requires_torch
+from whisperport.system.progress import Progress
+from whisperport.targets import Target, get_target
+from whisperport.targets.partitioner import Partition
+
+if TYPE_CHECKING:  # torch is not installed where bundles only run
+    from whisperport.inspection.check import CheckedProgram
+    from whisperport.trace.program import Program
+
+
+PARTITIONED = ".tflite"  # suffix of the files that a vendor's partitioner reads
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """The answer of a vendor's partitioner about one file.
+
+    Attributes:
+        program: name of the program in the file; several are separated by commas.
+        partitioner: name of the partitioner, with the device that it was asked for.
+        partition: which operators it accepts; None: it could not be asked.
+        reason: why it could not be asked; empty if it was.
+    """
+
+    program: str
+    partitioner: str
+    partition: Partition | None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "program": self.program,
+            "partitioner": self.partitioner,
+            "not_asked": self.reason or None,
+            "partition": self.partition.to_json() if self.partition is not None else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of `check`; true if neither the target nor its partitioner rejects a node of any program.
+
+    Attributes:
+        target: name of the target.
+        programs: the findings of every program of the file.
+        partitions: the answers of the vendor's partitioner, where the target has one and the file is a
+            `.tflite` file.
+    """
+
+    target: str
+    programs: "tuple[CheckedProgram, ...]"
+    partitions: tuple[Partitioned, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Return True if no node is rejected. A node that is only `not seen` is not rejected."""
+        declined = any(one.partition is not None and not one.partition for one in self.partitions)
+        return not declined and not any(program.rejected for program in self.programs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "target": self.target,
+            "passed": bool(self),
+            "programs": [program.to_json() for program in self.programs],
+            "partitions": [one.to_json() for one in self.partitions],
+        }
+
+
+def check(
+    program: "Program | str | os.PathLike[str]", target: str, *, progress: Progress = lambda _: None
+) -> Checked:
+    """Check a program against a target's limits. Neither the target's compiler nor the weights are needed.
+
+    Some vendors have a partitioner that tells which operators of a `.tflite` file their compiler would
+    receive. Where it can be asked on this machine, its answer is a part of the result.
+
+    Args:
+        program: a `.pt2`, `.onnx` or `.tflite` file, an HLO module (`.pb`), a bundle, or a `Program` from
+            `whisperport.trace.program.trace`.
+        target: name of a target, as `whisperport targets` lists them.
+        progress: called with the name of each stage, a few words.
+
+    Returns:
+        The nodes that the target rejects, does not delegate or was not seen to compile, for every program.
+
+    Raises:
+        UsageError: there is no such target.
+        ProgramError: the program is missing, damaged, or of another format.
+        BundleError: the bundle is damaged.
+        MissingPackageError: the reader of the program's format is not installed.
+    """
+    chosen = get_target(target)
+    spec = chosen.spec
+    with requires_torch("check a program"):
+        from whisperport.inspection.check import check_graph
+        from whisperport.inspection.read import read_graphs
+    partitions: tuple[Partitioned, ...] = ()
+    if isinstance(program, str | os.PathLike):
+        progress(f"reading {Path(program).name}")
+        graphs = read_graphs(Path(program))
+        partitions = _partitions(chosen, Path(program), progress)
+    else:
+        from whisperport.inspection.read_exported import read_exported
+
+        graphs = [read_exported(program.name, program.exported)]
+    return Checked(target, tuple(check_graph(graph, spec) for graph in graphs), partitions)
+
+
+def _partitions(target: Target, path: Path, progress: Progress) -> tuple[Partitioned, ...]:
+    """Ask the target's partitioner about a `.tflite` file, or those of a bundle; empty: there is none."""
+    if target.partitioner is None:
+        return ()
+    return tuple(
+        _partitioned(target, name, file, progress) for name, file in _tflite_files(path).items()
+    )
+
+
+def _partitioned(target: Target, name: str, file: Path, progress: Progress) -> Partitioned:
+    partitioner = target.partitioner
+    assert partitioner is not None  # `_partitions` has checked it
+    if reason := partitioner.unavailable():
+        return Partitioned(name, partitioner.title, None, reason)
+    progress(f"{name}: asking {partitioner.title}")
+    try:
+        return Partitioned(name, partitioner.title, partitioner.partition(file))
+    except WhisperportError as error:
+        return Partitioned(name, partitioner.title, None, f"{error.what}: {error.why}")
+
+
+def _tflite_files(path: Path) -> dict[str, Path]:
+    """Return the programs of each `.tflite` file, as text -> the file."""
+    if not path.is_dir():
+        with path.open("rb") as file:  # its content, as `read_graphs` does
+            return {path.stem: path} if file.read(8)[4:] == b"TFL3" else {}
+    bundle = Bundle.open(path)
+    programs: dict[Path, list[str]] = {}
+    for entry in bundle.manifest.programs:
+        for name in entry.files:
+            if name.endswith(PARTITIONED):
+                programs.setdefault(bundle.path(name), []).append(entry.spec.name)
+    return {", ".join(names): file for file, names in programs.items()}

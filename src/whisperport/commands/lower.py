@@ -1,0 +1,451 @@
+"""Lower one program, built-in or third-party, to a file: rewrite, lower, compare, write."""
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from whisperport.bundle import ProgramEntry
+from whisperport.bundle.staging import staging
+from whisperport.errors import (
+    BundleError,
+    LoweringError,
+    UsageError,
+    VerificationError,
+    WhisperportError,
+)
+from whisperport.exporting.preflight import (
+    check_fits,
+    estimate_lowering,
+    requires_torch,
+    within_memory_of,
+)
+from whisperport.program.host_part import HostPart
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import Limit, ProgramSpec
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress
+from whisperport.system.regular_file import expect_not_input
+from whisperport.targets import TARGETS, RunOptions, Target, get_target
+from whisperport.targets.onnxruntime import OPSETS
+from whisperport.targets.options import parse_options
+from whisperport.verification.compare import Gate
+from whisperport.verification.equality import (
+    Equality,
+    OutputComparison,
+    as_array,
+    compare_sample,
+    expected_outputs,
+    failed_sample,
+    gate_of,
+)
+from whisperport.verification.samples import Sample, samples_of
+from whisperport.verification.tolerances import LOWERED
+
+if TYPE_CHECKING:  # torch is not installed where bundles only run
+    from whisperport.inspection.graph import Graph
+    from whisperport.inspection.rules import Finding
+    from whisperport.trace.program import Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerOptions:
+    """Options of `lower`.
+
+    Args:
+        preflight: raise an error before the lowering starts if memory or disk space is too small. Default:
+            True.
+        trust: run the program of a file without a limit on memory. Default: False.
+        run: how the lowered program is run for the comparison.
+    """
+
+    opset: Annotated[
+        int | None,
+        Option(
+            "ONNX opset of the file, for targets that read ONNX",
+            low=OPSETS[0],
+            high=OPSETS[-1],
+            default="the target's",
+        ),
+    ] = None
+    simplify: Annotated[
+        bool,
+        Option("Simplify the ONNX graph with the package onnxslim, for targets that read ONNX"),
+    ] = False
+    max_rank: Annotated[
+        int | None,
+        Option(
+            "Maximum number of axes of a tensor. Axes of tensors with more are merged; if that is not "
+            "possible, the program is rejected",
+            low=3,
+            default="4 for onnxruntime, else the target's limit",
+        ),
+    ] = None
+    inputs: Annotated[
+        tuple[str | os.PathLike[str], ...],
+        Option(
+            "Additional inputs on which PROGRAM and the lowered file are compared, as one array per input "
+            "name; may be repeated",
+            metavar="FILE.npz",
+            repeat=True,
+        ),
+    ] = ()
+    allow_unequal: Annotated[
+        bool, Option("Write the file even if its outputs differ too much from the program's")
+    ] = False
+    preflight: bool = True
+    trust: bool = False
+    run: RunOptions = field(default_factory=RunOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """The result of `lower`: the files, and the comparison with the original program.
+
+    Attributes:
+        files: paths of the lowered program and of the files that belong to it; the program is the first.
+        target: name of the target.
+        spec: signature of the original program.
+        host: steps of the original program that the host computes; false if there are none.
+        facts: for ONNX `opset`, `nodes`, `max_rank` and `weight_bytes`; for other formats the delegation.
+        rewrites: name of a rewrite -> number of nodes that it replaced.
+        equality: the comparisons with the original program.
+        gate: the tolerance of every comparison.
+    """
+
+    files: tuple[Path, ...]
+    target: str
+    spec: ProgramSpec
+    host: HostPart
+    facts: dict[str, Any]
+    rewrites: dict[str, int]
+    equality: Equality
+    gate: Gate
+
+    @property
+    def equal(self) -> bool:
+        """Whether all outputs equal those of the original program, within the tolerance."""
+        return bool(self.equality)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "files": [os.fspath(file) for file in self.files],
+            "target": self.target,
+            "program": self.spec.to_json(),
+            "host": self.host.to_json() if self.host else None,
+            **self.facts,
+            "rewrites": self.rewrites,
+            "rule": self.gate.rule,
+            **self.equality.numbers(),
+            "equal": self.equal,
+            "comparisons": [one.to_json() for one in self.equality.compared],
+        }
+
+
+def lower(
+    program: "Program | str | os.PathLike[str]",
+    target: str,
+    out: str | os.PathLike[str],
+    options: LowerOptions | None = None,
+    *,
+    progress: Progress = lambda _: None,
+) -> Lowered:
+    """Lower one program for a target, compare it with the original program, and write it.
+
+    The original program runs in torch, and the lowered program on the target's runtime. Both run on random
+    inputs of three scales, on two shipped audio files if the input is a mel spectrogram, and on
+    `options.inputs`. A target that needs a device is emulated on the CPU.
+
+    Args:
+        program: a `.pt2` file, or a `Program` from `whisperport.trace.program.trace`.
+        target: name of a target, as `whisperport targets` lists them.
+        out: path of the file to write, with the target's suffix. A file that already exists there is
+            replaced when the new one is complete. Files that belong to it have the same stem, such as the
+            weights, `STEM.bin`, and the steps that the target leaves to the host, `STEM.host.json` and
+            `.npy` files; see `HostPart`. They replace other files only together with `out`.
+        options: see `LowerOptions`. Default: None, all defaults.
+        progress: called with the name of each stage, a few words.
+
+    Returns:
+        The files that were written, and the comparison.
+
+    Raises:
+        UsageError: there is no such target, the target has no such option, or `out` is the program itself
+            or has another suffix than the target's files.
+        MissingPackageError: torch, an exporter or the target's runtime is not installed.
+        ProgramError: the program or a file of inputs cannot be read, or the program keeps state in a
+            buffer, writes to an input, or has an input or output of a dtype that numpy does not support.
+        LoweringError: the target or its compiler rejects the program, or a tensor has too many axes.
+        WhisperportError: `out` cannot be written, or the machine has too little memory or disk space.
+        VerificationError: the outputs of the lowered program differ; nothing was written.
+    """
+    options, out = options or LowerOptions(), Path(out)
+    chosen = _configured(get_target(target), options)
+    if isinstance(program, str | os.PathLike):
+        expect_not_input(out, program)
+    _check_suffix(out, chosen)
+    with _folder_beside(out) as folder, within_memory_of(program, trust=options.trust):
+        given = os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
+        program = _read(program, progress)
+        if options.preflight:
+            _check_room(program, target, out)
+        samples = samples_of(program, options.inputs)
+        progress(f"running the program in torch on {len(samples)} samples")
+        expected = expected_outputs(program, samples)
+        rewritten, host, rewrites = _rewritten(
+            program, chosen, _max_rank(options, chosen), progress
+        )
+        _check_supported(rewritten, chosen, given)
+        entry, facts = _compile(rewritten, chosen, folder / out.name, options, progress)
+        progress(f"running {out.name} on {target}")
+        runner = _load(chosen, folder, entry, options.run)
+        gate = gate_of(LOWERED, program)
+        equality = _compared(runner, host, program.spec, samples, expected, gate)
+        if not equality and not options.allow_unequal:
+            raise VerificationError(
+                f"{out} would not compute what `{program.name}` does, and was not written",
+                why=equality.reason,
+                hint="`--allow-unequal` writes it anyway",
+            )
+        return Lowered(
+            files=_put_in_place(folder, (*entry.files, *_write_host(host, folder, out)), out),
+            target=target,
+            spec=program.spec,
+            host=host,
+            facts=facts,
+            rewrites=rewrites,
+            equality=equality,
+            gate=gate,
+        )
+
+
+def _check_suffix(out: Path, target: Target) -> None:
+    suffix = target.spec.lowered_suffix
+    if out.suffix != suffix:
+        raise UsageError(
+            f"cannot write {out}: `{target.spec.name}` writes {suffix} files",
+            why=f"programs read a file by its suffix; that of `--out` is `{out.suffix}`"
+            if out.suffix
+            else "the path of `--out` has no suffix",
+            hint=f"use `--out {shlex.quote(os.fspath(out.with_suffix(suffix)))}`"
+            if out.name
+            else f"give the path of a {suffix} file",
+        )
+
+
+def _configured(target: Target, options: LowerOptions) -> Target:
+    if options.opset is None:
+        return target
+    given = {"opset": str(options.opset)}
+    return target.configured(parse_options(target.lower_options, given, target.spec.name))
+
+
+@contextmanager
+def _folder_beside(out: Path) -> Iterator[Path]:
+    """Create a hidden folder beside `out`, on the same disk, so that its files can be moved by a rename."""
+    with ExitStack() as stack:
+        try:
+            if out.is_dir():
+                raise IsADirectoryError("it is a folder")
+            folder = stack.enter_context(staging(out)).partial
+            os.mkdir(folder)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            raise WhisperportError(
+                f"cannot write {out}",
+                why=getattr(error, "strerror", None) or str(error),
+                hint="choose a file in a folder that you have permission to write to",
+            ) from error
+        try:
+            yield folder
+        except OSError as error:
+            raise WhisperportError(
+                f"cannot write {out}",
+                why=error.strerror or str(error),
+                hint="free some space, or choose another folder; nothing was left half-written",
+            ) from error
+
+
+def _read(program: "Program | str | os.PathLike[str]", progress: Progress) -> "Program":
+    with requires_torch("lower a program"):
+        from whisperport.trace.pt2 import read_pt2
+        from whisperport.trace.trial import check_comparable
+    if isinstance(program, str | os.PathLike):
+        progress(f"reading {program}")
+        program = read_pt2(program)
+    check_comparable(program, as_arrays=True)
+    return program
+
+
+def _check_room(program: "Program", target: str, out: Path) -> None:
+    from whisperport.trace.pt2 import weight_bytes
+
+    check_fits(estimate_lowering(weight_bytes(program), target), out)
+
+
+def _rewritten(
+    program: "Program", target: Target, max_rank: int, progress: Progress
+) -> "tuple[Program, HostPart, dict[str, int]]":
+    """Apply the target's rewrites, and fold axes if a tensor has more than `max_rank` axes.
+
+    Returns:
+        The rewritten program, the host's steps, and name of a rewrite -> number of nodes that it replaced.
+    """
+    from whisperport.inspection.read_exported import read_exported
+    from whisperport.rewrites import run_host_rewrite, run_rewrites
+
+    if target.spec.rewrites:
+        progress(f"rewriting {program.name} for {target.spec.name}")
+    program, outcomes = run_rewrites(program, target.spec.rewrites)
+    if _above(read_exported(program.name, program.exported), max_rank):
+        progress(f"folding the axes of {program.name}")
+        program, folded = run_rewrites(program, [f"fold-axes={max_rank}"])
+        outcomes += folded
+    host = HostPart()
+    for name in target.spec.host_rewrites:
+        program, moved, outcome = run_host_rewrite(program, name)
+        host, outcomes = host + moved, [*outcomes, outcome]
+    return program, host, {outcome.rewrite: len(outcome.changed) for outcome in outcomes}
+
+
+def _check_supported(program: "Program", target: Target, given: str) -> None:
+    """Raise an error if the target's compiler would reject the program because of an unsupported node."""
+    rejected = target.check(program) if target.spec.rejects_programs else []
+    if rejected:
+        check = f"whisperport check {shlex.quote(given)} --target {target.spec.name}"
+        fixed = shlex.quote(os.fspath(Path(given).with_suffix(".fixed.pt2")))
+        raise LoweringError(
+            f"`{target.spec.name}` does not support the program `{program.name}`",
+            why=f"`{rejected[0].node}`: {rejected[0].reason} ({len(rejected)} rejections in total)",
+            hint=f"`{check}` lists every rejection of the original program; "
+            f"`{check} --fix --out {fixed}` applies the rewrites one by one, and lists what remains",
+        )
+
+
+def _max_rank(options: LowerOptions, target: Target) -> int:
+    return options.max_rank or target.spec.lowered_max_rank or target.spec.max_rank
+
+
+def _above(graph: "Graph", max_rank: int) -> "list[Finding]":
+    from whisperport.inspection.rules import RULES
+
+    return list(RULES["WP201"].check(graph, Limit(rule="WP201", value=max_rank, source="")))
+
+
+def _check_rank(name: str, graph: "Graph", max_rank: int) -> None:
+    if not (found := _above(graph, max_rank)):
+        return
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    raise LoweringError(
+        f"`{name}` has tensors of more than {max_rank} axes",
+        why=f"`{found[0].name}`: {found[0].reason}{more}",
+        hint="`whisperport explain WP201` explains what to do; `--max-rank` allows more axes",
+    )
+
+
+def _compile(
+    program: "Program", target: Target, path: Path, options: LowerOptions, progress: Progress
+) -> tuple[ProgramEntry, dict[str, Any]]:
+    """Lower a program to the file `path`.
+
+    Returns:
+        The entry that the target loads the program with, and facts about the file.
+    """
+    from whisperport.inspection.read_exported import read_exported
+
+    max_rank, onnx = _max_rank(options, target), target.spec.lowered_suffix == ".onnx"
+    if not onnx:
+        _check_rank(program.name, read_exported(program.name, program.exported), max_rank)
+    entry, facts = target.lower_file(program, path, progress, simplify=options.simplify)
+    if entry.files[0] != path.name:  # a single file: those of several have the stem of `path`
+        os.replace(path.parent / entry.files[0], path)
+        entry = replace(entry, files=(path.name, *entry.files[1:]))
+    # Exporters write some operators with more axes than torch has, so the written file is checked.
+    if onnx and facts["nodes"]:  # a program that returns constants has no nodes
+        from whisperport.inspection.read_onnx import read_onnx
+
+        _check_rank(program.name, read_onnx(path.parent / entry.files[0]), max_rank)
+    return entry, facts
+
+
+def _load(target: Target, folder: Path, entry: ProgramEntry, run: RunOptions) -> Runner:
+    return target.load(folder, [entry], run.with_emulation([target]))[entry.spec.name]
+
+
+def _compared(
+    runner: Runner,
+    host: HostPart,
+    spec: ProgramSpec,
+    samples: Sequence[Sample],
+    expected: dict[str, dict[str, Array]],
+    gate: Gate,
+) -> Equality:
+    found: list[OutputComparison] = []
+    names = [tensor.name for tensor in spec.inputs]
+    for sample in samples:
+        arrays = dict(zip(names, map(as_array, sample.inputs), strict=True))
+        try:
+            actual = host.outputs(runner.run(host.inputs(arrays)))
+        except BundleError as error:  # an output has a wrong shape or dtype
+            reason = f"{error.what}: {error.why}"
+            found += failed_sample(sample.name, [tensor.name for tensor in spec.outputs], reason)
+            continue
+        found += compare_sample(sample.name, actual, expected[sample.name], gate)
+    return Equality(tuple(found))
+
+
+def _write_host(host: HostPart, folder: Path, out: Path) -> tuple[str, ...]:
+    files = host.files(out.stem)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return tuple(files)
+
+
+def _put_in_place(folder: Path, files: Sequence[str], out: Path) -> tuple[Path, ...]:
+    """Move the files from `folder` to the folder of `out`, under the names with which they were verified.
+
+    Between the first and the last move there is no program, so that none reads another program's weights.
+    If a move fails, the old files return.
+    """
+    first, *others = files
+    places = [out.with_name(file) for file in (*others, first)]  # the program last
+    _check_replaceable(folder, places[:-1], out)
+    for place in places:
+        with (folder / place.name).open("rb") as written:
+            os.fsync(written.fileno())
+    old = folder / "old"
+    old.mkdir()
+    kept = [place for place in (out, *places[:-1]) if os.path.lexists(place)]
+    try:
+        if others:  # a single file is replaced in one step
+            for place in kept:
+                os.rename(place, old / place.name)
+        for place in places:
+            os.replace(folder / place.name, place)
+    except BaseException:
+        for place in reversed(kept):
+            if os.path.lexists(old / place.name):
+                os.replace(old / place.name, place)
+        raise
+    return (out, *places[:-1])
+
+
+def _check_replaceable(folder: Path, beside: Sequence[Path], out: Path) -> None:
+    """Raise an error if a file beside `out` would replace one that belongs to something else."""
+    suffixes = {one.spec.lowered_suffix for one in TARGETS} - {out.suffix}
+    others = [path for one in suffixes if (path := out.with_suffix(one)).exists()]
+    for place in beside:
+        if not os.path.lexists(place):
+            continue
+        if place.is_file() and place.read_bytes() == (folder / place.name).read_bytes():
+            continue
+        if others or not out.exists():
+            owner = f"{others[0].name} may belong to it" if others else f"{out} does not exist yet"
+            raise WhisperportError(
+                f"{place} exists already, and was not changed",
+                why=f"`--out {out}` needs this name for a file of its own, and {owner}",
+                hint="choose another name for `--out`, or move that file; nothing was written",
+            )

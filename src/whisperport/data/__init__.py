@@ -1,0 +1,1 @@
+"""Data of the package: the embedded model, and speech."""

@@ -1,0 +1,1 @@
+"""Export a checkpoint as a verified bundle: place, trace, lower, verify and write its programs."""

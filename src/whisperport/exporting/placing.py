@@ -1,0 +1,132 @@
+"""Placement of every program of a checkpoint: choose its target, precision and options."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from whisperport.errors import LoweringError, UsageError
+from whisperport.program.placement import Placement
+from whisperport.program.program_kind import COARSE_PROJECTION
+from whisperport.targets import Target, get_target
+from whisperport.targets.options import by_target, own_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """The placement that a user asks for.
+
+    Args:
+        target: name of the target for every program that `programs` does not name.
+        programs: program -> name of its target. Default: none.
+        precision: precision of the programs on `target`. Default: "", the target's default precision.
+        precisions: program -> its precision; overrides `precision`. Default: none.
+        options: lowering options of targets, "TARGET.NAME" -> value. Default: none.
+    """
+
+    target: str
+    programs: Mapping[str, str] = field(default_factory=dict)
+    precision: str = ""
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The placement of every program, and the targets with their lowering options.
+
+    Attributes:
+        placements: program -> its placement.
+        targets: name -> target, for every target that has a program.
+    """
+
+    placements: Mapping[str, Placement]
+    targets: Mapping[str, Target]
+
+    def target_of(self, program: str) -> Target:
+        """Return the target that a program is placed on."""
+        return self.targets[self.placements[program].target]
+
+
+def place(
+    request: PlacementRequest, programs: Sequence[str], on_request: Sequence[str] = ()
+) -> Placed:
+    """Choose the target, precision and options of every program.
+
+    A program is placed on the target that the request names for it, or else on `request.target`. If
+    `request.target` does not run the program, the program is placed on the fallback target of that target.
+
+    Args:
+        request: the placement that the user asks for.
+        programs: names of the programs of every bundle.
+        on_request: names of further programs, which are placed if the request names them.
+
+    Raises:
+        UsageError: a target, program, precision or option does not exist, or a value is out of range.
+        LoweringError: a target cannot run a program that is placed on it.
+    """
+    asked = {*request.programs, *request.precisions}
+    _check_known(asked, (*programs, *on_request))
+    programs = (*programs, *(name for name in on_request if name in asked))
+    names = {program: target_name(program, request) for program in programs}
+    configured = _configured(names.values(), request.options)
+    placements = {
+        program: Placement(
+            name,
+            _precision(program, configured[name], request),
+            own_options(request.options, name),
+        )
+        for program, name in names.items()
+    }
+    return Placed(placements, configured)
+
+
+def target_name(program: str, request: PlacementRequest) -> str:
+    """Return the name of the target that a program is placed on.
+
+    Raises:
+        UsageError: the target does not exist.
+    """
+    if program in request.programs:
+        return get_target(request.programs[program]).spec.name
+    spec = get_target(request.target).spec
+    runs_it = not spec.programs or program in spec.programs
+    return spec.name if runs_it else spec.fallback
+
+
+def _configured(names: Iterable[str], options: Mapping[str, str]) -> dict[str, Target]:
+    targets = {name: get_target(name) for name in dict.fromkeys(names)}
+    chosen = by_target(options, {name: one.lower_options for name, one in targets.items()})
+    return {name: one.configured(chosen[name]) for name, one in targets.items()}
+
+
+def _precision(program: str, target: Target, request: PlacementRequest) -> str:
+    spec = target.spec
+    if program == COARSE_PROJECTION and program not in spec.further_programs:
+        raise UsageError(
+            f"the target `{spec.name}` cannot run `{program}`",
+            why="the program multiplies by weights of 8 bits with an operator that few runtimes have",
+            hint=f"place it with `--placement {program}=onnxruntime`",
+        )
+    asked = request.precision if spec.name == request.target else ""
+    asked = request.precisions.get(program, asked)
+    if found := target.unsupported(program, asked or spec.precisions[0]):
+        raise LoweringError(
+            f"the target `{spec.name}` does not support `{program}`"
+            + (f" in the precision `{asked[:40]}`" if asked else ""),
+            why=found.why,
+            hint=found.hint,
+        )
+    if asked and asked not in spec.precisions:
+        raise UsageError(
+            f"the target `{spec.name}` cannot run `{program}` in the precision `{asked[:40]}`",
+            hint=f"precisions of `{spec.name}`: {', '.join(spec.precisions)}",
+        )
+    return asked or spec.precisions[0]
+
+
+def _check_known(asked: Iterable[str], programs: Sequence[str]) -> None:
+    for name in sorted(asked):
+        if name not in programs:
+            raise UsageError(
+                f"there is no program `{name[:40]}` to place on a target",
+                hint=f"the programs are {', '.join(programs)}",
+            )

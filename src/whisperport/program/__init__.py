@@ -1,0 +1,1 @@
+"""What a program is: sizes, windows, masks, signatures, placement, runners and evidence."""

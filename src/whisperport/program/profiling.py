@@ -1,0 +1,160 @@
+"""Profiles of compiled programs: where each node runs and how long it takes; what measures them."""
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from whisperport.program.runner import Array
+from whisperport.system.ranges import MAX_REPEAT, MAX_THREADS, check_range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """How a program is run and measured.
+
+    Raises:
+        UsageError: `repeat` or `threads` is out of its range.
+    """
+
+    repeat: int = 5  # measured runs, after one warm-up run
+    threads: int | None = None  # CPU threads; None lets the runtime choose
+    options: Mapping[str, str] = field(default_factory=dict)  # of the runtime
+    inputs: Mapping[str, Array] | None = None  # by name; None: random, see `inputs.py`
+    programs: tuple[str, ...] = ()  # programs of a bundle, or methods of a .pte; empty: all
+
+    def __post_init__(self) -> None:
+        check_range("repeat", self.repeat, 1, MAX_REPEAT)
+        check_range("threads", self.threads, 1, MAX_THREADS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProfile:
+    """One node of the compiled program; the runtime may have fused it from several nodes of the source."""
+
+    name: str  # in the runtime
+    operator: str
+    where: str  # the delegate, provider or device that ran the node
+    delegated: bool  # True: `target` of the profile ran the node
+    ms: float | None  # milliseconds per run, median over runs; None: not measured
+    rule: str = ""  # of `whisperport check`, if it explains why the node is undelegated
+    reason: str = ""  # why the node is undelegated; empty: not known, or delegated
+    estimated_gain_ms: float | None = (
+        None  # milliseconds, see `gain.py`; None: no estimate is possible
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The profile of one program, or of one method of a .pte."""
+
+    program: str
+    runtime: str  # name of the runtime, such as "ONNX Runtime"
+    target: str  # the backend, execution provider or device that nodes are delegated to
+    subgraphs: int  # delegated parts of the graph; each is entered once per run
+    nodes: tuple[NodeProfile, ...]  # the most expensive first
+    overhead_ms: (
+        float | None
+    )  # time of a run outside all nodes, median: calls, copies between subgraphs
+    run_ms: float  # milliseconds of a complete run, median
+    runs: int  # number of measured runs
+    notes: tuple[str, ...] = ()  # on how to read the numbers
+
+    @property
+    def undelegated(self) -> tuple[NodeProfile, ...]:
+        """The nodes that the target does not run."""
+        return tuple(node for node in self.nodes if not node.delegated)
+
+    @property
+    def undelegated_time_share(self) -> float | None:
+        """Share of a run's time spent in undelegated nodes, 0 to 1; None if nodes were not measured."""
+        return self._share(self.undelegated)
+
+    @property
+    def total_ms(self) -> float:
+        """Milliseconds of all nodes plus `overhead_ms`, so that time shares add up to 1.
+
+        The medians of single nodes do not contain occasional pauses, so on a loaded machine this is less
+        than `run_ms`. If nodes were not measured, this is `run_ms`.
+        """
+        if self.overhead_ms is None:
+            return self.run_ms
+        return self.overhead_ms + sum(node.ms or 0.0 for node in self.nodes)
+
+    def time_share(self, node: NodeProfile) -> float | None:
+        """Return the node's share of a run's time, 0 to 1; None if it was not measured."""
+        return self._share((node,))
+
+    def _share(self, nodes: tuple[NodeProfile, ...]) -> float | None:
+        if not self.total_ms or any(node.ms is None for node in nodes):
+            return None
+        return sum(node.ms or 0.0 for node in nodes) / self.total_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as JSON, as `whisperport inspect --json` prints it."""
+        return {
+            "program": self.program,
+            "runtime": self.runtime,
+            "target": self.target,
+            "subgraphs": self.subgraphs,
+            "delegated_nodes": len(self.nodes) - len(self.undelegated),
+            "undelegated_nodes": len(self.undelegated),
+            "undelegated_time_share": self.undelegated_time_share,
+            "total_ms": self.total_ms,
+            "overhead_ms": self.overhead_ms,
+            "run_ms": self.run_ms,
+            "runs": self.runs,
+            "nodes": [asdict(node) | {"time_share": self.time_share(node)} for node in self.nodes],
+            "notes": list(self.notes),
+        }
+
+
+class Profiler(ABC):
+    """Measures compiled programs of a file format that only one target has."""
+
+    title: ClassVar[str]  # name of the format in help and errors, with its suffix
+    suffix: ClassVar[str]  # of a program's first file in a bundle
+    files: ClassVar[int] = 1  # number of a program's files in a bundle
+
+    @abstractmethod
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether a file has this format; `head` is its first bytes."""
+
+    @abstractmethod
+    def profile(self, files: Sequence[Path], options: ProfileOptions) -> Profile:
+        """Run a program, and report where each node ran and how long it took.
+
+        Args:
+            files: of the program, as a manifest lists them; outside of a bundle, the first one only.
+            options: how it is run; `programs` does not apply.
+
+        Raises:
+            ProgramError: the program cannot be read or run, or has dynamic shapes and no inputs were given.
+            MissingPackageError: the runtime is not installed.
+        """
+
+
+def readable_formats(profilers: Sequence[Profiler]) -> str:
+    """Return the formats of compiled programs that can be measured, for help and hints."""
+    return f"{', '.join(['.pte', '.onnx', *(one.title for one in profilers)])} or .tflite"
+
+
+def by_time(nodes: list[NodeProfile]) -> tuple[NodeProfile, ...]:
+    """Sort nodes, the slowest first; without times, undelegated nodes first."""
+    return tuple(sorted(nodes, key=lambda node: (-(node.ms or 0.0), node.delegated)))
+
+
+def median_overhead(run_times: Sequence[float], node_times: Sequence[Iterable[float]]) -> float:
+    """Return the median over runs of the time outside all nodes, in milliseconds.
+
+    Args:
+        run_times: milliseconds of each complete run.
+        node_times: milliseconds of the nodes of each run.
+
+    Returns:
+        At least 0; clocks of different resolution can make the difference negative.
+    """
+    overheads = [run - sum(nodes) for run, nodes in zip(run_times, node_times, strict=True)]
+    return max(0.0, statistics.median(overheads))

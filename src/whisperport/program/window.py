@@ -1,0 +1,178 @@
+"""Windows: the length of audio that the programs process at a time, if shorter than the checkpoint's."""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from whisperport.errors import UsageError
+from whisperport.program.dims import SECONDS_PER_POSITION, Dims
+from whisperport.system.option import Option
+
+Padding = Literal["none", "features", "keys-and-values", "silence"]
+PADDINGS: tuple[Padding, ...] = get_args(Padding)
+DEFAULT_PADDING: Padding = "silence"  # chosen by benchmarks/short_windows.py
+SHORTEST_S = 1.0  # a shorter window holds hardly a word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A window shorter than the checkpoint's. All sizes are encoder positions of 20 ms.
+
+        ├─ audio_positions ─┤ silence │
+        ├───────── positions ─────────┤───── padding ─────┤
+        ├─────────────── context_positions ───────────────┤
+
+    The encoder processes `positions`. The first `audio_positions` of them hold audio, the rest is silence.
+    The encoder's output is padded to `context_positions`, the audio context of the decoder's
+    cross-attention.
+
+    Attributes:
+        positions: T, number of encoder positions.
+        audio_positions: number of positions that hold audio; at most T.
+        context_positions: T plus padding, the length of the cross-attention K/V.
+        padding: what the padding consists of: "none", "features", "keys-and-values" or "silence".
+
+    Raises:
+        ValueError: the sizes are not in rising order, or the padding is unknown or contradicts them.
+    """
+
+    positions: int
+    audio_positions: int
+    context_positions: int
+    padding: Padding
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.audio_positions <= self.positions <= self.context_positions:
+            raise ValueError(
+                f"`audio_positions` is {self.audio_positions}, `positions` {self.positions}, "
+                f"`context_positions` {self.context_positions}; "
+                "expected 1 or more, in rising order"
+            )
+        if self.padding not in PADDINGS:
+            raise ValueError(f"`padding` is {self.padding!r}; expected one of {PADDINGS}")
+        if (self.padding == "none") != (self.context_positions == self.positions):
+            raise ValueError(
+                f"`padding` is {self.padding!r} from {self.positions} to {self.context_positions} positions"
+            )
+
+    @property
+    def padded(self) -> int:
+        """Number of positions that are padding."""
+        return self.context_positions - self.positions
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOptions:
+    """Length of the window and its padding, as a user asks for it.
+
+    All lengths are in seconds, multiples of 0.02 s, and at least 1 s.
+
+    The padding is what follows the window in the decoder's audio context. Where a longest window is known
+    to compile for a target, `export` uses that one as the default of `seconds`.
+    """
+
+    seconds: Annotated[
+        float | None,
+        Option(
+            "Length of audio that the encoder processes in one call: a multiple of 0.02, from 1 to the "
+            "checkpoint's length",
+            metavar="SECONDS",
+            default="the longest known to compile for the target, else the checkpoint's, 30",
+            flag="--window",
+        ),
+    ] = None
+    audio_s: Annotated[
+        float | None,
+        Option(
+            "Length of audio put into each window: a multiple of 0.02, from 1 to --window; silence fills "
+            "the rest",
+            metavar="SECONDS",
+            default="the length of --window",
+            flag="--audio",
+        ),
+    ] = None
+    padding: Annotated[
+        Padding,
+        Option(
+            "How a window shorter than `context_s` is padded: not at all (none; `context_s` then has no "
+            "effect), with zeros after the encoder's output (features), with zeros after the "
+            "cross-attention keys and values, or with the encoder's output for silence"
+        ),
+    ] = DEFAULT_PADDING
+    context_s: Annotated[
+        float | None,
+        Option(
+            "Length of the audio context that the decoder attends to, padding included: a multiple of "
+            "0.02, from --window to the checkpoint's length",
+            metavar="SECONDS",
+            default="the checkpoint's, 30",
+            flag="--pad-to",
+        ),
+    ] = None
+
+    def of(self, dims: Dims) -> Window | None:
+        """Return the window for a checkpoint of these sizes; None for the checkpoint's own window.
+
+        Raises:
+            UsageError: the padding is unknown, or a length is out of range or not a multiple of 20 ms.
+        """
+        trained = dims.n_audio_ctx
+        positions = _positions("a window", self.seconds, trained)
+        audio_positions = _positions("the audio of a window", self.audio_s, positions)
+        if self.padding not in PADDINGS:
+            raise UsageError(
+                f"there is no padding `{self.padding}`", hint=f"choose one of {', '.join(PADDINGS)}"
+            )
+        context_positions = positions
+        if self.padding != "none":
+            context_positions = _positions(
+                "the audio context of the decoder", self.context_s, trained
+            )
+        if context_positions < positions:
+            raise UsageError(
+                f"an audio context of {self.context_s:g} s is shorter than the window of "
+                f"{self.seconds:g} s",
+                hint="give an audio context at least as long as the window, or the padding `none`",
+            )
+        if audio_positions == positions == trained:
+            return None
+        padding: Padding = "none" if context_positions == positions else self.padding
+        return Window(
+            positions=positions,
+            audio_positions=audio_positions,
+            context_positions=context_positions,
+            padding=padding,
+        )
+
+
+def _positions(what: str, seconds: float | None, longest: int) -> int:
+    """Convert seconds to encoder positions of 20 ms.
+
+    Args:
+        what: subject of an error message.
+        seconds: a length, or None for the longest.
+        longest: the largest number of positions; it is allowed even if it is shorter than `SHORTEST_S`.
+
+    Raises:
+        UsageError: the length is out of range, or not a multiple of 20 ms.
+    """
+    limit_s = longest * SECONDS_PER_POSITION
+    if seconds is None or seconds == limit_s:
+        return longest
+    if not SHORTEST_S <= seconds <= limit_s:  # false for NaN too
+        raise UsageError(
+            f"{what} cannot be {seconds:g} s",
+            why=f"expected {SHORTEST_S:g} to {limit_s:g} s",
+            hint="give a length in this range",
+        )
+    positions = round(seconds / SECONDS_PER_POSITION)
+    if abs(positions * SECONDS_PER_POSITION - seconds) > 1e-6:
+        raise UsageError(
+            f"{what} cannot be {seconds:g} s",
+            why="the encoder makes one position per 20 ms of audio",
+            hint=f"the nearest possible length is {positions * SECONDS_PER_POSITION:g} s",
+        )
+    return positions

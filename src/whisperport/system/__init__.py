@@ -1,0 +1,1 @@
+"""The operating system: atomic writes, locks, child processes, memory, interrupts and files."""

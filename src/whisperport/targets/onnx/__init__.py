@@ -1,0 +1,1 @@
+"""ONNX files as targets write and run them: lowering, weights, and the runner of ONNX Runtime."""

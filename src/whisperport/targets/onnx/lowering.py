@@ -1,0 +1,70 @@
+"""Lower a program to one ONNX file; used by all targets whose compilers read ONNX."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whisperport.bundle import ProgramEntry
+from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.errors import MissingPackageError
+from whisperport.program.placement import Placement
+from whisperport.system.progress import Progress
+from whisperport.targets.base import Target
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.trace.onnx_file import OnnxFileInfo
+    from whisperport.trace.program import Program
+
+
+def lower_file_to_onnx(
+    target: Target,
+    program: "Program",
+    path: Path,
+    opset: int,
+    progress: Progress,
+    *,
+    simplify: bool = False,
+) -> tuple[ProgramEntry, dict[str, Any]]:
+    """Write one program with its weights to `path`.
+
+    Returns:
+        The entry of the program, with paths relative to the folder of `path`; and facts about the file:
+        opset, number of nodes, highest rank, and bytes of weights.
+
+    Raises:
+        MissingPackageError: the ONNX exporter is not installed, or `simplify` is set and onnxslim is not
+            installed.
+        LoweringError: the program cannot be written in this opset.
+    """
+    name = target.spec.name
+    write = _writer(name)
+    path.parent.mkdir(exist_ok=True)  # not before: without an exporter, nothing is written
+    progress(f"writing {program.name} as ONNX opset {opset} for {name}")
+    facts = write(program, path, opset=opset, simplify=simplify)
+    entry = ProgramEntry(
+        spec=program.spec,
+        placement=Placement(name),
+        method=program.name,
+        files=tuple(file.relative_to(path.parent).as_posix() for file in facts.files),
+        facts=ProgramFacts(
+            delegated=facts.nodes, undelegated=(), subgraphs=1, others={"opset": facts.opset}
+        ),
+    )
+    return entry, {
+        "opset": facts.opset,
+        "nodes": facts.nodes,
+        "max_rank": facts.max_rank,
+        "weight_bytes": facts.weight_bytes,
+    }
+
+
+def _writer(target: str) -> "Callable[..., OnnxFileInfo]":
+    try:
+        from whisperport.trace.onnx_file import write_onnx_file
+    except ImportError as error:
+        raise MissingPackageError(
+            f"cannot lower for `{target}`: the ONNX exporter is not installed",
+            why=str(error),
+            hint='pip install "whisperport[export]"',
+        ) from error
+    return write_onnx_file

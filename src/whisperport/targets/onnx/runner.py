@@ -1,0 +1,313 @@
+"""Run ONNX files with ONNX Runtime; used by all targets whose programs are ONNX files."""
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.program.runner import Array, Binding, Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.targets.onnx.own_weights import OwnWeights
+from whisperport.targets.onnx.short_caches import cache_axes
+from whisperport.targets.onnx.weights import OnnxWeights
+from whisperport.targets.stated_signature import expect_tensor, other_signature
+
+log = logging.getLogger(__name__)
+
+CPU = "CPUExecutionProvider"
+ONNX_TYPES = {  # numpy's name of a dtype -> ONNX Runtime's name of the tensor type
+    **{
+        f"{kind}{bits}": f"tensor({kind}{bits})"
+        for kind in ("int", "uint")
+        for bits in (8, 16, 32, 64)
+    },
+    "bool": "tensor(bool)",
+    "float16": "tensor(float16)",
+    "float32": "tensor(float)",
+    "float64": "tensor(double)",
+}
+# Lets a session tell which provider has which nodes; since ONNX Runtime 1.24, ignored by older versions.
+ASSIGNMENT = "session.record_ep_graph_assignment_info"
+# Since this version of ONNX Runtime, sessions can use weights in memory of the caller without a copy.
+IN_PLACE_SINCE = (1, 31)
+# Since this version or an earlier one, sessions can limit how long threads wait actively.
+BRIEF_SPIN_SINCE = (1, 31)
+SPIN_US = "20"
+
+
+class OnnxRunner(Runner):
+    """An ONNX program in a session of ONNX Runtime, on one execution provider."""
+
+    def __init__(
+        self,
+        spec: ProgramSpec,
+        graph: OnnxGraph,
+        threads: int | None,
+        provider: str = CPU,
+        weights: OnnxWeights | OwnWeights | None = None,
+        provider_options: Mapping[str, str] | None = None,
+        *,
+        spin: bool = False,
+    ) -> None:
+        """Load the program; with `OwnWeights`, when it is first used.
+
+        Args:
+            spec: the program's signature in the manifest.
+            threads: CPU threads; None: ONNX Runtime chooses.
+            provider: name of the execution provider.
+            weights: for a CPU, weights that several programs share, or those of this one; None: the
+                session loads the file.
+            provider_options: options of the execution provider, name -> value; None: its defaults.
+            spin: whether threads wait actively during a run.
+
+        Raises:
+            MissingPackageError: onnxruntime is not installed.
+            LoweringError: the execution provider is not installed, or ONNX Runtime did not use it.
+            BundleError: ONNX Runtime cannot read the file, or its signature differs from `spec`.
+        """
+        super().__init__(spec, nullcontext())  # a session may run in several threads concurrently
+        ort = require_provider(provider)
+        settings = session_settings(ort, threads, spin=spin)
+        if _version(ort.__version__) < IN_PLACE_SINCE:
+            weights = None
+        load = partial(_session, ort, settings, graph, spec, provider, provider_options or {})
+        self._lock = Lock()  # held while a session is made later
+        self._load = load
+        self._weights = weights  # kept: the session uses the memory of shared weights
+        self._made: Any = None if isinstance(weights, OwnWeights) else load(weights)
+        if weights is not None and weights.allows_short_caches(graph):
+            self.cache_axes = cache_axes(tensor.name for tensor in spec.inputs)
+        self.writes_in_place = provider == CPU
+        self._input_names = [tensor.name for tensor in spec.inputs]
+        self._output_names = [tensor.name for tensor in spec.outputs]
+
+    @property
+    def _session(self) -> Any:
+        """The `onnxruntime.InferenceSession` of the program."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._load(self._weights)
+                self._weights = None  # closes their files
+            return self._made
+
+    def binding(self) -> Binding:
+        """Return a binding that keeps arrays bound between runs.
+
+        Other providers copy an array when it is bound and would miss later changes of a cache, so they
+        get the default binding.
+        """
+        return _OnnxBinding(self, self._session) if self.writes_in_place else Binding(self)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        feed = dict(zip(self._input_names, inputs, strict=True))
+        outputs: Sequence[Array] = self._session.run(self._output_names, feed)
+        return outputs
+
+    def _run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if not self.writes_in_place:
+            super()._run_into(inputs, outputs)
+            return
+        wrapped = self._session.io_binding()
+        for name, array in zip(self._input_names, inputs, strict=True):
+            wrapped.bind_cpu_input(name, array)
+        for name, array in zip(self._output_names, outputs, strict=True):
+            _bind_output(wrapped, name, array)
+        self._session.run_with_iobinding(wrapped)
+
+
+class _OnnxBinding(Binding):
+    """A binding for which ONNX Runtime wraps the memory of inputs and outputs once and not in every run.
+
+    It is used from the second run on. Wrapping the arrays of `step` costs as much time as is saved in four
+    runs, and most other programs run only once per window.
+    """
+
+    def __init__(self, runner: Runner, session: Any) -> None:
+        super().__init__(runner)
+        self._session = session
+        self._wrapped: Any = None  # an `onnxruntime.IOBinding`
+        self._given: dict[int, Array] = {}  # the inputs of the last run that have no array bound
+        self._own: list[Array] = []  # the outputs of every run
+        self._runs = 0
+
+    def _bind(self, name: str, array: Array) -> None:
+        if self._wrapped:
+            self._wrapped.bind_cpu_input(name, array)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        self._runs += 1
+        if self._runs == 1:
+            return super()._run(inputs)
+        if self._wrapped is None:
+            self._wrap(inputs)
+        for index, name in self._unbound.items():
+            if inputs[index] is not self._given.get(index):
+                self._given[index] = inputs[index]
+                self._wrapped.bind_cpu_input(name, inputs[index])
+        self._session.run_with_iobinding(self._wrapped)
+        return self._own
+
+    def _wrap(self, inputs: Sequence[Array]) -> None:
+        self._wrapped = self._session.io_binding()
+        for index, tensor in enumerate(self.runner.spec.inputs):
+            if index not in self._unbound:
+                self._wrapped.bind_cpu_input(tensor.name, inputs[index])
+        for tensor in self.runner.spec.outputs:
+            self._own.append(np.empty(tensor.shape, tensor.dtype))
+            _bind_output(self._wrapped, tensor.name, self._own[-1])
+
+
+def _bind_output(wrapped: Any, name: str, array: Array) -> None:
+    """Let the runs of an `onnxruntime.IOBinding` write an output to an array."""
+    wrapped.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+
+def require_provider(provider: str) -> Any:
+    """Return the module onnxruntime, after a check that it has an execution provider.
+
+    Raises:
+        MissingPackageError: onnxruntime is not installed.
+        LoweringError: the execution provider is not installed.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise MissingPackageError(
+            "cannot use `onnxruntime`: it is not installed, or does not support this Python",
+            why=str(error),
+            hint="pip install --upgrade whisperport",
+        ) from error
+    if provider not in ort.get_available_providers():
+        raise LoweringError(
+            f"ONNX Runtime has no execution provider `{provider}` on this machine",
+            why=f"installed are {', '.join(ort.get_available_providers())}",
+            hint="install the onnxruntime package that contains it; a virtual environment sees the "
+            f"system's package only if it was made with --system-site-packages; or use {CPU}",
+        )
+    return ort
+
+
+def session_settings(ort: Any, threads: int | None, *, spin: bool = False) -> Any:
+    """Return the `SessionOptions` of every session of this project.
+
+    Args:
+        ort: the module onnxruntime.
+        threads: CPU threads; None: ONNX Runtime chooses.
+        spin: whether threads wait actively during a run. A window of tiny then takes 0.9 of the time on an
+            idle machine with 2 cores; with 2 other busy processes on it, 1.2 to 1.5 times as long. False:
+            they do so for SPIN_US only, where ONNX Runtime can; it then takes 0.93 to 0.95 of the time on
+            the idle machine, and 0.98 to 1.02 with the other processes.
+    """
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = threads or 0
+    brief = not spin and _version(ort.__version__) >= BRIEF_SPIN_SINCE
+    settings.add_session_config_entry(
+        "session.intra_op.allow_spinning", "1" if spin or brief else "0"
+    )
+    if brief:
+        settings.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)
+    settings.add_session_config_entry("session.force_spinning_stop", "1")  # at the end of a run
+    # Memory patterns allocate one more large block, 50 MB for the encoder of base, and save no time.
+    settings.enable_mem_pattern = False
+    settings.log_severity_level = 3
+    # Accept only ONNX: ONNX Runtime also detects its own format, which is not checked here.
+    settings.add_session_config_entry("session.load_model_format", "ONNX")
+    return settings
+
+
+def _session(
+    ort: Any,
+    settings: Any,
+    graph: OnnxGraph,
+    spec: ProgramSpec,
+    provider: str,
+    provider_options: Mapping[str, str],
+    weights: OnnxWeights | OwnWeights | None,
+) -> Any:
+    """Return a session whose signature is that of the manifest."""
+    if provider != CPU:
+        settings.add_session_config_entry(ASSIGNMENT, "1")
+    if not weights:
+        graph.detach()  # checks the graph without keeping it in memory
+    try:
+        model = weights.session_model(graph, settings) if weights else os.fspath(graph.path)
+        # Without `enable_fallback=0`, ONNX Runtime hides an error of the provider and uses the CPU.
+        session = ort.InferenceSession(
+            model,
+            settings,
+            providers=[(provider, dict(provider_options))],
+            enable_fallback=0,
+        )
+    except BundleError:
+        raise
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class but Exception
+        if provider != CPU:
+            raise LoweringError(
+                f"the execution provider `{provider}` cannot load {graph.name}",
+                why=str(error).strip().split("\n")[0],
+                hint="`whisperport verify BUNDLE --each-program` shows which programs it can run",
+            ) from error
+        raise BundleError(
+            f"ONNX Runtime cannot load {graph.name}",
+            why=str(error).strip().split("\n")[0],
+            hint="export the bundle again with this version of onnxruntime",
+        ) from error
+    if provider not in session.get_providers():  # ONNX Runtime falls back to the CPU silently
+        raise LoweringError(
+            f"ONNX Runtime did not use `{provider}` for {graph.name}",
+            why=f"it used {', '.join(session.get_providers())}",
+            hint=f"check the installation of this provider, or use {CPU}",
+        )
+    if provider != CPU:
+        _warn_if_unused(session, provider, graph.name)
+    check_signature(session, spec, graph.name)
+    return session
+
+
+def _warn_if_unused(session: Any, provider: str, name: str) -> None:
+    """Warn if the provider declined all nodes, where ONNX Runtime tells it."""
+    assigned = getattr(session, "get_provider_graph_assignment_info", None)
+    if assigned is not None and provider not in {part.ep_name for part in assigned()}:
+        log.warning(
+            "`%s` declined all nodes of %s, so that the CPU runs them; `verify --each-program` shows where "
+            "nodes run",
+            provider,
+            name,
+        )
+
+
+def check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
+    """Compare a session's signature with the manifest; an axis without a number matches any size.
+
+    Args:
+        session: an `onnxruntime.InferenceSession`.
+        spec: the program's signature in the manifest.
+        name: of the file, for errors.
+
+    Raises:
+        BundleError: they differ.
+    """
+    outputs = {value.name for value in session.get_outputs()}
+    unknown = [tensor.name for tensor in spec.outputs if tensor.name not in outputs]
+    inputs = {value.name for value in session.get_inputs()} ^ {t.name for t in spec.inputs}
+    if unknown or inputs:
+        raise other_signature(
+            name, f"the name {min((*unknown, *inputs))[:80]!r} is only in one of them"
+        )
+    stated = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
+    for tensor in (*spec.inputs, *spec.outputs):
+        value = stated[tensor.name]
+        fits = value.type == ONNX_TYPES.get(tensor.dtype)
+        expect_tensor(name, tensor, value.shape, value.type, fits=fits)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

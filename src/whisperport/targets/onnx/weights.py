@@ -1,0 +1,220 @@
+"""Share the weights of several ONNX programs of a bundle in memory, for all of their sessions.
+
+By default each session of ONNX Runtime has its own weights: converted from float16, and packed for its
+matrix multiplications. `step`, every `prefill` and `align` use the weights of the same decoder, which
+would be in memory once per program. This module reads the tensors into arrays that all sessions use
+without packing, in blocks of columns. A matrix multiplication with one token, as in `step`, is as fast as
+with packing; those of a prefill are slower, once per window.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph
+from whisperport.system.memory import Memory
+from whisperport.targets.onnx.attention import join_attention
+from whisperport.targets.onnx.blocks import Matrix, matrices, use_blocks
+from whisperport.targets.onnx.short_caches import free_cache_length
+
+FLOAT, HALF = 1, 10  # TensorProto.DataType
+PART = 2**16  # values that are read together
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+MIN_SHARED = 0.5  # shared part of a program's weights; below it, packed copies are better
+
+
+class _Location(NamedTuple):
+    """Where a tensor is stored on disk."""
+
+    file: Path  # a listed file, with links resolved
+    offset: int
+    length: int  # bytes
+    half: bool  # float16, which the graph converts to float32
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float16 if self.half else np.float32)
+
+    @property
+    def values(self) -> int:
+        """Number of values."""
+        return self.length // self.dtype.itemsize
+
+
+class OnnxWeights:
+    """The weights of the programs that have most of their weights in common, read when first needed."""
+
+    def __init__(self, graphs: Sequence[OnnxGraph]) -> None:
+        """Find the programs that share weights.
+
+        Raises:
+            BundleError: a graph cannot be read, or refers to a file that is not part of its program.
+        """
+        if len(graphs) < 2:  # there is nothing to share
+            graphs = []
+        used = {graph: locations for graph in graphs if (locations := _locations(graph))}
+        users = Counter(
+            location for locations in used.values() for location in set(locations.values())
+        )
+        self._arrays: dict[_Location, NDArray[np.float32]] = {}
+        self._sharing: dict[OnnxGraph, Mapping[str, _Location]] = {}
+        for graph, locations in used.items():
+            common = sum(location.length for location in locations.values() if users[location] > 1)
+            if common > MIN_SHARED * sum(location.length for location in locations.values()):
+                self._sharing[graph] = locations
+        self._blocked = _blocked(self._sharing)
+        self._memory = Memory()
+        self._free: set[OnnxGraph] = set()
+
+    def __contains__(self, graph: OnnxGraph) -> bool:
+        """Whether the program shares its weights with others."""
+        return graph in self._sharing
+
+    def allows_short_caches(self, graph: OnnxGraph) -> bool:
+        """Whether the model that `session_model` returned for a graph allows caches of any length."""
+        return graph in self._free
+
+    def session_model(self, graph: OnnxGraph, settings: Any) -> bytes | str:
+        """Return what a session loads: the graph as it is faster on a CPU, or the path of its file.
+
+        If the program shares its weights, the session uses the memory of this object, which must live as
+        long as the session.
+
+        Args:
+            settings: an `onnxruntime.SessionOptions`, which is changed.
+
+        Raises:
+            ValueError, OSError: a file of weights is missing or too short.
+        """
+        model = graph.detach()
+        changed = join_attention(model)
+        if free_cache_length(model):
+            self._free.add(graph)
+            changed = True
+        if graph in self:
+            self._share(model, self._sharing[graph], settings)
+        elif changed:
+            settings.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(graph.path.parent))
+        else:
+            return os.fspath(graph.path)
+        given: bytes = model.SerializeToString()
+        return given
+
+    def _share(self, model: Any, locations: Mapping[str, _Location], settings: Any) -> None:
+        """Make a graph use the arrays of this object, and put these into the session's settings."""
+        widened = _widened(model)
+        files, blocked = {}, {}
+        for tensor in model.graph.initializer:
+            if tensor.name not in locations:
+                continue
+            location = locations[tensor.name]
+            array = self._array(location).reshape(-1).view(np.uint8)
+            file = f"{location.offset} of {location.file.name}"  # for the session, each tensor is a file
+            files[file] = array
+            del tensor.external_data[:]
+            tensor.external_data.add(key="location", value=file)
+            tensor.external_data.add(key="length", value=str(array.nbytes))
+            tensor.data_type, tensor.name = FLOAT, widened.get(tensor.name, tensor.name)
+            if location in self._blocked:
+                blocked[tensor.name] = self._blocked[location]
+                tensor.dims[:] = self._array(location).shape
+        nodes = [node for node in model.graph.node if not widened.keys() & set(node.input)]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        use_blocks(model, blocked)
+        settings.add_session_config_entry("session.disable_prepacking", "1")
+        in_place = "session.use_external_initializer_file_buffers_directly"
+        settings.add_session_config_entry(in_place, "1")
+        settings.add_external_initializers_from_files_in_memory(
+            list(files), list(files.values()), [array.nbytes for array in files.values()]
+        )
+
+    def _array(self, location: _Location) -> NDArray[np.float32]:
+        if location not in self._arrays:
+            if location.offset + location.length > location.file.stat().st_size:
+                raise ValueError(f"{location.file.name} is truncated")
+            matrix = self._blocked.get(location)
+            array = self._memory.array(matrix.in_blocks_shape if matrix else (location.values,))
+            _read(location, matrix, array)
+            self._arrays[location] = array
+        return self._arrays[location]
+
+
+def _read(location: _Location, matrix: Matrix | None, read: NDArray[np.float32]) -> None:
+    """Read a tensor to an array as float32, and in blocks if it is a matrix.
+
+    It is read in small parts, so that there is no second large array, whose memory the process would keep.
+    """
+    columns = matrix.columns if matrix else 1
+    rows, step = location.values // columns, max(1, PART // columns)
+    with location.file.open("rb") as file:
+        file.seek(location.offset)
+        for row in range(0, rows, step):
+            part = np.fromfile(file, location.dtype, min(step, rows - row) * columns)
+            if matrix:
+                read[:, row : row + step] = matrix.in_blocks(part)
+            else:
+                read[row : row + step] = part
+
+
+def _blocked(used: Mapping[OnnxGraph, Mapping[str, _Location]]) -> dict[_Location, Matrix]:
+    """Return the weights that every one of these graphs can use in blocks."""
+    found: dict[_Location, Matrix | None] = {}
+    for graph, locations in used.items():
+        model = graph.read()
+        widened = _widened(model)
+        names = {widened.get(name, name): location for name, location in locations.items()}
+        usable = matrices(model, {name: location.values for name, location in names.items()})
+        for name, location in names.items():
+            matrix = usable.get(name)
+            if found.setdefault(location, matrix) != matrix:
+                found[location] = None
+    return {location: matrix for location, matrix in found.items() if matrix}
+
+
+def _locations(graph: OnnxGraph) -> dict[str, _Location]:
+    """Return name -> location of all tensors in other files.
+
+    Empty if one of them is not an initializer or is not used as float32.
+    """
+    model = graph.read()
+    widened = _widened(model)
+    found = {}
+    stored = list(_stored_outside(model))
+    if len(stored) < len(graph.external_tensors()):
+        return {}
+    for tensor in stored:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        length = entries.get("length", "")
+        if not length or not (tensor.data_type == FLOAT or tensor.name in widened):
+            return {}
+        found[tensor.name] = _Location(
+            graph.external_file(entries["location"]),
+            int(entries.get("offset", "0")),
+            int(length),
+            tensor.name in widened,
+        )
+    return found
+
+
+def _widened(model: Any) -> dict[str, str]:
+    """Return the float16 tensors that only a Cast to float32 uses: name -> name of the Cast's output."""
+    uses = Counter(name for node in model.graph.node for name in node.input)
+    half = {t.name for t in _stored_outside(model) if t.data_type == HALF and uses[t.name] == 1}
+    casts = (node for node in model.graph.node if node.op_type == "Cast")
+    return {
+        node.input[0]: node.output[0]
+        for node in casts
+        if len(node.input) == len(node.output) == 1
+        and half.issuperset(node.input)
+        and [a.i for a in node.attribute] == [FLOAT]
+    }
+
+
+def _stored_outside(model: Any) -> Iterator[Any]:
+    return (tensor for tensor in model.graph.initializer if tensor.data_location == EXTERNAL)

@@ -1,0 +1,273 @@
+"""Run .tflite files with LiteRT on the CPU, by its XNNPACK delegate; used by all targets that have them.
+
+Integer inputs and outputs of a quantized file are float32 for the caller: the runner quantizes and
+dequantizes with the scale and the zero point that the file states.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from whisperport.errors import BundleError, MissingPackageError
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.targets.stated_signature import (
+    expect_counts,
+    expect_tensor,
+    other_signature,
+)
+
+INT32 = np.iinfo(np.int32)
+# Dtype of the program, and that of the file: pairs that are converted by a cast.
+CONVERTED = {
+    ("int64", "int32"),
+    ("float64", "float32"),
+    ("float32", "float16"),
+    ("float16", "float32"),
+}
+
+
+class TfliteFile:
+    """A loaded .tflite file, whose programs run one at a time.
+
+    Args:
+        path: of the file.
+        threads: CPU threads; None: one per logical CPU.
+        extra: pip extra that installs the runtime, for messages.
+        target: name of the target, for messages.
+
+    Raises:
+        MissingPackageError: ai-edge-litert is not installed.
+        BundleError: LiteRT cannot load the file.
+    """
+
+    def __init__(
+        self, path: Path, threads: int | None, *, extra: str, target: str = "a .tflite file"
+    ) -> None:
+        self.name = path.name
+        self.lock = Lock()  # of all programs of the file: they share the interpreter's memory
+        from whisperport.inspection.quiet import quiet, quiet_natively
+
+        litert = import_litert(extra, target)
+        with quiet(), quiet_natively():
+            try:
+                self.interpreter = litert.Interpreter(
+                    str(path), num_threads=threads or os.cpu_count() or 1
+                )
+                self.interpreter.allocate_tensors()
+                self.signatures: Mapping[str, Any] = self.interpreter.get_signature_list()
+            except (RuntimeError, ValueError, OSError) as error:
+                raise self.unreadable(error) from error
+
+    def unreadable(self, error: Exception) -> BundleError:
+        """Return the error for a file that LiteRT cannot load or run."""
+        return BundleError(
+            f"LiteRT cannot run {self.name}",
+            why=str(error).strip().split("\n")[0][:200] or type(error).__name__,
+            hint="export the bundle again with this version of ai-edge-litert",
+        )
+
+
+def import_litert(extra: str, target: str) -> Any:
+    """Return LiteRT's Python module of interpreters.
+
+    Raises:
+        MissingPackageError: ai-edge-litert is not installed.
+    """
+    from whisperport.inspection.quiet import quiet, quiet_natively
+
+    try:
+        with quiet(), quiet_natively():
+            from ai_edge_litert import interpreter
+    except ImportError as error:
+        raise MissingPackageError(
+            f"cannot run {target}: LiteRT is not installed",
+            why=str(error),
+            hint=f'pip install "whisperport[{extra}]"',
+        ) from error
+    return interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """An input or output in the file, and how the caller's arrays are converted to it."""
+
+    index: int  # in the interpreter
+    spec: TensorSpec  # as the program states it
+    dtype: Any  # in the file
+    scale: float = 0.0  # 0: the values are stored as they are
+    zero_point: int = 0
+
+    @property
+    def is_same(self) -> bool:
+        """Whether arrays need no conversion."""
+        return not self.scale and np.dtype(self.dtype) == np.dtype(self.spec.dtype)
+
+    def stored(self, array: Array) -> Array:
+        """Convert an array of the program to the file's dtype."""
+        if self.is_same:
+            return array
+        if self.scale:
+            limits = np.iinfo(self.dtype)
+            integers = np.rint(array / np.float32(self.scale)) + self.zero_point
+            converted: Array = np.clip(integers, limits.min, limits.max).astype(self.dtype)
+            return converted
+        if array.dtype == np.int64 and not _fits_int32(array):
+            raise ValueError(
+                f"{self.spec.name!r} holds an integer of more than 32 bits, which the file cannot store"
+            )
+        return array.astype(self.dtype)
+
+    def returned(self, array: Array) -> Array:
+        """Convert an array of the file to the program's dtype."""
+        if self.is_same:
+            return array
+        if self.scale:
+            real = (array.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
+            converted: Array = real.astype(self.spec.dtype)
+            return converted
+        return array.astype(self.spec.dtype)
+
+
+class TfliteRunner(Runner):
+    """Runs one program of a .tflite file.
+
+    The program is the signature with the program's name; in a file with one subgraph and no such signature,
+    it is this subgraph, whose inputs and outputs are in the program's order.
+
+    Raises:
+        BundleError: the file has no such program, or its inputs or outputs differ from `spec`.
+    """
+
+    def __init__(self, spec: ProgramSpec, file: TfliteFile) -> None:
+        super().__init__(spec, file.lock)
+        self.file = file
+        # LiteRT's public functions write to and read from the first subgraph only.
+        self.inputs, self.outputs, self.is_first = _tensors(spec, file)
+        self.holder: object = None  # the binding whose arrays the first subgraph's inputs hold
+
+    def binding(self) -> Binding:
+        """Return a binding that copies bound arrays to the interpreter once, and changes of them."""
+        return _TfliteBinding(self) if self.is_first else Binding(self)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        arrays = [tensor.stored(array) for tensor, array in zip(self.inputs, inputs, strict=True)]
+        self.holder = None
+        try:
+            return self._run_first(arrays) if self.is_first else self._run_signature(arrays)
+        except (RuntimeError, ValueError) as error:
+            raise self.file.unreadable(error) from error
+
+    def _run_first(self, arrays: Sequence[Array]) -> list[Array]:
+        for tensor, array in zip(self.inputs, arrays, strict=True):
+            self.file.interpreter.set_tensor(tensor.index, array)
+        return self.invoke()
+
+    def _run_signature(self, arrays: Sequence[Array]) -> list[Array]:
+        # Made for every run: LiteRT does not run the first subgraph while such an object exists.
+        run = self.file.interpreter.get_signature_runner(self.spec.name)
+        feed = {t.name: array for t, array in zip(self.spec.inputs, arrays, strict=True)}
+        found = run(**feed)
+        return [tensor.returned(found[tensor.spec.name]) for tensor in self.outputs]
+
+    def invoke(self) -> list[Array]:
+        """Run the first subgraph on what its inputs hold."""
+        interpreter = self.file.interpreter
+        interpreter.invoke()
+        return [tensor.returned(interpreter.get_tensor(tensor.index)) for tensor in self.outputs]
+
+
+class _TfliteBinding(Binding):
+    """A binding whose arrays stay in the interpreter's inputs, until another binding runs."""
+
+    runner: TfliteRunner
+
+    def __init__(self, runner: TfliteRunner) -> None:
+        super().__init__(runner)
+        self._changed: dict[str, list[Part]] = {}
+
+    def changed(self, name: str, part: Part) -> None:
+        self._changed.setdefault(name, []).append(part)
+
+    def _bind(self, name: str, array: Array) -> None:
+        if self.runner.holder is self:
+            self.runner.holder = None
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        runner, interpreter = self.runner, self.runner.file.interpreter
+        kept = runner.holder is self
+        runner.holder = None  # if this fails, the inputs hold an unknown state
+        try:
+            for index, (tensor, array) in enumerate(zip(runner.inputs, inputs, strict=True)):
+                if index in self._unbound or not kept:
+                    interpreter.set_tensor(tensor.index, tensor.stored(array))
+                    continue
+                for part in self._changed.get(tensor.spec.name, ()):
+                    interpreter.tensor(tensor.index)()[part] = tensor.stored(array[part])
+            self._changed.clear()
+            outputs = runner.invoke()
+        except (RuntimeError, ValueError) as error:
+            raise runner.file.unreadable(error) from error
+        runner.holder = self
+        return outputs
+
+
+def _tensors(
+    spec: ProgramSpec, file: TfliteFile
+) -> tuple[tuple[_Tensor, ...], tuple[_Tensor, ...], bool]:
+    """Find a program's inputs and outputs, and whether the program is the file's first subgraph."""
+    interpreter = file.interpreter
+    if spec.name in file.signatures:
+        signature = interpreter.get_signature_runner(spec.name)
+        given, returned = signature.get_input_details(), signature.get_output_details()
+        is_first = getattr(signature, "_subgraph_index", None) == 0
+        inputs = [(tensor, given.pop(tensor.name, None)) for tensor in spec.inputs]
+        outputs = [(tensor, returned.pop(tensor.name, None)) for tensor in spec.outputs]
+        extra = next(iter((*given, *returned)), None)
+        if extra is not None:
+            raise other_signature(_shown(spec, file), f"{extra[:80]!r} is only in the file")
+    elif interpreter.num_subgraphs() == 1:
+        first, last = interpreter.get_input_details(), interpreter.get_output_details()
+        expect_counts(_shown(spec, file), spec, len(first), len(last))
+        is_first = True
+        inputs = list(zip(spec.inputs, first, strict=True))
+        outputs = list(zip(spec.outputs, last, strict=True))
+    else:
+        raise other_signature(_shown(spec, file), "it has several programs, and none has this name")
+    return (
+        tuple(_tensor(spec, file, *pair) for pair in inputs),
+        tuple(_tensor(spec, file, *pair) for pair in outputs),
+        is_first,
+    )
+
+
+def _tensor(
+    spec: ProgramSpec, file: TfliteFile, tensor: TensorSpec, detail: Mapping[str, Any] | None
+) -> _Tensor:
+    if detail is None:
+        raise other_signature(
+            _shown(spec, file), f"the name {tensor.name[:80]!r} is only in the manifest"
+        )
+    shape = tuple(int(size) for size in detail["shape"])
+    dtype = np.dtype(detail["dtype"])
+    quantized = detail["quantization_parameters"]
+    scales = [float(scale) for scale in quantized["scales"]]
+    found = _Tensor(int(detail["index"]), tensor, dtype)
+    if len(scales) == 1 and dtype.kind in "iu" and np.dtype(tensor.dtype).kind == "f":
+        found = replace(found, scale=scales[0], zero_point=int(quantized["zero_points"][0]))
+    known = found.scale > 0 or found.is_same or (tensor.dtype, dtype.name) in CONVERTED
+    expect_tensor(_shown(spec, file), tensor, shape, dtype.name, fits=known)
+    return found
+
+
+def _shown(spec: ProgramSpec, file: TfliteFile) -> str:
+    return f"`{spec.name}` in {file.name}"
+
+
+def _fits_int32(array: Array) -> bool:
+    return not array.size or (array.min() >= INT32.min and array.max() <= INT32.max)

@@ -1,0 +1,59 @@
+"""A FAKE execution provider for tests: ONNX Runtime's CPU provider under another name, with faults.
+
+The child process of a verification imports it by name. A provider option PROGRAM=FAULT chooses the fault.
+"""
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+
+from whisperport.providers.session import CREATING, run_session
+from whisperport.targets.onnx.runner import CPU
+
+
+def run(**arguments: Any) -> dict[str, Any]:
+    """The job; see `whisperport.providers.session.run_session`."""
+    provider = arguments["provider"]
+    if provider == CPU:
+        return run_session(**arguments)
+    fault = arguments["options"].get(arguments["program"], "")
+    if fault == "crashes":
+        with open(arguments["log"], "a", encoding="utf-8") as log:
+            log.write("one\ntwo\nthree\nMDLA: Cannot support Float32 input\n")
+        arguments["progress"](CREATING)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if fault == "hangs":
+        arguments["progress"](CREATING)
+        time.sleep(60)
+    if fault == "raises":
+        import onnxruntime
+
+        def raises(*_: Any, **__: Any) -> None:
+            raise RuntimeError("unordered_map::at\nsecond line")
+
+        onnxruntime.InferenceSession = raises
+    found = run_session(**{**arguments, "provider": CPU, "options": {}})
+    if "failed" in found or fault == "declines":
+        return found
+    found["ms"] *= 0.01 if fault != "slow" else 100
+    for node in found["nodes"]:
+        if fault != "partly" or node["operator"] != "MatMul":
+            node["provider"] = provider
+    if fault == "unstable":
+        found["deviation"] = 0.5
+    if fault in ("wrong", "nan", "almost"):
+        _change(arguments["outputs"], fault)
+    return found
+
+
+def _change(path: str, fault: str) -> None:
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    first = next(iter(arrays))
+    noise = np.random.default_rng(0).standard_normal(arrays[first].shape)
+    scale = {"wrong": 0.5, "almost": 1e-3, "nan": np.nan}[fault] * arrays[first].std()
+    arrays[first] = (arrays[first] + scale * noise).astype(arrays[first].dtype)
+    np.savez(path, **arrays)

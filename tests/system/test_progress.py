@@ -1,0 +1,178 @@
+import io
+import pickle
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from whisperport import verify
+from whisperport.cli.console import AudioBar, RemainingColumn, Stages
+from whisperport.system.progress import LEAST_MEASURED_S, Counted, Remaining, remaining_text
+
+
+class Clock:
+    """A time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_the_rest_takes_as_long_as_the_measured_part_did(clock):
+    remaining = Remaining(clock)
+    remaining.report(30, 600)
+    clock.seconds += 10
+    remaining.report(60, 600)
+
+    assert remaining.seconds() == pytest.approx(180)  # 540 more at 3 per second
+
+    clock.seconds += 20
+    assert remaining.seconds() == pytest.approx(160)  # it goes on while nothing is reported
+
+
+def test_what_came_before_the_first_report_is_not_part_of_the_speed(clock):
+    remaining = Remaining(clock)
+    clock.seconds += 1000  # loading
+    remaining.report(30, 90)
+    clock.seconds += 5
+    remaining.report(60, 90)
+
+    assert remaining.seconds() == pytest.approx(5)
+
+
+def test_there_is_no_estimate_before_enough_was_measured(clock):
+    remaining = Remaining(clock)
+    assert remaining.seconds() is None
+
+    remaining.report(0, 100)
+    clock.seconds += 60
+    assert remaining.seconds() is None  # nothing is done yet
+
+    remaining = Remaining(clock)
+    remaining.report(0, 100)
+    clock.seconds += LEAST_MEASURED_S / 2
+    remaining.report(1, 100)
+    assert remaining.seconds() is None
+
+    clock.seconds += LEAST_MEASURED_S / 2
+    remaining.report(2, 100)
+    assert remaining.seconds() == pytest.approx(49 * LEAST_MEASURED_S)
+
+
+@pytest.mark.parametrize(("done", "total"), [(100, 100), (120, 100), (50, None), (50, 0)])
+def test_nothing_is_estimated_for_finished_work_or_an_unknown_total(clock, done, total):
+    remaining = Remaining(clock)
+    remaining.report(10, total)
+    clock.seconds += 10
+    remaining.report(done, total)
+
+    assert remaining.seconds() is None
+
+
+def test_an_estimate_that_was_too_short_disappears_and_is_never_negative(clock):
+    remaining = Remaining(clock)
+    remaining.report(0, 10)
+    clock.seconds += 9
+    remaining.report(9, 10)
+    assert remaining.seconds() == pytest.approx(1)
+
+    clock.seconds += 5
+    assert remaining.seconds() is None
+
+
+def test_other_work_is_measured_anew(clock):
+    remaining = Remaining(clock)
+    remaining.report(0, 10)
+    clock.seconds += 10
+    remaining.report(5, 10)
+
+    remaining.report(0, 4)
+    assert remaining.seconds() is None
+
+    clock.seconds += 8
+    remaining.report(2, 4)
+    assert remaining.seconds() == pytest.approx(8)
+
+    remaining.report(0, 4)  # the same work again, of the next bundle
+    assert remaining.seconds() is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0.4, "about 5 s left"),
+        (42.0, "about 40 s left"),
+        (57.4, "about 55 s left"),
+        (57.5, "about 1 min left"),
+        (130.0, "about 2 min left"),
+        (7199.0, "about 120 min left"),
+        (7200.0, "about 2 h left"),
+        (360_000.0, "about 100 h left"),
+    ],
+)
+def test_the_text_is_rounded_and_short(seconds, text):
+    assert remaining_text(seconds) == text
+
+
+def test_a_counted_stage_is_its_name_and_keeps_its_count_between_processes():
+    stage = Counted("transcribing a clip", 3, 18)
+
+    copy = pickle.loads(pickle.dumps(stage))
+
+    assert copy == "transcribing a clip"
+    assert (copy.done, copy.total) == (3, 18)
+
+
+def test_a_verification_counts_its_clips(exported):
+    stages: list[str] = []
+
+    verify(exported("onnxruntime"), progress=stages.append)
+
+    clips = [stage for stage in stages if isinstance(stage, Counted)]
+    assert [stage.done for stage in clips] == list(range(len(clips)))
+    assert len(clips) > 0
+    assert {stage.total for stage in clips} == {len(clips)}
+
+
+def shown(width: int) -> tuple[Progress, io.StringIO]:
+    file = io.StringIO()
+    terminal = Console(file=file, force_terminal=True, width=width, emoji=False)
+    return Progress(*Progress.get_default_columns()[:1], RemainingColumn(), console=terminal), file
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_counted_stages_show_the_remaining_time_and_others_none(clock, width):
+    progress, file = shown(width)
+    with progress:
+        stages = Stages(progress, Remaining(clock))
+        stages(Counted("clip 1 of 3", 0, 3))
+        clock.seconds += 60
+        stages(Counted("clip 2 of 3", 1, 3))
+        progress.refresh()
+        assert "about 2 min left" in file.getvalue()
+
+        file.seek(0)
+        file.truncate()
+        stages("writing")
+        progress.refresh()
+        assert "left" not in file.getvalue()
+
+
+def test_the_bar_of_an_audio_file_shows_the_remaining_time(clock):
+    progress, file = shown(80)
+    with progress:
+        bar = AudioBar(progress, "talk.mp3", Remaining(clock))
+        bar(30, 630)
+        clock.seconds += 10
+        bar(60, 630)
+        progress.refresh()
+
+    assert "about 3 min left" in file.getvalue()

@@ -1,0 +1,137 @@
+"""Weights in one file, once each; halved where nothing is lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from whisperport.errors import LoweringError
+from whisperport.trace.onnx import ALIGNMENT, OPSET, SharedWeights, write_onnx
+from whisperport.trace.program import Program, trace
+
+
+def read_back(path: Path, offset: int, like: np.ndarray) -> np.ndarray:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return np.frombuffer(file.read(like.nbytes), like.dtype).reshape(like.shape)
+
+
+@given(sizes=st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 3)), min_size=1, max_size=8))
+@settings(max_examples=30)
+def test_whatever_is_placed_is_found_again_aligned_and_equal_ones_once(
+    sizes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("shared") / "weights.bin"
+    weights = SharedWeights(path)
+    arrays = [np.full(size, seed, np.float32) for size, seed in sizes]
+
+    placed = [weights.store(array, ir.DataType.FLOAT, "w") for array in arrays]
+
+    for array, tensor in zip(arrays, placed, strict=True):
+        assert tensor.offset is not None
+        assert tensor.offset % ALIGNMENT == 0
+        assert tensor.length == array.nbytes
+        np.testing.assert_array_equal(read_back(path, tensor.offset, array), array)
+    distinct = {(array.size, float(array[0])) for array in arrays}
+    assert len({tensor.offset for tensor in placed}) == len(distinct)
+
+
+def linear(weight: Tensor) -> Program:
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    module.weight.data = weight
+    return trace("linear", module, (torch.zeros(1, weight.shape[1]),), ["y"])
+
+
+def run(path: Path, x: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(["y"], {"input": x})[0]
+
+
+def test_weights_that_are_float16_are_stored_so_and_lose_nothing(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    exact = torch.randn(64, 128).half().float()
+    x = np.random.default_rng(0).standard_normal((1, 128)).astype(np.float32)
+    half, full = SharedWeights(tmp_path / "half.bin"), SharedWeights(tmp_path / "full.bin")
+
+    write_onnx(linear(exact), tmp_path / "half.onnx", half)
+    write_onnx(linear(exact + 1e-6), tmp_path / "full.onnx", full)
+
+    assert half.path.stat().st_size == exact.numel() * 2
+    assert full.path.stat().st_size == exact.numel() * 4
+    np.testing.assert_allclose(run(tmp_path / "half.onnx", x)[0], exact @ x[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [1e5, 1e-9, np.pi], ids=["too large", "too small", "too fine"])
+def test_one_weight_that_float16_cannot_hold_keeps_all_in_float32(
+    tmp_path: Path, value: float
+) -> None:
+    weight = torch.ones(64, 128)
+    weight[3, 5] = value
+    weights = SharedWeights(tmp_path / "weights.bin")
+
+    write_onnx(linear(weight), tmp_path / "linear.onnx", weights)
+
+    assert weights.path.stat().st_size == weight.numel() * 4
+    y = run(tmp_path / "linear.onnx", np.eye(128, dtype=np.float32)[5:6])
+    assert y[0, 3] == np.float32(value)
+
+
+def test_an_opset_that_torch_cannot_write_is_rejected(tmp_path: Path) -> None:
+    weights = SharedWeights(tmp_path / "weights.bin")
+
+    with pytest.raises(LoweringError, match=r"opset"):
+        write_onnx(linear(torch.ones(2, 2)), tmp_path / "linear.onnx", weights, opset=5)
+
+
+def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.bessel_j0(x)
+
+    program = trace("odd", Odd(), (torch.zeros(2, 3),), ["y"])
+
+    with pytest.raises(LoweringError, match=f"`odd` cannot be written as ONNX opset {OPSET}") as no:
+        write_onnx(program, tmp_path / "odd.onnx", SharedWeights(tmp_path / "weights.bin"))
+
+    assert "bessel_j0" in no.value.why + no.value.hint
+
+
+def test_a_program_that_hands_an_input_through_keeps_its_names(tmp_path: Path) -> None:
+    class Through(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x + 1
+
+    program = trace("through", Through(), (torch.zeros(1, 3),), ["again", "more"])
+    write_onnx(program, tmp_path / "p.onnx", SharedWeights(tmp_path / "weights.bin"))
+
+    session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"))
+    again, more = session.run(["again", "more"], {"x": np.ones((1, 3), np.float32)})
+
+    assert again.tolist() == [[1, 1, 1]]
+    assert more.tolist() == [[2, 2, 2]]
+
+
+def test_the_exporter_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_onnx(linear(torch.ones(2, 2)), tmp_path / "l.onnx", SharedWeights(tmp_path / "w.bin"))
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_written_twice_is_the_same_to_the_byte(tmp_path: Path) -> None:
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+
+    def write(folder: Path) -> tuple[bytes, bytes]:
+        folder.mkdir()
+        weights = SharedWeights(folder / "weights.bin")
+        write_onnx(linear(weight), folder / "l.onnx", weights)
+        return (folder / "l.onnx").read_bytes(), weights.path.read_bytes()
+
+    make: Callable[[Path], tuple[bytes, bytes]] = write
+    assert make(tmp_path / "a") == make(tmp_path / "b")
