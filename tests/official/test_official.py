@@ -123,7 +123,9 @@ def test_a_static_8_bit_encoder_is_refused_with_the_reason(
 
     record["litert encoder=w8a8"] = str(refused.value)
     assert "encoder" in refused.value.why
+    assert "from float32's in" in refused.value.why  # with the number of words
     assert "torch's own encoder of this checkpoint keeps" in refused.value.why
+    assert "`litert` also runs encoder in fp32, fp16, w8, w8a16" in refused.value.why
 
 
 @pytest.mark.skipif(

@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 
 from whisperport.audio import SAMPLE_RATE
+from whisperport.bundle import ProgramEntry
 from whisperport.errors import AudioError
 from whisperport.program.checks import Check
+from whisperport.program.placement import Placement
+from whisperport.program.spec import ProgramSpec
+from whisperport.targets import TARGETS
 from whisperport.verification.clips import clips_in
 from whisperport.verification.error_rate import TextErrors, increase_bounds
 from whisperport.verification.loss import Loss, loss_of
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.rejection import rejection
-from whisperport.verification.tolerances import FLOOR_DB, limit_of
+from whisperport.verification.tolerances import FLOOR_DB, GATES, limit_of
 from whisperport.verification.word_check import Transcribed, undecided, word_check
 
 
@@ -40,10 +44,51 @@ def failed(program: str, sqnr_db: float) -> Check:
 def test_all_failures_are_listed_the_worst_first_with_what_torch_keeps() -> None:
     checks = [failed(f"program_{n}", n) for n in (9, 3, 8, 1, 7)]
     losses = {("fp16", "features"): loss(60), ("w8", "features"): loss(24)}
-    lines = rejection(checks, Reference((clip(losses=losses),), 8)).split("\n")
+    lines = rejection(checks, Reference((clip(losses=losses),), 8), []).split("\n")
 
     assert [line.split(",")[0] for line in lines[:5]] == [f"program_{n}" for n in (1, 3, 7, 8, 9)]
     assert "keeps fp16 60 dB, w8 24 dB" in lines[5]
+
+
+def on_litert(name: str, precision: str) -> ProgramEntry:
+    spec, placement = ProgramSpec(name, (), ()), Placement("litert", precision)
+    return ProgramEntry(spec=spec, placement=placement, method=name, files=())
+
+
+def test_the_precisions_of_the_target_that_lose_less_are_named() -> None:
+    losses = {("fp16", "features"): loss(60), ("w8", "features"): loss(FLOOR_DB - 1)}
+    programs = [on_litert("encoder", "w8a8"), on_litert("step", "fp16"), on_litert("align", "fp16")]
+
+    lines = rejection([], Reference((clip(losses=losses),), 8), programs).split("\n")
+
+    # torch itself loses the encoder in w8, which w8a16 contains
+    assert lines[1:] == [
+        "`litert` also runs encoder in fp32, fp16: `--precision encoder=fp16`",
+        "`litert` also runs step, align in fp32: `--precision step=fp32`",
+    ]
+    assert rejection([], Reference((), 8), [on_litert("step", "fp32")]) == ""
+
+
+def test_every_precision_of_a_target_has_limits() -> None:
+    assert {precision for one in TARGETS for precision in one.spec.precisions} <= GATES.keys()
+
+
+def test_the_words_that_were_lost_are_counted_or_what_the_clips_cannot_show() -> None:
+    same = [transcribed("one two three", "one two three")] * 10
+    lost = transcribed("one", "one two three")
+    reference = Reference((), 8)
+
+    none = rejection([word_check(same, "words", "w8a8")], reference, [])
+    some = rejection([word_check([*same, lost], "words", "w8a8")], reference, [])
+
+    assert none == (
+        "words: none of 30 differs from float32's in 10 clips, which cannot show that the WER increases "
+        "by less than 10.0 points"
+    )
+    assert some.split("\n")[1].startswith(
+        "words: 2 of 33 differ from float32's in 11 clips (WER +6.1 points; with 95%, at most +"
+    )
+    assert "2 more errors in 33 words" in some.split("\n")[0]
 
 
 def test_losses_and_margins_are_stored_with_the_reference() -> None:

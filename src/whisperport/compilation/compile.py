@@ -482,7 +482,11 @@ def _check_simulated(
         raise VerificationError(
             f"the compiled programs of {session.bundle.folder} disagree with their reference in the "
             "vendor's simulator or emulator, and were not written to the bundle",
-            why=rejection(failures, session.reference),
+            why=rejection(
+                failures,
+                session.reference,
+                [session.bundle.manifest.program(name) for name in plans],
+            ),
             hint="choose another precision, or another target for these programs, and export again; "
             "`--allow-unverified` writes them anyway, with the failed comparisons in their evidence",
         )

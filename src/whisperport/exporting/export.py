@@ -3,8 +3,9 @@
 import gc
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,8 +26,9 @@ from whisperport.bundle import (
 )
 from whisperport.bundle.origin import record_own
 from whisperport.calibration import BundleSession, CalibrationOptions
-from whisperport.errors import LoweringError, UsageError, VerificationError
+from whisperport.errors import LoweringError, UsageError
 from whisperport.exporting.masking import choose_masks
+from whisperport.exporting.not_verified import not_verified
 from whisperport.exporting.placing import Placed, PlacementRequest, place, target_name
 from whisperport.exporting.preflight import check_fits, estimate_export, requires_torch
 from whisperport.exporting.quantizing import quantize_programs
@@ -34,19 +36,18 @@ from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
 from whisperport.program.program_kind import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.program.spec import TargetSpec, UncachedForm
-from whisperport.program.window import WindowOptions
+from whisperport.program.window import Window, WindowOptions
 from whisperport.system.option import Option
 from whisperport.system.process import return_freed_memory
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.verification import Report, machine, versions
+from whisperport.verification import machine, versions
 from whisperport.verification.alignment_heads import find_alignment_heads
 from whisperport.verification.bundle_check import verify
-from whisperport.verification.clips import Clip, clips_in, shipped_clips
+from whisperport.verification.clips import N_CLIPS, Clip, clips_in, shipped_clips
 from whisperport.verification.evidence import with_evidence
 from whisperport.verification.partitions import with_partitions
 from whisperport.verification.reference import Reference
-from whisperport.verification.rejection import rejection
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
@@ -167,7 +168,7 @@ def export(
         import torch
     placed = _placed(target, options)
     check_writable(out)
-    checkpoint = _load(checkpoint, progress)
+    given, checkpoint = checkpoint, _load(checkpoint, progress)
     if options.preflight:
         _preflight(checkpoint.dims, list(placed.targets.values()), out, progress)
     uncached = _uncached_form(placed, checkpoint.dims) if options.uncached_decoder else None
@@ -187,7 +188,17 @@ def export(
         checkpoint.dims,
     )
     clips = _clips(options, generation)
-    precisions = {p for one in placed.targets.values() for p in one.spec.precisions}
+    more: Callable[[], Reference] | None = None
+    if (
+        isinstance(given, str | os.PathLike)
+        and options.clips is None
+        and options.verify_with is None
+    ):
+        more = partial(_further_reference, given, window, generation, progress)
+    del given  # a loaded checkpoint is not kept for it
+    # Those of targets with a program below float32; a rejection names the others of them too.
+    lower = {one.target for one in placed.placements.values() if one.precision != "fp32"}
+    precisions = {p for name in lower for p in placed.targets[name].spec.precisions}
     reference = run_eager(
         model, generation, clips, uncached=uncached, precisions=precisions, progress=progress
     )
@@ -231,7 +242,7 @@ def export(
         preview = writer.preview(replace(manifest, programs=final))
         report = verify(preview, run=run, progress=progress)
         if not report and not options.allow_unverified:
-            raise _not_verified(out, report, reference)
+            raise not_verified(out, report, preview, run, more, progress)
         manifest = with_evidence(preview.manifest, report, run.options)
         manifest = with_partitions(manifest, writer.folder, progress)
         progress("moving the bundle to its folder")
@@ -332,6 +343,22 @@ def _clips(options: ExportOptions, generation: Generation) -> Sequence[Clip]:
     if options.verify_with is not None:
         return clips_in(options.verify_with, options.language or generation.any_language)
     return [replace(clip, language=generation.any_language) for clip in shipped_clips()]
+
+
+def _further_reference(
+    given: "str | os.PathLike[str]",
+    window: Window | None,
+    generation: Generation,
+    progress: Progress,
+) -> Reference:
+    """Read the checkpoint again, and return its reference of the shipped clips that `_clips` leaves out."""
+    from whisperport.model.whisper import build_model
+    from whisperport.verification.eager import run_eager
+
+    language = generation.any_language
+    clips = [replace(clip, language=language) for clip in shipped_clips(None)[N_CLIPS:]]
+    model = build_model(_load(given, progress), window)
+    return run_eager(model, generation, clips, progress=progress)
 
 
 def _preflight(dims: Dims, targets: Sequence[Target], out: Path, progress: Progress) -> None:
@@ -447,13 +474,3 @@ def _table(checkpoint: "Checkpoint", name: str) -> NDArray[np.floating[Any]]:
     weight = checkpoint.weights[name]
     array = (weight if weight.dtype == torch.float16 else weight.float()).numpy()
     return np.ascontiguousarray(array)
-
-
-def _not_verified(out: Path, report: Report, reference: Reference) -> VerificationError:
-    missing = report.failures()[sum(not check.passed for check in report.checks) :]
-    return VerificationError(
-        f"the bundle for {out} does not agree with its checkpoint, and was not written",
-        why=rejection(report.checks, reference, missing),
-        hint="choose another precision with `--precision`, also for single programs; `--allow-unverified` "
-        "writes it anyway, permanently marked as failed",
-    )

@@ -168,6 +168,25 @@ def _session_checks(
     return checks, decoded[-1] if decoded else None
 
 
+def check_words(
+    bundle: Bundle,
+    reference: Reference,
+    run: RunOptions | None = None,
+    progress: Progress = lambda _: None,
+) -> list[Check]:
+    """Transcribe the clips of a reference, which need not be the bundle's own, and compare the words."""
+    session, decoded = _Session(bundle, run), list[Decoded]()
+    try:
+        for number, clip in enumerate(reference.clips):
+            progress(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
+            decoded.append(_transcribe(session, clip, reference))
+    except NumericalError as error:
+        return [_not_finite("words", "transcripts", error)]
+    precision = coarsest(precisions(bundle, run).values())
+    checks = _decoded_checks(bundle, reference, decoded, precision)
+    return [check for check in checks if check.level == "words"]
+
+
 def check_decoded_features(
     bundle: Bundle,
     decoder: Decoder,

@@ -69,8 +69,8 @@ def _from_json(folder: Path, entry: dict[str, Any]) -> ShippedAudio:
     )
 
 
-def shipped_clips(count: int = N_CLIPS) -> tuple[Clip, ...]:
-    """Load the first `count` short shipped audio files that contain speech."""
+def shipped_clips(count: int | None = N_CLIPS) -> tuple[Clip, ...]:
+    """Load the first `count` short shipped audio files that contain speech; None: all."""
     speech = [file for file in shipped_audio() if file.text and file.seconds <= LONGEST_S]
     return clips_of(speech[:count])
 
