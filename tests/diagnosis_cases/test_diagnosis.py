@@ -125,7 +125,7 @@ def test_many_causes_are_named(model: str) -> None:
 
 
 @pytest.mark.usefixtures("outlier_model")
-@pytest.mark.parametrize("kind", core_or_all(WITHOUT_ENCODER[::3], WITHOUT_ENCODER))
+@pytest.mark.parametrize("kind", core_or_all(WITHOUT_ENCODER[::6], WITHOUT_ENCODER))
 def test_a_cause_is_named_on_a_checkpoint_with_massive_activations(kind: str) -> None:
     # given the output of its encoder with one mistake
     case = _of_encoder(kind, 0, "outlier")

@@ -160,8 +160,8 @@ def test_torch_in_each_precision_passes_the_limit_that_it_sets(
             assert own.median < own.p99 < own.p999 < own.largest
 
 
-def test_the_model_is_unchanged_by_a_lower_precision(made: Callable[[str], Made]) -> None:
-    model = made(EMBEDDED).model
+def test_the_model_is_unchanged_by_a_lower_precision() -> None:
+    model = build_model(load_checkpoint("default"))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     with pytest.raises(RuntimeError), lower_precision(model, "fp16"):

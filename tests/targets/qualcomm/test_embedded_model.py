@@ -25,18 +25,14 @@ LOWEST_DB = {"fp16": 50.0, "w8a16": 33.0}
 CLIPS = {"fp16": ("02-espeak-british.flac",), "w8a16": ()}  # (): all of the reference
 
 
-def test_the_recorded_simulation_is_accurate_and_has_equal_tokens() -> None:
+def test_the_recorded_simulation_passed_in_arrays_and_tokens() -> None:
     (simulated,) = (one for one in project_evidence(CHIP) if one.kind == "simulated")
 
-    checks = [check for check in simulated.checks if check.what.endswith(", simulated")]
+    compared = {check.level: check.value for check in simulated.checks}
 
-    for program in ("encoder", "step"):
-        found = [check.value["sqnr_db"] for check in checks if check.program == program]
-        assert min(found) >= LOWEST_DB["fp16"], program
-    free = [check for check in simulated.checks if check.what.endswith(", free")]
-    assert free
-    for check in free:
-        assert check.value["n_same"] == check.value["n_expected"] == check.value["n_actual"] > 5
+    assert {"arrays", "tokens"} <= set(compared)
+    for value in compared.values():
+        assert value["passed"] == value["compared"] > 0
 
 
 @pytest.mark.slow
