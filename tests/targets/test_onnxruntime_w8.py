@@ -119,5 +119,23 @@ def test_a_weight_or_scale_of_another_size_is_a_damaged_bundle(
         run(tmp_path, entry)
 
 
+@pytest.mark.parametrize("value", [np.nan, 1e30, 0.0])
+def test_scales_with_wrong_values_fail_the_comparison(
+    value: float, programs: list[Program], tmp_path: Path
+) -> None:
+    (entry, _) = lowered(programs, tmp_path, "w8")
+    exact = run(tmp_path, entry)["narrow"]
+    model = _model(tmp_path, entry)
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("_scales"):
+            damaged = np.full(tensor.dims, value, np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(damaged, tensor.name))
+    (tmp_path / entry.files[0]).write_bytes(model.SerializeToString())
+
+    found = run(tmp_path, entry)["narrow"]
+
+    assert not compare("narrow", found, exact, GATES["w8"])
+
+
 def _model(folder: Path, entry: ProgramEntry) -> Any:
     return onnx.load(str(folder / entry.files[0]), load_external_data=False)
