@@ -4,6 +4,7 @@
 `make test` reads what `make evidence` recorded.
 """
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.project_evidence import project_evidence
 
+from ...docs.pages import ROOT
 from ...extent import EVERYTHING
 
 CHIP = "sm8650"
@@ -25,14 +27,25 @@ LOWEST_DB = {"fp16": 50.0, "w8a16": 33.0}
 CLIPS = {"fp16": ("02-espeak-british.flac",), "w8a16": ()}  # (): all of the reference
 
 
-def test_the_recorded_simulation_passed_in_arrays_and_tokens() -> None:
+def test_the_recorded_simulation_is_accurate_and_has_equal_tokens() -> None:
     (simulated,) = (one for one in project_evidence(CHIP) if one.kind == "simulated")
+    file = max((ROOT / "benchmarks" / "results").glob("npu_*.json"))
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    (row,) = (r for r in rows if (r["target"], r["precision"]) == (CHIP, "fp16"))
 
-    compared = {check.level: check.value for check in simulated.checks}
+    counted = {check.level: check.value for check in simulated.checks}
+    checks = [check for program in row["programs"] for check in program["checks"]]
 
-    assert {"arrays", "tokens"} <= set(compared)
-    for value in compared.values():
-        assert value["passed"] == value["compared"] > 0
+    assert {"arrays", "tokens"} <= set(counted)
+    assert all(value["passed"] == value["compared"] > 0 for value in counted.values())
+    for name in ("encoder", "step"):
+        of_program = [c for c in checks if c["program"] == name]
+        found = [c["value"] for c in of_program if c["what"].endswith(", simulated")]
+        assert min(value["sqnr_db"] for value in found) >= LOWEST_DB["fp16"], name
+    free = [check["value"] for check in checks if check["what"].endswith(", free")]
+    assert free
+    for value in free:
+        assert value["n_same"] == value["n_expected"] == value["n_actual"] > 5
 
 
 @pytest.mark.slow
