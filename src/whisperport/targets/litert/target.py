@@ -15,7 +15,12 @@ from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.options import Option
 from whisperport.targets.tflite.quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
-from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
+from whisperport.targets.tflite.quantizing import (
+    quantize_in_place,
+    quantize_statically,
+    sensitive_notes,
+    static_calibration,
+)
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
 if TYPE_CHECKING:  # boards have no torch
@@ -23,6 +28,7 @@ if TYPE_CHECKING:  # boards have no torch
 
 FOLDER = "litert"
 EXTRA, RUN_EXTRA = "litert-export", "litert"
+SENSITIVE = "w8"  # precision of operators whose outputs one fixed scale ruins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,14 @@ class LowerOptions:
             "supports"
         ),
     ] = "linear"
+    sensitive: Annotated[
+        Literal["w8", "as-others"],
+        Option(
+            "Precision of a linear or convolution in a w8a8 or w8a16 program if one fixed scale ruins its "
+            "output, which the calibration shows: w8, whose activations are scaled anew in every run; or "
+            "the precision of the others"
+        ),
+    ] = "w8"
 
 
 @final
@@ -85,14 +99,16 @@ class LiteRt(Target):
         },
     )
 
-    def __init__(self, static: str = "linear", precisions: Mapping[str, str] | None = None) -> None:
-        self.static, self.precisions = static, dict(precisions or {})
+    def __init__(
+        self, options: LowerOptions | None = None, precisions: Mapping[str, str] | None = None
+    ) -> None:
+        self.options, self.precisions = options or LowerOptions(), dict(precisions or {})
 
     def configured(self, options: Any) -> Self:
-        return type(self)(cast(LowerOptions, options).static, self.precisions)
+        return type(self)(cast(LowerOptions, options), self.precisions)
 
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
-        return type(self)(self.static, precisions)
+        return type(self)(self.options, precisions)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
@@ -120,17 +136,21 @@ class LiteRt(Target):
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
     ) -> ProgramEntry:
-        operators = LINEAR if self.static == "linear" else ALL
         path = folder / entry.files[0]
+        other = SENSITIVE if self.options.sensitive == SENSITIVE else ""
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
-        quantize_in_place(
+        sensitive = quantize_statically(
             path,
-            recipe(entry.precision, operators),
-            {entry.spec.name: arrays},
+            entry.spec,
+            entry.precision,
+            arrays,
+            operators=LINEAR if self.options.static == "linear" else ALL,
+            sensitive_in=other,
             target=self.spec.name,
             extra=EXTRA,
         )
-        return self._entry(entry.spec, path, entry.files[0])
+        made = self._entry(entry.spec, path, entry.files[0])
+        return replace(made, facts=replace(made.facts, notes=sensitive_notes(sensitive, other)))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions

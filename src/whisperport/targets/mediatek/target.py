@@ -24,8 +24,12 @@ from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
 from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 from whisperport.targets.supported import expect_supported
-from whisperport.targets.tflite.quantization import ALL, LINEAR, recipe
-from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
+from whisperport.targets.tflite.quantization import ALL, LINEAR
+from whisperport.targets.tflite.quantizing import (
+    quantize_statically,
+    sensitive_notes,
+    static_calibration,
+)
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
@@ -103,14 +107,19 @@ class Genio(Target):
             )
         progress(f"quantizing {name} to {entry.precision}")
         path = folder / lowered_file(self.spec, entry, LOWERED)
-        quantize_in_place(
+        other = "w8a16" if "w8a16" in self.spec.precisions else "fp32"
+        sensitive = quantize_statically(
             path,
-            recipe(entry.precision, operators),
-            {name: arrays},
+            entry.spec,
+            entry.precision,
+            arrays,
+            operators=operators,
+            sensitive_in=other,
             target=self.spec.name,
             extra=self.spec.extra,
         )
-        return replace(entry, facts=self._checked(path, entry.spec))
+        facts = replace(self._checked(path, entry.spec), notes=sensitive_notes(sensitive, other))
+        return replace(entry, facts=facts)
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
