@@ -11,7 +11,8 @@ from whisperport.checkpoint import load_checkpoint
 from whisperport.model.whisper import build_model
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.tflite.lowering import lower_to_tflite
-from whisperport.targets.tflite.quantizing import quantize_statically, sensitive_notes
+from whisperport.targets.tflite.quantization import LINEAR, MATMUL
+from whisperport.targets.tflite.quantizing import quantize_statically
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 from whisperport.trace.variants import whisper_programs
 from whisperport.trace.whisper import Parts
@@ -69,14 +70,20 @@ def test_naive_8_bits_ruin_it_and_the_planted_output_in_another_precision_repair
     planted = planted_in(STORED / f"{name}.xz")
     sqnr, sizes, notes = {}, {}, {}
     for other in ("", "w8", "w8a16", "fp32"):
+        exceptions = dict.fromkeys(LINEAR, other) if other else {}
         path = tmp_path / f"{other}.tflite"
         path.write_bytes(source.read_bytes())
-        found = quantize_statically(
-            path, spec, "w8a8", arrays, sensitive_in=other, target="litert", extra="litert-export"
+        notes[other] = quantize_statically(
+            path,
+            spec,
+            "w8a8",
+            arrays,
+            sensitive_in=exceptions,
+            target="litert",
+            extra="litert-export",
         )
         sqnr[other] = loss_of(features(path, spec, mels[2]), expected).sqnr_db
         sizes[other] = path.stat().st_size
-        notes[other] = sensitive_notes(found, other)
 
     assert sqnr.pop("") < RUINED_DB
     assert notes.pop("") == ()
@@ -85,3 +92,32 @@ def test_naive_8_bits_ruin_it_and_the_planted_output_in_another_precision_repair
     place = f"{planted.name.removeprefix('encoder.')}.mlp.2"
     for other, (note,) in notes.items():
         assert note.startswith(f"in {other} instead: {place}: channel {planted.channel} reaches ")
+
+
+def test_attention_keeps_its_probabilities_in_float_and_the_scores_are_in_8_bits(
+    lowered: tuple[Path, ProgramSpec, Mapping[str, Path]], mels: np.ndarray, tmp_path: Path
+) -> None:
+    source, spec, arrays = lowered
+    expected = features(source, spec, mels[2])
+    sqnr, notes = {}, {}
+    for name, in_attention in (("float", {"BATCH_MATMUL": "fp32"}), ("8 bits", {})):
+        path = tmp_path / f"{name}.tflite"
+        path.write_bytes(source.read_bytes())
+        notes[name] = quantize_statically(
+            path,
+            spec,
+            "w8a8",
+            arrays,
+            operators=MATMUL,
+            sensitive_in={**dict.fromkeys(LINEAR, "w8"), **in_attention},
+            target="litert",
+            extra="litert-export",
+        )
+        sqnr[name] = loss_of(features(path, spec, mels[2]), expected).sqnr_db
+
+    exceptions = [note for note in notes["float"] if "attn" in note]
+    assert sqnr["8 bits"] < RUINED_DB
+    assert sqnr["float"] > REPAIRED_DB
+    assert [note.split(": ")[1] for note in exceptions] == [
+        f"blocks.{block}.attn, probabilities times values" for block in range(4)
+    ]

@@ -4,8 +4,8 @@ A few channels of a Whisper encoder reach hundreds of times the values of all ot
 ("massive activations"). One scale for the tensor then has steps that are larger than a typical frame. The
 largest error and the SQNR of the whole tensor do not show it, since the same few values are most of the
 tensor's power. What counts is the noise of one step beside a typical frame. Measured on two checkpoints
-with such a channel, over the outputs of the encoder's 26 linears and convolutions: -1 and -6 dB for the
-one output that ruins the encoder in 8 bits, 27 dB and more for all others.
+with such a channel: -1 and -6 dB for the output of the one linear that ruins the encoder in 8 bits, 12 to
+16 dB for softmax's probabilities, which ruin it too, and 27 dB and more for all other activations.
 """
 
 import math
@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_SQNR_DB = 12.0  # of a typical frame: the noise of a step is a quarter of its values
+MIN_SQNR_DB = 20.0  # of a typical frame: the noise of a step is a tenth of its values
+MASSIVE = (
+    10.0  # a channel is massive if it reaches this many times the median channel's largest value
+)
 EXTREME = 0.25  # a frame is extreme if it has a value of at least this part of the largest one
 
 
@@ -24,7 +27,7 @@ class Activation:
     """One activation; `add` takes its values in one sample after the other.
 
     Attributes:
-        name: of the operator whose output it is.
+        name: of the activation.
         low: smallest value, at most 0.
         high: largest value, at least 0.
     """
@@ -46,24 +49,32 @@ class Activation:
         largest = rows.max(axis=0)
         self._channels = largest if self._channels is None else np.maximum(self._channels, largest)
 
+    @property
+    def typical(self) -> float:
+        """Root mean square of the median frame."""
+        return float(np.median(np.concatenate(self._frames)))
+
     def sqnr_db(self, bits: int = 8) -> float:
-        """SQNR in dB of a typical frame if one scale holds all values: that of the median frame."""
+        """SQNR in dB of a typical frame if one scale holds all values."""
         step = (self.high - self.low) / (2**bits - 1)
-        typical = float(np.median(np.concatenate(self._frames)))
-        if not step or not typical:  # zeros are exact in any scale
+        if not step or not self.typical:  # zeros are exact in any scale
             return math.inf
-        return 20 * math.log10(typical * math.sqrt(12) / step)
+        return 20 * math.log10(self.typical * math.sqrt(12) / step)
 
     def __str__(self) -> str:
-        """Say in words which channel and how many frames have the extreme values."""
+        """Say in words how far the extreme values are from the others, and where they are."""
         assert self._channels is not None
-        channel = int(self._channels.argmax())
-        largest = self._channels[channel]
-        median = float(np.median(self._channels))
-        extreme = np.concatenate(self._extremes) >= EXTREME * largest
+        largest, median = float(self._channels.max()), float(np.median(self._channels))
         value = self.low if -self.low >= self.high else self.high
+        lost = f"with one 8-bit scale a typical frame has {self.sqnr_db():.0f} dB"
+        if largest < MASSIVE * median:
+            return (
+                f"{self.name}: values reach {value:.3g}, and the root mean square of a typical frame is "
+                f"{self.typical:.2g}; {lost}"
+            )
+        extreme = np.concatenate(self._extremes) >= EXTREME * largest
         ratio = f", {largest / median:.0f} times the median channel's largest" if median else ""
         return (
-            f"{self.name}: channel {channel} reaches {value:.4g}{ratio}, in {int(extreme.sum())} of "
-            f"{extreme.size} frames; with one 8-bit scale a typical frame has {self.sqnr_db():.0f} dB"
+            f"{self.name}: channel {int(self._channels.argmax())} reaches {value:.4g}{ratio}, in "
+            f"{int(extreme.sum())} of {extreme.size} frames; {lost}"
         )

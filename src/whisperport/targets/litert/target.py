@@ -14,11 +14,16 @@ from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.options import Option
-from whisperport.targets.tflite.quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
+from whisperport.targets.tflite.quantization import (
+    LINEAR,
+    OPERATORS,
+    PRECISIONS,
+    STATIC_BITS,
+    recipe,
+)
 from whisperport.targets.tflite.quantizing import (
     quantize_in_place,
     quantize_statically,
-    sensitive_notes,
     static_calibration,
 )
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
@@ -28,7 +33,8 @@ if TYPE_CHECKING:  # boards have no torch
 
 FOLDER = "litert"
 EXTRA, RUN_EXTRA = "litert-export", "litert"
-SENSITIVE = "w8"  # precision of operators whose outputs one fixed scale ruins
+# Operator that one fixed scale may ruin -> its precision then. A product of two activations has no "w8".
+SENSITIVE = {**dict.fromkeys(LINEAR, "w8"), "BATCH_MATMUL": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +42,18 @@ class LowerOptions:
     """Options for lowering."""
 
     static: Annotated[
-        Literal["linear", "all"],
+        Literal["linear", "matmul", "all"],
         Option(
-            "Operators that w8a8 and w8a16 quantize: linears and convolutions, or all that the quantizer "
-            "supports"
+            "Operators that w8a8 and w8a16 quantize: linears and convolutions; these and the matrix "
+            "multiplications of attention; or all that the quantizer supports"
         ),
     ] = "linear"
     sensitive: Annotated[
         Literal["w8", "as-others"],
         Option(
-            "Precision of a linear or convolution in a w8a8 or w8a16 program if one fixed scale ruins its "
-            "output, which the calibration shows: w8, whose activations are scaled anew in every run; or "
-            "the precision of the others"
+            "Precision of operators in a w8a8 or w8a16 program that one fixed scale ruins, as the "
+            "calibration shows: w8, whose activations are scaled anew in every run (float32 in attention); "
+            "or the precision of the others"
         ),
     ] = "w8"
 
@@ -137,20 +143,19 @@ class LiteRt(Target):
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
     ) -> ProgramEntry:
         path = folder / entry.files[0]
-        other = SENSITIVE if self.options.sensitive == SENSITIVE else ""
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
-        sensitive = quantize_statically(
+        notes = quantize_statically(
             path,
             entry.spec,
             entry.precision,
             arrays,
-            operators=LINEAR if self.options.static == "linear" else ALL,
-            sensitive_in=other,
+            operators=OPERATORS[self.options.static],
+            sensitive_in=SENSITIVE if self.options.sensitive == "w8" else {},
             target=self.spec.name,
             extra=EXTRA,
         )
         made = self._entry(entry.spec, path, entry.files[0])
-        return replace(made, facts=replace(made.facts, notes=sensitive_notes(sensitive, other)))
+        return replace(made, facts=replace(made.facts, notes=notes))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions

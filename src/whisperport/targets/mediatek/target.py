@@ -24,10 +24,9 @@ from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
 from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
 from whisperport.targets.supported import expect_supported
-from whisperport.targets.tflite.quantization import ALL, LINEAR
+from whisperport.targets.tflite.quantization import MATMUL, OPERATORS
 from whisperport.targets.tflite.quantizing import (
     quantize_statically,
-    sensitive_notes,
     static_calibration,
 )
 
@@ -95,7 +94,7 @@ class Genio(Target):
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
     ) -> ProgramEntry:
-        name, operators = entry.spec.name, LINEAR if self.options.static == "linear" else ALL
+        name = entry.spec.name
         if name == "encoder" and entry.precision == "w8a8":
             log.warning(
                 "`encoder` in w8a8 on %s: an activation has one 8-bit scale for all channels, and "
@@ -108,17 +107,17 @@ class Genio(Target):
         progress(f"quantizing {name} to {entry.precision}")
         path = folder / lowered_file(self.spec, entry, LOWERED)
         other = "w8a16" if "w8a16" in self.spec.precisions else "fp32"
-        sensitive = quantize_statically(
+        notes = quantize_statically(
             path,
             entry.spec,
             entry.precision,
             arrays,
-            operators=operators,
-            sensitive_in=other,
+            operators=OPERATORS[self.options.static],
+            sensitive_in=dict.fromkeys(MATMUL, other),
             target=self.spec.name,
             extra=self.spec.extra,
         )
-        facts = replace(self._checked(path, entry.spec), notes=sensitive_notes(sensitive, other))
+        facts = replace(self._checked(path, entry.spec), notes=notes)
         return replace(entry, facts=facts)
 
     def load(

@@ -2,11 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.quantizing import replace_by_quantized
-from whisperport.targets.tflite.quantization import LINEAR, STATIC_BITS, Recipe, quantize, recipe
+from whisperport.targets.tflite.quantization import (
+    ALL,
+    LINEAR,
+    STATIC_BITS,
+    Recipe,
+    quantize,
+    recipe,
+)
 from whisperport.targets.tflite.sensitive import SensitiveOperator, sensitive_operators
 
 SAMPLES = 32  # of calibration; the shipped audio files give enough
@@ -51,10 +59,10 @@ def quantize_statically(
     arrays: Mapping[str, Path],
     *,
     operators: tuple[str, ...] = LINEAR,
-    sensitive_in: str = "",
+    sensitive_in: Mapping[str, str] = MappingProxyType({}),
     target: str,
     extra: str,
-) -> list[SensitiveOperator]:
+) -> tuple[str, ...]:
     """Quantize a file with one program in place, in "w8a8" or "w8a16".
 
     Args:
@@ -63,13 +71,13 @@ def quantize_statically(
         precision: the static precision.
         arrays: name of an input -> `.npy` file of its samples, (samples, ...).
         operators: names of TFLite's operators that are quantized.
-        sensitive_in: precision of linears and convolutions whose outputs one fixed scale ruins, such as
-            "w8"; "": they are quantized as the others are.
+        sensitive_in: operator that one fixed scale may ruin, by its name in TFLite -> its precision then.
+            Those of others are not examined. Default: none.
         target: name of the target, for messages.
         extra: pip extra that installs the quantizer, for messages.
 
     Returns:
-        The operators in the precision `sensitive_in`.
+        A sentence about each operator that has another precision.
 
     Raises:
         MissingPackageError: ai-edge-quantizer or LiteRT is not installed.
@@ -78,16 +86,11 @@ def quantize_statically(
     found: list[SensitiveOperator] = []
 
     def run(source: Path, made: Path) -> None:
-        if sensitive_in:
-            found.extend(sensitive_operators(source, spec, precision, LINEAR, arrays))
-        named = [(one.operator, one.tensor) for one in found]
-        steps = recipe(precision, operators, {sensitive_in: named} if named else {})
-        quantize(source, made, steps, {spec.name: arrays})
+        examined = [one for one in sensitive_in if one in operators or operators == ALL]
+        if examined:
+            found.extend(sensitive_operators(source, spec, precision, examined, arrays))
+        others = [(sensitive_in[one.operator], one.operator, one.tensor) for one in found]
+        quantize(source, made, recipe(precision, operators, others), {spec.name: arrays})
 
     replace_by_quantized(path, run, failure=FAILURE, missing=MISSING, target=target, extra=extra)
-    return found
-
-
-def sensitive_notes(found: list[SensitiveOperator], precision: str) -> tuple[str, ...]:
-    """Return a sentence about each operator that has another precision than its program."""
-    return tuple(f"in {precision} instead: {one.activation}" for one in found)
+    return tuple(f"in {sensitive_in[one.operator]} instead: {one.activation}" for one in found)

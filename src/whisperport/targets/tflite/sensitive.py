@@ -1,32 +1,39 @@
-"""Find the operators whose outputs static quantization ruins: run a .tflite file on samples."""
+"""Find the operators whose activations static quantization ruins: run a .tflite file on samples."""
 
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.activations import MIN_SQNR_DB, Activation
-from whisperport.targets.tflite.quantization import STATIC_BITS
+from whisperport.targets.tflite.quantization import LINEAR, STATIC_BITS
+
+if TYPE_CHECKING:
+    from whisperport.inspection.litert_run import Op
 
 SAMPLES = 4  # that are run: massive activations are in every clip
 CONVOLUTIONS = ("conv1", "conv2")
 PROJECTION = "attn.query, key or value"  # the converter orders them as it likes
 PER_BLOCK = (PROJECTION, PROJECTION, PROJECTION, "attn.out", "mlp.0", "mlp.2")
+PRODUCTS = (
+    "attn, scores",
+    "attn, probabilities times values",
+)  # matrix multiplications of activations
 
 
 @dataclass(frozen=True, slots=True)
 class SensitiveOperator:
-    """An operator whose output is not to be quantized statically.
+    """An operator that is not to be quantized statically.
 
     Attributes:
         operator: its name in TFLite.
         tensor: name of its output in the file.
-        activation: the values of its output.
+        activation: the one of its inputs and outputs that loses most.
     """
 
     operator: str
@@ -41,9 +48,10 @@ def sensitive_operators(
     operators: Sequence[str],
     arrays: Mapping[str, Path],
 ) -> list[SensitiveOperator]:
-    """Run a float32 file on a few samples, and return the operators whose outputs lose too much.
+    """Run a float32 file on a few samples, and return the operators that lose too much.
 
-    All intermediate tensors of a run are in memory.
+    Of a linear or convolution, its output counts; of a multiplication of two activations, these too. All
+    intermediate tensors of a run are in memory.
 
     Args:
         path: a file that holds this program alone.
@@ -60,21 +68,30 @@ def sensitive_operators(
         warnings.simplefilter("ignore")  # that keeping all tensors is meant for debugging
         running = Interpreter(str(path), experimental_preserve_all_tensors=True, num_threads=1)
     run = running.get_signature_runner(spec.name)
+    names = {one["index"]: one["name"] for one in running.get_tensor_details()}
     ops = [op for op in listed_ops(running) if op.name in operators]
-    outputs = [op.outputs[0] for op in ops]
-    tensors = {one["index"]: one["name"] for one in running.get_tensor_details()}
-    places = _places(spec, [tensors[index] for index in outputs])
-    activations = [Activation(place) for place in places]
+    places = _places(spec, ops, names)
+    activations = {
+        tensor: Activation(place)
+        for op, place in zip(ops, places, strict=True)
+        for tensor in _counted(op)
+    }
     mapped = {name: np.load(file, mmap_mode="r") for name, file in arrays.items()}
     for sample in range(min(SAMPLES, *map(len, mapped.values()))):
         run(**{name: _as_stored(run, name, array[sample]) for name, array in mapped.items()})
-        for index, activation in zip(outputs, activations, strict=True):
-            activation.add(running.get_tensor(index))
-    return [
-        SensitiveOperator(op.name, tensors[index], activation)
-        for op, index, activation in zip(ops, outputs, activations, strict=True)
-        if activation.sqnr_db(STATIC_BITS[precision]) < MIN_SQNR_DB
-    ]
+        for tensor, activation in activations.items():
+            activation.add(running.get_tensor(tensor))
+    bits = STATIC_BITS[precision]
+    found = []
+    for op in ops:
+        worst = min((activations[one] for one in _counted(op)), key=lambda a: a.sqnr_db(bits))
+        if worst.sqnr_db(bits) < MIN_SQNR_DB:
+            found.append(SensitiveOperator(op.name, names[op.outputs[0]], worst))
+    return found
+
+
+def _counted(op: "Op") -> tuple[int, ...]:
+    return op.outputs[:1] if op.name in LINEAR else (*op.outputs[:1], *op.inputs)
 
 
 def _as_stored(run: Any, name: str, values: Any) -> Any:
@@ -82,10 +99,15 @@ def _as_stored(run: Any, name: str, values: Any) -> Any:
     return np.ascontiguousarray(values, run.get_input_details()[name]["dtype"])
 
 
-def _places(spec: ProgramSpec, tensors: Sequence[str]) -> list[str]:
-    """Return names of operators for people: an encoder's by their place, others' by their tensors."""
-    blocks, rest = divmod(len(tensors) - len(CONVOLUTIONS), len(PER_BLOCK))
-    if spec.kind.name != ENCODER or rest:
-        return list(tensors)
-    parts = [f"blocks.{block}.{part}" for block in range(blocks) for part in PER_BLOCK]
-    return [*CONVOLUTIONS, *parts]
+def _places(spec: ProgramSpec, ops: "Sequence[Op]", names: Mapping[int, str]) -> list[str]:
+    """Return names of operators for people: an encoder's by their place, others' by their outputs."""
+    linears = [op for op in ops if op.name in LINEAR]
+    blocks, rest = divmod(len(linears) - len(CONVOLUTIONS), len(PER_BLOCK))
+    products = len(ops) - len(linears)
+    if spec.kind.name != ENCODER or rest or products not in (0, len(PRODUCTS) * blocks):
+        return [names[op.outputs[0]] for op in ops]
+    of_linears = iter(
+        [*CONVOLUTIONS, *(f"blocks.{n}.{part}" for n in range(blocks) for part in PER_BLOCK)]
+    )
+    of_products = iter([f"blocks.{n}.{part}" for n in range(blocks) for part in PRODUCTS])
+    return [next(of_linears if op.name in LINEAR else of_products) for op in ops]
