@@ -134,7 +134,7 @@ def export(
       $ whisperport export tiny.en --target onnxruntime --window 10 --out build/tiny-10s
       $ whisperport export tiny --target litert --precision w8 --out build/tiny-int8
       $ whisperport export tiny --target litert --out build/mine --verify-with talks
-      $ whisperport export tiny --target litert --precision encoder=auto --verify-with talks --out build/a
+      $ whisperport export tiny -t litert --precision encoder=auto --verify-with talks --out build/a
       $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
     """
     options = ExportOptions(
