@@ -83,6 +83,7 @@ from whisperport.targets import TARGETS, RunOptions, get_target
     group="Target",
     type=FloatRange(0.01, 100),
     default=0.5,
+    show_default="0.5",
     metavar="POINTS",
     help="With encoder=auto: largest increase of the word error rate over float32's, in percentage "
     "points, that the clips of the verification must exclude with a confidence of 95%",
