@@ -26,6 +26,7 @@ class Artifact:
         beside: further files that belong to the compiled file.
         emulation: the kind of evidence that `checks` are.
         checks: comparisons of what the vendor's emulator computed.
+        logs: logs of the compiler's stages.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class Artifact:
     beside: tuple[Path, ...] = ()
     emulation: Literal["emulated", "simulated"] = "emulated"
     checks: tuple[Check, ...] = ()
+    logs: tuple[Path, ...] = ()
 
 
 def put_artifacts(
@@ -60,18 +62,23 @@ def put_artifacts(
         for entry in manifest.programs:
             artifact = artifacts.get(entry.spec.name)
             if artifact is not None:
-                (writer.folder / entry.target).mkdir(exist_ok=True)
-                for file, source in _sources(entry, artifact).items():
-                    shutil.copyfile(source, writer.folder / file)
-                entry = _with_artifact(entry, artifact, writer.folder)
+                entry = put_artifact(entry, artifact, writer.folder)
             entries.append(entry)
         made = writer.preview(replace(manifest, programs=tuple(entries))).manifest
         return writer.commit(_without_stale_evidence(made))
 
 
-def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> ProgramEntry:
-    first, *beside = _sources(entry, artifact)
-    made = (first, *beside)
+def put_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> ProgramEntry:
+    """Copy a compiled file to the folder that has the lowered files of its program.
+
+    Returns:
+        The entry of the program, with the compiled file first, and with evidence.
+    """
+    sources = _sources(entry, artifact)
+    for file, source in sources.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, folder / file)
+    first, *beside = made = tuple(sources)
     evidence = entry.evidence
     if artifact.compiler:
         evidence = with_added(evidence, _evidence("compiled", artifact, folder, made))
@@ -107,7 +114,7 @@ def _without_stale_evidence(manifest: Manifest) -> Manifest:
 
 
 def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
-    """Return path in the bundle -> source file, the artifact first; all files have the program's name."""
-    stem = f"{entry.target}/{entry.spec.name}"
+    """Return path in the folder -> source file, the artifact first; all files have the program's name."""
+    stem = Path(entry.files[0]).with_name(entry.spec.name).as_posix()
     beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
     return {f"{stem}{artifact.suffix}": artifact.path, **beside}

@@ -1,0 +1,279 @@
+"""One lowered program in a file of its own, to compile it; the result is written to another folder."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whisperport.bundle import ProgramEntry
+from whisperport.bundle.folder import file_sha256
+from whisperport.bundle.renaming import rename_if_free
+from whisperport.bundle.staging import staging
+from whisperport.calibration import CalibrationOptions, CalibrationRequest, CalibrationSet
+from whisperport.calibration.arrays import ArrayWriter, array_files
+from whisperport.calibration.given_inputs import GivenInputs
+from whisperport.compilation.artifacts import Artifact, put_artifact
+from whisperport.compilation.lowered_file import READERS, host_part, read_lowered
+from whisperport.compilation.source import Compiled, CompiledProgram, Emulation, Examples, Source
+from whisperport.errors import AudioError, UsageError, WhisperportError
+from whisperport.exporting.placing import PlacementRequest, place
+from whisperport.exporting.preflight import within_memory_of
+from whisperport.program.checks import Check
+from whisperport.program.dims import Dims
+from whisperport.program.evidence import status_of
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.progress import Progress
+from whisperport.targets import TARGETS, RunOptions, Target, get_target
+from whisperport.targets.compiler import CalibrationNeed
+from whisperport.verification.compare import compare_output
+from whisperport.verification.samples import mel_shape
+from whisperport.verification.tolerances import limit_of
+
+RESULT = "compiled.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRequest:
+    """What the user asks for, to compile a file.
+
+    Attributes:
+        file: the lowered program.
+        target: name of the target.
+        precision: precision of the program; "": the target's default.
+        inputs: file or folder of samples of the program's inputs; None: none.
+        out: output folder; None: `STEM-TARGET` beside the file.
+    """
+
+    file: Path
+    target: str
+    precision: str = ""
+    inputs: Path | None = None
+    out: Path | None = None
+
+
+class FileSource(Source):
+    """A program in a file. Samples of its inputs are given; the last of them are compared.
+
+    With more samples than the calibration needs, none of those compared is a calibration sample.
+    """
+
+    remedy = "choose another precision with `--precision`"
+
+    def __init__(self, request: FileRequest, run: RunOptions, *, force: bool) -> None:
+        """Read the program's signature.
+
+        Raises:
+            BundleError, MissingPackageError, ProgramError: see `read_lowered`.
+            LoweringError, UsageError: the target does not exist, has no compiler, reads other files, or
+                does not have the precision.
+        """
+        self.path, self._inputs, self._run, self._force = request.file, request.inputs, run, force
+        _check_format(request.file, get_target(request.target))
+        name = request.file.stem
+        placed = place(
+            PlacementRequest(
+                target=request.target,
+                programs={name: request.target},
+                precisions={name: request.precision} if request.precision else {},
+            ),
+            [name],
+        )
+        self._target, self._host = placed.target_of(name), host_part(request.file)
+        self.entry = read_lowered(request.file, placed.placements[name])
+        self.spec, self.entries = self.entry.spec, (self.entry,)
+        self.dims = _dims(_width(self.spec))
+        self.out = request.out or request.file.with_name(f"{name}-{request.target}")
+        self._folder = self._read_from = request.file.parent
+
+    @cached_property
+    def inputs(self) -> GivenInputs:
+        """The samples.
+
+        Raises:
+            ProgramError: there are none.
+            UsageError: the user gave none.
+        """
+        if self._inputs is None:
+            reads = ", ".join(
+                f"{one.name} {one.dtype}{list(one.shape)}" for one in self.spec.inputs
+            )
+            raise UsageError(
+                f"{self.path.name} cannot be compiled without samples of its inputs",
+                why="they calibrate the program, and its outputs are compared on them; "
+                f"its inputs are {reads}",
+                hint="give a folder with `--inputs FOLDER`: a subfolder with an array NAME.npy for every "
+                "input, or an .npz file, per sample; or audio files for an encoder",
+            )
+        return GivenInputs.find(self._inputs, self.spec, self._host, force=self._force)
+
+    def check(self, *, force: bool) -> None:
+        if os.path.lexists(self.out):
+            raise WhisperportError(
+                f"{self.out} exists already, and was not changed",
+                hint="delete it, or choose another folder with `--out`",
+            )
+        if self._inputs is not None:
+            next(self.inputs.read([0]))
+
+    def quantize(self, work: Path, progress: Progress) -> None:
+        need = self._target.calibration(self.spec, self.entry.precision)
+        if need is None:
+            return
+        _ = self._loaded  # the float32 program, before it is quantized
+        folder = work / "quantized"
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in self.entry.files:
+            shutil.copyfile(self._folder / file, folder / file)
+        self._write_samples(need, folder, progress)
+        arrays = {
+            tensor.name: folder / file
+            for tensor, file in zip(self.spec.inputs, array_files(need), strict=True)
+        }
+        self.entry = self._target.quantize(self.entry, folder, arrays, progress)
+        self.entries, self._read_from = (self.entry,), folder
+
+    def file(self, name: str) -> Path:
+        return self._read_from / name
+
+    def calibrated(
+        self,
+        requests: Sequence[CalibrationRequest],
+        options: CalibrationOptions,
+        progress: Progress,
+    ) -> Mapping[str, CalibrationSet]:
+        return {
+            request.spec.name: CalibrationSet(
+                arrays=array_files(request.need),
+                samples=self._write_samples(request.need, request.folder, progress),
+            )
+            for request in requests
+        }
+
+    def _write_samples(self, need: CalibrationNeed, folder: Path, progress: Progress) -> int:
+        """Write the first samples as a calibration set. Returns their number."""
+        given = len(self.inputs.files)
+        if given < need.samples and not self._force:
+            hints = ["give more inputs", need.fewer_hint, "`--force` uses those that are given"]
+            raise AudioError(
+                f"too few inputs to calibrate `{self.spec.name}`",
+                why=f"{self._inputs} has {given} samples, and {need.samples} are needed",
+                hint="; ".join(filter(None, hints)),
+            )
+        need = replace(need, samples=min(given, need.samples))
+        writer = ArrayWriter(self.spec, need, folder, progress)
+        writer.add(self.inputs.read(range(need.samples)))
+        return writer.close()
+
+    def examples(self, spec: ProgramSpec, clips: int) -> Examples:
+        chosen = range(len(self.inputs.files))[-clips:]
+        names = tuple(self.inputs.name(index) for index in chosen)
+        return Examples(names=names, inputs=list(self.inputs.read(chosen)))
+
+    @cached_property
+    def _loaded(self) -> Runner:
+        with within_memory_of(self.path, trust=self._run.trust):
+            run = self._run.with_emulation([self._target])
+            return self._target.load(self._folder, [self.entry], run)[self.spec.name]
+
+    def runner(self, program: str) -> Runner:
+        return self._loaded
+
+    def compared(
+        self, emulation: Emulation, outputs: Sequence[Array | None], progress: Progress
+    ) -> tuple[Check, ...]:
+        gate = limit_of(self.entry.precision, None)
+        kind, count = emulation.need.kind, len(emulation.names)
+        return tuple(
+            Check.of(
+                "arrays",
+                self.spec.name,
+                f"{tensor.name}, {kind}, {count} samples",
+                compare_output(tensor.name, _as(actual, expected), expected, gate),
+            )
+            for tensor, actual, expected in zip(
+                self.spec.outputs, outputs, emulation.expected, strict=True
+            )
+        )
+
+    def rejection(self, failures: Sequence[Check]) -> str:
+        return "\n".join(f"{check.what}: {check.reason} ({check.rule})" for check in failures)
+
+    def release(self, emulations: Sequence[Emulation]) -> None:
+        self.__dict__.pop("_loaded", None)
+
+    def write(self, artifacts: Mapping[str, Artifact]) -> Compiled:
+        artifact = artifacts[self.spec.name]
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with staging(self.out) as folders:
+            folder = folders.partial
+            folder.mkdir()
+            for file in self.entry.files:
+                shutil.copyfile(self.file(file), folder / file)
+            for file, content in self._host.files(self.path.stem).items():
+                (folder / file).write_bytes(content)
+            for log in artifact.logs:
+                shutil.copyfile(log, folder / log.name)
+            entry = put_artifact(self.entry, artifact, folder)
+            (folder / RESULT).write_text(self._description(entry), encoding="utf-8")
+            if not rename_if_free(folder, self.out):
+                raise WhisperportError(f"{self.out} appeared meanwhile, and was not changed")
+        logs = tuple(self.out / log.name for log in artifact.logs)
+        program = CompiledProgram.of(self.out, entry, replace(artifact, logs=logs))
+        return Compiled(folder=self.out, programs=(program,))
+
+    def _description(self, entry: ProgramEntry) -> str:
+        """Return the program with its evidence and comparisons, and what it was made from, as JSON."""
+        files = [self._folder / file for file in self.entry.files]
+        given = self.inputs if self._inputs else None
+        described: dict[str, Any] = {
+            "program": entry.to_json(),
+            "status": status_of(entry.evidence),
+            "made_from": {file.name: file_sha256(file) for file in files},
+            "inputs": [given.name(index) for index in range(len(given.files))] if given else [],
+        }
+        return json.dumps(described, indent=1, allow_nan=False) + "\n"
+
+
+def _check_format(file: Path, target: Target) -> None:
+    """Check that a target has a compiler that reads files with this suffix."""
+    name, suffix = target.spec.name, target.spec.lowered_suffix
+    if target.compiler is None:
+        compiled = [one.spec.name for one in TARGETS if one.compiler]
+        raise UsageError(
+            f"the target `{name}` has no compiler",
+            why=f"`whisperport lower` writes the {suffix} file that its runtime loads",
+            hint=f"targets with a compiler: {', '.join(compiled)}",
+        )
+    if file.suffix != suffix or suffix not in READERS:
+        lowered = file.with_suffix(suffix).name
+        raise UsageError(
+            f"the compiler of `{name}` cannot read {file.name}",
+            why=f"it reads {suffix} files",
+            hint=f"lower the program: `whisperport lower PROGRAM.pt2 --target {name} --out {lowered}`",
+        )
+
+
+def _width(spec: ProgramSpec) -> int:
+    """Return the width d of the features: of an encoder's output (1, T, d), or of a decoder's input."""
+    tensors = spec.outputs if mel_shape(spec) else spec.inputs
+    return max((one.shape[-1] for one in tensors if len(one.shape) == 3), default=1)
+
+
+def _dims(width: int) -> Dims:
+    """Return sizes with the width that a compiler's recipe depends on; a file does not state the others."""
+    sizes = dict.fromkeys((name for name in Dims.__dataclass_fields__), 1)
+    return Dims(**sizes | {"n_audio_state": width, "n_text_state": width})
+
+
+def _as(actual: Array | None, expected: Array) -> Array | None:
+    """Return integers in the dtype of the expected ones: a device has its own width of integers."""
+    if actual is None or actual.dtype.kind not in "iu" or expected.dtype.kind not in "iu":
+        return actual
+    return actual.astype(np.promote_types(actual.dtype, expected.dtype)).astype(expected.dtype)
